@@ -1,0 +1,39 @@
+# Every target makes the virtual environment it needs; nothing but Python 3.11+ has to be there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo   fill a store, kill it in the middle, resume, replay (INPUT=file.parquet for your own messages)"
+	@echo "make test   run the tests"
+	@echo "make lint   ruff, mypy --strict"
+	@echo "make bench  measure against the limits of the engine"
+	@echo "make clean  remove the virtual environment and what tests and demos left"
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "topicstore needs Python 3.11 or later; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python -m topicstore.cli demo $(if $(INPUT),--input "$(INPUT)")
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m topicstore_benchmarks
+
+clean:
+	rm -rf $(VENV) demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

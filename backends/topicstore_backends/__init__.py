@@ -1,0 +1,1 @@
+"""The storage engines that come with topicstore, one module each."""

@@ -1,0 +1,317 @@
+"""An engine in memory, for tests and for data that need not last: the oracle of the others.
+
+Each keyspace is a sorted map from a key to the versions of its value, oldest first, every one
+with the number of the write that made it. A view is such a number: it sees of each key the last
+version that is not younger. Nothing else isolates scans and snapshots, so nothing else can fail to.
+Versions that no living view sees are dropped when their key is written again, and in sweeps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import islice
+from operator import itemgetter
+from threading import Lock
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
+
+import attrs
+from sortedcontainers import SortedDict
+from topicstore.engine import Backend, Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
+from topicstore.errors import DatabaseClosedError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["MemoryBackend", "MemoryEngine", "MemoryOptions"]
+
+CHUNK_PAIRS = 128
+CHUNK_BYTES = 1 << 20
+SWEEP_KEYS = 1024
+
+_Versions = list[tuple[int, bytes | None]]
+"""(number of the write, value or None where it was deleted), oldest first."""
+
+
+@attrs.frozen(kw_only=True)
+class MemoryOptions:
+    """The memory backend has no options."""
+
+
+class MemoryBackend(Backend):
+    """Opens engines that forget everything when they are closed."""
+
+    Options: ClassVar[type] = MemoryOptions
+
+    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> MemoryEngine:  # noqa: ARG002
+        """Return an empty engine; ``path`` is left alone, and ``create`` makes no difference."""
+        return MemoryEngine(keyspaces)
+
+
+class _View:
+    """What a reader sees: everything up to the write numbered ``sequence``."""
+
+    __slots__ = ("__weakref__", "closed", "sequence")
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence = sequence
+        self.closed = False
+
+
+class MemoryEngine(Engine):
+    """Sorted maps of versions behind one lock."""
+
+    def __init__(self, keyspaces: Sequence[Keyspace]) -> None:
+        self._lock = Lock()
+        self._maps: dict[str, Any] = {keyspace.name: SortedDict() for keyspace in keyspaces}
+        self._sequence = 0
+        # Weak, so that a scan that is dropped half way holds no versions back.
+        self._views: WeakSet[_View] = WeakSet()
+        self._held: set[tuple[str, Key]] = set()
+        """Keys that keep more than their last version, for some view that was alive."""
+        self._sweep_at = SWEEP_KEYS
+        self._closed = False
+
+    def write(self, batch: WriteBatch, *, sync: bool = False) -> None:  # noqa: ARG002 - there is no disk
+        """Apply the batch under the lock, so that no reader sees half of it."""
+        with self._lock:
+            self._check_open()
+            self._check_batch(batch)
+            self._sequence += 1
+            views = self._living()
+            for keyspace, start, end in batch.ranges:
+                inside = self._maps[keyspace.name].irange(start, end, inclusive=(True, False)) if start < end else ()
+                for key in list(inside):
+                    self._set(keyspace.name, key, None, views)
+            for keyspace, key, value in batch.operations:
+                self._set(keyspace.name, key, value, views)
+            if len(self._held) >= self._sweep_at:
+                self._sweep(views)
+
+    def flush_log(self) -> None:
+        """Do nothing: there is no log, and nothing outlives the engine."""
+        with self._lock:
+            self._check_open()
+
+    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+        """Return the value of ``key``, or None where there is none."""
+        return self.get_many(keyspace, [key])[0]
+
+    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+        """Return the value of each key, None where there is none; all of them at one moment."""
+        with self._lock:
+            self._check_open()
+            return self._read(keyspace, keys, self._sequence)
+
+    def scan(
+        self,
+        keyspace: Keyspace,
+        start: Key | None = None,
+        end: Key | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[tuple[Key, bytes]]]:
+        """Yield the pairs of a range as they are when the first list is asked for."""
+        self._check_range(keyspace, start, end)
+        return self._chunks(None, keyspace, start, end, reverse, limit)
+
+    def snapshot(self) -> Snapshot:
+        """Return a view of what is there now."""
+        with self._lock:
+            self._check_open()
+            return _MemorySnapshot(self, self._open_view())
+
+    def stats(self) -> EngineStats:
+        """Return the bytes of all values kept, and the number of keys and of writes."""
+        with self._lock:
+            self._check_open()
+            maps = self._maps.values()
+            size = sum(len(value or b"") for each in maps for versions in each.values() for _, value in versions)
+            details = {"keys": sum(map(len, maps)), "writes": self._sequence}
+            return EngineStats(disk_bytes=0, memory_bytes=size, details=details)
+
+    def close(self) -> None:
+        """Forget everything. Open scans and snapshots raise `DatabaseClosedError` from now on."""
+        with self._lock:
+            self._closed = True
+            for each in self._maps.values():
+                each.clear()
+
+    # --- checks ---------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DatabaseClosedError("the engine is closed")
+
+    def _check_batch(self, batch: WriteBatch) -> None:
+        """Refuse the whole batch before anything of it is applied."""
+        for keyspace, start, end in batch.ranges:
+            self._check_range(keyspace, start, end)
+        for keyspace, key, _ in batch.operations:
+            self._check_key(keyspace, key)
+
+    def _check_range(self, keyspace: Keyspace, start: Key | None, end: Key | None) -> None:
+        for key in (start, end):
+            self._check_key(keyspace, key, optional=True)
+
+    def _check_key(self, keyspace: Keyspace, key: Key | None, *, optional: bool = False) -> None:
+        if keyspace.name not in self._maps:
+            raise InvalidArgumentError(f"the engine was opened without keyspace {keyspace.name!r}")
+        if not (optional and key is None) and not _fits(keyspace, key):
+            raise InvalidArgumentError(f"{key!r} is not a key of keyspace {keyspace.name!r} (shape {keyspace.shape})")
+
+    # --- versions; all of these are called under the lock -----------------------------
+
+    def _set(self, name: str, key: Key, value: bytes | None, views: list[int]) -> None:
+        """Add a version made by the present write; a later one of the same write replaces it."""
+        versions: _Versions = self._maps[name].setdefault(key, [])
+        if versions and versions[-1][0] == self._sequence:
+            versions.pop()
+        versions.append((self._sequence, value))
+        self._prune(name, key, views)
+
+    def _prune(self, name: str, key: Key, views: list[int]) -> None:
+        """Keep the versions of a key that one of ``views`` sees; the last view is the present."""
+        versions: _Versions = self._maps[name][key]
+        seen = {bisect_right(versions, view, key=itemgetter(0)) - 1 for view in views}
+        versions[:] = [version for place, version in enumerate(versions) if place in seen]
+        while versions and versions[0][1] is None:  # deleted before anything else: as good as never there
+            del versions[0]
+        if len(versions) > 1:
+            self._held.add((name, key))
+        else:
+            self._held.discard((name, key))
+        if not versions:
+            del self._maps[name][key]
+
+    def _sweep(self, views: list[int]) -> None:
+        """Prune every key that held versions for views that may be gone."""
+        for name, key in list(self._held):
+            self._prune(name, key, views)
+        self._sweep_at = SWEEP_KEYS + 2 * len(self._held)
+
+    def _living(self) -> list[int]:
+        return [*sorted({view.sequence for view in self._views if not view.closed}), self._sequence]
+
+    def _open_view(self) -> _View:
+        view = _View(self._sequence)
+        self._views.add(view)
+        return view
+
+    def _read(self, keyspace: Keyspace, keys: Sequence[Key], sequence: int) -> list[bytes | None]:
+        for key in keys:
+            self._check_key(keyspace, key)
+        versions = self._maps[keyspace.name]
+        return [_visible(versions.get(key, ()), sequence) for key in keys]
+
+    # --- views ------------------------------------------------------------------------
+
+    def _chunks(
+        self,
+        view: _View | None,
+        keyspace: Keyspace,
+        start: Key | None,
+        end: Key | None,
+        reverse: bool,
+        limit: int | None,
+    ) -> Iterator[list[tuple[Key, bytes]]]:
+        """Yield what ``view``, or one opened now, sees of a range: a few keys each time the lock is held."""
+        inclusive = (True, False)
+        while limit is None or limit > 0:
+            with self._lock:
+                view = self._check_view(view)
+                room = CHUNK_PAIRS if limit is None else min(limit, CHUNK_PAIRS)
+                empty = start is not None and end is not None and not start < end and inclusive[0]
+                inside = () if empty else self._maps[keyspace.name].irange(start, end, inclusive, reverse)
+                chunk, last = self._collect(keyspace.name, inside, view.sequence, room)
+            if chunk:
+                yield chunk
+            if last is None:
+                return
+            if limit is not None:
+                limit -= len(chunk)
+            if reverse:
+                end = last
+            else:
+                start, inclusive = last, (False, False)
+
+    def _collect(
+        self, name: str, keys: Iterator[Key] | tuple[()], sequence: int, room: int
+    ) -> tuple[list[tuple[Key, bytes]], Key | None]:
+        """Return the visible pairs of the first few keys and the last key looked at, None past the end."""
+        versions = self._maps[name]
+        chunk: list[tuple[Key, bytes]] = []
+        size = 0
+        last = None
+        for key in islice(keys, room):
+            value = _visible(versions[key], sequence)
+            if value is not None:
+                size += len(value)
+                if size > CHUNK_BYTES and chunk:
+                    break
+                chunk.append((key, value))
+            last = key
+        return chunk, last
+
+    def _check_view(self, view: _View | None) -> _View:
+        self._check_open()
+        if view is None:
+            return self._open_view()
+        if view.closed:
+            raise DatabaseClosedError("the snapshot is closed")
+        return view
+
+
+class _MemorySnapshot(Snapshot):
+    """The engine as one view sees it."""
+
+    def __init__(self, engine: MemoryEngine, view: _View) -> None:
+        self._engine = engine
+        self._view = view
+
+    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+        return self.get_many(keyspace, [key])[0]
+
+    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+        with self._engine._lock:  # noqa: SLF001 - a snapshot is a part of its engine
+            view = self._engine._check_view(self._view)  # noqa: SLF001
+            return self._engine._read(keyspace, keys, view.sequence)  # noqa: SLF001
+
+    def scan(
+        self,
+        keyspace: Keyspace,
+        start: Key | None = None,
+        end: Key | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[tuple[Key, bytes]]]:
+        self._engine._check_range(keyspace, start, end)  # noqa: SLF001
+        return self._engine._chunks(self._view, keyspace, start, end, reverse, limit)  # noqa: SLF001
+
+    def close(self) -> None:
+        self._view.closed = True
+
+
+def _visible(versions: Sequence[tuple[int, bytes | None]], sequence: int) -> bytes | None:
+    """Return the value of the last version that is not younger than ``sequence``."""
+    for made, value in reversed(versions):
+        if made <= sequence:
+            return value
+    return None
+
+
+def _fits(keyspace: Keyspace, key: Key) -> bool:
+    """Tell whether a key has its keyspace's shape."""
+    if keyspace.shape is None:
+        return isinstance(key, bytes)
+    return (
+        isinstance(key, tuple)
+        and len(key) == len(keyspace.shape)
+        and all(
+            isinstance(part, int) and 0 <= part >> 8 * width < 1
+            for part, width in zip(key, keyspace.shape, strict=True)
+        )
+    )

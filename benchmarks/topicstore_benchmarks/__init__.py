@@ -1,0 +1,1 @@
+"""How fast topicstore is, against the limits of the engines below it."""

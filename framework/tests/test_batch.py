@@ -1,0 +1,586 @@
+"""Batches: messages in, the same messages out, and nothing in that does not belong there."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore import validation
+from topicstore.batch import FIELDS, MessageBatch
+from topicstore.columns import Constant
+from topicstore.errors import InvalidMessageError, MessageTooLargeError
+from topicstore.model import MAX_PAYLOAD, Message, MessageId, Properties
+from topicstore.positions import MAX_TIME
+
+text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
+topics = st.sampled_from(["a", "a/b", "$SYS/x", "/", "é/é"]) | text.map(lambda t: t.translate({35: "", 43: ""}) or "/")
+properties = st.builds(
+    Properties,
+    st.none() | st.integers(0, 1),
+    st.none() | st.integers(0, 2**32 - 1),
+    st.none() | text,
+    st.none() | topics,
+    st.none() | st.binary(max_size=8),
+    st.lists(st.tuples(text, text), max_size=3).map(tuple),
+)
+messages = st.builds(
+    Message,
+    topics,
+    st.binary(max_size=8),
+    st.sampled_from(["", "c"]) | text,
+    st.integers(0, 2),
+    st.booleans(),
+    st.none() | st.integers(0, 3) | st.integers(0, MAX_TIME),
+    st.none() | properties,
+)
+# Batches in which most columns are constant are as common as those in which none is.
+alike = st.builds(lambda message, count: [message] * count, messages, st.integers(1, 6))
+lists = st.lists(messages, max_size=8) | alike | st.builds(lambda one, other: one + other, alike, alike)
+
+GOOD = Message("a/b", b"1", "c", 1, retain=True, timestamp=5, properties=Properties(content_type="t"))
+
+
+def exactly(messages: list[Message]) -> list[list[tuple[type, Any]]]:
+    """Return messages with the types of their values: True is not 1 here."""
+    return [[(type(value), value) for value in msgspec.structs.astuple(message)] for message in messages]
+
+
+def changed(field: str, value: Any) -> Message:
+    return msgspec.structs.replace(GOOD, **{field: value})
+
+
+def stored(rows: list[Message], first: int = 2**63, shard: int = 3) -> MessageBatch:
+    """Return a batch as a shard hands it out: with positions, and times in an array."""
+    batch = MessageBatch.from_messages(rows)
+    times = np.array([row.timestamp or 0 for row in rows], dtype=np.int64)
+    return batch.placed(np.arange(first, first + len(rows), dtype=np.uint64), times, shard)
+
+
+# --- there and back -------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=300)
+@given(lists)
+def test_messages_come_back_from_a_batch(rows: list[Message]) -> None:
+    """Every value of every message is the same, and of the same type."""
+    batch = MessageBatch.from_messages(rows)
+    assert len(rows) == len(batch)
+    assert exactly(rows) == exactly(batch.to_messages())
+    assert sum(len(row.payload) for row in rows) == batch.payload_bytes()
+
+
+@pytest.mark.parametrize(
+    "kind", [list, tuple, iter, lambda rows: (row for row in rows), lambda rows: map(lambda r: r, rows)]
+)
+def test_any_iterable_of_messages_will_do(kind: Any) -> None:
+    """Lists, tuples, iterators and generators are read once."""
+    rows = [GOOD, changed("qos", 2)]
+    assert rows == MessageBatch.from_messages(kind(rows)).to_messages()
+    assert MessageBatch.from_messages(kind([])).to_messages() == []
+
+
+def test_an_error_inside_a_generator_stays_what_it_is() -> None:
+    """An AttributeError of the caller's own is not mistaken for a bad message."""
+
+    def rows() -> Any:
+        yield GOOD
+        raise AttributeError("of the caller's own")
+
+    with pytest.raises(AttributeError, match="of the caller's own"):
+        MessageBatch.from_messages(rows())
+
+
+def test_a_batch_does_not_change_with_the_list_it_was_made_from() -> None:
+    """The batch holds columns of its own."""
+    rows = [GOOD, changed("topic", "b")]
+    batch = MessageBatch.from_messages(rows)
+    rows.clear()
+    assert [message.topic for message in batch.to_messages()] == ["a/b", "b"]
+
+
+@pytest.mark.parametrize("field", ["topic", "client_id", "qos", "retain", "timestamp"])
+def test_equal_values_become_a_constant(field: str) -> None:
+    """A column of one value costs one value, and has the value's own type."""
+    column = getattr(
+        MessageBatch.from_messages([GOOD] * 3),
+        FIELDS[Message.__struct_fields__.index(field) if field != "payload" else 1],
+    )
+    assert isinstance(column, Constant)
+    assert (type(getattr(GOOD, field)), getattr(GOOD, field)) == (type(column.value), column.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("topic", ["a", "a", "b"]),
+        ("topic", ["é", "e\u0301", "é"]),
+        ("payload", [b"", b"\0", b""]),
+        ("client_id", ["", " ", ""]),
+        ("client_id", ["1", "1", "01"]),
+        ("qos", [1, 0, 1]),
+        ("qos", [0, 0, 0]),
+        ("retain", [True, False, True]),
+        ("retain", [False, False, False]),
+        ("timestamp", [None, 0, None]),
+        ("timestamp", [0, None, 0]),
+        ("timestamp", [None, None, None]),
+        ("timestamp", [0, 0, 0]),
+        ("timestamp", [1, 0, 1]),
+        ("timestamp", [MAX_TIME, MAX_TIME - 1, None]),
+        ("properties", [None, Properties(), None]),
+        ("properties", [Properties(), Properties(), Properties()]),
+        ("properties", [Properties(0), Properties(1), None]),
+        ("properties", [Properties(content_type=""), Properties(), None]),
+    ],
+    ids=str,
+)
+def test_neighbours_that_look_alike_stay_apart(field: str, values: list[Any]) -> None:
+    """What folds into a constant is equal, and absent is neither zero nor empty."""
+    rows = [changed(field, value) for value in values]
+    assert exactly(rows) == exactly(MessageBatch.from_messages(rows).to_messages())
+
+
+def test_user_properties_keep_order_and_repeats() -> None:
+    """They are a list of pairs, not a map."""
+    pairs = (("k", "1"), ("j", ""), ("k", "1"), ("k", "0"), ("", "é"))
+    rows = [changed("properties", Properties(user_properties=pairs)), GOOD]
+    assert pairs == MessageBatch.from_messages(rows).to_messages()[0].properties.user_properties  # type: ignore[union-attr]
+
+
+class Level(enum.StrEnum):
+    """Topics of an application that names them once."""
+
+    SPEED = "fleet/speed"
+
+
+def test_topics_from_an_enumeration() -> None:
+    """A str of a subclass is a str: it is checked and kept as what it spells."""
+    for rows in (
+        [Message(Level.SPEED, b"")],
+        [Message("x", b""), Message(Level.SPEED, b""), Message("fleet/speed", b"")],
+    ):
+        assert rows == MessageBatch.from_messages(rows).to_messages()
+
+
+# --- what is refused --------------------------------------------------------------------
+
+BAD: list[tuple[str, Any, str]] = [
+    *(("topic", value, "wildcard") for value in ("#", "+", "a/#", "a/+/b", "c++")),
+    ("topic", "", "at least one character"),
+    ("topic", "a\0", "NUL"),
+    ("topic", "\ud800", "not valid Unicode"),
+    ("topic", "a" * 65_536, "65,536 bytes"),
+    ("topic", "é" * 32_768, "65,536 bytes"),
+    *(("topic", value, "is a str") for value in (None, b"a", 1, True, ("a",), ["a"], {"a": 1}, bytearray(b"a"))),
+    *(("payload", value, "is bytes") for value in ("text", None, 1, [1], bytearray(b"a"), memoryview(b"a"))),
+    ("client_id", "c\0", "NUL"),
+    ("client_id", "\udfff", "not valid Unicode"),
+    ("client_id", "c" * 65_536, "65,536 bytes"),
+    *(("client_id", value, "is a str") for value in (None, b"c", 1, ["c"], {"c"})),
+    *(("qos", value, "QoS is") for value in (3, -1, True, False, 1.0, "1", None, [1], {}, 10**5000, np.int64(1))),
+    *(("retain", value, "retain is") for value in (0, 1, None, "true", 1.0, [True], np.True_)),
+    *(("timestamp", value, "a timestamp is") for value in (-1, MAX_TIME + 1, 2**64, 10**5000, -(10**5000))),
+    *(("timestamp", value, "a timestamp is") for value in (1.0, 5.0, float("nan"), True, False, "5", [5], np.int64(5))),
+    ("timestamp", datetime(2024, 1, 1, tzinfo=UTC), "a timestamp is"),
+    *(("properties", value, "None or Properties") for value in ({}, (), "x", 0, False, {"content_type": "t"})),
+]
+BAD_PROPERTIES: list[tuple[str, Any, str]] = [
+    *(("payload_format_indicator", value, "0 to 1") for value in (2, -1, True, 1.0, "1", 10**5000)),
+    *(("message_expiry_interval", value, "0 to 4294967295") for value in (2**32, -1, False, 1.5, "60", 10**5000)),
+    ("content_type", "t\0", "NUL"),
+    ("content_type", "\ud800", "not valid Unicode"),
+    ("content_type", "t" * 65_536, "65,536 bytes"),
+    *(("content_type", value, "is a str") for value in (b"t", 1, ["t"])),
+    *(
+        ("response_topic", value, "response topic")
+        for value in ("", "a/#", "+", "a\0", "\udc00", "a" * 65_536, b"a", 1)
+    ),
+    *(("correlation_data", value, "correlation data") for value in ("text", 1, bytearray(b"a"), bytes(65_536), [1])),
+    *(("user_properties", value, "tuple of pairs") for value in (None, [], [("k", "v")], {"k": "v"}, "kv", 1)),
+    *(("user_properties", (value,), "is a pair") for value in (("k",), ("k", "v", "w"), ["k", "v"], "kv", None, ())),
+    *(("user_properties", (("k", "v"), value), "user property") for value in (("k", 1), (None, "v"), (b"k", "v"))),
+    *(("user_properties", (value,), "user property") for value in (("\0", "v"), ("k", "\ud800"), ("k" * 65_536, "v"))),
+]
+
+
+def named(case: tuple[str, Any, str]) -> str:
+    field, value, _ = case
+    shown = f"int-{value.bit_length()}-bits" if isinstance(value, int) and abs(value) > 2**64 else repr(value)[:24]
+    return f"{field}={shown}"
+
+
+def refused(rows: list[Any], match: str) -> InvalidMessageError:
+    with pytest.raises(InvalidMessageError, match=match) as caught:
+        MessageBatch.from_messages(rows)
+    assert len(str(caught.value)) < 1_000
+    return caught.value
+
+
+@pytest.mark.parametrize("case", BAD, ids=named)
+def test_bad_values_are_refused_by_name(case: tuple[str, Any, str]) -> None:
+    """Alone, between good ones, behind equal ones: the error names the first bad message."""
+    field, value, match = case
+    bad = changed(field, value)
+    for index, rows in ((0, [bad]), (0, [bad, GOOD]), (2, [GOOD, GOOD, bad, GOOD, bad]), (0, [bad] * 3)):
+        error = refused(rows, match)
+        assert index == error.index
+        assert f"message {index} of the batch: {error.reason}" == str(error)
+
+
+@pytest.mark.parametrize("case", BAD_PROPERTIES, ids=named)
+def test_bad_properties_are_refused_by_name(case: tuple[str, Any, str]) -> None:
+    """What MQTT 5 can't carry is refused, whichever property it is in."""
+    field, value, match = case
+    bad = changed("properties", msgspec.structs.replace(Properties(content_type="t"), **{field: value}))
+    for index, rows in ((0, [bad]), (2, [GOOD, changed("properties", None), bad]), (1, [GOOD, bad, bad])):
+        assert index == refused(rows, match).index
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("qos", 1, True),
+        ("qos", 1, 1.0),
+        ("qos", 0, False),
+        ("qos", 0, 0.0),
+        ("retain", True, 1),
+        ("retain", False, 0),
+        ("retain", False, 0.0),
+        ("timestamp", 1, True),
+        ("timestamp", 0, False),
+        ("timestamp", 0, 0.0),
+        ("timestamp", 0, -0.0),
+        ("timestamp", 1, 1.0),
+        ("timestamp", None, False),
+    ],
+    ids=repr,
+)
+def test_equal_values_of_another_type_are_refused(field: str, good: Any, bad: Any) -> None:
+    """Folding compares with ==, which must not let True pass for 1 behind a good 1."""
+    for index, values in ((1, [good, bad]), (0, [bad, good]), (2, [good, good, bad, good]), (0, [bad, bad])):
+        assert index == refused([changed(field, value) for value in values], "not").index
+
+
+def test_a_payload_may_be_as_large_as_a_packet_and_no_larger() -> None:
+    """One byte more has an error of its own."""
+    largest = Message("a", bytes(MAX_PAYLOAD))
+    assert MessageBatch.from_messages([largest]).payload_bytes() == MAX_PAYLOAD
+    with pytest.raises(MessageTooLargeError, match="268,435,456 bytes") as caught:
+        MessageBatch.from_messages([GOOD, largest, Message("a", bytes(MAX_PAYLOAD + 1))])
+    assert caught.value.index == 2
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        Properties(0, 0, "", "/", b"", ()),
+        Properties(1, 2**32 - 1, "t" * 65_535, "a" * 65_535, bytes(65_535), (("", ""), ("k" * 65_535, "v" * 65_535))),
+    ],
+    ids=["least", "most"],
+)
+def test_properties_at_their_limits(properties: Properties) -> None:
+    """The least and the most that a property can be is allowed."""
+    rows = [changed("properties", properties)]
+    assert exactly(rows) == exactly(MessageBatch.from_messages(rows).to_messages())
+
+
+@pytest.mark.parametrize(
+    "row", [None, "a", b"a", 1, {"topic": "a", "payload": b""}, ("a", b""), Message, object()], ids=repr
+)
+def test_what_is_no_message_is_refused_by_name(row: Any) -> None:
+    """A row that is no Message is named, though others are good."""
+    for index, rows in ((0, [row]), (2, [GOOD, GOOD, row, GOOD, row]), (1, (item for item in [GOOD, row]))):
+        assert index == refused(rows, "not a Message|is a str").index
+
+
+@pytest.mark.parametrize("rows", [None, 1, GOOD, object()], ids=repr)
+def test_what_is_no_iterable_is_a_type_error(rows: Any) -> None:
+    """Forgetting the brackets around one message is noticed."""
+    with pytest.raises(TypeError, match="not iterable"):
+        MessageBatch.from_messages(rows)
+
+
+def test_the_first_bad_field_is_named_before_the_first_bad_row() -> None:
+    """Fields are checked one after the other, in the order of the arguments of `Message`."""
+    rows = [changed("qos", 3), changed("topic", "#")]
+    assert refused(rows, "wildcard").index == 1
+
+
+# --- the memory of what was good ------------------------------------------------------
+
+
+def test_a_bad_topic_is_refused_however_many_good_ones_came_before() -> None:
+    """What was once checked is not checked again, and lends its good name to nothing else."""
+    good = Message("known/topic", b"", "known client")
+    for _ in range(3):
+        MessageBatch.from_messages([good, Message("known/other", b"", "known client")])
+        for bad in ("known/#", "known/topic\0", "known/+", "#", ""):
+            assert refused([good, Message(bad, b"", "known client")], "topic").index == 1
+            assert refused([Message(bad, b"")] * 2, "topic").index == 0
+        for bad in ("known client\0", "\ud800"):
+            assert refused([good, Message("known/topic", b"", bad)], "client id").index == 1
+
+
+def test_a_refused_batch_teaches_nothing() -> None:
+    """A bad topic beside good new ones is refused again the next time."""
+    rows = [Message(f"refused/{number}", b"") for number in range(5)] + [Message("refused/#", b"")]
+    for _ in range(3):
+        assert refused(rows, "wildcard").index == 5
+
+
+def test_a_topic_is_not_a_client_id() -> None:
+    """Each field remembers for itself: what one allows the other may not."""
+    MessageBatch.from_messages([Message("a", b"", "wild/+/#")] * 2)
+    assert refused([Message("wild/+/#", b"")], "wildcard").index == 0
+
+
+def test_the_memory_of_texts_is_bounded_in_number() -> None:
+    """However many topics come, no more than 65,536 are remembered, and bad ones are refused."""
+    known = validation._Known(validation._check_topic)
+    for start in range(0, 200_000, 7_000):
+        known.check([f"t/{number}" for number in range(start, start + 7_000)])
+        assert len(known._texts) <= 65_536
+    known.check([f"u/{number}" for number in range(70_000)])
+    assert len(known._texts) <= 65_536
+    with pytest.raises(InvalidMessageError) as caught:
+        known.check(["t/1", "t/2", "t/#"])
+    assert caught.value.index == 2
+
+
+def test_the_memory_of_texts_is_bounded_in_size() -> None:
+    """However long the topics are, no more than 16 Mi characters are remembered."""
+    known = validation._Known(validation._check_topic)
+    for number in range(600):
+        known.check([f"{number}/".ljust(65_000, "x"), "t"])
+        assert known._characters == sum(map(len, known._texts))
+        assert known._characters <= 1 << 24
+    assert len(known._texts) > 1
+    known.check([f"{number}/".ljust(65_000, "y") for number in range(300)])
+    assert known._characters <= 1 << 24
+
+
+def test_threads_share_the_memory_of_texts() -> None:
+    """Writers in several threads: good batches pass and bad ones are refused, all the time."""
+    wrong: list[str] = []
+
+    def write(writer: int) -> None:
+        for turn in range(60):
+            rows = [Message(f"thread/{turn}/{number}", b"", f"{writer}") for number in range(200)]
+            MessageBatch.from_messages(rows)
+            try:
+                MessageBatch.from_messages([*rows, Message(f"thread/{turn}/#", b"")])
+                wrong.append(f"{writer} {turn}")
+            except InvalidMessageError as error:
+                wrong.extend([] if error.index == 200 else [str(error)])
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# --- slicing, taking, joining -----------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(lists, st.slices(8), st.booleans())
+def test_a_slice_of_a_batch_is_the_slice_of_its_messages(rows: list[Message], cut: slice, placed: bool) -> None:
+    """Steps of one slice messages and positions alike."""
+    batch = stored(rows) if placed else MessageBatch.from_messages(rows)
+    part = slice(cut.start, cut.stop)
+    assert exactly(batch.to_messages()[part]) == exactly(batch[part].to_messages())
+    assert len(rows[part]) == len(batch[part])
+    if placed:
+        assert batch.ids()[part] == batch[part].ids()
+
+
+@settings(deadline=None)
+@given(lists.filter(bool), st.data(), st.booleans())
+def test_taking_from_a_batch_is_taking_from_its_messages(
+    rows: list[Message], data: st.DataObject, placed: bool
+) -> None:
+    """Any rows in any order, repeats and none included, with the positions they have."""
+    batch = stored(rows) if placed else MessageBatch.from_messages(rows)
+    indices = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=12))
+    taken = batch.take(np.array(indices, dtype=np.intp))
+    every = batch.to_messages()
+    assert exactly([every[index] for index in indices]) == exactly(taken.to_messages())
+    if placed:
+        ids = batch.ids()
+        assert [ids[index] for index in indices] == taken.ids()
+
+
+@settings(deadline=None)
+@given(st.lists(lists, max_size=4), st.booleans())
+def test_joined_batches_are_the_joined_messages(parts: list[list[Message]], placed: bool) -> None:
+    """Rows of all batches, one behind the other, with the ids they have."""
+    batches = [
+        stored(rows, 1_000 * number, number % 2) if placed else MessageBatch.from_messages(rows)
+        for number, rows in enumerate(parts)
+    ]
+    joined = MessageBatch.concat(batches)
+    assert exactly([row for batch in batches for row in batch.to_messages()]) == exactly(joined.to_messages())
+    if placed and len(joined):
+        assert [one for batch in batches for one in batch.ids()] == joined.ids()
+
+
+@settings(deadline=None)
+@given(lists, st.integers(0, 8))
+def test_a_batch_cut_in_two_joins_again(rows: list[Message], at: int) -> None:
+    """Slicing and joining are each other's reverse."""
+    batch = stored(rows)
+    again = MessageBatch.concat([batch[:at], batch[at:]])
+    assert exactly(batch.to_messages()) == exactly(again.to_messages())
+
+
+def test_a_batch_is_sliced_in_steps_of_one_and_never_indexed() -> None:
+    """The error of an index or a loop says what to do instead."""
+    batch = MessageBatch.from_messages([GOOD] * 3)
+    with pytest.raises(InvalidMessageError, match="steps of one"):
+        batch[::2]
+    with pytest.raises(TypeError, match="to_messages"):
+        batch[0]  # type: ignore[index]
+    with pytest.raises(TypeError, match="to_messages"):
+        list(batch)  # type: ignore[call-overload]
+
+
+def test_a_whole_slice_is_the_batch_itself() -> None:
+    """Nothing is copied where nothing is cut."""
+    batch = MessageBatch.from_messages([GOOD] * 3)
+    assert batch is batch[:]
+    assert batch is batch[0:3]
+
+
+def test_nothing_joins_to_nothing() -> None:
+    """Empty batches join to an empty one, and don't change what they stand beside."""
+    batch = stored([GOOD])
+    assert len(MessageBatch.concat([])) == 0
+    assert len(MessageBatch.concat([MessageBatch.empty(), MessageBatch.empty()])) == 0
+    assert batch is MessageBatch.concat([MessageBatch.empty(), batch, MessageBatch.empty()])
+
+
+# --- columns of other forms, as layouts hand them out -------------------------------------
+
+
+def formed(rows: list[Message], form: str) -> MessageBatch:
+    arrow = form == "arrow"
+    return MessageBatch(
+        pa.array([row.topic for row in rows], pa.string())
+        if arrow
+        else np.array([row.topic for row in rows], dtype=object),
+        pa.array([row.payload for row in rows], pa.binary())
+        if arrow
+        else np.array([row.payload for row in rows], dtype=object),
+        pa.array([row.client_id for row in rows], pa.string())
+        if arrow
+        else np.array([row.client_id for row in rows], dtype=object),
+        pa.array([row.qos for row in rows], pa.int8())
+        if arrow
+        else np.array([row.qos for row in rows], dtype=np.uint8),
+        pa.array([row.retain for row in rows], pa.bool_())
+        if arrow
+        else np.array([row.retain for row in rows], dtype=bool),
+        pa.array([row.timestamp for row in rows], pa.int64())
+        if arrow
+        else np.array([row.timestamp for row in rows], dtype=object),
+        [row.properties for row in rows],
+        np.arange(2**63, 2**63 + len(rows), dtype=np.uint64),
+        Constant(1, len(rows)),
+    )
+
+
+@settings(deadline=None)
+@given(lists, lists, st.sampled_from(["numpy", "arrow"]), st.data())
+def test_the_form_of_the_columns_does_not_show(
+    rows: list[Message], more: list[Message], form: str, data: st.DataObject
+) -> None:
+    """NumPy and Arrow columns slice, take and join to the same messages, of Python's own types."""
+    batch = formed(rows, form)
+    assert exactly(rows) == exactly(batch.to_messages())
+    start, stop = data.draw(st.integers(-9, 9)), data.draw(st.integers(-9, 9))
+    assert exactly(rows[start:stop]) == exactly(batch[start:stop].to_messages())
+    indices = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)) if rows else []
+    taken = batch.take(np.array(indices, dtype=np.intp))
+    assert exactly([rows[index] for index in indices]) == exactly(taken.to_messages())
+    joined = MessageBatch.concat([batch, stored(more)])
+    expected = exactly(rows) + exactly(stored(more).to_messages())
+    assert expected == exactly(joined.to_messages())
+
+
+# --- replacing, placing, ids ----------------------------------------------------------------
+
+
+def test_replaced_columns_are_checked() -> None:
+    """A transform can't smuggle in what a store would refuse."""
+    batch = stored([GOOD] * 3)
+    for name, column in (
+        ("topics", ["a", "#", "a"]),
+        ("payloads", [b"", "text", b""]),
+        ("client_ids", ["", "\0", ""]),
+        ("qos", [0, 3, 0]),
+        ("qos", np.array([0, 3, 0], dtype=np.uint8)),
+        ("qos", pa.array([0, None, 0], pa.int8())),
+        ("retain", [True, 1, True]),
+        ("timestamps", [0, -1, 0]),
+        ("properties", [None, {}, None]),
+    ):
+        with pytest.raises(InvalidMessageError) as caught:
+            batch.replace(**{name: column})
+        assert caught.value.index == 1
+    with pytest.raises(InvalidMessageError) as caught:
+        batch.replace(topics=Constant("#", 3))
+    assert caught.value.index == 0
+
+
+@pytest.mark.parametrize("form", [list, lambda v: np.array(v, dtype=np.uint8), lambda v: pa.array(v, pa.int8())])
+def test_replaced_columns_take_the_place_of_the_old(form: Any) -> None:
+    """The others, positions among them, stay; the batch it was made from does too."""
+    batch = stored([GOOD] * 3)
+    new = batch.replace(qos=form([0, 1, 2]))
+    assert exactly([changed("qos", qos) for qos in (0, 1, 2)]) == exactly(new.to_messages())
+    assert batch.ids() == new.ids()
+    assert exactly([GOOD] * 3) == exactly(batch.to_messages())
+
+
+def test_replacing_needs_known_names_and_equal_lengths() -> None:
+    """Neither another name nor another number of rows is accepted."""
+    batch = MessageBatch.from_messages([GOOD] * 3)
+    for name in ("topic", "positions", "shards", "nothing"):
+        with pytest.raises(InvalidMessageError, match=f"no column '{name}'"):
+            batch.replace(**{name: [1, 2, 3]})
+    for column in ([], [b""], [b""] * 4, Constant(b"", 0), pa.array([], pa.binary())):
+        with pytest.raises(InvalidMessageError, match="different lengths"):
+            batch.replace(payloads=column)
+
+
+def test_a_stored_batch_names_its_messages() -> None:
+    """An id is the shard and the position, as Python integers."""
+    expected = [MessageId(3, 2**63), MessageId(3, 2**63 + 1)]
+    ids = stored([GOOD, GOOD]).ids()
+    assert expected == ids
+    assert {int} == {type(value) for one in ids for value in msgspec.structs.astuple(one)}
+
+
+def test_messages_without_a_position_have_no_id() -> None:
+    """Before it is stored, a message has no name."""
+    with pytest.raises(InvalidMessageError, match="once they are stored"):
+        MessageBatch.from_messages([GOOD]).ids()
+
+
+def test_an_empty_batch_is_empty() -> None:
+    """No rows, no messages, no bytes, and every slice of it is as empty."""
+    batch = MessageBatch.empty()
+    assert (len(batch), batch.to_messages(), batch.payload_bytes()) == (0, [], 0)
+    assert batch[0:5].to_messages() == []
+    assert batch.take(np.array([], dtype=np.intp)).to_messages() == []
+    assert "<MessageBatch of 0>" in repr(batch)

@@ -1,0 +1,165 @@
+"""Columns: whichever form one has, its rows are those of the list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.columns import Constant, concat, fold, take, to_iterable, to_list, window
+
+FORMS = ["list", "numpy", "object", "arrow"]
+values = st.lists(st.integers(0, 2**53), max_size=12)
+
+
+def formed(form: str, rows: list[int]) -> Any:
+    match form:
+        case "list":
+            return list(rows)
+        case "numpy":
+            return np.array(rows, dtype=np.int64)
+        case "object":
+            return np.array(rows, dtype=object)
+        case "arrow":
+            return pa.array(rows, pa.int64())
+        case _:
+            return Constant(rows[0], len(rows))
+
+
+@st.composite
+def columns(draw: st.DrawFn, **limits: Any) -> tuple[Any, list[int]]:
+    """Make a column of any form, and its rows."""
+    form = draw(st.sampled_from([*FORMS, "constant"]))
+    if form == "constant":
+        rows = [draw(st.integers(0, 3))] * draw(st.integers(limits.get("min_size", 0) or 1, 12))
+    else:
+        rows = draw(st.lists(st.integers(0, 2**53), max_size=12, **limits))
+    return formed(form, rows), rows
+
+
+def exactly(column: Any) -> list[tuple[type, Any]]:
+    """Return the rows with their types: True is not 1 here."""
+    return [(type(value), value) for value in to_list(column)]
+
+
+@settings(deadline=None)
+@given(columns())
+def test_a_column_lists_its_rows(both: tuple[Any, list[int]]) -> None:
+    """`to_list` and `to_iterable` give Python objects, whatever the form."""
+    column, rows = both
+    assert exactly(rows) == exactly(column)
+    assert rows == list(to_iterable(column))
+    assert {int} >= set(map(type, to_iterable(column)))
+    assert len(rows) == len(column)
+
+
+@settings(deadline=None)
+@given(columns(), st.slices(12))
+def test_a_window_is_a_slice(both: tuple[Any, list[int]], rows: slice) -> None:
+    """`window` gives what slicing the list gives, an empty window the wrong way round too."""
+    column, expected = both
+    start, stop, _ = slice(rows.start, rows.stop).indices(len(expected))
+    actual = window(column, start, stop)
+    assert exactly(expected[start:stop]) == exactly(actual)
+    assert len(expected[start:stop]) == len(actual)
+
+
+@settings(deadline=None)
+@given(columns(min_size=1), st.data())
+def test_take_takes_rows_in_any_order(both: tuple[Any, list[int]], data: st.DataObject) -> None:
+    """`take` gives the rows of the indices, repeats and none included."""
+    column, expected = both
+    indices = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=20))
+    actual = take(column, np.array(indices, dtype=np.intp))
+    assert exactly([expected[index] for index in indices]) == exactly(actual)
+    assert len(indices) == len(actual)
+
+
+@settings(deadline=None)
+@given(st.lists(columns(), min_size=1, max_size=4))
+def test_concat_joins_rows(parts: list[tuple[Any, list[int]]]) -> None:
+    """`concat` gives the rows of all columns, whichever forms meet."""
+    expected = [row for _, rows in parts for row in rows]
+    actual = concat([column for column, _ in parts])
+    assert exactly(expected) == exactly(actual)
+    assert len(expected) == len(actual)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(0, 1), (1, True), (0, False), (1, 1.0), (None, 0), ("", None), ("", b""), (None, False)],
+    ids=repr,
+)
+def test_constants_join_only_if_they_are_the_same(one: Any, other: Any) -> None:
+    """Values that Python calls equal but that differ in type stay apart."""
+    for first, second in ((one, other), (other, one)):
+        actual = concat([Constant(first, 2), Constant(second, 1)])
+        assert exactly([first, first, second]) == exactly(actual)
+
+
+def test_equal_constants_join_to_a_constant() -> None:
+    """What costs nothing goes on costing nothing."""
+    actual = concat([Constant("a", 2), Constant("a", 3)])
+    assert isinstance(actual, Constant)
+    assert list(actual) == ["a"] * 5
+
+
+def test_large_integers_keep_every_bit_where_types_meet() -> None:
+    """Joining uint64 and int64 must not go by way of float64."""
+    large = [2**63 + 1, 2**64 - 1]
+    actual = concat([np.array(large, dtype=np.uint64), np.array([2**53 + 1], dtype=np.int64)])
+    assert [*large, 2**53 + 1] == to_list(actual)
+
+
+def test_arrays_of_one_type_join_to_an_array() -> None:
+    """Positions stay a uint64 array."""
+    actual = concat([np.array([2**64 - 2], dtype=np.uint64), np.array([2**64 - 1], dtype=np.uint64)])
+    assert np.uint64 == actual.dtype
+    assert actual.tolist() == [2**64 - 2, 2**64 - 1]
+
+
+def test_one_column_is_joined_as_it_is() -> None:
+    """Nothing is copied where there is nothing to join."""
+    column = [1, 2]
+    assert column is concat([column])
+
+
+@settings(deadline=None)
+@given(st.lists(st.text("ab", max_size=1) | st.none(), min_size=1, max_size=8))
+def test_fold_keeps_rows(rows: list[str | None]) -> None:
+    """A folded list has the same rows, and is a `Constant` exactly if they are all equal."""
+    folded = fold(rows)
+    assert exactly(rows) == exactly(folded)
+    assert (len(set(rows)) == 1) == isinstance(folded, Constant)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 9), st.slices(9))
+def test_a_constant_is_a_sequence(length: int, rows: slice) -> None:
+    """A `Constant` behaves as the list it stands for."""
+    expected = ["a"] * length
+    column = Constant("a", length)
+    assert expected == list(column)
+    assert expected == list(reversed(column))
+    assert expected[rows] == list(column[rows])
+    assert expected.count("a") == column.count("a")
+    assert ("a" in expected) == ("a" in column)
+    assert "b" not in column
+    for index in range(-length, length):
+        assert expected[index] == column[index]
+
+
+@pytest.mark.parametrize("index", [2, -3, 100])
+def test_a_constant_ends(index: int) -> None:
+    """An index out of range raises as a list does."""
+    with pytest.raises(IndexError):
+        Constant("a", 2)[index]
+
+
+def test_a_constant_shows_itself() -> None:
+    """The text of a `Constant` makes it again."""
+    expected = "Constant('a', 3)"
+    assert expected == repr(Constant("a", 3))

@@ -1,0 +1,80 @@
+"""The message and what belongs to it: plain, frozen records with a fixed order of fields."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import msgspec
+import pytest
+from topicstore.model import MAX_PAYLOAD, Message, MessageId, Properties
+
+FULL = Properties(1, 60, "text/plain", "reply/to", b"\x00\x01", (("k", "1"), ("j", ""), ("k", "1")))
+
+
+def test_a_message_needs_a_topic_and_a_payload() -> None:
+    """Everything else has the documented default."""
+    expected = Message(topic="a", payload=b"b", client_id="", qos=0, retain=False, timestamp=None, properties=None)
+    assert expected == Message("a", b"b")
+    for arguments in ((), ("a",)):
+        with pytest.raises(TypeError):
+            Message(*arguments)
+
+
+def test_the_arguments_of_a_message_have_a_fixed_order() -> None:
+    """By position as by name; batches and Arrow rely on it."""
+    values = ("a", b"b", "c", 2, True, 5, FULL)
+    names = ("topic", "payload", "client_id", "qos", "retain", "timestamp", "properties")
+    assert names == Message.__struct_fields__
+    assert Message(**dict(zip(names, values, strict=True))) == Message(*values)
+
+
+def test_properties_are_stored_in_this_order() -> None:
+    """The struct is part of stored formats: fields are only ever appended."""
+    names = (
+        "payload_format_indicator",
+        "message_expiry_interval",
+        "content_type",
+        "response_topic",
+        "correlation_data",
+        "user_properties",
+    )
+    assert names == Properties.__struct_fields__[: len(names)]
+    stored = [1, 60, "text/plain", "reply/to", b"\x00\x01", [["k", "1"], ["j", ""], ["k", "1"]]]
+    assert stored == msgspec.msgpack.decode(msgspec.msgpack.encode(FULL))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(stored), type=Properties) == FULL
+
+
+def test_absent_properties_are_none() -> None:
+    """None means absent, and no user properties is an empty tuple."""
+    assert Properties(None, None, None, None, None, ()) == Properties()
+
+
+@pytest.mark.parametrize("record", [Message("a", b"", properties=FULL), FULL, MessageId(1, 2)], ids=repr)
+def test_records_are_frozen_hashable_and_copied_by_value(record: Any) -> None:
+    """Nothing can be assigned; equal records are one key of a dict, also in another process."""
+    for name in record.__struct_fields__:
+        with pytest.raises(AttributeError):
+            setattr(record, name, None)
+    again = pickle.loads(pickle.dumps(record))
+    assert record == again
+    assert {record} == {again}
+
+
+def test_user_properties_keep_order_and_repeats() -> None:
+    """Two messages that differ in nothing but the order of user properties differ."""
+    one = Properties(user_properties=(("k", "1"), ("k", "2")))
+    other = Properties(user_properties=(("k", "2"), ("k", "1")))
+    assert one != other
+    assert one.user_properties == (("k", "1"), ("k", "2"))
+
+
+def test_ids_are_ordered_by_shard_then_position() -> None:
+    """Within a shard, the order of ids is the order of its messages."""
+    ordered = [MessageId(0, 5), MessageId(0, 2**64 - 1), MessageId(1, 0), MessageId(1, 1)]
+    assert ordered == sorted([ordered[2], ordered[1], ordered[3], ordered[0]])
+
+
+def test_the_largest_payload_is_what_a_packet_carries() -> None:
+    """The largest number that MQTT's variable byte integer can spell: four times seven bits."""
+    assert MAX_PAYLOAD == 2**28 - 1

@@ -1,0 +1,223 @@
+"""Positions, against a model that gives them out one by one."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from topicstore.errors import InvalidArgumentError
+from topicstore.positions import (
+    COUNTER_BITS,
+    MAX_TIME,
+    commit_positions,
+    first_position,
+    late_rows,
+    message_positions,
+    time_of,
+    to_microseconds,
+)
+
+PER_MICROSECOND = 1 << COUNTER_BITS
+LARGEST = (1 << 64) - 1
+
+around = st.integers(0, 5) | st.integers(MAX_TIME - 5, MAX_TIME) | st.integers(0, MAX_TIME)
+times = st.lists(around, max_size=30) | st.lists(st.integers(1_000, 1_003), max_size=200)
+lasts = st.just(-1) | around.map(first_position) | st.integers(0, (MAX_TIME + 1) << COUNTER_BITS)
+
+
+def one_by_one(last: int, times: list[int]) -> list[int]:
+    positions = []
+    for time in times:
+        last = max(last + 1, time << COUNTER_BITS)
+        positions.append(last)
+    return positions
+
+
+def as_times(times: list[int]) -> np.ndarray:
+    return np.array(times, dtype=np.int64)
+
+
+@settings(deadline=None, max_examples=300)
+@given(lasts, around, st.integers(0, 5_000))
+@example(-1, 0, 0)
+@example(-1, 0, 1)
+@example(0, 0, 1)
+@example(-1, MAX_TIME, 5_000)
+def test_commit_positions_equal_the_model(last: int, now: int, rows: int) -> None:
+    """A batch takes the next positions at or behind the time of the commit."""
+    actual = commit_positions(last, now, rows)
+    assert np.uint64 == actual.dtype
+    assert one_by_one(last, [now] * rows) == actual.tolist()
+
+
+@settings(deadline=None, max_examples=500)
+@given(lasts, times)
+@example(-1, [])
+@example(-1, [0])
+@example(-1, [0, 0, MAX_TIME, 0, MAX_TIME])
+@example((MAX_TIME + 1) << COUNTER_BITS, [0, MAX_TIME])
+def test_message_positions_equal_the_model(last: int, times: list[int]) -> None:
+    """Each message takes max(previous + 1, its time), in any order of times."""
+    actual = message_positions(last, as_times(times))
+    assert np.uint64 == actual.dtype
+    assert one_by_one(last, times) == actual.tolist()
+
+
+@pytest.mark.parametrize("time", [0, 1, 1_700_000_000_000_000, MAX_TIME])
+@pytest.mark.parametrize("rows", [PER_MICROSECOND - 1, PER_MICROSECOND, PER_MICROSECOND + 1, 3 * PER_MICROSECOND + 7])
+def test_more_messages_than_a_microsecond_has_positions(time: int, rows: int) -> None:
+    """The counter overflows into the time; what follows still strictly increases."""
+    following = [min(time + 1, MAX_TIME)] * 3
+    expected = one_by_one(-1, [time] * rows + following)
+    assert expected == message_positions(-1, as_times([time] * rows + following)).tolist()
+    assert expected[:rows] == commit_positions(-1, time, rows).tolist()
+    assert time + (rows - 1) // PER_MICROSECOND == time_of(expected[rows - 1])
+
+
+@settings(deadline=None)
+@given(lasts, st.lists(times, max_size=5))
+def test_batches_join(last: int, batches: list[list[int]]) -> None:
+    """Positions of batches, each behind the one before, are those of one large batch."""
+    joined: list[int] = []
+    previous = last
+    for batch in batches:
+        joined += message_positions(previous, as_times(batch)).tolist()
+        previous = joined[-1] if joined else last
+    assert message_positions(last, as_times(list(chain.from_iterable(batches)))).tolist() == joined
+
+
+@settings(deadline=None)
+@given(lasts, times)
+def test_positions_strictly_increase_and_never_lie_before_their_time(last: int, times: list[int]) -> None:
+    """The two promises that readers rely on."""
+    positions = message_positions(last, as_times(times)).tolist()
+    assert all(a < b for a, b in zip([last, *positions], positions, strict=False))
+    assert all(time_of(position) >= time for position, time in zip(positions, times, strict=True))
+
+
+def test_a_last_position_ahead_of_all_times_counts_on() -> None:
+    """A shard whose last position lies in the future goes on from there."""
+    last = first_position(2_000) + 5
+    expected = [last + 1, last + 2, last + 3]
+    assert expected == message_positions(last, as_times([1, 1_000, 1_999])).tolist()
+    assert expected == commit_positions(last, 1_000, 3).tolist()
+
+
+def test_messages_in_order_of_time_take_the_first_position_of_their_time() -> None:
+    """Where times differ, the counter is zero, so a start time finds its message."""
+    expected = [first_position(time) for time in (0, 1, 7, MAX_TIME)]
+    assert expected == message_positions(-1, as_times([0, 1, 7, MAX_TIME])).tolist()
+
+
+def test_the_largest_time_leaves_room() -> None:
+    """Ten million messages at the largest time stay below 64 bits."""
+    assert first_position(MAX_TIME) + 10_000_000 < LARGEST
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.just(-1) | around, times)
+@example(-1, [])
+@example(5, [])
+@example(5, [5, 4, 5, 6, 5])
+def test_late_rows_equal_a_loop(last_time: int, times: list[int]) -> None:
+    """A row is late if anything before it is newer; an equal time is not late."""
+    expected = []
+    newest = last_time
+    for time in times:
+        expected.append(time < newest)
+        newest = max(newest, time)
+    actual = late_rows(last_time, as_times(times))
+    assert np.bool_ == actual.dtype
+    assert expected == actual.tolist()
+
+
+@settings(deadline=None)
+@given(around, st.integers(0, PER_MICROSECOND - 1))
+def test_a_position_holds_its_time(time: int, counter: int) -> None:
+    """`time_of` takes back what `first_position` and a counter made."""
+    assert time == time_of(first_position(time) + counter)
+
+
+@pytest.mark.parametrize(("time", "clamped"), [(-1, 0), (-(1 << 70), 0), (MAX_TIME + 1, MAX_TIME), (1 << 70, MAX_TIME)])
+def test_first_position_clamps(time: int, clamped: int) -> None:
+    """Times out of range are clamped, so that open ends of ranges may be any number."""
+    assert first_position(clamped) == first_position(time)
+
+
+@pytest.mark.parametrize(
+    ("time", "microseconds"),
+    [
+        (0, 0),
+        (-5, -5),
+        (1 << 70, 1 << 70),
+        (datetime(1970, 1, 1, tzinfo=UTC), 0),
+        (datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=UTC), 1),
+        (datetime(2001, 9, 9, 1, 46, 40, 123_456, tzinfo=UTC), 1_000_000_000_123_456),
+        (datetime(1970, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), 0),
+        (datetime(1969, 12, 31, 19, tzinfo=timezone(timedelta(hours=-5))), 0),
+        (datetime(1970, 1, 1, 5, 45, tzinfo=timezone(timedelta(hours=5, minutes=45))), 0),
+        (datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), -1),
+        (datetime(1969, 12, 31, tzinfo=UTC), -86_400_000_000),
+        (datetime(1, 1, 1, tzinfo=UTC), -62_135_596_800_000_000),
+        (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), 253_402_300_799_999_999),
+    ],
+    ids=str,
+)
+def test_to_microseconds(time: int | datetime, microseconds: int) -> None:
+    """Integers stay, and datetimes are exact to the microsecond in any zone and before 1970."""
+    actual = to_microseconds(time)
+    assert microseconds == actual
+    assert int is type(actual)
+
+
+class Berlin(tzinfo):
+    """The night in which summer time ended in 2024: the hour from two comes twice."""
+
+    def utcoffset(self, time: datetime | None) -> timedelta:
+        assert time is not None
+        summer = (time.hour, time.fold) < (2, 1)
+        return timedelta(hours=2 if summer else 1)
+
+
+@pytest.mark.parametrize(("fold", "microseconds"), [(0, 1_729_989_000_000_000), (1, 1_729_992_600_000_000)])
+def test_the_hour_that_comes_twice(fold: int, microseconds: int) -> None:
+    """The `fold` of a datetime says which of two equal spellings it is."""
+    assert microseconds == to_microseconds(datetime(2024, 10, 27, 2, 30, tzinfo=Berlin(), fold=fold))
+
+
+@settings(deadline=None)
+@given(st.datetimes(timezones=st.integers(-1_439, 1_439).map(lambda offset: timezone(timedelta(minutes=offset)))))
+def test_to_microseconds_of_any_zone_is_that_of_utc(time: datetime) -> None:
+    """A time zone changes the spelling, not the time, and a microsecond is never lost."""
+    try:
+        in_utc = time.astimezone(UTC)
+    except OverflowError:
+        return
+    microseconds = to_microseconds(time)
+    assert to_microseconds(in_utc) == microseconds
+    assert in_utc == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+class Nowhere(tzinfo):
+    """A zone that knows no offset: by Python's rule a datetime in it is still naive."""
+
+    def utcoffset(self, _: datetime | None) -> timedelta | None:
+        return None
+
+
+@pytest.mark.parametrize("zone", [None, Nowhere()], ids=["none", "without offset"])
+def test_a_naive_datetime_is_refused(zone: tzinfo | None) -> None:
+    """A datetime without a time zone names no time."""
+    with pytest.raises(InvalidArgumentError, match="no time zone"):
+        to_microseconds(datetime(2024, 1, 1, tzinfo=zone))
+
+
+@pytest.mark.parametrize("time", [None, 1.0, True, "0", "2024-01-01", b"0", timedelta(1), date(2024, 1, 1)])
+def test_what_is_no_time_is_refused(time: object) -> None:
+    """Floats, bools, texts, dates and time spans are not guessed at."""
+    with pytest.raises(InvalidArgumentError, match="a time is"):
+        to_microseconds(time)  # type: ignore[arg-type]

@@ -1,0 +1,168 @@
+"""Topic names and filters, against a corpus that any language can read and a matcher from the standard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.errors import InvalidFilterError, InvalidTopicError
+from topicstore.topics import MAX_TOPIC_BYTES, TopicFilter, check_topic, matches
+
+CASES = json.loads(Path(__file__).with_name("topic_cases.json").read_text(encoding="utf-8"))
+
+
+def spelled(text: str | dict[str, Any]) -> str:
+    if isinstance(text, str):
+        return text
+    part, times = text["repeat"]
+    return part * times + text.get("then", "")
+
+
+def cases(kind: str) -> Any:
+    return pytest.mark.parametrize("case", [pytest.param(c, id=f"{n}-{c['why']}") for n, c in enumerate(CASES[kind])])
+
+
+def obviously_matches(levels: list[str], topic: list[str]) -> bool:
+    """Section 4.7, a level at a time; that of $ is left to the caller."""
+    if levels == ["#"]:
+        return True
+    if not levels or not topic:
+        return levels == topic
+    return levels[0] in ("+", topic[0]) and obviously_matches(levels[1:], topic[1:])
+
+
+# A small alphabet, so that filters and topics meet.
+level = st.text("ab$ é", max_size=2)
+topics = st.lists(level, min_size=1, max_size=6).map("/".join).filter(bool)
+filters = st.builds(
+    lambda levels, tail: "/".join([*levels, *tail]),
+    st.lists(st.just("+") | level, max_size=6),
+    st.sampled_from([[], ["#"]]),
+).filter(bool)
+
+
+@cases("topics")
+def test_a_topic_is_valid_or_refused(case: dict[str, Any]) -> None:
+    """`check_topic` returns valid topics as they are and refuses the others."""
+    topic = spelled(case["topic"])
+    if case["valid"]:
+        assert topic == check_topic(topic)
+    else:
+        with pytest.raises(InvalidTopicError):
+            check_topic(topic)
+
+
+@cases("filters")
+def test_a_filter_is_valid_or_refused(case: dict[str, Any]) -> None:
+    """`TopicFilter` keeps the text of valid filters and refuses the others."""
+    text = spelled(case["filter"])
+    if case["valid"]:
+        assert text == TopicFilter(text).text
+    else:
+        with pytest.raises(InvalidFilterError):
+            TopicFilter(text)
+
+
+@cases("matches")
+def test_a_filter_matches_or_does_not(case: dict[str, Any]) -> None:
+    """`matches` and `TopicFilter.matches` say what the corpus says."""
+    text, topic = spelled(case["filter"]), spelled(case["topic"])
+    assert case["matches"] == matches(text, topic)
+    assert case["matches"] == TopicFilter(text).matches(topic)
+
+
+@pytest.mark.parametrize("kind", ["topics", "filters", "matches"])
+def test_the_corpus_names_no_case_twice(kind: str) -> None:
+    """Every case of the corpus is another one."""
+    texts = [(json.dumps(case.get("filter")), json.dumps(case.get("topic"))) for case in CASES[kind]]
+    assert len(texts) == len(set(texts))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES["topics"] if c["valid"]], ids=lambda c: c["why"])
+def test_a_valid_topic_is_a_filter_for_itself(case: dict[str, Any]) -> None:
+    """A topic name has no wildcard, so as a filter it is literal and matches itself."""
+    topic = spelled(case["topic"])
+    assert TopicFilter(topic).literal
+    assert TopicFilter(topic).matches(topic)
+
+
+@settings(deadline=None, max_examples=1000)
+@given(filters, topics)
+def test_matching_equals_the_standard(text: str, topic: str) -> None:
+    """Any filter, any topic: as the recursive matcher says."""
+    hidden = topic.startswith("$") and text.startswith(("+", "#"))
+    expected = not hidden and obviously_matches(text.split("/"), topic.split("/"))
+    assert expected == TopicFilter(text).matches(topic)
+
+
+@settings(deadline=None, max_examples=500)
+@given(topics, st.data())
+def test_a_filter_made_from_a_topic_matches_it(topic: str, data: st.DataObject) -> None:
+    """Levels replaced by + and the rest cut with # still match, unless $ meets a leading wildcard."""
+    levels = topic.split("/")
+    marks = data.draw(st.lists(st.booleans(), min_size=len(levels), max_size=len(levels)))
+    cut = data.draw(st.none() | st.integers(0, len(levels)))
+    made = ["+" if mark else level for mark, level in zip(marks, levels, strict=True)]
+    text = "/".join(made if cut is None else [*made[:cut], "#"])
+    assert TopicFilter(text).matches(topic) == (not (topic[0] == "$" and text[0] in "+#"))
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.text(st.sampled_from("ab+#/$\0\ud800é"), max_size=6))
+def test_a_filter_without_wildcards_is_valid_where_the_topic_is(text: str) -> None:
+    """Names and filters obey the same rules but for the wildcards."""
+    try:
+        check_topic(text)
+    except InvalidTopicError:
+        if not set(text) & set("+#"):
+            with pytest.raises(InvalidFilterError):
+                TopicFilter(text)
+    else:
+        assert TopicFilter(text).literal
+
+
+@pytest.mark.parametrize("thing", [None, 1, True, b"a", bytearray(b"a"), ["a"], ("a",), object()], ids=repr)
+def test_only_text_is_a_topic_or_a_filter(thing: object) -> None:
+    """Anything but a str is refused by its documented error."""
+    with pytest.raises(InvalidTopicError, match=f"not {type(thing).__name__}"):
+        check_topic(thing)
+    with pytest.raises(InvalidFilterError, match=f"not {type(thing).__name__}"):
+        TopicFilter(thing)  # type: ignore[arg-type]
+
+
+def test_matches_checks_both() -> None:
+    """`matches` refuses a wildcard in the topic and a bad filter."""
+    with pytest.raises(InvalidTopicError):
+        matches("a/#", "a/+")
+    with pytest.raises(InvalidFilterError):
+        matches("a#", "a")
+
+
+def test_errors_do_not_repeat_a_long_text() -> None:
+    """The message of an error stays readable, however long the topic is."""
+    for bad in ("a" * (MAX_TOPIC_BYTES + 1), "\0" * 60_000, "a+" * 30_000, "\ud800" * 60_000):
+        with pytest.raises(InvalidTopicError) as caught:
+            check_topic(bad)
+        assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("text", "literal"), [("a", True), ("a//", True), ("$SYS/a", True), ("+", False), ("a/#", False), ("a/+/b", False)]
+)
+def test_literal(text: str, literal: bool) -> None:
+    """A filter is literal if it has no wildcard."""
+    assert literal == TopicFilter(text).literal
+
+
+def test_filters_are_equal_by_their_text() -> None:
+    """Equality and hash go by the text; a str is not a filter."""
+    assert TopicFilter("a/+") == TopicFilter("a/+")
+    assert TopicFilter("a/+") != TopicFilter("a/#")
+    assert TopicFilter("a/+") != "a/+"
+    assert {TopicFilter("a/+")} == {TopicFilter("a/+"), TopicFilter("a/+")}
+    assert repr(TopicFilter("a/+")) == "TopicFilter('a/+')"
+    assert TopicFilter("a//+").levels == ("a", "", "+")

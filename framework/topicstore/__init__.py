@@ -1,0 +1,69 @@
+"""topicstore: a durable, replayable store for MQTT messages that runs inside a Python process.
+
+::
+
+    import topicstore as ts
+
+    with ts.open("data") as db:
+        db.store([ts.Message("fleet/eu/bus-7/speed", b"41.5", "bus-7", qos=1)])
+        for message in db.replay("fleet/+/+/speed"):
+            print(message.topic, message.payload)
+
+Importing this loads no engine. See `topicstore.engine` and `topicstore.layout` for what
+backends and layouts must hold, `topicstore.hookspecs` for the hooks of plugins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import errors
+from ._version import __version__
+from .batch import MessageBatch
+from .database import Database, create, open, open_existing  # noqa: A004 - the name people know
+from .errors import *  # noqa: F403 - errors.__all__
+from .iterators import Iterator
+from .model import MAX_PAYLOAD, Message, MessageId, Properties
+from .plugins import hookimpl
+from .requests import NextResult, StoreResult, Stream
+from .state import ANY, StateWrite
+from .topics import TopicFilter, matches
+from .writer import Writer
+
+if TYPE_CHECKING:
+    from .arrow import SCHEMA, SCHEMA_WITH_IDS
+
+__all__ = [  # noqa: PLE0604 - errors.__all__ is a list of names
+    "ANY",
+    "MAX_PAYLOAD",
+    "SCHEMA",
+    "SCHEMA_WITH_IDS",
+    "Database",
+    "Iterator",
+    "Message",
+    "MessageBatch",
+    "MessageId",
+    "NextResult",
+    "Properties",
+    "StateWrite",
+    "StoreResult",
+    "Stream",
+    "TopicFilter",
+    "Writer",
+    "__version__",
+    "create",
+    "hookimpl",
+    "matches",
+    "open",
+    "open_existing",
+    *errors.__all__,
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the Arrow schemas when first asked for, because pyarrow takes longer to import than all else."""
+    if name in ("SCHEMA", "SCHEMA_WITH_IDS"):
+        from . import arrow
+
+        return getattr(arrow, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,160 @@
+"""The one published Arrow schema, and batches to and from it.
+
+Spark, DuckDB, pandas and Polars see these columns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .columns import Column, Constant, to_list
+from .errors import InvalidMessageError
+from .model import Properties
+
+if TYPE_CHECKING:
+    from .batch import MessageBatch
+
+__all__ = ["SCHEMA", "SCHEMA_WITH_IDS", "columns_of", "record_batch"]
+
+_USER_PROPERTY = pa.struct(
+    [pa.field("name", pa.string(), nullable=False), pa.field("value", pa.string(), nullable=False)]
+)
+_PROPERTIES = pa.struct(
+    [
+        ("payload_format_indicator", pa.uint8()),
+        ("message_expiry_interval", pa.uint32()),
+        ("content_type", pa.string()),
+        ("response_topic", pa.string()),
+        ("correlation_data", pa.binary()),
+        ("user_properties", pa.list_(_USER_PROPERTY)),
+    ]
+)
+
+SCHEMA = pa.schema(
+    [
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("client_id", pa.string(), nullable=False),
+        pa.field("qos", pa.int8(), nullable=False),
+        pa.field("retain", pa.bool_(), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+        pa.field("properties", _PROPERTIES),
+    ]
+)
+"""Messages. ``user_properties`` is a list of pairs, in order, repeats kept (a map would lose them)."""
+
+SCHEMA_WITH_IDS = SCHEMA.append(pa.field("shard", pa.uint16(), nullable=False)).append(
+    pa.field("position", pa.uint64(), nullable=False)
+)
+"""Messages with what names each of them in its database."""
+
+_COLUMNS = {
+    "timestamp": "timestamps",
+    "topic": "topics",
+    "client_id": "client_ids",
+    "qos": "qos",
+    "retain": "retain",
+    "payload": "payloads",
+    "properties": "properties",
+}
+_DEFAULTS: dict[str, Any] = {"timestamp": None, "client_id": "", "qos": 0, "retain": False, "properties": None}
+
+
+def record_batch(batch: MessageBatch, *, ids: bool = False) -> pa.RecordBatch:
+    """Return the batch in Arrow columns; with ``ids``, shard and position too."""
+    schema = SCHEMA_WITH_IDS if ids else SCHEMA
+    columns = {"shard": batch.shards, "position": batch.positions}
+    columns.update({field: getattr(batch, name) for field, name in _COLUMNS.items()})
+    if ids and len(batch) and (batch.positions is None or batch.shards is None):
+        raise InvalidMessageError("messages have ids once they are stored")
+    arrays = [_array(columns[field.name], field.type, len(batch)) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(column: Column | None, kind: pa.DataType, rows: int) -> pa.Array:
+    if column is None or rows == 0:
+        return pa.nulls(rows, kind)
+    if isinstance(column, Constant):
+        if column.value is None:
+            return pa.nulls(rows, kind)
+        value = _plain(column.value) if kind == _PROPERTIES else column.value
+        return pa.repeat(pa.scalar(value, kind), rows)
+    if isinstance(column, pa.Array):
+        return column if column.type == kind else column.cast(kind)
+    if kind == _PROPERTIES:
+        column = [None if value is None else _plain(value) for value in to_list(column)]
+    if isinstance(column, np.ndarray) and column.dtype == object:
+        column = column.tolist()
+    if isinstance(column, np.ndarray) and pa.types.is_timestamp(kind):
+        return pa.array(column.astype(np.int64, copy=False), pa.int64()).cast(kind)
+    if isinstance(column, np.ndarray) and pa.types.is_boolean(kind):
+        column = column.astype(bool)
+    return pa.array(column, kind)
+
+
+def _plain(properties: Properties) -> dict[str, Any]:
+    plain = {name: getattr(properties, name) for name in Properties.__struct_fields__}
+    plain["user_properties"] = [{"name": name, "value": value} for name, value in properties.user_properties]
+    return plain
+
+
+def columns_of(batch: pa.RecordBatch) -> dict[str, Column]:
+    """Return the columns of a RecordBatch under the names of a `MessageBatch`, as lists.
+
+    ``topic`` and ``payload`` are needed, the others default as in `Message`; ``shard`` and
+    ``position`` are passed over, so that what was read can be stored elsewhere. Any other
+    column, a null where there can be none, or a type that doesn't cast raises `InvalidMessageError`.
+    """
+    names = batch.schema.names
+    unknown = set(names) - set(SCHEMA_WITH_IDS.names)
+    if unknown or len(set(names)) != len(names):
+        raise InvalidMessageError(f"columns that messages don't have, or twice: {sorted(unknown or names)}")
+    columns: dict[str, Column] = {}
+    for field in SCHEMA:
+        if field.name not in names:
+            if field.name not in _DEFAULTS:
+                raise InvalidMessageError(f"the column {field.name!r} is missing")
+            columns[_COLUMNS[field.name]] = Constant(_DEFAULTS[field.name], batch.num_rows)
+            continue
+        array = batch.column(field.name)
+        if array.type != field.type:
+            array = _cast(array, field)
+        if array.null_count and not field.nullable:
+            first = pc.index(array.is_null(), True).as_py()
+            raise InvalidMessageError(f"{field.name} is null", first)
+        try:
+            columns[_COLUMNS[field.name]] = _listed(array, field)
+        except UnicodeDecodeError as bad:
+            raise InvalidMessageError(f"column {field.name!r} is not valid UTF-8: {bad.reason}") from bad
+    return columns
+
+
+def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
+    """Cast, but never by leaving something out: Arrow's own cast drops fields that it doesn't know."""
+    if pa.types.is_struct(array.type) and pa.types.is_struct(field.type):
+        unknown = {inner.name for inner in array.type} - {inner.name for inner in field.type}
+        if unknown:
+            raise InvalidMessageError(f"{field.name} that messages don't have: {sorted(unknown)}")
+    try:
+        return array.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as bad:
+        raise InvalidMessageError(f"column {field.name!r} is {array.type}, not {field.type}: {bad}") from bad
+
+
+def _listed(array: pa.Array, field: pa.Field) -> Column:
+    if field.name == "timestamp":
+        array = array.cast(pa.int64())  # microseconds; to_pylist would make datetimes
+    if field.name == "properties":
+        return [None if value is None else _struct(value, row) for row, value in enumerate(array.to_pylist())]
+    return array.to_pylist()
+
+
+def _struct(value: dict[str, Any], row: int) -> Properties:
+    pairs = value.pop("user_properties") or ()
+    if None in pairs:
+        raise InvalidMessageError("a user property is null", row)
+    return Properties(**value, user_properties=tuple((pair["name"], pair["value"]) for pair in pairs))

@@ -1,0 +1,685 @@
+"""`open`, `create` and `Database`: the public face of a store."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from . import replay as replaying
+from ._version import __version__
+from .batch import MessageBatch
+from .engine import KEYSPACES, Backend
+from .errors import (
+    DatabaseClosedError,
+    InvalidArgumentError,
+    InvalidIteratorError,
+    ManifestMismatchError,
+    NotADatabaseError,
+    UnsupportedError,
+    WrongDatabaseError,
+)
+from .iterators import Iterator as StreamIterator
+from .layout import Damage, Layout
+from .local import LocalStore
+from .lock import DirectoryLock
+from .manifest import Manifest, existing_manifest, read_manifest, sync_directory, write_manifest
+from .model import Message
+from .options import make_options
+from .plugins import check_pair, data_path, load_target, registry
+from .positions import first_position, to_microseconds
+from .reports import DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
+from .requests import IterateRequest, NextResult, ReplayRequest, StoreRequest, StoreResult, Stream, StreamsRequest
+from .shard import Policy, Shard
+from .sharding import ShardMap
+from .state import ShardState, StateWrite
+from .topics import TopicFilter
+from .writer import Writer
+
+import attrs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Database", "create", "open", "open_existing"]
+
+MAX_SHARDS = 4_096
+BATCH_SIZE = 4_096
+"""Default messages a batch when reading."""
+
+
+def _clock() -> int:
+    return time.time_ns() // 1_000
+
+
+def open(  # noqa: A001 - the name people know from every other store
+    path: str | Path,
+    *,
+    backend: str | None = None,
+    layout: str | None = None,
+    shards: int | None = None,
+    durability: str | None = None,
+    timestamps: str | None = None,
+    late: str | None = None,
+    max_skew: float | None = None,
+    plugins: Sequence[str] = (),
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    clock: Callable[[], int] = _clock,
+) -> Database:
+    """Open the database in the directory ``path``, creating it where there is none.
+
+    At creation the arguments count; later everything comes from the manifest, and an argument
+    that contradicts it raises `ManifestMismatchError`.
+
+    backend:    name of an installed backend; default ``"rocksdb"``.
+    layout:     name of an installed layout; default ``"block"``.
+    shards:     1 to 4,096; messages go to a shard by their client id; default 1.
+    durability: ``"commit"`` (default): stored messages survive the process's death.
+                ``"sync"``: they are on disk, and survive power loss.
+    timestamps: ``"commit"`` (default): positions, and so time ranges, go by the time of storing.
+                ``"message"``: by the messages' own times.
+    late:       with ``timestamps="message"``, what a message older than its shard's last does:
+                ``"raise"`` (default) `LateMessageError`, or ``"lift"`` it to the next position.
+    max_skew:   seconds that a message's own time may lie ahead of the clock; default 60.
+    plugins:    names of plugins that wrap the data path, outermost first. Recorded at creation;
+                later ones named here join for this opening only.
+    options:    ``{"rocksdb": {...}, "block": {...}}``. The backend's may differ at every opening,
+                the layout's are kept with each generation.
+    clock:      returns the present as microseconds since the epoch.
+
+    Raises `DatabaseLockedError`, `NotADatabaseError`, `NewerFormatError`, `UnknownPluginError`,
+    `BackendUnavailableError`, `IncompatibleError`, `InvalidOptionError`, `CorruptionError`.
+    """
+    directory = Path(path)
+    wanted = _wanted(
+        backend=backend,
+        layout=layout,
+        shards=shards,
+        durability=durability,
+        timestamps=timestamps,
+        late=late,
+        max_skew=max_skew,
+    )
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return _create(directory, wanted, plugins, options or {}, clock)
+    return _open(directory, manifest, wanted, plugins, options or {}, clock)
+
+
+def create(path: str | Path, **arguments: Any) -> Database:
+    """Like `open`, but raise `NotADatabaseError` if there is a database, or anything else, already."""
+    directory = Path(path)
+    manifest = read_manifest(directory)
+    if manifest is not None and manifest.complete:
+        raise NotADatabaseError(f"there is a database at {directory} already")
+    return open(path, **arguments)
+
+
+def open_existing(path: str | Path, **arguments: Any) -> Database:
+    """Like `open`, but raise `DatabaseNotFoundError` if there is no database."""
+    existing_manifest(Path(path))
+    return open(path, **arguments)
+
+
+_CHOICES = {"durability": ("commit", "sync"), "timestamps": ("commit", "message"), "late": ("raise", "lift")}
+_DEFAULTS = {
+    "backend": "rocksdb",
+    "layout": "block",
+    "shards": 1,
+    "durability": "commit",
+    "timestamps": "commit",
+    "late": "raise",
+    "max_skew": 60.0,
+}
+
+
+def _wanted(**arguments: Any) -> dict[str, Any]:
+    """Check the arguments that were given."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name, choices in _CHOICES.items():
+        if name in given and given[name] not in choices:
+            raise InvalidArgumentError(f"{name} is one of {', '.join(choices)}, not {given[name]!r}")
+    shards, skew = given.get("shards", 1), given.get("max_skew", 0.0)
+    if type(shards) is not int or not 1 <= shards <= MAX_SHARDS:
+        raise InvalidArgumentError(f"shards is a number from 1 to {MAX_SHARDS}, not {shards!r}")
+    if not isinstance(skew, (int, float)) or isinstance(skew, bool) or not 0 <= skew < 1e9:
+        raise InvalidArgumentError(f"max_skew is a number of seconds, not {skew!r}")
+    return given
+
+
+def _create(
+    directory: Path,
+    wanted: dict[str, Any],
+    plugins: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+    clock: Callable[[], int],
+) -> Database:
+    fields = {**_DEFAULTS, **wanted}
+    manifest = Manifest(
+        id=uuid.uuid4().hex,
+        **{**fields, "max_skew": float(fields["max_skew"])},
+        plugins=tuple(plugins),
+        options={name: dict(values) for name, values in options.items()},
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        created_by=f"topicstore {__version__}",
+    )
+    return Database(directory, manifest, manifest.options, manifest.plugins, clock)
+
+
+def _open(
+    directory: Path,
+    manifest: Manifest,
+    wanted: dict[str, Any],
+    plugins: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+    clock: Callable[[], int],
+) -> Database:
+    for name, value in wanted.items():
+        is_ = getattr(manifest, name)
+        if value != is_:
+            raise ManifestMismatchError(f"{directory} was created with {name}={is_!r}, not {value!r}")
+    for plugin, values in options.items():
+        if plugin != manifest.backend and dict(values) != manifest.options.get(plugin):
+            raise ManifestMismatchError(
+                f"{directory} has its own options of {plugin!r}; a new generation may have others"
+            )
+    merged = {**manifest.options}
+    if manifest.backend in options:
+        merged[manifest.backend] = {**merged.get(manifest.backend, {}), **options[manifest.backend]}
+    names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)
+    return Database(directory, manifest, merged, names, clock)
+
+
+class Database:
+    """An open database. Made by `topicstore.open`; close it, or use it as a context manager.
+
+    All methods may be called from any thread. Times are microseconds since the epoch, or
+    datetimes with a time zone; ``start`` is inclusive, ``until`` exclusive, and both are compared
+    with positions.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        options: Mapping[str, Mapping[str, Any]],
+        plugins: Sequence[str],
+        clock: Callable[[], int],
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.shards: list[Shard] = []
+        """Internal to the framework."""
+        self._closed = False
+        self._options = options
+        self._id = bytes.fromhex(manifest.id)
+        self._clock = clock
+        self._shard_map = ShardMap(manifest.shards)
+        self._backend_spec = registry().backend(manifest.backend)
+        check_pair(self._backend_spec, registry().layout(manifest.layout))
+        wrappers = [(name, registry().wrapper(name)) for name in plugins]
+        self.plugins = tuple(plugins)
+        self._check_option_names()
+        engine_backend = self._make_backend()
+        self._make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before any file
+        self._hooks = data_path(wrappers, LocalStore()).hook
+        self._lock: DirectoryLock | None = None
+        try:
+            self._open_files(engine_backend)
+        except BaseException:
+            self._release()
+            raise
+        self._hooks.topicstore_opened(db=self)
+
+    def _check_option_names(self) -> None:
+        known = {self.manifest.backend, *registry().layouts()}
+        for name in self._options:
+            if name not in known:
+                raise InvalidArgumentError(
+                    f"options are by plugin: {{'{self.manifest.backend}': {{...}}, "
+                    f"'{self.manifest.layout}': {{...}}}}; {name!r} is neither this backend nor a layout"
+                )
+
+    def _make_backend(self) -> Backend:
+        target: type[Backend] = load_target(self._backend_spec)
+        return target(make_options(self.manifest.backend, target.Options, self._options.get(self.manifest.backend, {})))
+
+    def _make_layout(self, name: str, options: Mapping[str, Any]) -> Layout:
+        spec = registry().layout(name)
+        check_pair(self._backend_spec, spec)
+        target: type[Layout] = load_target(spec)
+        return target(make_options(name, target.Options, options))
+
+    def _open_files(self, backend: Backend) -> None:
+        persistent = "persistent" in self._backend_spec.capabilities
+        creating = not self.manifest.complete
+        if persistent:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = DirectoryLock(self.path)
+            if creating:
+                write_manifest(self.path, self.manifest)
+        policy = Policy(
+            durability=self.manifest.durability,
+            timestamps=self.manifest.timestamps,
+            late=self.manifest.late,
+            max_skew=self.manifest.max_skew,
+            clock=self._clock,
+        )
+        for number in range(self.manifest.shards):
+            engine = backend.open_shard(self.path / f"shard-{number:04}", KEYSPACES, create=creating)
+            try:
+                self.shards.append(Shard(number, engine, policy, self._make_layout))
+            except BaseException:
+                engine.close()
+                raise
+        self._complete_generations()
+        if creating:
+            self.manifest = attrs.evolve(self.manifest, complete=True)
+            if persistent:
+                for shard in self.shards:
+                    shard.flush()
+                sync_directory(self.path)
+                write_manifest(self.path, self.manifest)
+
+    def _complete_generations(self) -> None:
+        """Finish what was interrupted between shards: what one shard has done, all do."""
+        newest = max(self.shards, key=lambda shard: shard.current)
+        if newest.current == 0:
+            newest.add_generation(self.manifest.layout, dict(self._options.get(self.manifest.layout, {})))
+        wanted = {record.number: record for shard in self.shards for record in shard.generations()}
+        for shard in self.shards:
+            for number in range(shard.current + 1, newest.current + 1):
+                record = wanted[number]
+                shard.add_generation(record.layout, record.options)
+        live = set.intersection(*({r.number for r in shard.generations()} for shard in self.shards))
+        for shard in self.shards:
+            for record in shard.generations():
+                if record.number not in live:
+                    shard.drop_generation(record.number)
+            shard.remove_dropped()
+
+    # --- storing ---
+
+    def store(
+        self,
+        messages: Iterable[Message] | MessageBatch | pa.RecordBatch,
+        *,
+        state: Mapping[int, Sequence[StateWrite]] | None = None,
+    ) -> StoreResult:
+        """Store messages, all or nothing per shard, and nothing at all if one of them is bad.
+
+        ``state``: writes by shard number, each shard's committed in one engine write with its messages.
+
+        When it returns, the messages are visible to every reader and as durable as the database's
+        ``durability`` says. Raises `InvalidMessageError` naming the bad message (with its kinds
+        `LateMessageError` and `TimestampAheadError`), `StateConflictError`, `StorageFullError`,
+        `ShardReadOnlyError`. If the engine fails at one shard, the shards of lower number have
+        committed their part.
+        """
+        self._check_open()
+        for shard in state or ():
+            self._check_shard(shard)
+        request = StoreRequest(db=self, batch=_as_batch(messages), state=state or {})
+        result: StoreResult = self._hooks.topicstore_store(request=request)
+        return result
+
+    def writer(self, *, max_items: int = 1_000, flush_interval: float = 0.1) -> Writer:
+        """Return a buffered writer. ``flush_interval`` is in seconds."""
+        self._check_open()
+        return Writer(self, max_items, flush_interval)
+
+    def shard_of(self, client_id: str) -> int:
+        """Return the number of the shard that a publisher's messages go to."""
+        return self._shard_map.of(client_id)
+
+    @property
+    def shard_map(self) -> ShardMap:
+        """How client ids map to shards."""
+        return self._shard_map
+
+    def state(self, shard: int) -> ShardState:
+        """Return the state keyspace of a shard: small values beside the messages."""
+        self._check_shard(shard)
+        return ShardState(self.shards[shard])
+
+    def flush(self) -> None:
+        """Return when everything stored so far is on disk, whatever the durability."""
+        self._check_open()
+        for shard in self.shards:
+            shard.flush()
+
+    # --- reading ---
+
+    def streams(self, topic_filter: str, start: int | datetime = 0) -> list[Stream]:
+        """Return the streams that may hold matching messages at or after ``start``.
+
+        Later calls may return more: new topics and generations bring new streams.
+        """
+        self._check_open()
+        request = StreamsRequest(db=self, topic_filter=TopicFilter(topic_filter), start=to_microseconds(start))
+        streams: list[Stream] = self._hooks.topicstore_streams(request=request)
+        return streams
+
+    def iterate(self, stream: Stream, topic_filter: str, start: int | datetime = 0) -> StreamIterator:
+        """Return an iterator over a stream's matching messages at or after ``start``.
+
+        Raises `GenerationDroppedError`, or `InvalidIteratorError` if there is no such stream.
+        """
+        self._check_shard(stream.shard)
+        parsed = TopicFilter(topic_filter)
+        position = first_position(to_microseconds(start))
+        return self.iterator_at(stream.shard, stream.generation, stream.number, parsed, position)
+
+    def iterator_at(
+        self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int
+    ) -> StreamIterator:
+        """Return an iterator over a stream, from a position on."""
+        try:
+            place = self.shards[shard].slab(generation).begin(stream, topic_filter, position)
+        except KeyError as unknown:
+            raise InvalidIteratorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
+        return StreamIterator(self._id, shard, generation, stream, topic_filter.text, place)
+
+    def next(
+        self,
+        iterator: StreamIterator,
+        limit: int = BATCH_SIZE,
+        *,
+        until: int | datetime | None = None,
+        timeout: float | None = None,
+    ) -> NextResult:
+        """Fetch the next batch of an iterator: at most ``limit`` messages, in the stream's order.
+
+        Messages from ``until`` on are left. After ``timeout`` seconds it returns what it has, and
+        the iterator has moved on all the same. An empty batch is not the end; ``end_of_stream`` is.
+
+        Raises `GenerationDroppedError`, `WrongDatabaseError`, `InvalidIteratorError`, `CorruptionError`.
+        """
+        end = None if until is None else to_microseconds(until)
+        return self._next(iterator, limit, until=end, timeout=timeout)
+
+    def _next(
+        self,
+        iterator: StreamIterator,
+        limit: int,
+        *,
+        until: int | None = None,
+        bound: int | None = None,
+        timeout: float | None = None,
+    ) -> NextResult:
+        self._check_open()
+        if not isinstance(iterator, StreamIterator):
+            raise InvalidIteratorError(f"a {type(iterator).__name__} is not an iterator")
+        if iterator.database != self._id:
+            raise WrongDatabaseError("the iterator was made by another database")
+        if not 0 <= iterator.shard < len(self.shards):
+            raise InvalidIteratorError(f"there is no shard {iterator.shard}")
+        if limit < 1:
+            raise InvalidArgumentError(f"limit is at least 1, not {limit}")
+        request = IterateRequest(db=self, iterator=iterator, limit=limit, until=until, bound=bound, timeout=timeout)
+        result: NextResult = self._hooks.topicstore_iterate(request=request)
+        return result
+
+    def replay(
+        self,
+        topic_filter: str,
+        start: int | datetime = 0,
+        until: int | datetime | None = None,
+        *,
+        order: replaying.Order | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> Iterator[Message]:
+        """Iterate over the matching messages stored before the call.
+
+        Each publisher's messages of each topic come in the order stored. With ``order="time"``
+        everything comes in order of positions (then of shards). ``batch_size`` bounds how many
+        messages are in memory at a time. What is deleted while the replay runs may be missing; if
+        a generation is dropped under it, it raises `GenerationDroppedError`.
+        """
+        batches = self._batches(topic_filter, start, until, order, batch_size)
+        return chain.from_iterable(map(MessageBatch.to_messages, batches))
+
+    def replay_arrow(
+        self,
+        topic_filter: str,
+        start: int | datetime = 0,
+        until: int | datetime | None = None,
+        *,
+        order: replaying.Order | None = None,
+        batch_size: int = BATCH_SIZE,
+        ids: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """Like `replay`, as record batches of at most ``batch_size`` rows of `topicstore.SCHEMA`.
+
+        With ``ids``, of `topicstore.SCHEMA_WITH_IDS`. The batches can be stored elsewhere as they are.
+        """
+        batches = replaying.slices(self._batches(topic_filter, start, until, order, batch_size), batch_size)
+        return (batch.to_arrow(ids=ids) for batch in batches)
+
+    def _batches(
+        self,
+        topic_filter: str,
+        start: int | datetime,
+        until: int | datetime | None,
+        order: replaying.Order | None,
+        batch_size: int,
+    ) -> Iterator[MessageBatch]:
+        self._check_open()
+        if order not in (None, "time"):
+            raise InvalidArgumentError(f"order is None or 'time', not {order!r}")
+        if batch_size < 1:
+            raise InvalidArgumentError(f"batch_size is at least 1, not {batch_size}")
+        request = ReplayRequest(
+            db=self,
+            topic_filter=TopicFilter(topic_filter),
+            start=to_microseconds(start),
+            until=None if until is None else to_microseconds(until),
+            order=order,
+            batch_size=batch_size,
+        )
+        plan = self._hooks.topicstore_replay(request=request)
+        return replaying.run(plan, lambda iterator, bound: self._next(iterator, request.batch_size, bound=bound))
+
+    # --- removing ---
+
+    def delete(self, topic_filter: str, start: int | datetime = 0, until: int | datetime | None = None) -> int:
+        """Delete the matching messages stored before the call; return how many there were.
+
+        Works through them a chunk at a time, beside readers and writers: not atomic, but if it is
+        interrupted, calling it again does the rest. Batches fetched after it returns hold none of
+        them, and iterators stay valid.
+        """
+        self._check_open()
+        parsed = TopicFilter(topic_filter)
+        first = first_position(to_microseconds(start))
+        ends = [(shard, shard.watermark) for shard in self.shards]
+        if until is not None:
+            last = first_position(to_microseconds(until)) - 1
+            ends = [(shard, min(mark, last)) for shard, mark in ends]
+        return sum(shard.delete(parsed, first, end) for shard, end in ends if first <= end)
+
+    # --- generations ---
+
+    def add_generation(self, layout: str | None = None, options: Mapping[str, Any] | None = None) -> int:
+        """Seal the current generation of every shard and begin a new one; return its number.
+
+        The new one has ``layout`` (default: that of the current) with ``options`` (default: those
+        of the current, if the layout stays). If it is interrupted between shards, the next open
+        goes on. Raises `UnknownPluginError`, `IncompatibleError`, `InvalidOptionError`.
+        """
+        self._check_open()
+        current = self.shards[0].generations()[-1]
+        name = layout or current.layout
+        if options is None:
+            options = current.options if name == current.layout else {}
+        self._make_layout(name, options)
+        with self._all_locked():
+            number = max(shard.add_generation(name, dict(options)) for shard in self.shards)
+        self._hooks.topicstore_generation_added(db=self, generation=number)
+        return number
+
+    def generations(self) -> list[GenerationInfo]:
+        """Return the live generations, oldest first."""
+        self._check_open()
+        records = [shard.generations() for shard in self.shards]
+        return [
+            GenerationInfo(
+                number=same[0].number,
+                layout=same[0].layout,
+                options=same[0].options,
+                created=min(record.created for record in same),
+                sealed=None if same[0].sealed is None else max(record.sealed or 0 for record in same),
+                messages=sum(record.messages for record in same),
+                live_bytes=sum(record.live_bytes for record in same),
+            )
+            for same in zip(*records, strict=True)
+        ]
+
+    def drop_generation(self, generation: int) -> bool:
+        """Drop a sealed generation with all its messages; False if it was dropped before.
+
+        Invisible at once and for good; its bytes are given back before it returns, and, if it is
+        interrupted, at the next open. Raises `GenerationError` for the current generation and for
+        one that never was.
+        """
+        self._check_open()
+        with self._all_locked():
+            dropped = [shard.drop_generation(generation) for shard in self.shards]
+        for shard in self.shards:
+            shard.remove_dropped()
+        if any(dropped):
+            self._hooks.topicstore_generation_dropped(db=self, generation=generation)
+        return any(dropped)
+
+    @contextlib.contextmanager
+    def _all_locked(self) -> Iterator[None]:
+        with contextlib.ExitStack() as locks:
+            for shard in self.shards:
+                locks.enter_context(shard.lock)
+            yield
+
+    # --- care ---
+
+    def checkpoint(self, path: str | Path) -> None:
+        """Write a copy of the database, as it is now, into the new directory ``path``.
+
+        A consistent one over all shards, a database of its own with the same id (so iterators are
+        valid in both). Raises `UnsupportedError` where the backend lacks ``checkpoint``,
+        `NotADatabaseError` if ``path`` exists.
+        """
+        self._check_open()
+        target = Path(path)
+        if "checkpoint" not in self._backend_spec.capabilities:
+            raise UnsupportedError(f"backend {self.manifest.backend!r} can't make checkpoints")
+        if target.exists():
+            raise NotADatabaseError(f"{target} exists already; a checkpoint needs a new directory")
+        target.mkdir(parents=True)
+        with self._all_locked():
+            for shard in self.shards:
+                shard.engine().checkpoint(target / f"shard-{shard.number:04}")
+        write_manifest(target, self.manifest)  # last: without it the copy is not a database
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
+        """Read everything, check checksums, indexes and counts, and say what is damaged.
+
+        ``progress`` is called with the number of messages read so far.
+        """
+        self._check_open()
+        messages, damages = 0, []
+        for shard in self.shards:
+            for found in shard.verify():
+                if isinstance(found, Damage):
+                    damages.append(found)
+                else:
+                    messages += found
+                    if progress is not None:
+                        progress(messages)
+        return VerifyReport(messages=messages, damages=damages)
+
+    def info(self) -> DatabaseInfo:
+        """Return sizes, generations and counters. Cheap: reads no messages."""
+        generations = self.generations()
+        shards = [self._shard_info(shard) for shard in self.shards]
+        return DatabaseInfo(
+            path=str(self.path),
+            id=self.manifest.id,
+            backend=self.manifest.backend,
+            layout=generations[-1].layout,
+            durability=self.manifest.durability,
+            timestamps=self.manifest.timestamps,
+            plugins=self.plugins,
+            streams=sum(slab.streams for shard in shards for slab in shard.slabs.values()),
+            messages=sum(generation.messages for generation in generations),
+            live_bytes=sum(generation.live_bytes for generation in generations),
+            disk_bytes=sum(shard.disk_bytes for shard in shards),
+            generations=generations,
+            shards=shards,
+        )
+
+    def _shard_info(self, shard: Shard) -> ShardInfo:
+        stats = shard.engine().stats()
+        slabs = {record.number: shard.slab(record.number) for record in shard.generations()}
+        return ShardInfo(
+            number=shard.number,
+            watermark=shard.watermark,
+            last_position=shard.last_position,
+            ahead=shard.ahead(),
+            lifted=shard.lifted,
+            failure=shard.failure,
+            disk_bytes=stats.disk_bytes,
+            memory_bytes=stats.memory_bytes,
+            counters=shard.counters,
+            reads={number: slab.counters for number, slab in slabs.items()},
+            slabs={number: slab.info() for number, slab in slabs.items()},
+            engine=dict(stats.details),
+        )
+
+    def close(self) -> None:
+        """Close the database and give back its lock. May be called twice."""
+        if not self._closed:
+            try:
+                self._hooks.topicstore_closed(db=self)
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        self._closed = True
+        with contextlib.ExitStack() as undo:
+            if self._lock is not None:
+                undo.callback(self._lock.release)
+            for shard in self.shards:
+                undo.callback(shard.close)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DatabaseClosedError(f"the database at {self.path} is closed")
+
+    def _check_shard(self, shard: int) -> None:
+        self._check_open()
+        if not isinstance(shard, int) or not 0 <= shard < len(self.shards):
+            raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {len(self.shards) - 1}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Database {self.path} {self.manifest.backend}/{self.manifest.layout}{' closed' * self._closed}>"
+
+
+def _as_batch(messages: Iterable[Message] | MessageBatch | pa.RecordBatch) -> MessageBatch:
+    if isinstance(messages, MessageBatch):
+        return messages
+    if isinstance(messages, Iterable) and not hasattr(messages, "schema"):
+        return MessageBatch.from_messages(messages)
+    return MessageBatch.from_arrow(messages)

@@ -1,0 +1,252 @@
+"""The contract between a backend and a layout: ordered keys, atomic batches.
+
+A **backend** opens the engine of one shard. An **engine** keeps a fixed set of keyspaces,
+each an ordered map from keys of one shape to bytes. Layouts, and the logical layer for its
+state, are the only callers.
+
+What must hold, for every engine (the conformance suite checks it):
+
+* Keys are ordered as bytes, or as tuples of unsigned numbers; a keyspace keeps one value a key.
+* `Engine.write` is atomic over all keyspaces, for readers and across crashes. After it returns
+  every later read sees all of it. With ``sync`` it is on disk; without, it is in the engine's
+  log, which a killed process leaves intact. Engines that can't tell the two apart sync always
+  and don't declare the capability ``sync``.
+* A scan, once its first chunk was asked for, sees the engine as it was then, whatever is
+  written while it runs. So does a snapshot from its making.
+* All methods may be called from any thread; writes are serialised by the caller.
+* Errors are `EngineError`, or its kinds `CorruptionError` and `StorageFullError`; nothing is
+  swallowed. After a failed write the caller writes no more until the engine is opened again.
+* `close` ends open scans and snapshots, which then raise `DatabaseClosedError`, gives back every
+  lock and handle, and may be called twice.
+
+Capabilities a backend may declare (see `topicstore.specs.BackendSpec`):
+
+========================  =======================================================================
+``persistent``            what was written is there after close and open
+``sync``                  tells ``commit`` from ``sync``
+``checkpoint``            `Engine.checkpoint`
+``concurrent_readers``    another process may open the shard to read while this one writes
+``fast_seek``             a scan's first chunk costs microseconds, so leaping beats walking
+``reclaims_disk``         deleted bytes go back to the disk without being asked
+``sql``                   statements over the keyspaces
+========================  =======================================================================
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import attrs
+
+from .errors import UnsupportedError
+
+__all__ = [
+    "CAPABILITIES",
+    "DATA",
+    "GENERATION_END",
+    "INDEX",
+    "KEYS",
+    "KEYSPACES",
+    "META",
+    "STATE",
+    "Backend",
+    "Engine",
+    "EngineStats",
+    "Key",
+    "Keyspace",
+    "Reader",
+    "WriteBatch",
+    "encode_generation",
+]
+
+CAPABILITIES = frozenset(
+    ("persistent", "sync", "checkpoint", "concurrent_readers", "fast_seek", "reclaims_disk", "sql")
+)
+
+Key = Any
+"""bytes, or a tuple of unsigned ints, by the keyspace's shape."""
+
+
+@attrs.frozen
+class Keyspace:
+    """One ordered map of an engine.
+
+    ``shape`` is None for keys of bytes, else the widths in bytes (4 or 8) of the unsigned
+    numbers in its tuples. Byte-ordered engines store those big-endian, one behind the other.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None = None
+
+
+STATE = Keyspace("state")
+"""The logical layer's own: positions, generations, and what `topicstore.state` keeps."""
+META = Keyspace("meta")
+"""A layout's dictionaries and learned structure. Keys begin with the generation."""
+DATA = Keyspace("data", (4, 8, 8))
+"""Messages by (generation, stream, position)."""
+INDEX = Keyspace("index", (4, 8, 8))
+"""What helps to find messages, by (generation, layout's choice, position)."""
+KEYS = Keyspace("keys")
+"""Messages of layouts whose keys don't fit ``data``. Keys begin with the generation."""
+
+KEYSPACES = (STATE, META, DATA, INDEX, KEYS)
+"""Every shard has these and no others, so that readers in other processes know them beforehand."""
+
+GENERATION_END = 2**32 - 1
+"""Generations are numbered from 1 to below this."""
+
+
+def encode_generation(generation: int) -> bytes:
+    """Return the four bytes with which a generation's keys of bytes begin."""
+    return generation.to_bytes(4, "big")
+
+
+class WriteBatch:
+    """Changes that `Engine.write` applies together, in the order in which they were added.
+
+    ``operations`` holds (keyspace, key, value) to put, (keyspace, key, None) to delete, and in
+    ``ranges`` (keyspace, start, end) to delete the keys from ``start`` to before ``end``;
+    ranges apply first.
+    """
+
+    __slots__ = ("operations", "ranges", "size")
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Keyspace, Key, bytes | None]] = []
+        self.ranges: list[tuple[Keyspace, Key, Key]] = []
+        self.size = 0
+        """Bytes of the values put."""
+
+    def put(self, keyspace: Keyspace, key: Key, value: bytes) -> None:
+        """Set ``key`` to ``value``, which may be empty."""
+        self.operations.append((keyspace, key, value))
+        self.size += len(value)
+
+    def delete(self, keyspace: Keyspace, key: Key) -> None:
+        """Remove ``key`` if it is there."""
+        self.operations.append((keyspace, key, None))
+
+    def delete_range(self, keyspace: Keyspace, start: Key, end: Key) -> None:
+        """Remove the keys from ``start`` (inclusive) to ``end`` (exclusive)."""
+        self.ranges.append((keyspace, start, end))
+
+    def __bool__(self) -> bool:
+        return bool(self.operations or self.ranges)
+
+
+@attrs.frozen(kw_only=True)
+class EngineStats:
+    """What an engine says of itself."""
+
+    disk_bytes: int
+    """Bytes of the shard's files, 0 for an engine without files."""
+    memory_bytes: int
+    """Bytes of write buffers and caches, as far as the engine tells."""
+    details: Mapping[str, str | int] = attrs.field(factory=dict)
+    """Anything else worth showing to a person."""
+
+
+class Reader(ABC):
+    """What can be read: an engine as it is, or a snapshot as it was."""
+
+    @abstractmethod
+    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+        """Return the value of ``key``, or None where there is none."""
+
+    @abstractmethod
+    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+        """Return the value of each key, None where there is none, in the order asked."""
+
+    @abstractmethod
+    def scan(
+        self,
+        keyspace: Keyspace,
+        start: Key | None = None,
+        end: Key | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[tuple[Key, bytes]]]:
+        """Yield (key, value) pairs with ``start`` <= key < ``end`` in key order, in non-empty lists.
+
+        ``reverse`` goes down from the highest key below ``end``. ``limit`` bounds the pairs in all.
+        None is an open end. Lists hold about a megabyte at most, or one pair. The iterator may be
+        dropped, or closed with its ``close`` method, at any moment.
+        """
+
+
+class Snapshot(Reader):
+    """A view that later writes don't change. A context manager; close it soon."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the view back. May be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Engine(Reader):
+    """One shard's storage. See the head of the module for what must hold."""
+
+    @abstractmethod
+    def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
+        """Apply the batch: all of it or nothing."""
+
+    @abstractmethod
+    def flush_log(self) -> None:
+        """Return when everything written so far is on disk."""
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """Return a view of all keyspaces as they are now."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """Return sizes. Cheap: nothing is read from disk but file sizes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back. May be called twice."""
+
+    def verify(self) -> Iterator[str]:
+        """Read what the engine keeps beside the keyspaces and yield a sentence a damage; by default nothing."""
+        return iter(())
+
+    def checkpoint(self, path: Path) -> None:
+        """Write a copy of the shard, as it is now, into the new directory ``path`` (``checkpoint``)."""
+        raise UnsupportedError(f"{type(self).__name__} can't make checkpoints (capability 'checkpoint')")
+
+    def sql(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        """Run a statement (``sql``)."""
+        raise UnsupportedError(f"{type(self).__name__} does not speak SQL (capability 'sql')")
+
+
+class Backend(ABC):
+    """Opens engines. Made once per database, with the options of its ``Options`` class."""
+
+    Options: ClassVar[type]
+    """A frozen attrs class; its fields, defaults and docstring are the backend's options.
+
+    They tune and may differ from one opening to the next; nothing stored may depend on them.
+    """
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @abstractmethod
+    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> Engine:
+        """Open the shard kept in the directory ``path``; with ``create`` make it, else it must exist.
+
+        A backend that is not ``persistent`` leaves ``path`` alone.
+        """

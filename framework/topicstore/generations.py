@@ -1,0 +1,114 @@
+"""What a shard records of itself in its state keyspace: its tail and its generations.
+
+Stored form (state keyspace, keys begin with a zero byte)::
+
+    00 "tail"              -> Tail, written with every batch
+    00 "generation" u32    -> GenerationRecord, written when one is added, sealed or dropped
+
+Both are msgpack arrays that begin with a version; fields are only ever appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from .engine import DATA, INDEX, KEYS, META, STATE, Reader, WriteBatch, encode_generation
+from .errors import CorruptionError, NewerFormatError
+
+__all__ = ["GenerationRecord", "Tail", "load_generations", "load_tail", "put_generation", "put_tail", "remove_messages"]
+
+_VERSION = 1
+_TAIL = b"\0tail"
+_GENERATION = b"\0generation"
+
+
+class Tail(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """Where a shard stands after its last batch."""
+
+    version: int = _VERSION
+    last_position: int = 0
+    """The highest position ever given out; outlives the message that had it."""
+    last_time: int = 0
+    """The newest message time that made a position (``timestamps="message"``)."""
+    lifted: int = 0
+    """Late messages that took the next position, since creation."""
+    messages: int = 0
+    """Live messages of the current generation."""
+    live_bytes: int = 0
+    """Bytes of values that the current generation's layout put for its messages."""
+
+
+class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """One generation of one shard."""
+
+    version: int = _VERSION
+    number: int
+    layout: str
+    options: dict[str, Any]
+    created: int
+    """Microseconds since the epoch."""
+    first_position: int
+    """No message of the generation has a lower position."""
+    sealed: int | None = None
+    """Microseconds since the epoch; None for the current generation."""
+    last_position: int | None = None
+    """Once sealed: no message has a higher position."""
+    dropped: bool = False
+    """Tombstone: invisible, its keys are being removed."""
+    messages: int = 0
+    """Once sealed: live messages."""
+    live_bytes: int = 0
+    """Once sealed: bytes of the values that hold them."""
+
+
+def _decode(data: bytes, kind: type[Any], what: str) -> Any:
+    try:
+        record = msgspec.msgpack.decode(data, type=kind)
+    except msgspec.DecodeError as bad:
+        raise CorruptionError(str(bad), place=what) from bad
+    if record.version > _VERSION:
+        raise NewerFormatError(f"{what} has version {record.version}; this topicstore reads up to {_VERSION}")
+    return record
+
+
+def load_tail(reader: Reader) -> Tail:
+    """Return the shard's tail; that of an empty shard if there is none."""
+    data = reader.get(STATE, _TAIL)
+    return Tail() if data is None else _decode(data, Tail, "state: tail")
+
+
+def put_tail(batch: WriteBatch, tail: Tail) -> None:
+    """Add the tail to a write."""
+    batch.put(STATE, _TAIL, msgspec.msgpack.encode(tail))
+
+
+def load_generations(reader: Reader) -> Iterator[GenerationRecord]:
+    """Yield the shard's generations, oldest first, tombstones among them."""
+    for chunk in reader.scan(STATE, _GENERATION, _GENERATION + b"\xff" * 5):
+        for key, data in chunk:
+            yield _decode(data, GenerationRecord, f"state: generation {int.from_bytes(key[-4:], 'big')}")
+
+
+def put_generation(batch: WriteBatch, record: GenerationRecord) -> None:
+    """Add a generation's record to a write."""
+    batch.put(STATE, _GENERATION + encode_generation(record.number), msgspec.msgpack.encode(record))
+
+
+def remove_messages(number: int) -> Iterator[WriteBatch]:
+    """Yield writes that remove everything of a dropped generation; its record goes last.
+
+    Each may be applied again, so an interrupted removal simply starts anew.
+    """
+    for keyspace in (DATA, INDEX, KEYS, META):
+        batch = WriteBatch()
+        if keyspace.shape is None:
+            batch.delete_range(keyspace, encode_generation(number), encode_generation(number + 1))
+        else:
+            batch.delete_range(keyspace, (number, 0, 0), (number + 1, 0, 0))
+        yield batch
+    batch = WriteBatch()
+    batch.delete(STATE, _GENERATION + encode_generation(number))
+    yield batch

@@ -1,0 +1,103 @@
+"""The hooks a plugin may implement. Mark implementations with `topicstore.hookimpl`.
+
+A plugin is a module or object behind an entry point of the group ``topicstore``; the entry's
+name is the plugin's. Registration hooks are called on every installed plugin. The others are
+called only on the plugins that a database was opened with (``open(..., plugins=[...])``).
+
+Requests are mutable, because a wrapper can't rebind an argument: change ``request`` before
+``yield``, the result after it. Batches go through these hooks, never single messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from .database import Database
+    from .replay import ReplayPlan
+    from .requests import (
+        IterateRequest,
+        NextResult,
+        ReplayRequest,
+        StoreRequest,
+        StoreResult,
+        Stream,
+        StreamsRequest,
+    )
+    from .specs import BackendSpec, LayoutSpec, WorkloadSpec
+
+hookspec = pluggy.HookspecMarker("topicstore")
+
+
+# --- registration -------------------------------------------------------------------
+
+
+@hookspec
+def topicstore_backends() -> Sequence[BackendSpec]:
+    """Return the backends that the plugin brings."""
+    raise AssertionError("specification only")
+
+
+@hookspec
+def topicstore_layouts() -> Sequence[LayoutSpec]:
+    """Return the layouts that the plugin brings."""
+    raise AssertionError("specification only")
+
+
+@hookspec
+def topicstore_workloads() -> Sequence[WorkloadSpec]:
+    """Return the benchmark workloads that the plugin brings."""
+    raise AssertionError("specification only")
+
+
+# --- data path: one implementation does the work, wrappers stand around it -----------
+
+
+@hookspec(firstresult=True)
+def topicstore_store(request: StoreRequest) -> StoreResult:
+    """Store ``request.batch`` and, in the same engine writes, ``request.state``."""
+    raise AssertionError("specification only")
+
+
+@hookspec(firstresult=True)
+def topicstore_streams(request: StreamsRequest) -> list[Stream]:
+    """Return the streams that may hold matching messages at or after ``request.start``."""
+    raise AssertionError("specification only")
+
+
+@hookspec(firstresult=True)
+def topicstore_iterate(request: IterateRequest) -> NextResult:
+    """Fetch the next batch of ``request.iterator``. Every read passes here exactly once."""
+    raise AssertionError("specification only")
+
+
+@hookspec(firstresult=True)
+def topicstore_replay(request: ReplayRequest) -> ReplayPlan:
+    """Plan a replay: which streams, in which order. Its batches come through ``topicstore_iterate``."""
+    raise AssertionError("specification only")
+
+
+# --- lifecycle ------------------------------------------------------------------------
+
+
+@hookspec
+def topicstore_opened(db: Database) -> None:
+    """The database is open."""
+
+
+@hookspec
+def topicstore_generation_added(db: Database, generation: int) -> None:
+    """A generation was added over all shards and is the current one."""
+
+
+@hookspec
+def topicstore_generation_dropped(db: Database, generation: int) -> None:
+    """A generation was dropped over all shards; its messages are invisible."""
+
+
+@hookspec
+def topicstore_closed(db: Database) -> None:
+    """The database is about to give back its files; nothing more will be stored."""

@@ -1,0 +1,183 @@
+"""The contract of a layout: how messages become keys and values, and back.
+
+A **layout** makes slabs; a **slab** keeps the messages of one generation of one shard, and
+is all that the logical layer sees. Layouts are the only code that touches an engine's
+``meta``, ``data``, ``index`` and ``keys`` keyspaces, and only below their own generation:
+keys of bytes begin with `encode_generation`, tuples with the generation's number, so that
+a generation is dropped by four range deletes.
+
+The logical layer promises a slab:
+
+* Messages come in order of strictly increasing positions, one batch at a time.
+* Writers (`Slab.store`, `Slab.delete`) are serialised; readers run beside them, in any thread.
+* No read asks for positions above ``bound``, and all up to it are committed.
+
+Capabilities a layout may declare: ``position_order`` (a whole stream comes in order of
+positions; without it, only each publisher's messages of each topic do).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from .batch import MessageBatch
+from .engine import Engine, WriteBatch
+from .topics import TopicFilter
+
+__all__ = ["Damage", "Layout", "ReadCounters", "Slab", "SlabInfo", "SlabStep", "StreamInfo"]
+
+
+@attrs.frozen(kw_only=True)
+class StreamInfo:
+    """One stream of a slab."""
+
+    stream: int
+    """The layout's number of the stream, unique within the slab."""
+    pattern: str
+    """A topic filter that all topics of the stream match."""
+
+
+@attrs.frozen(kw_only=True)
+class SlabInfo:
+    """A slab in numbers."""
+
+    streams: int
+    details: Mapping[str, str | int] = attrs.field(factory=dict)
+    """Anything else worth showing to a person."""
+
+
+@attrs.frozen(kw_only=True)
+class SlabStep:
+    """What one `Slab.next` read."""
+
+    batch: MessageBatch
+    """Rows with positions and shards; may be empty though more follows."""
+    place: bytes
+    """Where to go on."""
+    exhausted: bool
+    """True if nothing up to the bound lies behind ``place``."""
+
+
+@attrs.frozen(kw_only=True)
+class Damage:
+    """One damaged place, as `Database.verify` reports it."""
+
+    place: str
+    """Where: shard, generation, keyspace and key, as far as known."""
+    reason: str
+    """What is wrong."""
+
+
+@attrs.define
+class ReadCounters:
+    """What reading cost a slab since it was opened. Counted by layouts, shown by `Database.info`."""
+
+    seeks: int = 0
+    """Scans begun."""
+    visited: int = 0
+    """Blocks or keys decoded, at least in part."""
+    skipped: int = 0
+    """Blocks or keys passed over without decoding their rows."""
+    rows: int = 0
+    """Messages returned."""
+
+
+class Slab(ABC):
+    """The messages of one generation of one shard."""
+
+    counters: ReadCounters
+
+    @abstractmethod
+    def store(self, batch: MessageBatch, write: WriteBatch) -> None:
+        """Add to ``write`` all that keeps the batch, whose positions are set and times filled in.
+
+        Memory may change ahead of the commit only in ways that are harmless if it fails, because
+        the next `store` may be of another batch: what a failed write would have persisted (new
+        ids, learned structure) is put again until `committed` was called.
+        """
+
+    @abstractmethod
+    def committed(self) -> None:
+        """The ``write`` of the last `store` or `delete` step is in the engine."""
+
+    @abstractmethod
+    def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
+        """Return the streams that may hold matching messages."""
+
+    def cover(self, topic_filter: TopicFilter) -> list[int]:
+        """Return the streams to read so that each matching message comes exactly once, cheapest first.
+
+        A layout that can read many of its streams in one pass may answer with a number that
+        `streams` doesn't list, and that `begin` and `next` then know.
+        """
+        return [info.stream for info in self.streams(topic_filter)]
+
+    @abstractmethod
+    def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
+        """Return the place in a stream before the first message at or behind ``position``.
+
+        Raises `KeyError` if there is no such stream. Places stay valid across restarts, deletes
+        and compaction.
+        """
+
+    @abstractmethod
+    def next(
+        self,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        *,
+        limit: int,
+        limit_bytes: int,
+        bound: int,
+        deadline: float | None,
+    ) -> SlabStep:
+        """Return the matching messages that follow ``place``, in the stream's order.
+
+        At most ``limit`` rows; about ``limit_bytes`` of payloads, but at least one row; positions
+        up to ``bound``. Past ``deadline`` (of `time.monotonic`) it returns what it has, having
+        moved on at least a little. Raises `CorruptionError`, naming the place, rather than skip
+        what it can't read; `ValueError` if ``place`` is not one of its own.
+        """
+
+    @abstractmethod
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[tuple[WriteBatch, int]]:
+        """Yield writes that together remove the matching messages from ``first`` to ``last``.
+
+        With each, how many messages it removes. Each is small, is committed before the next is
+        asked for, and runs alone: nothing else writes between asking for it and committing it.
+        """
+
+    @abstractmethod
+    def info(self) -> SlabInfo:
+        """Return what a person may want to know of the slab; cheap."""
+
+    @abstractmethod
+    def verify(self, bound: int) -> Iterator[Damage | int]:
+        """Read everything up to ``bound``: yield each damage, and the number of good messages as it goes."""
+
+
+class Layout(ABC):
+    """Makes slabs with one set of options."""
+
+    Options: ClassVar[type]
+    """A frozen attrs class of the layout's options. They are stored with each generation."""
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @abstractmethod
+    def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
+        """Add to ``write`` what a new, empty slab needs.
+
+        ``parent`` is the slab of the generation before, if that has the same layout: what was
+        learned from its topics may be inherited, and must then be persisted here.
+        """
+
+    @abstractmethod
+    def open(self, engine: Engine, shard: int, generation: int) -> Slab:
+        """Return the slab that `create` made. Quick, whatever the slab holds."""

@@ -1,0 +1,149 @@
+"""The implementation behind the data-path hooks: it works on the shards of one database."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import numpy as np
+
+from .batch import MessageBatch
+from .errors import InvalidMessageError
+from .iterators import Iterator
+from .plugins import hookimpl
+from .positions import first_position
+from .replay import Lane, ReplayPlan
+from .requests import IterateRequest, NextResult, ReplayRequest, StoreRequest, StoreResult, Stream, StreamsRequest
+from .shard import Prepared, Shard
+from .sharding import ShardMap
+from .topics import TopicFilter
+
+__all__ = ["LocalStore"]
+
+BATCH_BYTES = 8 << 20
+"""Payload bytes after which a batch that is read ends early, so that large payloads don't fill memory."""
+
+_Rows = np.ndarray | None
+
+
+class LocalStore:
+    """Stores to, lists, reads and plans over `Database.shards`."""
+
+    @hookimpl
+    def topicstore_store(self, request: StoreRequest) -> StoreResult:
+        """Commit each shard's part; all parts are checked before the first is committed."""
+        parts = _parts(request)
+        shards = request.db.shards
+        with contextlib.ExitStack() as locks:
+            for number, _, _ in parts:  # in ascending order, so that two batches can't block each other
+                locks.enter_context(shards[number].lock)
+            prepared = [_prepare(shards[n], batch, rows, request) for n, rows, batch in parts]
+            tickets = [shards[n].commit(ready) for (n, _, _), ready in zip(parts, prepared, strict=True)]
+        for (number, _, _), ticket in zip(parts, tickets, strict=True):
+            shards[number].settle(ticket)
+        return StoreResult(batch=_rejoin(request.batch, parts, prepared), lifted=sum(p.lifted for p in prepared))
+
+    @hookimpl
+    def topicstore_streams(self, request: StreamsRequest) -> list[Stream]:
+        """List every shard's live generations, but those that ended before the start."""
+        first = first_position(request.start)
+        return [
+            Stream(
+                shard=shard.number,
+                generation=record.number,
+                number=info.stream,
+                pattern=info.pattern,
+                sealed=record.sealed is not None,
+            )
+            for shard in request.db.shards
+            for record in shard.generations()
+            if record.last_position is None or record.last_position >= first
+            for info in shard.slab(record.number).streams(request.topic_filter)
+        ]
+
+    @hookimpl
+    def topicstore_iterate(self, request: IterateRequest) -> NextResult:
+        """Read on from the iterator's place."""
+        iterator = request.iterator
+        bound = request.bound
+        if request.until is not None:
+            before = first_position(request.until) - 1
+            bound = before if bound is None else min(bound, before)
+        step, ended = request.db.shards[iterator.shard].next(
+            iterator.generation,
+            iterator.stream,
+            TopicFilter(iterator.topic_filter),
+            iterator.place,
+            limit=request.limit,
+            limit_bytes=BATCH_BYTES,
+            bound=bound,
+            deadline=None if request.timeout is None else time.monotonic() + request.timeout,
+        )
+        moved = Iterator(
+            iterator.database,
+            iterator.shard,
+            iterator.generation,
+            iterator.stream,
+            iterator.topic_filter,
+            step.place,
+        )
+        return NextResult(batch=step.batch, iterator=moved, end_of_stream=ended, caught_up=step.exhausted)
+
+    @hookimpl
+    def topicstore_replay(self, request: ReplayRequest) -> ReplayPlan:
+        """Read each shard's generations in turn, by the streams that its layout finds cheapest."""
+        lanes = [_lane(shard, request) for shard in request.db.shards]
+        return ReplayPlan(lanes=[lane for lane in lanes if lane.stages], order=request.order)
+
+
+def _parts(request: StoreRequest) -> list[tuple[int, _Rows, MessageBatch]]:
+    """Return (shard, rows of the batch, their messages) for every shard that gets messages or state."""
+    batch, shard_map = request.batch, request.db.shard_map
+    parts = {shard: (rows, batch if rows is None else batch.take(rows)) for shard, rows in _split(batch, shard_map)}
+    nothing = np.empty(0, dtype=np.intp)
+    for shard in request.state:
+        parts.setdefault(shard, (nothing, MessageBatch.empty()))
+    return [(shard, rows, part) for shard, (rows, part) in sorted(parts.items())]
+
+
+def _split(batch: MessageBatch, shard_map: ShardMap) -> list[tuple[int, _Rows]]:
+    return shard_map.split(batch.client_ids) if len(batch) else []
+
+
+def _prepare(shard: Shard, batch: MessageBatch, rows: _Rows, request: StoreRequest) -> Prepared:
+    try:
+        return shard.prepare(batch, request.state.get(shard.number, ()))
+    except InvalidMessageError as bad:
+        if bad.index is None or rows is None:
+            raise
+        raise type(bad)(bad.reason, int(rows[bad.index])) from bad
+
+
+def _rejoin(
+    batch: MessageBatch, parts: list[tuple[int, _Rows, MessageBatch]], prepared: list[Prepared]
+) -> MessageBatch:
+    """Return the whole batch with what its shards gave it, in the order handed in."""
+    stored = [ready.batch for ready in prepared if len(ready.batch)]
+    if len(stored) < 2:
+        return stored[0] if stored else batch
+    rows = np.concatenate([rows for _, rows, part in parts if len(part) and rows is not None])
+    return MessageBatch.concat(stored).take(np.argsort(rows))
+
+
+def _lane(shard: Shard, request: ReplayRequest) -> Lane:
+    first = first_position(request.start)
+    bound = shard.watermark
+    if request.until is not None:
+        bound = min(bound, first_position(request.until) - 1)
+    stages = []
+    for record in shard.generations():
+        if record.first_position > bound or (record.last_position is not None and record.last_position < first):
+            continue
+        cover = shard.slab(record.number).cover(request.topic_filter)
+        stages.append(
+            [
+                request.db.iterator_at(shard.number, record.number, stream, request.topic_filter, first)
+                for stream in cover
+            ]
+        )
+    return Lane(shard=shard.number, bound=bound, stages=stages if first <= bound else [])

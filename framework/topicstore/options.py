@@ -1,0 +1,43 @@
+"""Plugins' options: a frozen attrs class each, filled from what a person wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import msgspec
+
+from .errors import InvalidOptionError
+
+__all__ = ["make_options", "options_dict"]
+
+
+def make_options(plugin: str, options_class: type, values: Mapping[str, Any]) -> Any:
+    """Return an instance of ``options_class`` with ``values``; texts are read as the field's type.
+
+    Raises `InvalidOptionError` naming the option: unknown, of the wrong type, or out of range.
+    """
+    known = [field.name for field in attrs.fields(options_class)]
+    for name in values:
+        if name not in known:
+            raise InvalidOptionError(f"{plugin!r} has no option {name!r}; it has: {', '.join(known) or 'none'}")
+    try:
+        return msgspec.convert({name: _read(value) for name, value in values.items()}, options_class, strict=False)
+    except (msgspec.ValidationError, TypeError, ValueError) as bad:
+        raise InvalidOptionError(f"options of {plugin!r}: {bad}") from bad
+
+
+def _read(value: Any) -> Any:
+    """Read lists that came as text, such as ``[100,20]`` from a command line."""
+    if isinstance(value, str) and value[:1] == "[":
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return value
+    return value
+
+
+def options_dict(options: Any) -> dict[str, Any]:
+    """Return all options as plain values, for storing and for showing."""
+    return msgspec.to_builtins(options)  # type: ignore[no-any-return]

@@ -1,0 +1,225 @@
+"""Finding, loading and naming plugins.
+
+One registry per process knows every installed plugin; listing them imports no engine. A
+plugin that can't be loaded is remembered with its reason and never takes the others along.
+Each open database has a pluggy manager of its own, with only the plugins it asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import attrs
+import pluggy
+
+from . import hookspecs
+from .engine import Backend
+from .errors import BackendUnavailableError, IncompatibleError, PluginError, UnknownPluginError
+from .layout import Layout
+from .specs import BackendSpec, LayoutSpec, PluginSpec, WorkloadSpec
+
+__all__ = ["GROUP", "FailedPlugin", "Registry", "check_pair", "data_path", "hookimpl", "load_target", "registry"]
+
+GROUP = "topicstore"
+"""Entry-point group of plugins."""
+DISABLE = "TOPICSTORE_DISABLE_PLUGINS"
+"""Environment variable: names of plugins not to load, with commas between."""
+
+hookimpl = pluggy.HookimplMarker(GROUP)
+"""Marks a function of a plugin as the implementation of the hook of that name."""
+
+S = TypeVar("S", bound=PluginSpec)
+
+
+@attrs.frozen(kw_only=True)
+class FailedPlugin:
+    """An installed plugin that can't be used, and why."""
+
+    name: str
+    distribution: str
+    reason: str
+
+
+class Registry:
+    """The plugins of this process: what they bring, and which of them failed."""
+
+    def __init__(self, entries: Iterable[importlib.metadata.EntryPoint], disabled: Iterable[str] = ()) -> None:
+        self.failed: list[FailedPlugin] = []
+        self.plugins: dict[str, Any] = {}
+        self.distributions: dict[str, str] = {}
+        self.origins: dict[tuple[type[PluginSpec], str], str] = {}
+        self._backends: dict[str, BackendSpec] = {}
+        self._layouts: dict[str, LayoutSpec] = {}
+        self._workloads: dict[str, WorkloadSpec] = {}
+        self._manager = _manager()
+        off = set(disabled)
+        for entry in sorted(entries, key=_builtin_first):
+            if entry.name in off:
+                self._fail(entry, f"disabled by {DISABLE}")
+            else:
+                self._load(entry)
+
+    def _fail(self, entry: importlib.metadata.EntryPoint, reason: str) -> None:
+        self.failed.append(FailedPlugin(name=entry.name, distribution=_distribution(entry), reason=reason))
+
+    def _load(self, entry: importlib.metadata.EntryPoint) -> None:
+        if entry.name in self.plugins:
+            owner = self.distributions[entry.name]
+            self._fail(entry, f"the name {entry.name!r} is taken by a plugin of {owner}; rename one of them")
+            return
+        try:
+            plugin = entry.load()
+            self._manager.register(plugin, entry.name)
+            self._manager.check_pending()
+            found = _specs_of(plugin, self._manager)
+            self._refuse_taken(found)
+        except Exception as error:  # noqa: BLE001 - whatever a plugin does must not stop the others; it is shown
+            if self._manager.get_plugin(entry.name) is not None:
+                self._manager.unregister(name=entry.name)
+            self._fail(entry, f"{type(error).__name__}: {error}")
+            return
+        self.plugins[entry.name] = plugin
+        self.distributions[entry.name] = _distribution(entry)
+        for spec in found:
+            self._table(type(spec))[spec.name] = spec
+            self.origins[type(spec), spec.name] = entry.name
+
+    def _table(self, kind: type[PluginSpec]) -> dict[str, Any]:
+        tables = {BackendSpec: self._backends, LayoutSpec: self._layouts, WorkloadSpec: self._workloads}
+        return tables[kind]  # type: ignore[index, return-value]
+
+    def _refuse_taken(self, found: list[PluginSpec]) -> None:
+        for number, spec in enumerate(found):
+            owner = self.origins.get((type(spec), spec.name))
+            if any(type(other) is type(spec) and other.name == spec.name for other in found[:number]):
+                owner = "this plugin itself"
+            if owner is not None:
+                kind = type(spec).__name__.removesuffix("Spec").lower()
+                raise PluginError(f"the {kind} name {spec.name!r} is taken by {owner!r}")
+
+    # --- asking ---
+
+    def backends(self) -> dict[str, BackendSpec]:
+        """Return all backends by name."""
+        return dict(self._backends)
+
+    def layouts(self) -> dict[str, LayoutSpec]:
+        """Return all layouts by name."""
+        return dict(self._layouts)
+
+    def workloads(self) -> dict[str, WorkloadSpec]:
+        """Return all workloads by name."""
+        return dict(self._workloads)
+
+    def backend(self, name: str) -> BackendSpec:
+        """Return one backend's spec. Raises `UnknownPluginError`."""
+        return self._find(self._backends, name, "backend")
+
+    def layout(self, name: str) -> LayoutSpec:
+        """Return one layout's spec. Raises `UnknownPluginError`."""
+        return self._find(self._layouts, name, "layout")
+
+    def wrapper(self, name: str) -> Any:
+        """Return the plugin object behind an entry point's name. Raises `UnknownPluginError`."""
+        return self._find(self.plugins, name, "plugin")
+
+    def _find(self, table: dict[str, Any], name: str, kind: str) -> Any:
+        if name in table:
+            return table[name]
+        reasons = "".join(f"; plugin {f.name!r} failed: {f.reason}" for f in self.failed)
+        raise UnknownPluginError(
+            f"there is no {kind} {name!r}; there are: {', '.join(sorted(table)) or 'none'}{reasons}"
+        )
+
+
+def _builtin_first(entry: importlib.metadata.EntryPoint) -> tuple[bool, str, str]:
+    """Order entries so that who gets a contested name doesn't depend on the order of installation."""
+    return _distribution(entry) != "topicstore", _distribution(entry), entry.name
+
+
+def _distribution(entry: importlib.metadata.EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else "an unknown distribution"
+
+
+def _manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+_REGISTRATION = {
+    "topicstore_backends": BackendSpec,
+    "topicstore_layouts": LayoutSpec,
+    "topicstore_workloads": WorkloadSpec,
+}
+
+
+def _specs_of(plugin: Any, manager: pluggy.PluginManager) -> list[PluginSpec]:
+    found: list[PluginSpec] = []
+    others = [other for other in manager.get_plugins() if other is not plugin]
+    for hook, kind in _REGISTRATION.items():
+        for specs in manager.subset_hook_caller(hook, others)():
+            for spec in specs:
+                if not isinstance(spec, kind):
+                    raise PluginError(f"{hook} returned a {type(spec).__name__}, not a {kind.__name__}")
+                found.append(spec)
+    return found
+
+
+@functools.cache
+def registry() -> Registry:
+    """Return the process's registry, made at the first call from the installed entry points."""
+    disabled = [name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()]
+    return Registry(importlib.metadata.entry_points(group=GROUP), disabled)
+
+
+def data_path(wrappers: Iterable[tuple[str, Any]], implementation: Any) -> pluggy.PluginManager:
+    """Return a database's own manager: the implementation, and the wrappers, outermost first."""
+    manager = _manager()
+    manager.register(implementation, "topicstore")
+    for name, plugin in reversed(list(wrappers)):
+        manager.register(plugin, name)  # pluggy calls what was registered last first
+    return manager
+
+
+def load_target(spec: PluginSpec) -> type[Any]:
+    """Import and return the class that a spec names.
+
+    Raises `BackendUnavailableError`, with the pip command, if what it needs is not installed.
+    """
+    kind = "layout" if isinstance(spec, LayoutSpec) else "backend"
+    missing = [name for name in spec.needs if not _installed(name)]
+    hint = f': pip install "{spec.install}"' if spec.install else ""
+    if missing:
+        raise BackendUnavailableError(f"{kind} {spec.name!r} needs {', '.join(missing)}{hint}")
+    module, _, name = spec.target.partition(":")
+    try:
+        target = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BackendUnavailableError(f"{kind} {spec.name!r} can't be loaded ({error}){hint}") from error
+    expected = Layout if isinstance(spec, LayoutSpec) else Backend
+    if not (isinstance(target, type) and issubclass(target, expected)):
+        raise PluginError(f"{kind} {spec.name!r}: {spec.target} is not a {expected.__name__}")
+    return target
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def check_pair(backend: BackendSpec, layout: LayoutSpec) -> None:
+    """Raise `IncompatibleError` if the layout requires what the backend doesn't declare."""
+    missing = layout.requires - backend.capabilities
+    if missing:
+        raise IncompatibleError(
+            f"layout {layout.name!r} can't run on backend {backend.name!r}, which lacks {', '.join(sorted(missing))}"
+        )

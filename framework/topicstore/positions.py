@@ -1,0 +1,86 @@
+"""Positions: the one order of a shard.
+
+A position is 64 unsigned bits, ``microseconds << 11 | counter``. Positions of a shard
+strictly increase and are never used twice, so one orders a shard's messages, finds a
+start time, and (with the shard) names a message. Times are microseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InvalidArgumentError
+
+__all__ = [
+    "COUNTER_BITS",
+    "MAX_TIME",
+    "Positions",
+    "Times",
+    "commit_positions",
+    "first_position",
+    "late_rows",
+    "message_positions",
+    "time_of",
+    "to_microseconds",
+]
+
+COUNTER_BITS = 11
+MAX_TIME = (1 << 53) - (1 << 32)
+"""Largest time, in 2255: room is left below 64 bits for counters that overflow into the time."""
+
+Positions = npt.NDArray[np.uint64]
+Times = npt.NDArray[np.int64]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def to_microseconds(time: int | datetime) -> int:
+    """Return a time as microseconds since the epoch. A datetime must carry its time zone."""
+    if isinstance(time, datetime):
+        if time.utcoffset() is None:
+            raise InvalidArgumentError(f"{time!r} has no time zone")
+        time = (time - _EPOCH) // _MICROSECOND
+    if isinstance(time, bool) or not isinstance(time, int):
+        raise InvalidArgumentError(f"a time is microseconds since the epoch or a datetime, not {time!r}")
+    return time
+
+
+def first_position(time: int) -> int:
+    """Return the lowest position of a time; times outside the range are clamped to it."""
+    return min(max(time, 0), MAX_TIME) << COUNTER_BITS
+
+
+def time_of(position: int) -> int:
+    """Return the time in a position."""
+    return position >> COUNTER_BITS
+
+
+def commit_positions(last: int, now: int, rows: int) -> Positions:
+    """Return positions for ``rows`` messages committed at ``now``, behind position ``last``."""
+    first = max(last + 1, first_position(now))
+    return np.arange(first, first + rows, dtype=np.uint64)
+
+
+def late_rows(last_time: int, times: Times) -> npt.NDArray[np.bool_]:
+    """Say of each row whether it is older than what came before it: ``last_time`` or an earlier row."""
+    newest = np.maximum.accumulate(np.concatenate(([last_time], times)))[:-1]
+    return times < newest
+
+
+def message_positions(last: int, times: Times) -> Positions:
+    """Return positions from the messages' own times: each ``max(previous + 1, time << 11)``.
+
+    Without a loop: with n rows, p[i] = max over j <= i of (time[j] << 11) + (i - j), and
+    last + 1 + i. Adding n - 1 - j before the running maximum keeps everything unsigned.
+    """
+    rows = len(times)
+    index = np.arange(rows, dtype=np.uint64)
+    lead = np.uint64(max(rows - 1, 0))
+    raised = (times.astype(np.uint64) << np.uint64(COUNTER_BITS)) + (lead - index)
+    np.maximum(raised, np.uint64(last + 1) + lead, out=raised)
+    positions: Positions = np.maximum.accumulate(raised) - lead + index
+    return positions

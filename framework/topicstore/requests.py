@@ -1,0 +1,120 @@
+"""What goes into the data-path hooks, and what comes out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .batch import MessageBatch
+from .iterators import Iterator
+from .model import MessageId
+from .state import StateWrite
+from .topics import TopicFilter
+
+if TYPE_CHECKING:
+    from .database import Database
+
+__all__ = ["IterateRequest", "NextResult", "ReplayRequest", "StoreRequest", "StoreResult", "Stream", "StreamsRequest"]
+
+
+@attrs.define(kw_only=True)
+class StoreRequest:
+    """Store a batch."""
+
+    db: Database
+    batch: MessageBatch
+    state: Mapping[int, Sequence[StateWrite]] = attrs.field(factory=dict)
+    """State writes by shard, each shard's committed in one engine write with its messages."""
+
+
+@attrs.frozen(kw_only=True)
+class StoreResult:
+    """What was stored. All of it is visible to the next read, and durable as the database was told."""
+
+    batch: MessageBatch
+    """The messages with shards, positions and times, in the order handed in."""
+    lifted: int = 0
+    """How many were late and took the next position instead of their own (``late="lift"``)."""
+
+    @property
+    def count(self) -> int:
+        """Return the number of messages."""
+        return len(self.batch)
+
+    @property
+    def ids(self) -> list[MessageId]:
+        """Return the messages' ids, in the order handed in."""
+        return self.batch.ids() if len(self.batch) else []
+
+
+@attrs.frozen(kw_only=True)
+class Stream:
+    """A sequence of messages that is read in order, with `Database.iterate` and `Database.next`.
+
+    Streams of different shards are independent. Within a shard, read those of a generation only
+    after the end of the streams of the one before; within one generation they are independent.
+    """
+
+    shard: int
+    generation: int
+    number: int
+    """Unique within shard and generation."""
+    pattern: str
+    """A topic filter that all topics of the stream match."""
+    sealed: bool
+    """The generation takes no more messages."""
+
+
+@attrs.define(kw_only=True)
+class StreamsRequest:
+    """List streams."""
+
+    db: Database
+    topic_filter: TopicFilter
+    start: int
+    """Microseconds since the epoch, inclusive."""
+
+
+@attrs.define(kw_only=True)
+class IterateRequest:
+    """Fetch a batch."""
+
+    db: Database
+    iterator: Iterator
+    limit: int
+    until: int | None = None
+    """Microseconds since the epoch, exclusive."""
+    bound: int | None = None
+    """Highest position to return, inclusive, if lower than the watermark."""
+    timeout: float | None = None
+    """Seconds."""
+
+
+@attrs.frozen(kw_only=True)
+class NextResult:
+    """One batch of an iterator."""
+
+    batch: MessageBatch
+    """Messages with shards and positions. May be empty: that is not the end."""
+    iterator: Iterator
+    """Where to go on."""
+    end_of_stream: bool
+    """Nothing will ever follow: the generation is sealed and all of the stream was read."""
+    caught_up: bool
+    """Nothing more was visible (below ``until``) when the batch was fetched."""
+
+
+@attrs.define(kw_only=True)
+class ReplayRequest:
+    """Plan a replay."""
+
+    db: Database
+    topic_filter: TopicFilter
+    start: int
+    """Microseconds since the epoch, inclusive."""
+    until: int | None
+    """Microseconds since the epoch, exclusive."""
+    order: str | None
+    batch_size: int

@@ -1,0 +1,536 @@
+"""A shard: one engine, its generations, and the one lock under which messages get positions.
+
+Positions are assigned and committed under the lock, so no reader sees a position before a
+lower one. Readers see up to the watermark, which moves after the commit, or, under
+``sync``, after the flush: never what power loss could take back. Flushes are shared: one
+serves every batch written before it began (group commit).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+
+from .batch import MessageBatch
+from .columns import Constant, to_iterable, to_list
+from .counters import ShardCounters
+from .engine import GENERATION_END, Engine, Reader, WriteBatch
+from .errors import (
+    DatabaseClosedError,
+    EngineError,
+    GenerationDroppedError,
+    GenerationError,
+    InvalidIteratorError,
+    LateMessageError,
+    ShardReadOnlyError,
+    TimestampAheadError,
+)
+from .generations import (
+    GenerationRecord,
+    Tail,
+    load_generations,
+    load_tail,
+    put_generation,
+    put_tail,
+    remove_messages,
+)
+from .layout import Damage, Layout, Slab, SlabStep
+from .options import options_dict
+from .positions import Times, commit_positions, late_rows, message_positions, time_of
+from .state import StateWrite, stage
+from .topics import TopicFilter
+
+__all__ = ["Policy", "Prepared", "Shard"]
+
+MakeLayout = Callable[[str, dict[str, Any]], Layout]
+
+
+@attrs.frozen(kw_only=True)
+class Policy:
+    """What the manifest says of writing."""
+
+    durability: str
+    timestamps: str
+    late: str
+    max_skew: float
+    clock: Callable[[], int]
+    """Returns the present as microseconds since the epoch."""
+
+
+@attrs.frozen
+class Prepared:
+    """A batch that may be committed."""
+
+    batch: MessageBatch
+    """With positions and times."""
+    tail: Tail
+    write: WriteBatch
+    lifted: int
+
+
+class Shard:
+    """One shard of an open database. All methods may be called from any thread."""
+
+    def __init__(self, number: int, engine: Engine, policy: Policy, make_layout: MakeLayout) -> None:
+        self.number = number
+        self.counters = ShardCounters()
+        self._engine = engine
+        self._policy = policy
+        self._make_layout = make_layout
+        self._lock = threading.RLock()
+        self._flush_lock = threading.Lock()
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._tail = load_tail(engine)
+        self._records = {record.number: record for record in load_generations(engine)}
+        self._slabs: dict[int, Slab] = {}
+        self._watermark = self._tail.last_position
+        self._written = 0  # engine writes so far, and how many of them are on disk
+        self._flushed = 0
+        self._open_slabs()
+        self._warn_of_future()
+
+    def _open_slabs(self) -> None:
+        for number, record in sorted(self._records.items()):
+            if record.dropped:
+                self._remove(number)
+            else:
+                layout = self._make_layout(record.layout, record.options)
+                self._slabs[number] = layout.open(self._engine, self.number, number)
+
+    def _warn_of_future(self) -> None:
+        ahead = self.ahead()
+        if ahead > 0:
+            warnings.warn(
+                f"shard {self.number}: its last position lies {ahead / 1e6:,.1f} s in the future; "
+                "messages committed until then get positions right behind it",
+                stacklevel=6,
+            )
+
+    @property
+    def lock(self) -> threading.RLock:
+        """The lock of everything that writes."""
+        return self._lock
+
+    # --- looking ---
+
+    @property
+    def watermark(self) -> int:
+        """The highest position that readers may see."""
+        return self._watermark
+
+    @property
+    def last_position(self) -> int:
+        """The highest position given out."""
+        return self._tail.last_position
+
+    @property
+    def lifted(self) -> int:
+        """Late messages lifted since the database was created."""
+        return self._tail.lifted
+
+    @property
+    def failure(self) -> str | None:
+        """Why the shard takes no writes, or None."""
+        return None if self._failure is None else str(self._failure)
+
+    def ahead(self) -> int:
+        """Return by how many microseconds the last position lies in the future; 0 if it doesn't."""
+        # Without this allowance every store would look ahead by its own batch's counters.
+        return max(0, time_of(self._tail.last_position) - self._policy.clock() - 1_000)
+
+    def reader(self) -> Reader:
+        """Return the engine, to read state from."""
+        self._check_open()
+        return self._engine
+
+    def generations(self) -> list[GenerationRecord]:
+        """Return the live generations, oldest first, with the counts of the current one filled in."""
+        with self._lock:
+            tail = self._tail
+            return [
+                record
+                if record.sealed is not None
+                else msgspec.structs.replace(record, messages=tail.messages, live_bytes=tail.live_bytes)
+                for _, record in sorted(self._records.items())
+                if not record.dropped
+            ]
+
+    @property
+    def current(self) -> int:
+        """The number of the generation that is written; 0 before the first was added."""
+        return max(self._records, default=0)
+
+    def slab(self, generation: int) -> Slab:
+        """Return a live generation's slab.
+
+        Raises `GenerationDroppedError`, or `InvalidIteratorError` if there never was one of that number.
+        """
+        self._check_open()
+        slab = self._slabs.get(generation)
+        if slab is None:
+            if 0 < generation <= self.current:
+                raise GenerationDroppedError(f"generation {generation} of shard {self.number} was dropped")
+            raise InvalidIteratorError(f"shard {self.number} has no generation {generation}")
+        return slab
+
+    # --- writing ---
+
+    def prepare(self, batch: MessageBatch, state: Sequence[StateWrite]) -> Prepared:
+        """Check a batch and its state, and give it positions; nothing has changed yet.
+
+        The caller holds `lock` from here until `commit`, for all shards of its batch, so that a
+        message refused by one shard keeps the whole batch out of all of them.
+        """
+        self._check_writable()
+        write = WriteBatch()
+        stage(state, self._engine, write)
+        placed, tail = self._place(batch)
+        return Prepared(placed, tail, write, tail.lifted - self._tail.lifted)
+
+    def commit(self, prepared: Prepared) -> int:
+        """Commit messages and state in one engine write; return the ticket for `settle`."""
+        slab, write, tail = self._slabs[self.current], prepared.write, prepared.tail
+        rows = len(prepared.batch)
+        if rows:
+            slab.store(prepared.batch, write)
+            tail = msgspec.structs.replace(tail, live_bytes=tail.live_bytes + write.size)
+            put_tail(write, tail)
+        ticket = self._commit(write, tail, slab.committed)
+        self.counters.batches += 1
+        self.counters.messages += rows
+        return ticket
+
+    def _place(self, batch: MessageBatch) -> tuple[MessageBatch, Tail]:
+        """Give a batch its positions and times; return it and the tail that follows."""
+        rows, tail, now = len(batch), self._tail, self._policy.clock()
+        if not rows:
+            return batch, tail
+        timestamps = _fill(batch.timestamps, now)
+        lifted = 0
+        last_time = tail.last_time
+        if self._policy.timestamps == "commit":
+            positions = commit_positions(tail.last_position, now, rows)
+        else:
+            times = np.fromiter(to_iterable(timestamps), np.int64, rows)
+            lifted = self._check_times(times, now)
+            positions = message_positions(tail.last_position, times)
+            last_time = max(last_time, int(times.max()))
+        placed = batch.placed(positions, timestamps, self.number)
+        return placed, msgspec.structs.replace(
+            tail,
+            last_position=int(positions[-1]),
+            last_time=last_time,
+            lifted=tail.lifted + lifted,
+            messages=tail.messages + rows,
+        )
+
+    def _check_times(self, times: Times, now: int) -> int:
+        """Refuse times too far ahead, and late ones or else count them."""
+        limit = now + int(self._policy.max_skew * 1e6)
+        ahead = np.flatnonzero(times > limit)
+        if len(ahead):
+            first = int(ahead[0])
+            raise TimestampAheadError(
+                f"its time lies {(int(times[first]) - now) / 1e6:,.1f} s ahead of the clock; "
+                f"{self._policy.max_skew:g} s are allowed",
+                first,
+            )
+        late = np.flatnonzero(late_rows(self._tail.last_time, times))
+        if len(late) and self._policy.late == "raise":
+            first = int(late[0])
+            newest = max(self._tail.last_time, int(times[:first].max(initial=0)))
+            raise LateMessageError(
+                f"its time lies {(newest - int(times[first])) / 1e6:,.6f} s before that of a message "
+                f"already stored in shard {self.number}",
+                first,
+            )
+        return len(late)
+
+    def _commit(self, write: WriteBatch, tail: Tail, then: Callable[[], object] = bool) -> int:
+        """Apply a write, and ``then`` what memory must know of it.
+
+        Returns the ticket with which `settle` makes it durable and visible. Whatever interrupts
+        it, Ctrl-C too, closes the shard to writes, because memory may lag behind the engine.
+        """
+        started = time.perf_counter()
+        try:
+            self._engine.write(write)
+            then()
+            self._tail = tail
+            self._written += 1
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self.counters.commit_seconds += time.perf_counter() - started
+        self.counters.bytes += write.size
+        if self._policy.durability == "commit":
+            self._watermark = tail.last_position
+        return self._written
+
+    def settle(self, ticket: int) -> None:
+        """The second half of every write, without the lock, so that others can join the flush.
+
+        Under ``sync``, return when the write of this ticket is on disk, and let readers see it."""
+        if self._policy.durability == "sync":
+            self._flush(ticket)
+
+    def _flush(self, ticket: int) -> None:
+        with self._flush_lock:
+            if self._flushed >= ticket:
+                return  # a flush that began after this write has served it
+            with self._lock:
+                self._check_writable()
+                written, position = self._written, self._tail.last_position
+            started = time.perf_counter()
+            try:
+                self._engine.flush_log()
+            except BaseException as error:
+                self._fail(error)
+                raise
+            self.counters.flushes += 1
+            self.counters.flush_seconds += time.perf_counter() - started
+            self._flushed, self._watermark = written, position
+
+    def flush(self) -> None:
+        """Return when everything stored so far is on disk, whatever the durability."""
+        with self._lock:
+            ticket = self._written
+        self._flush(ticket)
+
+    def write_state(self, writes: Sequence[StateWrite]) -> None:
+        """Commit state alone."""
+        with self._lock:
+            self._check_writable()
+            write = WriteBatch()
+            stage(writes, self._engine, write)
+            ticket = self._commit(write, self._tail)
+        self.settle(ticket)
+
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> int:
+        """Remove matching messages with positions from ``first`` to ``last``; return how many."""
+        deleted = 0
+        last = min(last, self._watermark)
+        for record in self.generations():
+            if record.first_position <= last and (record.last_position is None or record.last_position >= first):
+                deleted += self._delete_in(record.number, topic_filter, first, last)
+        return deleted
+
+    def _delete_in(self, generation: int, topic_filter: TopicFilter, first: int, last: int) -> int:
+        deleted = 0
+        try:
+            slab = self.slab(generation)
+        except GenerationDroppedError:
+            return 0  # dropped since it was listed: nothing is left to delete
+        steps = slab.delete(topic_filter, first, last)
+        while True:
+            with self._lock:  # a step at a time, so that writers get their turn in between
+                self._check_writable()
+                step = next(steps, None)
+                if step is None or generation not in self._slabs:
+                    return deleted
+                write, rows = step
+                tail = self._discount(generation, rows, write)
+                ticket = self._commit(write, tail, slab.committed)
+                self.counters.deleted += rows
+            self.settle(ticket)
+            deleted += rows
+
+    def _discount(self, generation: int, rows: int, write: WriteBatch) -> Tail:
+        """Take deleted messages off the books, in the same write."""
+        record, tail = self._records[generation], self._tail
+        if record.sealed is None:
+            tail = msgspec.structs.replace(tail, messages=tail.messages - rows)
+            put_tail(write, tail)
+        else:
+            self._records[generation] = msgspec.structs.replace(record, messages=record.messages - rows)
+            put_generation(write, self._records[generation])
+        return tail
+
+    # --- reading ---
+
+    def next(
+        self,
+        generation: int,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        *,
+        limit: int,
+        limit_bytes: int,
+        bound: int | None,
+        deadline: float | None,
+    ) -> tuple[SlabStep, bool]:
+        """Read on in a stream; return the step, and whether it ended the stream for good."""
+        slab, record = self.slab(generation), self._records[generation]
+        bound = self._watermark if bound is None else min(bound, self._watermark)
+        started = time.perf_counter()
+        try:
+            step = slab.next(
+                stream,
+                topic_filter,
+                place,
+                limit=limit,
+                limit_bytes=limit_bytes,
+                bound=bound,
+                deadline=deadline,
+            )
+        except ValueError as bad:
+            raise InvalidIteratorError(f"the iterator's place is not of this stream: {bad}") from bad
+        self.slab(generation)  # dropped meanwhile? then what was read may be less than there was
+        self.counters.reads += 1
+        self.counters.read_messages += len(step.batch)
+        self.counters.read_seconds += time.perf_counter() - started
+        ended = step.exhausted and record.last_position is not None and bound >= record.last_position
+        return step, ended
+
+    # --- generations ---
+
+    def add_generation(self, layout_name: str, options: dict[str, Any]) -> int:
+        """Seal the current generation and begin the next, in one engine write; return its number."""
+        with self._lock:
+            self._check_writable()
+            now, number, tail = self._policy.clock(), self.current + 1, self._tail
+            if number >= GENERATION_END:
+                raise GenerationError(f"shard {self.number} has used up its generations")
+            layout = self._make_layout(layout_name, options)
+            write = WriteBatch()
+            parent, sealed = self._seal(now, write)
+            record = GenerationRecord(
+                number=number,
+                layout=layout_name,
+                options=options_dict(layout.options),
+                created=now,
+                first_position=tail.last_position + 1,
+            )
+            put_generation(write, record)
+            same = sealed is not None and sealed.layout == layout_name
+            layout.create(self._engine, self.number, number, parent if same else None, write)
+            tail = msgspec.structs.replace(tail, messages=0, live_bytes=0)
+            put_tail(write, tail)
+
+            def adopt() -> None:
+                self._slabs[number] = layout.open(self._engine, self.number, number)
+                if sealed is not None:
+                    self._records[sealed.number] = sealed
+                self._records[number] = record
+
+            ticket = self._commit(write, tail, adopt)
+        self.settle(ticket)
+        return number
+
+    def _seal(self, now: int, write: WriteBatch) -> tuple[Slab | None, GenerationRecord | None]:
+        if not self.current:
+            return None, None
+        tail = self._tail
+        sealed = msgspec.structs.replace(
+            self._records[self.current],
+            sealed=now,
+            last_position=tail.last_position,
+            messages=tail.messages,
+            live_bytes=tail.live_bytes,
+        )
+        put_generation(write, sealed)
+        return self._slabs[self.current], sealed
+
+    def drop_generation(self, number: int) -> bool:
+        """Make a sealed generation invisible, in one engine write; False if it was dropped before.
+
+        `remove_dropped` then removes what it held.
+        """
+        with self._lock:
+            self._check_writable()
+            record = self._records.get(number)
+            if record is None or record.dropped:
+                if 0 < number < self.current:
+                    return False
+                raise GenerationError(f"there is no generation {number}")
+            if record.sealed is None:
+                raise GenerationError(f"generation {number} is the current one; add another before dropping it")
+            record = msgspec.structs.replace(record, dropped=True)
+            write = WriteBatch()
+            put_generation(write, record)
+
+            def forget() -> None:
+                self._records[number] = record
+                del self._slabs[number]
+
+            ticket = self._commit(write, self._tail, forget)
+        self.settle(ticket)
+        return True
+
+    def remove_dropped(self) -> None:
+        """Remove what dropped generations held. May be interrupted; the next open goes on."""
+        for number in [number for number, record in self._records.items() if record.dropped]:
+            self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        for write in remove_messages(number):
+            with self._lock:
+                self._commit(write, self._tail)
+        with self._lock:
+            self._records.pop(number, None)
+
+    # --- care ---
+
+    def verify(self) -> Iterator[Damage | int]:
+        """Read everything; yield each damage, and numbers of good messages."""
+        for sentence in self._engine.verify():
+            yield Damage(place=f"shard {self.number}", reason=sentence)
+        for record in self.generations():
+            counted, damaged = 0, False
+            for found in self.slab(record.number).verify(self._watermark):
+                if isinstance(found, Damage):
+                    damaged = True
+                else:
+                    counted += found
+                yield found
+            if not damaged and counted != record.messages and record.sealed is not None:
+                yield Damage(
+                    place=f"shard {self.number}, generation {record.number}",
+                    reason=f"holds {counted:,} messages where its record says {record.messages:,}",
+                )
+
+    def engine(self) -> Engine:
+        """Return the engine, for checkpoints and sizes."""
+        self._check_open()
+        return self._engine
+
+    def close(self) -> None:
+        """Close the engine. May be called twice."""
+        with self._flush_lock, self._lock:
+            if not self._closed:
+                self._closed = True
+                self._slabs.clear()
+                self._engine.close()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self.counters.failures += 1
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DatabaseClosedError("the database is closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._failure is not None:
+            raise ShardReadOnlyError(
+                f"shard {self.number} takes no writes since one failed ({self._failure}); "
+                "remove the cause, then close and open the database"
+            ) from (self._failure if isinstance(self._failure, EngineError) else None)
+
+
+def _fill(timestamps: Any, now: int) -> Any:
+    """Put the time of the commit where a message has none."""
+    if isinstance(timestamps, Constant):
+        return Constant(now, len(timestamps)) if timestamps.value is None else timestamps
+    values = to_list(timestamps)
+    return [now if value is None else value for value in values] if None in values else values

@@ -1,0 +1,101 @@
+"""The state of a shard: small values beside the messages, written in the same engine write.
+
+The logical layer keeps positions and generations here, under keys that begin with a zero
+byte; sessions, imports and programs that embed a store keep theirs under any other key.
+Values are bytes; whoever writes them gives them a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from .engine import STATE, Reader, WriteBatch
+from .errors import InvalidArgumentError, StateConflictError
+
+if TYPE_CHECKING:
+    from .shard import Shard
+
+__all__ = ["ANY", "ShardState", "StateWrite"]
+
+RESERVED = b"\0"
+
+
+class _Any:
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+ANY: Final = _Any()
+"""No condition: write whatever is there."""
+
+
+@attrs.frozen
+class StateWrite:
+    """Set ``key`` to ``value`` (None deletes it), if its value is ``expect`` (None: if absent)."""
+
+    key: bytes
+    value: bytes | None
+    expect: bytes | None | _Any = ANY
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.key, bytes) or not self.key or self.key.startswith(RESERVED):
+            raise InvalidArgumentError(f"a state key is bytes that don't begin with zero, not {self.key!r}")
+        if self.value is not None and not isinstance(self.value, bytes):
+            raise InvalidArgumentError(f"a state value is bytes or None, not {type(self.value).__name__}")
+
+
+def stage(writes: Iterable[StateWrite], reader: Reader, batch: WriteBatch) -> None:
+    """Check every condition against ``reader``, then add the writes to ``batch``.
+
+    Raises `StateConflictError`, with nothing added, if one doesn't hold.
+    """
+    writes = list(writes)
+    for write in writes:
+        if not isinstance(write.expect, _Any):
+            found = reader.get(STATE, write.key)
+            if found != write.expect:
+                raise StateConflictError(f"state {write.key!r} is {_brief(found)}, not {_brief(write.expect)}")
+    for write in writes:
+        if write.value is None:
+            batch.delete(STATE, write.key)
+        else:
+            batch.put(STATE, write.key, write.value)
+
+
+def _brief(value: bytes | None) -> str:
+    if value is None:
+        return "absent"
+    return repr(value) if len(value) <= 40 else f"{value[:40]!r}… ({len(value)} bytes)"
+
+
+class ShardState:
+    """The state of one shard, as `Database.state` gives it."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of ``key``, or None."""
+        return self._shard.reader().get(STATE, key)
+
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) of all keys that begin with ``prefix``, in order, as of the first item."""
+        start = prefix if prefix > RESERVED else b"\1"
+        for chunk in self._shard.reader().scan(STATE, start, _after_prefix(prefix)):
+            yield from chunk
+
+    def write(self, writes: Iterable[StateWrite]) -> None:
+        """Commit the writes together, as durable as the database's ``durability`` says.
+
+        Raises `StateConflictError`, with nothing written, if a condition doesn't hold.
+        """
+        self._shard.write_state(list(writes))
+
+
+def _after_prefix(prefix: bytes) -> bytes | None:
+    """Return the lowest key behind all that begin with ``prefix``; None if there is none."""
+    head = prefix.rstrip(b"\xff")
+    return head[:-1] + bytes((head[-1] + 1,)) if head else None

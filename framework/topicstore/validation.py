@@ -1,0 +1,196 @@
+"""What a message must be to enter a store, checked a column at a time.
+
+Each function takes the values of one field for all rows of a batch and returns the column
+to keep, folded to a `Constant` where all rows are equal. The first bad row raises, naming itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .columns import Column, Constant, fold
+from .errors import InvalidMessageError, InvalidTopicError, MessageTooLargeError
+from .model import MAX_PAYLOAD, Properties
+from .positions import MAX_TIME
+from .topics import MAX_TOPIC_BYTES, check_topic
+
+__all__ = [
+    "check_client_ids",
+    "check_flags",
+    "check_payloads",
+    "check_properties",
+    "check_qos",
+    "check_timestamps",
+    "check_topics",
+]
+
+_KNOWN_TEXTS, _KNOWN_CHARACTERS = 65_536, 1 << 24
+_TWO_BYTES, _FOUR_BYTES = 0xFFFF, 0xFFFF_FFFF
+
+
+class _Known:
+    """Texts that have passed their check before. Bounded in number and size: at the limit it starts anew."""
+
+    def __init__(self, check: Callable[[Any], None]) -> None:
+        self._check = check
+        self._texts: set[str] = set()
+        self._characters = 0
+
+    def check(self, values: list[Any]) -> Column:
+        column = fold(values)
+        texts = [column.value] if isinstance(column, Constant) else values
+        try:
+            if self._texts.issuperset(texts):
+                return column
+        except TypeError:  # something unhashable: the loop below names it
+            pass
+        for index, text in enumerate(texts):
+            try:
+                self._check(text)
+            except ValueError as bad:
+                raise InvalidMessageError(str(bad), index) from bad
+        self._remember(set(texts) - self._texts)
+        return column
+
+    def _remember(self, new: set[str]) -> None:
+        characters = sum(map(len, new))
+        if len(self._texts) + len(new) > _KNOWN_TEXTS or self._characters + characters > _KNOWN_CHARACTERS:
+            self._texts, self._characters = set(), 0
+        if len(new) <= _KNOWN_TEXTS and characters <= _KNOWN_CHARACTERS:
+            self._texts.update(new)
+            self._characters += characters
+
+
+def _check_topic(value: Any) -> None:
+    check_topic(value)
+
+
+def _check_client_id(value: Any) -> None:
+    _check_utf8(value, "client id")
+
+
+def _check_utf8(value: Any, what: str) -> None:
+    if not isinstance(value, str):
+        raise InvalidMessageError(f"a {what} is a str, not {type(value).__name__}")
+    if "\0" in value:
+        raise InvalidMessageError(f"{what} {value[:80]!r} contains NUL")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as bad:
+        raise InvalidMessageError(f"{what} {value[:80]!r} is not valid Unicode: {bad.reason}") from None
+    if size > MAX_TOPIC_BYTES:
+        raise InvalidMessageError(f"{what} {value[:40]!r}… has {size:,} bytes, more than {MAX_TOPIC_BYTES:,}")
+
+
+check_topics = _Known(_check_topic).check
+check_client_ids = _Known(_check_client_id).check
+
+
+def check_payloads(values: list[Any]) -> Column:
+    """Payloads are bytes, at most `MAX_PAYLOAD` of them."""
+    if set(map(type, values)) != {bytes}:
+        for index, value in enumerate(values):
+            if type(value) is not bytes:
+                raise InvalidMessageError(f"a payload is bytes, not {type(value).__name__}", index)
+    if max(map(len, values)) > MAX_PAYLOAD:
+        for index, value in enumerate(values):
+            if len(value) > MAX_PAYLOAD:
+                raise MessageTooLargeError(f"the payload has {len(value):,} bytes, more than {MAX_PAYLOAD:,}", index)
+    return values
+
+
+def _shown(value: object) -> str:
+    """Return what an error says about a value, however large the value is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python spells out no integer of more than 4,300 digits
+        return f"so large a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _check_members(values: list[Any], allowed: frozenset[Any], what: str) -> Column:
+    """Small sets of values, compared by type too: neither 1.0 nor "1" is a QoS, nor True."""
+    wanted = {type(value) for value in allowed}
+    if set(map(type, values)) != wanted or not allowed.issuperset(values):
+        for index, value in enumerate(values):
+            if type(value) not in wanted or value not in allowed:
+                raise InvalidMessageError(f"{what}, not {_shown(value)}", index)
+    return fold(values)
+
+
+def check_qos(values: list[Any]) -> Column:
+    """QoS is 0, 1 or 2."""
+    return _check_members(values, frozenset((0, 1, 2)), "a QoS is 0, 1 or 2")
+
+
+def check_flags(values: list[Any]) -> Column:
+    """Retain is True or False."""
+    return _check_members(values, frozenset((True, False)), "retain is True or False")
+
+
+def check_timestamps(values: list[Any]) -> Column:
+    """Timestamps are None or microseconds since the epoch, from 0 to `MAX_TIME`."""
+    column = fold(values)
+    if isinstance(column, Constant) and column.value is None:
+        return column
+    if set(map(type, values)) != {int} or min(values) < 0 or max(values) > MAX_TIME:
+        for index, value in enumerate(values):
+            if value is not None and (type(value) is not int or not 0 <= value <= MAX_TIME):
+                raise InvalidMessageError(
+                    f"a timestamp is None or microseconds since the epoch up to {MAX_TIME}, not {_shown(value)}",
+                    index,
+                )
+    return column
+
+
+def check_properties(values: list[Any]) -> Column:
+    """Properties are None or a `Properties` that MQTT 5 can carry."""
+    if values[0] is None and values.count(None) == len(values):
+        return Constant(None, len(values))
+    for index, value in enumerate(values):
+        if value is not None:
+            try:
+                _check_one(value)
+            except ValueError as bad:
+                raise InvalidMessageError(str(bad), index) from bad
+    return values
+
+
+def _check_one(value: Any) -> None:
+    if not isinstance(value, Properties):
+        raise InvalidMessageError(f"properties are None or Properties, not {type(value).__name__}")
+    _check_number(value.payload_format_indicator, 1, "payload_format_indicator")
+    _check_number(value.message_expiry_interval, _FOUR_BYTES, "message_expiry_interval")
+    if value.content_type is not None:
+        _check_utf8(value.content_type, "content type")
+    if value.response_topic is not None:
+        try:
+            check_topic(value.response_topic)
+        except InvalidTopicError as bad:
+            raise InvalidMessageError(f"response topic: {bad}") from bad
+    data = value.correlation_data
+    if data is not None and (type(data) is not bytes or len(data) > _TWO_BYTES):
+        raise InvalidMessageError("correlation data are at most 65,535 bytes")
+    _check_user_properties(value.user_properties)
+
+
+def _check_number(value: Any, most: int, what: str) -> None:
+    if value is not None and (type(value) is not int or not 0 <= value <= most):
+        raise InvalidMessageError(f"{what} is a whole number from 0 to {most}, not {_shown(value)}")
+
+
+def _check_user_properties(pairs: Any) -> None:
+    if type(pairs) is not tuple:
+        raise InvalidMessageError(f"user properties are a tuple of pairs, not {type(pairs).__name__}")
+    for pair in pairs:
+        if type(pair) is not tuple or len(pair) != 2:
+            raise InvalidMessageError(f"a user property is a pair (name, value), not {_shown(pair)}")
+        for text in pair:
+            _check_utf8(text, "user property")
+
+
+def check_equal_lengths(lengths: Iterable[int]) -> None:
+    """All columns of a batch have the same number of rows."""
+    if len(set(lengths)) > 1:
+        raise InvalidMessageError("the columns of a batch have different lengths")

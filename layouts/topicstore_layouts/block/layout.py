@@ -1,0 +1,51 @@
+"""Options of the block layout, and how its slabs are made and opened."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+from topicstore.engine import Engine, WriteBatch
+from topicstore.layout import Layout, Slab
+
+from ..learned import LearnedTopics
+from .codec import CODECS
+from .slab import BlockSlab
+
+__all__ = ["BlockLayout", "BlockOptions"]
+
+
+def _thresholds(_: object, field: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
+    if not value or any(threshold < 0 for threshold in value):
+        raise ValueError(f"{field.name} is one number or more, each 0 or above")
+
+
+@attrs.frozen(kw_only=True)
+class BlockOptions:
+    """Options of the block layout, kept with each generation."""
+
+    thresholds: tuple[int, ...] = attrs.field(default=(100, 20), validator=_thresholds)
+    """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
+    the first level, the second and so on, the last for all below. 0: ``+`` at once."""
+    compression: Literal["zstd", "lz4", "none"] = attrs.field(default="zstd", validator=attrs.validators.in_(CODECS))
+    level: int = attrs.field(default=1, validator=[attrs.validators.ge(-7), attrs.validators.le(19)])
+    """Of zstd."""
+
+
+class BlockLayout(Layout):
+    """Makes block slabs."""
+
+    Options = BlockOptions
+    options: BlockOptions
+
+    def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
+        """Persist what the parent's topics taught, so that streams stay few from the first message on."""
+        if isinstance(parent, BlockSlab):
+            trie = LearnedTopics(generation, self.options.thresholds)
+            trie.inherit(parent.learned)
+            trie.save(write)
+
+    def open(self, engine: Engine, shard: int, generation: int) -> Slab:
+        """Load the learned structure, which is small; everything else is read when needed."""
+        trie = LearnedTopics.load(engine, generation, self.options.thresholds)
+        return BlockSlab(engine, shard, generation, trie, self.options.compression, self.options.level)

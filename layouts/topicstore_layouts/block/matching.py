@@ -1,0 +1,76 @@
+"""Which rows of a block a topic filter wants: a verdict a topic, looked up for all rows at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from topicstore.columns import Constant
+from topicstore.errors import CorruptionError
+from topicstore.topics import TopicFilter
+
+from ..names import NameTable
+
+__all__ = ["Matcher", "Matchers"]
+
+_KEPT = 64
+_UNKNOWN, _NO, _YES = 0, 1, 2
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Matcher:
+    """One filter over the topic numbers of one dictionary; remembers a verdict a topic, a byte each.
+
+    Threads may share it: a verdict never changes, so the worst is that it is found twice.
+    """
+
+    def __init__(self, topic_filter: TopicFilter, topics: NameTable) -> None:
+        self._filter = topic_filter
+        self._topics = topics
+        self._verdicts = np.zeros(max(len(topics), 16), dtype=np.uint8)
+
+    def rows(self, topics: Constant[int] | npt.NDArray[Any]) -> Mask | bool:
+        """Return which rows match: True for all, False for none, else a mask."""
+        if isinstance(topics, Constant):
+            return bool(self._judge(np.array([topics.value]))[0])
+        mask = self._judge(topics)
+        matching = int(np.count_nonzero(mask))
+        if matching == len(mask):
+            return True
+        return mask if matching else False
+
+    def _judge(self, topics: npt.NDArray[Any]) -> Mask:
+        highest = int(topics.max())
+        if highest >= len(self._topics):
+            raise CorruptionError(f"topic number {highest} was never given to a name")
+        if highest >= len(self._verdicts):
+            grown = np.zeros(max(2 * len(self._verdicts), highest + 1), dtype=np.uint8)
+            grown[: len(self._verdicts)] = self._verdicts
+            self._verdicts = grown
+        verdicts = self._verdicts
+        found = verdicts[topics]
+        if not found.all():
+            new = np.unique(topics[found == _UNKNOWN])
+            matches = self._filter.matches
+            verdicts[new] = [_YES if matches(name) else _NO for name in self._topics.names(new)]
+            found = verdicts[topics]
+        return found == _YES
+
+
+class Matchers:
+    """The matchers of a slab: those of the filters used last, 64 at most."""
+
+    def __init__(self, topics: NameTable) -> None:
+        self._topics = topics
+        self._kept: dict[str, Matcher] = {}
+
+    def of(self, topic_filter: TopicFilter) -> Matcher:
+        """Return the matcher of a filter."""
+        matcher = self._kept.get(topic_filter.text)
+        if matcher is None:
+            matcher = Matcher(topic_filter, self._topics)
+            kept = dict(list(self._kept.items())[1 - _KEPT :])
+            self._kept = {**kept, topic_filter.text: matcher}
+        return matcher

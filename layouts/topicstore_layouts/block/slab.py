@@ -1,0 +1,367 @@
+"""A slab of blocks: one a batch, or one a stream where a batch touches few streams.
+
+All blocks lie in one run, ordered by position, whatever their streams: a reader of one
+stream passes over the others' blocks by their headers, and a reader of everything (stream
+0) reads them as they lie. Blocks of one batch may interleave; they are read together.
+
+A place is the next position, 8 bytes big-endian.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+from topicstore import MessageBatch, TopicFilter
+from topicstore.columns import Column, Constant, Indices, take, to_list
+from topicstore.engine import DATA, Engine, WriteBatch
+from topicstore.errors import CorruptionError
+from topicstore.layout import Damage, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+
+from ..learned import LearnedTopics
+from ..names import NameTable
+from .codec import Compressor
+from .format import MIXED, Block, Columns, encode_block
+from .matching import Matchers
+
+__all__ = ["BlockSlab"]
+
+_RUN = 0
+_ALL = 0
+"""The stream of every message of the slab, in order of position."""
+_TOPICS, _CLIENTS = 0x10, 0x20
+_MOST_ROWS = 8_192
+_MOST_BYTES = 1 << 20
+"""Payload bytes after which a block ends: what a reader of one message may have to decompress."""
+_SPLIT_ROWS = 256
+"""A batch is split by stream if each would get this many rows on average; smaller blocks cost more than they save."""
+_DELETED_BLOCKS = 16
+"""Blocks that one step of a delete rewrites."""
+
+
+@attrs.frozen
+class _Found:
+    """Rows of a block that a reader wants."""
+
+    block: Block
+    rows: Indices | None
+    """None: all."""
+
+
+class BlockSlab(Slab):
+    """See the head of the module."""
+
+    def __init__(
+        self, engine: Engine, shard: int, generation: int, learned: LearnedTopics, compression: str, level: int
+    ) -> None:
+        self.counters = ReadCounters()
+        self.learned = learned
+        self._engine = engine
+        self._shard = shard
+        self._generation = generation
+        self._topics = NameTable(engine, generation, _TOPICS, learned.learn)
+        self._clients = NameTable(engine, generation, _CLIENTS, lambda _: 0)
+        self._matchers = Matchers(self._topics)
+        self._compress = Compressor(compression, level)
+
+    # --- writing ---
+
+    def store(self, batch: MessageBatch, write: WriteBatch) -> None:
+        """Put the batch as blocks, with the names and the learned structure that are new in it."""
+        columns = Columns(
+            np.asarray(batch.positions),
+            self._topics.encode(batch.topics),
+            self._clients.encode(batch.client_ids),
+            batch.qos,
+            batch.retain,
+            batch.timestamps,
+            batch.properties,
+            to_list(batch.payloads),
+        )
+        for part in _by_size(columns):
+            self._put(part, write)
+        self.learned.save(write)
+        self._topics.save(write)
+        self._clients.save(write)
+
+    def _put(self, columns: Columns, write: WriteBatch) -> None:
+        base = int(columns.positions[0])
+        for stream, part in self._by_stream(columns):
+            last = int(part.positions[-1])
+            write.put(DATA, self._key(last), encode_block(part, stream, base, last, self._compress))
+
+    def _by_stream(self, columns: Columns) -> list[tuple[int, Columns]]:
+        topics = columns.topics
+        if isinstance(topics, Constant):
+            return [(int(self._topics.streams(np.array([topics.value]))[0]), columns)]
+        streams = self._topics.streams(topics)
+        touched = np.unique(streams).tolist()
+        if len(touched) == 1:
+            return [(touched[0], columns)]
+        if len(streams) < _SPLIT_ROWS * len(touched):
+            return [(MIXED, columns)]
+        return [(stream, columns.take(np.flatnonzero(streams == stream))) for stream in touched]
+
+    def committed(self) -> None:
+        """Names and structure are saved."""
+        self.learned.saved()
+        self._topics.saved()
+        self._clients.saved()
+
+    def _key(self, position: int) -> tuple[int, int, int]:
+        return self._generation, _RUN, position
+
+    # --- streams ---
+
+    def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
+        """Return the learned streams that the filter may touch."""
+        return [StreamInfo(stream=s, pattern=self.learned.pattern(s)) for s in self.learned.match(topic_filter)]
+
+    def cover(self, topic_filter: TopicFilter) -> list[int]:
+        """Return the one stream that is touched, or that of everything: one pass serves them all."""
+        streams = self.learned.match(topic_filter)
+        if not streams or (topic_filter.literal and self._topics.find(topic_filter.text) is None):
+            return []
+        return streams if len(streams) == 1 else [_ALL]
+
+    def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
+        """A place is a position."""
+        if stream != _ALL and stream not in self.learned:
+            raise KeyError(stream)
+        return position.to_bytes(8, "big")
+
+    # --- reading ---
+
+    def next(
+        self,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        *,
+        limit: int,
+        limit_bytes: int,
+        bound: int,
+        deadline: float | None,
+    ) -> SlabStep:
+        """Read blocks from the place on until there are enough rows."""
+        if len(place) != 8 or (stream != _ALL and stream not in self.learned):
+            raise ValueError(place)
+        at = int.from_bytes(place, "big")
+        batches: list[MessageBatch] = []
+        rows = size = 0
+        exhausted = True
+        for blocks in self._batches(at, bound):
+            if batches and (rows >= limit or size >= limit_bytes):
+                exhausted = False
+                break
+            found = [match for block in blocks if (match := self._match(block, stream, topic_filter, at, bound))]
+            last = blocks[-1].last
+            at = min(last, bound) + 1
+            if found:
+                batch = self._decode(found)
+                if rows + len(batch) > limit:
+                    batch = batch[: limit - rows]
+                    at = int(batch.positions[-1]) + 1  # type: ignore[index]
+                batches.append(batch)
+                rows += len(batch)
+                size += sum(match.block.payload_bytes for match in found)
+            if at <= bound and (rows >= limit or (deadline is not None and time.monotonic() >= deadline)):
+                exhausted = False
+                break
+        self.counters.rows += rows
+        place = (max(at, bound + 1) if exhausted else at).to_bytes(8, "big")
+        return SlabStep(batch=MessageBatch.concat(batches), place=place, exhausted=exhausted)
+
+    def _batches(self, first: int, bound: int) -> Iterator[list[Block]]:
+        """Yield the blocks that may hold positions from ``first`` to ``bound``, those of a batch together."""
+        if first > bound:
+            return
+        self.counters.seeks += 1
+        together: list[Block] = []
+        for block in self._scan(first):
+            if together and block.base != together[0].base:
+                yield together
+                together = []
+            if block.base > bound:
+                return
+            together.append(block)
+        if together:
+            yield together
+
+    def _scan(self, first: int) -> Iterator[Block]:
+        for chunk in self._engine.scan(DATA, self._key(first), (self._generation, _RUN + 1, 0)):
+            for key, value in chunk:
+                yield self._open(key[2], value)
+
+    def _open(self, last: int, value: bytes) -> Block:
+        try:
+            return Block(value, last)
+        except CorruptionError as bad:
+            raise self._damaged(last, bad) from bad
+
+    def _damaged(self, last: int, bad: CorruptionError) -> CorruptionError:
+        return CorruptionError(bad.reason, self._place_of(last))
+
+    def _place_of(self, last: int) -> str:
+        return f"shard {self._shard}, generation {self._generation}, block that ends at position {last}"
+
+    def _match(self, block: Block, stream: int, topic_filter: TopicFilter, first: int, bound: int) -> _Found | None:
+        """Return the rows of a block that a reader wants, or None if there are none."""
+        if stream not in (_ALL, MIXED, block.stream) and block.stream != MIXED:
+            self.counters.skipped += 1
+            return None
+        try:
+            rows = self._rows(block, stream, topic_filter, first, bound)
+        except CorruptionError as bad:
+            raise self._damaged(block.last, bad) from bad
+        if rows is not None and not len(rows):
+            self.counters.skipped += 1
+            return None
+        self.counters.visited += 1
+        return _Found(block, rows)
+
+    def _rows(self, block: Block, stream: int, topic_filter: TopicFilter, first: int, bound: int) -> Indices | None:
+        topics = block.topics()
+        mask = self._matchers.of(topic_filter).rows(topics)
+        if mask is False:
+            return np.empty(0, dtype=np.intp)
+        if stream != _ALL and block.stream == MIXED and not isinstance(topics, Constant):
+            mask = mask & (self._topics.streams(topics) == stream)
+        if block.first < first or block.last > bound:
+            positions = block.positions()
+            mask = mask & (positions >= np.uint64(first)) & (positions <= np.uint64(bound))
+        return None if mask is True else np.flatnonzero(mask)
+
+    def _decode(self, found: list[_Found]) -> MessageBatch:
+        """Return the wanted rows of the blocks of one batch, in order of position."""
+        if len(found) == 1:
+            return self._batch(found[0])
+        joined = MessageBatch.concat([self._batch(match) for match in found])
+        return joined.take(np.argsort(joined.positions, kind="stable"))  # type: ignore[arg-type]
+
+    def _batch(self, found: _Found) -> MessageBatch:
+        block, rows = found.block, found.rows
+        try:
+            all_positions = block.positions()
+            columns: list[Column] = [
+                self._names(self._topics, block.topics(), rows),
+                block.payloads(rows),
+                self._names(self._clients, block.client_ids(), rows),
+                *(
+                    column if rows is None else take(column, rows)
+                    for column in (
+                        block.qos(),
+                        block.retain(),
+                        block.timestamps(all_positions),
+                        block.properties(),
+                        all_positions,
+                    )
+                ),
+            ]
+        except CorruptionError as bad:
+            raise self._damaged(block.last, bad) from bad
+        return MessageBatch(*columns, Constant(self._shard, len(columns[-1])))
+
+    def _names(self, table: NameTable, numbers: Column, rows: Indices | None) -> Column:
+        if isinstance(numbers, Constant):
+            name = table.names(np.array([numbers.value]))[0]
+            return Constant(name, len(numbers) if rows is None else len(rows))
+        return table.names(numbers if rows is None else numbers[rows])
+
+    # --- deleting ---
+
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[tuple[WriteBatch, int]]:
+        """Rewrite the blocks that hold matching messages, a few a step, under the same keys."""
+        while True:
+            write, deleted, blocks = WriteBatch(), 0, 0
+            for together in self._batches(first, last):
+                for block in together:
+                    rows = self._delete_from(block, topic_filter, first, last, write)
+                    deleted += rows
+                    blocks += bool(rows)
+                first = together[-1].last + 1
+                if blocks >= _DELETED_BLOCKS:
+                    break
+            if not deleted:
+                return
+            yield write, deleted
+
+    def _delete_from(self, block: Block, topic_filter: TopicFilter, first: int, last: int, write: WriteBatch) -> int:
+        found = self._match(block, _ALL, topic_filter, first, last)
+        if found is None:
+            return 0
+        key = self._key(block.last)
+        if found.rows is None:
+            write.delete(DATA, key)
+            return block.rows
+        keep = np.setdiff1d(np.arange(block.rows), found.rows, assume_unique=True)
+        if len(keep):
+            rest = block.columns().take(keep)
+            write.put(DATA, key, encode_block(rest, block.stream, block.base, block.last, self._compress))
+        else:
+            write.delete(DATA, key)
+        return len(found.rows)
+
+    # --- care ---
+
+    def info(self) -> SlabInfo:
+        """Streams, and what the dictionaries and the trie hold."""
+        return SlabInfo(
+            streams=len(self.learned),
+            details={"topics": len(self._topics), "client ids": len(self._clients), "trie nodes": self.learned.nodes},
+        )
+
+    def verify(self, bound: int) -> Iterator[Damage | int]:
+        """Decode every block, check it against the ones before, and check the dictionaries."""
+        for table, what in ((self._topics, "topic"), (self._clients, "client id")):
+            for sentence in table.verify():
+                yield Damage(place=f"shard {self._shard}, generation {self._generation}, {what} names", reason=sentence)
+        end_of_batch_before = end = base = -1
+        for chunk in self._engine.scan(DATA, self._key(0), (self._generation, _RUN + 1, 0)):
+            for key, value in chunk:
+                last = key[2]
+                try:
+                    block = Block(value, last)
+                    if block.base > bound:
+                        return
+                    if block.base != base:
+                        base, end_of_batch_before = block.base, end
+                    end = last
+                    self._check(block, end_of_batch_before)
+                except CorruptionError as bad:
+                    yield Damage(place=self._place_of(last), reason=bad.reason)
+                else:
+                    yield block.rows
+
+    def _check(self, block: Block, end_before: int) -> None:
+        columns = block.columns()
+        positions = columns.positions
+        if block.base <= end_before:
+            raise CorruptionError(f"its batch begins at {block.base}, before the end of the one before, {end_before}")
+        if int(positions[0]) < block.base or int(positions[-1]) > block.last or (np.diff(positions) == 0).any():
+            raise CorruptionError("its positions are not in order")
+        topics = np.unique(to_list(columns.topics)).astype(np.uint32)
+        self._topics.names(topics)
+        self._clients.names(np.unique(to_list(columns.client_ids)).astype(np.uint32))
+        if block.stream != MIXED and (self._topics.streams(topics) != block.stream).any():
+            raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
+        cut = block.payloads(np.arange(0, block.rows, 5, dtype=np.intp))
+        if cut != columns.payloads[::5]:
+            raise CorruptionError("its lengths don't fit its payloads")
+
+
+def _by_size(columns: Columns) -> Iterator[Columns]:
+    """Cut a large batch so that no block has too many rows or bytes."""
+    sizes = list(map(len, columns.payloads))
+    if len(sizes) <= _MOST_ROWS and sum(sizes) <= _MOST_BYTES:
+        yield columns
+        return
+    start = size = 0
+    for row, bytes_ in enumerate(sizes):
+        if row > start and (row - start >= _MOST_ROWS or size + bytes_ > _MOST_BYTES):
+            yield columns.window(start, row)
+            start, size = row, 0
+        size += bytes_
+    yield columns.window(start, len(sizes))

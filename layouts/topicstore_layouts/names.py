@@ -1,0 +1,166 @@
+"""A dictionary of names: texts as small numbers, one dictionary a slab and kind of name.
+
+Numbers count from 0 and are never used for another name. In memory there are at most 65,536
+names, and 9 bytes for every number given out; the rest is read from the engine when needed.
+
+Stored form, version 1 (keyspace ``meta``; keys begin with the generation, u32; integers are
+big-endian; KIND is chosen by whoever makes the dictionary)::
+
+    generation KIND   id:u32     -> stream:u32 name:utf-8     stream is 0 where names have none
+    generation KIND+1 name:utf-8 -> id:u32
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+from topicstore.columns import Column, Constant, to_iterable, to_list
+from topicstore.engine import META, Reader, WriteBatch, encode_generation
+from topicstore.errors import CorruptionError
+
+__all__ = ["Ids", "NameTable"]
+
+Ids = npt.NDArray[np.uint32]
+_U32 = struct.Struct(">I")
+CACHED = 65_536
+
+
+class NameTable:
+    """Names of one kind. One writer at a time; readers in any thread.
+
+    ``stream_of`` gives a new name its stream, in the writer's thread.
+    """
+
+    def __init__(self, reader: Reader, generation: int, kind: int, stream_of: Callable[[str], int]) -> None:
+        self._reader = reader
+        self._forward = encode_generation(generation) + bytes((kind,))
+        self._back = encode_generation(generation) + bytes((kind + 1,))
+        self._stream_of = stream_of
+        self._ids: dict[str, int] = {}
+        self._unsaved: dict[str, int] = {}
+        self._next = self._count()
+        self._names = np.full(self._next + 16, None, dtype=object)
+        self._streams = np.zeros(self._next + 16, dtype=np.uint32)
+        self._loaded = np.zeros(self._next + 16, dtype=bool)
+        self._lock = threading.Lock()
+
+    def _count(self) -> int:
+        for chunk in self._reader.scan(META, self._forward, self._back, reverse=True, limit=1):
+            return int(_U32.unpack(chunk[0][0][5:])[0]) + 1
+        return 0
+
+    def __len__(self) -> int:
+        return self._next
+
+    # --- writing ---
+
+    def encode(self, names: Column) -> Ids | Constant[int]:
+        """Return the number of each name of a batch; names that are new get one."""
+        if isinstance(names, Constant):
+            return Constant(self._encode_one(names.value), len(names))
+        try:
+            return np.fromiter(map(self._ids.__getitem__, to_iterable(names)), np.uint32, len(names))
+        except KeyError:
+            self._learn(to_list(names))
+            return np.fromiter(map(self._ids.__getitem__, to_iterable(names)), np.uint32, len(names))
+
+    def _encode_one(self, name: str) -> int:
+        if name not in self._ids:
+            self._learn([name])
+        return self._ids[name]
+
+    def _learn(self, names: list[str]) -> None:
+        """Put all of these names into memory, from the engine or anew."""
+        missing = [name for name in dict.fromkeys(names) if name not in self._ids]
+        stored = self._reader.get_many(META, [self._back + name.encode() for name in missing])
+        with self._lock:
+            self._make_room(len(missing), keep=names)
+            for name, value in zip(missing, stored, strict=True):
+                number = self._unsaved.get(name) if value is None else int(_U32.unpack(value)[0])
+                if number is None:
+                    number = self._next
+                    self._next += 1
+                    self._unsaved[name] = number
+                self._remember(number, name, self._stream_of(name))
+
+    def save(self, write: WriteBatch) -> None:
+        """Add to ``write`` all that is not known to be saved; `saved` says that it is."""
+        for name, number in self._unsaved.items():
+            text, id_ = name.encode(), _U32.pack(number)
+            write.put(META, self._forward + id_, _U32.pack(int(self._streams[number])) + text)
+            write.put(META, self._back + text, id_)
+
+    def saved(self) -> None:
+        """The last `save` was committed."""
+        if self._unsaved:
+            self._unsaved = {}
+
+    # --- reading ---
+
+    def find(self, name: str) -> int | None:
+        """Return the number of a name, or None if it never was stored."""
+        number = self._ids.get(name)
+        if number is None:
+            value = self._reader.get(META, self._back + name.encode())
+            number = self._unsaved.get(name) if value is None else int(_U32.unpack(value)[0])
+        return number
+
+    def names(self, ids: Ids) -> list[str]:
+        """Return the name of each number. Raises `CorruptionError` for a number never given out."""
+        with self._lock:
+            self._load(ids)
+            return self._names[ids].tolist()
+
+    def streams(self, ids: Ids) -> Ids:
+        """Return the stream of each number."""
+        with self._lock:
+            self._load(ids)
+            return self._streams[ids]
+
+    def _load(self, ids: Ids) -> None:
+        if len(ids) and int(ids.max()) >= self._next:
+            raise CorruptionError(f"number {int(ids.max())} was never given to a name")
+        if self._loaded[ids].all():
+            return
+        self._make_room(0, keep=())
+        missing = np.unique(ids[~self._loaded[ids]]).tolist()
+        values = self._reader.get_many(META, [self._forward + _U32.pack(number) for number in missing])
+        for number, value in zip(missing, values, strict=True):
+            if value is None or len(value) < 4:
+                raise CorruptionError(f"the name of number {number} is missing")
+            self._remember(number, value[4:].decode(), _U32.unpack(value[:4])[0])
+
+    def _remember(self, number: int, name: str, stream: int) -> None:
+        if number >= len(self._names):
+            room = max(self._next, number + 1)
+            self._names = np.concatenate([self._names, np.full(room, None, dtype=object)])
+            self._streams = np.concatenate([self._streams, np.zeros(room, dtype=np.uint32)])
+            self._loaded = np.concatenate([self._loaded, np.zeros(room, dtype=bool)])
+        self._ids[name] = number
+        self._names[number] = name
+        self._streams[number] = stream
+        self._loaded[number] = True
+
+    def _make_room(self, wanted: int, keep: list[str] | tuple[str, ...]) -> None:
+        """Start the memory anew when it is full, with what is being used now and what is not saved."""
+        if len(self._ids) + wanted <= CACHED:
+            return
+        kept = {name: self._ids[name] for name in keep if name in self._ids} | self._unsaved
+        streams = {number: int(self._streams[number]) for number in kept.values()}
+        self._ids = {}
+        self._names[:] = None
+        self._loaded[:] = False
+        for name, number in kept.items():
+            self._remember(number, name, streams[number])
+
+    def verify(self) -> Iterator[str]:
+        """Read the whole dictionary and yield a sentence a damage."""
+        for chunk in self._reader.scan(META, self._forward, self._back):
+            back = self._reader.get_many(META, [self._back + value[4:] for _, value in chunk])
+            for (key, value), number in zip(chunk, back, strict=True):
+                if number != key[5:]:
+                    yield f"name {value[4:84]!r} has number {key[5:].hex()} one way and {number!r} the other"

@@ -1,0 +1,215 @@
+"""The reference layout: obviously right, and the oracle for the others.
+
+One value a message, in order of position, in one stream; every read scans and matches.
+
+Stored form, version 1 (keyspace ``data``; integers in keys are unsigned)::
+
+    (generation, 0, position) -> 0x01 | xxh64 of the rest with the position as seed, 8 bytes
+                                 big-endian | msgpack array [topic, payload, client id, qos,
+                                 retain, timestamp, properties]
+
+``properties`` is nil or the array of `topicstore.Properties`. Deleted messages leave nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+import xxhash
+from topicstore import MessageBatch, Properties, TopicFilter
+from topicstore.columns import Constant, to_iterable
+from topicstore.engine import DATA, Engine, WriteBatch
+from topicstore.errors import CorruptionError, NewerFormatError
+from topicstore.layout import Damage, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+
+__all__ = ["ReferenceLayout", "ReferenceOptions"]
+
+_VERSION = 1
+_STREAM = 0
+_HEAD = 9
+_DELETED_AT_ONCE = 1_000
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class _Row(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    topic: str
+    payload: bytes
+    client_id: str
+    qos: int
+    retain: bool
+    timestamp: int
+    properties: Properties | None
+
+
+_DECODER = msgspec.msgpack.Decoder(_Row)
+
+
+def _encode(row: _Row, position: int) -> bytes:
+    body = _ENCODER.encode(row)
+    return bytes((_VERSION,)) + xxhash.xxh64_digest(body, seed=position) + body
+
+
+def _decode(value: bytes, position: int) -> _Row:
+    if value[:1] != bytes((_VERSION,)):
+        if value and value[0] > _VERSION:
+            raise NewerFormatError(f"a message of version {value[0]}; this topicstore reads up to {_VERSION}")
+        raise CorruptionError("not a stored message")
+    body = value[_HEAD:]
+    if value[1:_HEAD] != xxhash.xxh64_digest(body, seed=position):
+        raise CorruptionError("the checksum is wrong")
+    try:
+        return _DECODER.decode(body)
+    except msgspec.DecodeError as bad:
+        raise CorruptionError(str(bad)) from bad
+
+
+@attrs.frozen(kw_only=True)
+class ReferenceOptions:
+    """The reference layout has no options."""
+
+
+class ReferenceLayout(Layout):
+    """Makes reference slabs."""
+
+    Options = ReferenceOptions
+
+    def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
+        """An empty slab needs nothing."""
+
+    def open(self, engine: Engine, shard: int, generation: int) -> Slab:
+        """Return the slab."""
+        return ReferenceSlab(engine, shard, generation)
+
+
+class ReferenceSlab(Slab):
+    """One stream, one value a message. A place is the next position, 8 bytes big-endian."""
+
+    def __init__(self, engine: Engine, shard: int, generation: int) -> None:
+        self.counters = ReadCounters()
+        self._engine = engine
+        self._shard = shard
+        self._generation = generation
+
+    def store(self, batch: MessageBatch, write: WriteBatch) -> None:
+        """Put every message."""
+        columns = (
+            batch.topics,
+            batch.payloads,
+            batch.client_ids,
+            batch.qos,
+            batch.retain,
+            batch.timestamps,
+            batch.properties,
+        )
+        rows = map(_Row, *(to_iterable(column) for column in columns))
+        for position, row in zip(to_iterable(batch.positions), rows, strict=True):
+            write.put(DATA, (self._generation, _STREAM, position), _encode(row, position))
+
+    def committed(self) -> None:
+        """Memory holds nothing that depends on it."""
+
+    def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
+        """Return the one stream, whatever the filter."""
+        return [StreamInfo(stream=_STREAM, pattern="#")]
+
+    def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
+        """A place is a position."""
+        if stream != _STREAM:
+            raise KeyError(stream)
+        return position.to_bytes(8, "big")
+
+    def next(
+        self,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        *,
+        limit: int,
+        limit_bytes: int,
+        bound: int,
+        deadline: float | None,
+    ) -> SlabStep:
+        """Scan from the place on."""
+        if stream != _STREAM or len(place) != 8:
+            raise ValueError(place)
+        at = int.from_bytes(place, "big")
+        rows: list[tuple[int, _Row]] = []
+        size = 0
+        self.counters.seeks += 1
+        exhausted = True
+        for position, value in self._scan(at, bound):
+            if len(rows) >= limit or size >= limit_bytes or _past(deadline, position, at):
+                exhausted = False
+                break
+            row = self._read(position, value)
+            if topic_filter.matches(row.topic):
+                rows.append((position, row))
+                size += len(row.payload)
+            at = position + 1
+        self.counters.rows += len(rows)
+        after = max(at, bound + 1) if exhausted else at
+        return SlabStep(batch=_batch(rows, self._shard), place=after.to_bytes(8, "big"), exhausted=exhausted)
+
+    def _scan(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        start, end = (self._generation, _STREAM, first), (self._generation, _STREAM, last + 1)
+        if first <= last:
+            for chunk in self._engine.scan(DATA, start, end):
+                for key, value in chunk:
+                    yield key[2], value
+
+    def _read(self, position: int, value: bytes) -> _Row:
+        self.counters.visited += 1
+        try:
+            return _decode(value, position)
+        except CorruptionError as bad:
+            raise CorruptionError(bad.reason, self._place(position)) from bad
+
+    def _place(self, position: int) -> str:
+        return f"shard {self._shard}, generation {self._generation}, message at position {position}"
+
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[tuple[WriteBatch, int]]:
+        """Delete matching keys, a thousand at a time."""
+        while True:
+            write, rows = WriteBatch(), 0
+            for position, value in self._scan(first, last):
+                if topic_filter.matches(self._read(position, value).topic):
+                    write.delete(DATA, (self._generation, _STREAM, position))
+                    rows += 1
+                first = position + 1
+                if rows >= _DELETED_AT_ONCE:
+                    break
+            if not rows:
+                return
+            yield write, rows
+
+    def info(self) -> SlabInfo:
+        """One stream."""
+        return SlabInfo(streams=1)
+
+    def verify(self, bound: int) -> Iterator[Damage | int]:
+        """Decode every message."""
+        for position, value in self._scan(0, bound):
+            try:
+                self._read(position, value)
+            except CorruptionError as bad:
+                yield Damage(place=bad.place, reason=bad.reason)
+            else:
+                yield 1
+
+
+def _past(deadline: float | None, position: int, start: int) -> bool:
+    """Say whether time is up; never before one key was passed."""
+    return deadline is not None and position > start and time.monotonic() >= deadline
+
+
+def _batch(rows: list[tuple[int, _Row]], shard: int) -> MessageBatch:
+    if not rows:
+        return MessageBatch.empty()
+    columns: list[list[Any]] = [[getattr(row, name) for _, row in rows] for name in _Row.__struct_fields__]
+    positions = np.array([position for position, _ in rows], dtype=np.uint64)
+    return MessageBatch(*columns, positions, Constant(shard, len(rows)))
