@@ -44,7 +44,7 @@ class MemoryBackend(Backend):
 
     Options: ClassVar[type] = MemoryOptions
 
-    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> MemoryEngine:  # noqa: ARG002
+    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> MemoryEngine:
         """Return an empty engine; ``path`` is left alone, and ``create`` makes no difference."""
         return MemoryEngine(keyspaces)
 
@@ -73,7 +73,7 @@ class MemoryEngine(Engine):
         self._sweep_at = SWEEP_KEYS
         self._closed = False
 
-    def write(self, batch: WriteBatch, *, sync: bool = False) -> None:  # noqa: ARG002 - there is no disk
+    def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
         """Apply the batch under the lock, so that no reader sees half of it."""
         with self._lock:
             self._check_open()
@@ -86,7 +86,7 @@ class MemoryEngine(Engine):
                     self._set(keyspace.name, key, None, views)
             for keyspace, key, value in batch.operations:
                 self._set(keyspace.name, key, value, views)
-            if len(self._held) >= self._sweep_at:
+            if self._held and (len(views) == 1 or len(self._held) >= self._sweep_at):
                 self._sweep(views)
 
     def flush_log(self) -> None:

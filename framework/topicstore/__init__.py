@@ -33,7 +33,7 @@ from .writer import Writer
 if TYPE_CHECKING:
     from .arrow import SCHEMA, SCHEMA_WITH_IDS
 
-__all__ = [  # noqa: PLE0604 - errors.__all__ is a list of names
+__all__ = [
     "ANY",
     "MAX_PAYLOAD",
     "SCHEMA",

@@ -50,8 +50,8 @@ class MessageBatch:
         retain: Column,
         timestamps: Column,
         properties: Column,
-        positions: Column | None = None,
-        shards: Column | None = None,
+        positions: Column = None,
+        shards: Column = None,
     ) -> None:
         self.topics = topics
         self.payloads = payloads

@@ -6,11 +6,13 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+import attrs
 
 from . import replay as replaying
 from ._version import __version__
@@ -41,8 +43,6 @@ from .sharding import ShardMap
 from .state import ShardState, StateWrite
 from .topics import TopicFilter
 from .writer import Writer
-
-import attrs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -166,7 +166,7 @@ def _create(
         **{**fields, "max_skew": float(fields["max_skew"])},
         plugins=tuple(plugins),
         options={name: dict(values) for name, values in options.items()},
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
         created_by=f"topicstore {__version__}",
     )
     return Database(directory, manifest, manifest.options, manifest.plugins, clock)

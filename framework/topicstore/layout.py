@@ -102,7 +102,7 @@ class Slab(ABC):
 
     @abstractmethod
     def committed(self) -> None:
-        """The ``write`` of the last `store` or `delete` step is in the engine."""
+        """The ``write`` of the last `store` is in the engine."""
 
     @abstractmethod
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from .errors import DatabaseLockedError
@@ -29,7 +29,7 @@ class DirectoryLock:
             holder = os.read(self._file, 1000).decode(errors="replace").strip() or "another process"
             os.close(self._file)
             raise DatabaseLockedError(f"{directory} is open elsewhere: {holder}") from busy
-        since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        since = datetime.now(UTC).isoformat(timespec="seconds")
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
 

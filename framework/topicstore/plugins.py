@@ -34,7 +34,7 @@ DISABLE = "TOPICSTORE_DISABLE_PLUGINS"
 hookimpl = pluggy.HookimplMarker(GROUP)
 """Marks a function of a plugin as the implementation of the hook of that name."""
 
-S = TypeVar("S", bound=PluginSpec)
+S = TypeVar("S")
 
 
 @attrs.frozen(kw_only=True)
@@ -92,7 +92,7 @@ class Registry:
 
     def _table(self, kind: type[PluginSpec]) -> dict[str, Any]:
         tables = {BackendSpec: self._backends, LayoutSpec: self._layouts, WorkloadSpec: self._workloads}
-        return tables[kind]  # type: ignore[index, return-value]
+        return tables[kind]  # type: ignore[return-value]
 
     def _refuse_taken(self, found: list[PluginSpec]) -> None:
         for number, spec in enumerate(found):
@@ -129,7 +129,7 @@ class Registry:
         """Return the plugin object behind an entry point's name. Raises `UnknownPluginError`."""
         return self._find(self.plugins, name, "plugin")
 
-    def _find(self, table: dict[str, Any], name: str, kind: str) -> Any:
+    def _find(self, table: dict[str, S], name: str, kind: str) -> S:
         if name in table:
             return table[name]
         reasons = "".join(f"; plugin {f.name!r} failed: {f.reason}" for f in self.failed)
@@ -166,7 +166,7 @@ def _specs_of(plugin: Any, manager: pluggy.PluginManager) -> list[PluginSpec]:
     for hook, kind in _REGISTRATION.items():
         for specs in manager.subset_hook_caller(hook, others)():
             for spec in specs:
-                if not isinstance(spec, kind):
+                if not isinstance(spec, PluginSpec) or not isinstance(spec, kind):
                     raise PluginError(f"{hook} returned a {type(spec).__name__}, not a {kind.__name__}")
                 found.append(spec)
     return found

@@ -7,7 +7,7 @@ start time, and (with the shard) names a message. Times are microseconds since t
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ MAX_TIME = (1 << 53) - (1 << 32)
 Positions = npt.NDArray[np.uint64]
 Times = npt.NDArray[np.int64]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 

@@ -41,7 +41,7 @@ class ReplayPlan:
     """What a replay reads. Fixed when the replay is asked for."""
 
     lanes: list[Lane]
-    order: Order | None
+    order: str | None
     """``"time"`` merges everything by position; None gives each publisher's and topic's own order."""
 
 

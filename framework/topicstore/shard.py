@@ -278,7 +278,8 @@ class Shard:
     def settle(self, ticket: int) -> None:
         """The second half of every write, without the lock, so that others can join the flush.
 
-        Under ``sync``, return when the write of this ticket is on disk, and let readers see it."""
+        Under ``sync``, return when the write of this ticket is on disk, and let readers see it.
+        """
         if self._policy.durability == "sync":
             self._flush(ticket)
 
@@ -338,7 +339,7 @@ class Shard:
                     return deleted
                 write, rows = step
                 tail = self._discount(generation, rows, write)
-                ticket = self._commit(write, tail, slab.committed)
+                ticket = self._commit(write, tail)
                 self.counters.deleted += rows
             self.settle(ticket)
             deleted += rows

@@ -38,7 +38,7 @@ class StateWrite:
 
     key: bytes
     value: bytes | None
-    expect: bytes | None | _Any = ANY
+    expect: bytes | _Any | None = ANY
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.key, bytes) or not self.key or self.key.startswith(RESERVED):

@@ -113,7 +113,8 @@ class NameTable:
         """Return the name of each number. Raises `CorruptionError` for a number never given out."""
         with self._lock:
             self._load(ids)
-            return self._names[ids].tolist()
+            names: list[str] = self._names[ids].tolist()
+            return names
 
     def streams(self, ids: Ids) -> Ids:
         """Return the stream of each number."""

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import xxhash
 from topicstore import MessageBatch, Properties, TopicFilter
+from topicstore.batch import FIELDS
 from topicstore.columns import Constant, to_iterable
 from topicstore.engine import DATA, Engine, WriteBatch
 from topicstore.errors import CorruptionError, NewerFormatError
@@ -210,6 +211,9 @@ def _past(deadline: float | None, position: int, start: int) -> bool:
 def _batch(rows: list[tuple[int, _Row]], shard: int) -> MessageBatch:
     if not rows:
         return MessageBatch.empty()
-    columns: list[list[Any]] = [[getattr(row, name) for _, row in rows] for name in _Row.__struct_fields__]
-    positions = np.array([position for position, _ in rows], dtype=np.uint64)
-    return MessageBatch(*columns, positions, Constant(shard, len(rows)))
+    columns: dict[str, Any] = dict(zip(FIELDS, zip(*(msgspec.structs.astuple(row) for _, row in rows), strict=True), strict=True))
+    return MessageBatch(
+        **{name: list(values) for name, values in columns.items()},
+        positions=np.array([position for position, _ in rows], dtype=np.uint64),
+        shards=Constant(shard, len(rows)),
+    )

@@ -207,7 +207,8 @@ class Block:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the payloads, about."""
-        return self._sizes[3]
+        size: int = self._sizes[3]
+        return size
 
     def _columns(self) -> _Head:
         if self._head is None:
@@ -273,7 +274,7 @@ class Block:
             raise CorruptionError(f"the payloads of a block can't be decoded: {bad}") from bad
         if len(payloads) != self.rows:
             raise CorruptionError(f"a block of {self.rows} rows has {len(payloads)} payloads")
-        return payloads if rows is None else take(payloads, rows)  # type: ignore[no-any-return]
+        return payloads if rows is None else [payloads[row] for row in rows.tolist()]
 
     def _cut(self, raw: bytes | memoryview, rows: Indices) -> list[bytes]:
         """Find payloads by their lengths, without decoding the others."""

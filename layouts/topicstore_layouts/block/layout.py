@@ -8,7 +8,8 @@ import attrs
 from topicstore.engine import Engine, WriteBatch
 from topicstore.layout import Layout, Slab
 
-from ..learned import LearnedTopics
+from topicstore_layouts.learned import LearnedTopics
+
 from .codec import CODECS
 from .slab import BlockSlab
 

@@ -10,7 +10,7 @@ from topicstore.columns import Constant
 from topicstore.errors import CorruptionError
 from topicstore.topics import TopicFilter
 
-from ..names import NameTable
+from topicstore_layouts.names import NameTable
 
 __all__ = ["Matcher", "Matchers"]
 
@@ -56,7 +56,8 @@ class Matcher:
             matches = self._filter.matches
             verdicts[new] = [_YES if matches(name) else _NO for name in self._topics.names(new)]
             found = verdicts[topics]
-        return found == _YES
+        wanted: Mask = found == _YES
+        return wanted
 
 
 class Matchers:

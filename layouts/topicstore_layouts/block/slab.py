@@ -20,8 +20,9 @@ from topicstore.engine import DATA, Engine, WriteBatch
 from topicstore.errors import CorruptionError
 from topicstore.layout import Damage, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
 
-from ..learned import LearnedTopics
-from ..names import NameTable
+from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.names import NameTable
+
 from .codec import Compressor
 from .format import MIXED, Block, Columns, encode_block
 from .matching import Matchers
@@ -163,7 +164,7 @@ class BlockSlab(Slab):
                 batch = self._decode(found)
                 if rows + len(batch) > limit:
                     batch = batch[: limit - rows]
-                    at = int(batch.positions[-1]) + 1  # type: ignore[index]
+                    at = int(batch.positions[-1]) + 1
                 batches.append(batch)
                 rows += len(batch)
                 size += sum(match.block.payload_bytes for match in found)
@@ -239,30 +240,25 @@ class BlockSlab(Slab):
         if len(found) == 1:
             return self._batch(found[0])
         joined = MessageBatch.concat([self._batch(match) for match in found])
-        return joined.take(np.argsort(joined.positions, kind="stable"))  # type: ignore[arg-type]
+        return joined.take(np.argsort(joined.positions, kind="stable"))
 
     def _batch(self, found: _Found) -> MessageBatch:
         block, rows = found.block, found.rows
         try:
-            all_positions = block.positions()
-            columns: list[Column] = [
-                self._names(self._topics, block.topics(), rows),
-                block.payloads(rows),
-                self._names(self._clients, block.client_ids(), rows),
-                *(
-                    column if rows is None else take(column, rows)
-                    for column in (
-                        block.qos(),
-                        block.retain(),
-                        block.timestamps(all_positions),
-                        block.properties(),
-                        all_positions,
-                    )
-                ),
-            ]
+            positions = block.positions()
+            return MessageBatch(
+                topics=self._names(self._topics, block.topics(), rows),
+                payloads=block.payloads(rows),
+                client_ids=self._names(self._clients, block.client_ids(), rows),
+                qos=_pick(block.qos(), rows),
+                retain=_pick(block.retain(), rows),
+                timestamps=_pick(block.timestamps(positions), rows),
+                properties=_pick(block.properties(), rows),
+                positions=_pick(positions, rows),
+                shards=Constant(self._shard, block.rows if rows is None else len(rows)),
+            )
         except CorruptionError as bad:
             raise self._damaged(block.last, bad) from bad
-        return MessageBatch(*columns, Constant(self._shard, len(columns[-1])))
 
     def _names(self, table: NameTable, numbers: Column, rows: Indices | None) -> Column:
         if isinstance(numbers, Constant):
@@ -350,6 +346,10 @@ class BlockSlab(Slab):
         cut = block.payloads(np.arange(0, block.rows, 5, dtype=np.intp))
         if cut != columns.payloads[::5]:
             raise CorruptionError("its lengths don't fit its payloads")
+
+
+def _pick(column: Column, rows: Indices | None) -> Column:
+    return column if rows is None else take(column, rows)
 
 
 def _by_size(columns: Columns) -> Iterator[Columns]:

@@ -1,0 +1,424 @@
+"""What only the RocksDB engine does: files, crashes, damage, and rocksdict's traps."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from topicstore.engine import DATA, INDEX, KEYSPACES, META, STATE, Key, Keyspace, WriteBatch
+from topicstore.errors import CorruptionError, EngineError
+
+pytest.importorskip("rocksdict", reason="the extra 'rocksdb' is not installed")
+
+from topicstore_backends.rocksdb import RocksdbBackend, RocksdbEngine, RocksdbOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+WHOLE = (1, 0, 0), (1, 1, 0)
+
+
+def open_engine(path: Path, *, create: bool = True, **options: Any) -> RocksdbEngine:
+    return RocksdbBackend(RocksdbOptions(**options)).open_shard(path, KEYSPACES, create=create)
+
+
+def put(engine: RocksdbEngine, keyspace: Keyspace, pairs: Iterable[tuple[Key, bytes]]) -> None:
+    batch = WriteBatch()
+    for key, value in pairs:
+        batch.put(keyspace, key, value)
+    engine.write(batch)
+
+
+def numbered(count: int, size: int) -> list[tuple[Key, bytes]]:
+    return [((1, 0, number), random.Random(number).randbytes(size)) for number in range(count)]
+
+
+def count(chunks: Iterable[list[tuple[Key, bytes]]]) -> int:
+    return sum(map(len, chunks))
+
+
+def damage(path: Path, where: float = 0.5) -> None:
+    """Flip a bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * where)] ^= 1
+    path.write_bytes(content)
+
+
+def files(directory: Path, suffix: str) -> list[Path]:
+    return sorted(directory.glob(f"*{suffix}"))
+
+
+def disk_bytes(directory: Path) -> int:
+    """Return what the directory takes, room reserved for files included."""
+    return sum(file.stat().st_blocks * 512 for file in directory.iterdir())
+
+
+# --- opening and closing ------------------------------------------------------------
+
+
+def test_reopening_finds_everything(tmp_path: Path) -> None:
+    """From the log alone, and from table files; a closed shard needs no options to be read."""
+    for opening, compression in enumerate(("none", "zstd", "lz4")):
+        engine = open_engine(tmp_path / "shard", compression=compression)
+        assert [((1, 0, number), b"v") for number in range(opening)] == [
+            pair for chunk in engine.scan(DATA) for pair in chunk
+        ]
+        put(engine, DATA, [((1, 0, opening), b"v")])
+        engine.close()
+
+
+def test_a_shard_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """Without create the error says so and the directory stays as it is."""
+    with pytest.raises(EngineError, match="there is no RocksDB database"):
+        open_engine(tmp_path / "shard", create=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_engine_is_refused(tmp_path: Path) -> None:
+    """In this process and in another; the first goes on."""
+    engine = open_engine(tmp_path / "shard")
+    with pytest.raises(EngineError, match="is open already"):
+        open_engine(tmp_path / "shard")
+    program = (
+        "import sys; from pathlib import Path; from topicstore.engine import KEYSPACES\n"
+        "from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions\n"
+        "RocksdbBackend(RocksdbOptions()).open_shard(Path(sys.argv[1]), KEYSPACES, create=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "shard"], capture_output=True, text=True)
+    assert "is open already" in done.stderr
+    put(engine, STATE, [(b"k", b"v")])
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"compression": "zlib"}, {"recovery": "hope"}, {"write_buffer_bytes": 0}, {"cache_bytes": -1}],
+)
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    """Zlib is none of the choices, because rocksdict's does not compress."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        RocksdbOptions(**options)
+
+
+def test_close_releases_the_lock_whoever_still_reads(tmp_path: Path) -> None:
+    """Trap 5: an iterator, a snapshot or a handle that is alive keeps the lock after rocksdict's close."""
+    engine = open_engine(tmp_path / "shard")
+    put(engine, DATA, numbered(500, 100))
+    scan, snapshot = engine.scan(DATA), engine.snapshot()
+    within = snapshot.scan(DATA)
+    kept = [next(scan), next(within), scan, within, snapshot, engine, next(iter(engine.verify()), None)]
+    engine.checkpoint(tmp_path / "copy")
+    engine.close()
+    again = open_engine(tmp_path / "shard", create=False)
+    assert count(again.scan(DATA)) == 500
+    again.close()
+    assert len(kept) == 7
+
+
+def test_a_dropped_scan_gives_its_iterator_back(tmp_path: Path) -> None:
+    """At once, by counting references, so that RocksDB may delete files."""
+    engine = open_engine(tmp_path / "shard")
+    put(engine, DATA, numbered(500, 100))
+    scans = [engine.scan(DATA) for _ in range(10)]
+    for scan in scans:
+        next(scan)
+    assert len(engine._cursors) == 10
+    gc.disable()
+    try:
+        del scans, scan
+        assert len(engine._cursors) == 0
+    finally:
+        gc.enable()
+    engine.close()
+
+
+# --- rocksdict's other traps ----------------------------------------------------------
+
+
+def test_snapshots_isolate_scans(tmp_path: Path) -> None:
+    """Trap 1: iterators of rocksdict's snapshots show later writes. Also across a flush to table files."""
+    engine = open_engine(tmp_path / "shard", write_buffer_bytes=1 << 20)
+    before = numbered(200, 1000)
+    put(engine, DATA, before)
+    with engine.snapshot() as snapshot:
+        for part in range(10):
+            put(engine, DATA, (((1, 0, number), bytes(1000)) for number in range(part * 400, part * 400 + 400)))
+        batch = WriteBatch()
+        batch.delete_range(DATA, *WHOLE)
+        engine.write(batch)
+        assert len(files(tmp_path / "shard", ".sst")) > 0
+        assert before == [pair for chunk in snapshot.scan(DATA) for pair in chunk]
+        assert before[::-1] == [pair for chunk in snapshot.scan(DATA, reverse=True) for pair in chunk]
+        assert [value for _, value in before] == snapshot.get_many(DATA, [key for key, _ in before])
+    assert count(engine.scan(DATA)) == 0
+    engine.close()
+
+
+def test_the_lower_bound_is_a_lower_bound(tmp_path: Path) -> None:
+    """Trap 2: rocksdict's iterate_lower_bound acts as an upper one."""
+    engine = open_engine(tmp_path / "shard")
+    pairs = numbered(100, 10)
+    put(engine, DATA, pairs)
+    assert pairs[40:60] == [pair for chunk in engine.scan(DATA, (1, 0, 40), (1, 0, 60)) for pair in chunk]
+    backwards = engine.scan(DATA, (1, 0, 40), (1, 0, 60), reverse=True)
+    assert pairs[40:60][::-1] == [pair for chunk in backwards for pair in chunk]
+    engine.close()
+
+
+def test_the_upper_bound_does_not_dangle(tmp_path: Path) -> None:
+    """Trap 3: once options and key were freed and their memory used again, rows went missing."""
+    engine = open_engine(tmp_path / "shard")
+    put(engine, DATA, numbered(30_000, 20))
+    scans = [engine.scan(DATA, (1, 0, 0), (1, 0, 20_000 + number)) for number in range(50)]
+    found = [len(next(scan)) for scan in scans]
+    gc.collect()
+    litter = [bytes([number % 256]) * (number % 64) for number in range(200_000)]
+    assert [20_000 + number for number in range(50)] == [
+        first + count(scan) for first, scan in zip(found, scans, strict=True)
+    ]
+    assert len(litter) == 200_000
+    engine.close()
+
+
+@pytest.mark.parametrize("compression", ["lz4", "snappy", "zstd"])
+def test_compression_compresses(tmp_path: Path, compression: str) -> None:
+    """Trap 4: zlib did not; and without compression the bytes are all there."""
+    sizes = {}
+    for chosen in ("none", compression):
+        engine = open_engine(tmp_path / chosen, compression=chosen)
+        put(engine, DATA, (((1, 0, number), b"temperature 21.5 " * 60) for number in range(4000)))
+        engine.close()
+        sizes[chosen] = sum(file.stat().st_size for file in files(tmp_path / chosen, ".sst"))
+    assert sizes["none"] > 4_000_000
+    assert sizes[compression] < 1_000_000
+
+
+def test_a_scan_does_not_end_at_damage(tmp_path: Path) -> None:
+    """A sixth trap: rocksdict's items() takes a damaged block for the end. Here what comes before it is read, then it raises."""
+    shard = tmp_path / "shard"
+    pairs = numbered(2000, 1000)
+    engine = open_engine(shard)
+    put(engine, DATA, pairs)
+    engine.close()
+    (table,) = files(shard, ".sst")
+    damage(table)
+    engine = open_engine(shard)
+    for reverse, expected in ((False, pairs), (True, pairs[::-1])):
+        found: list[tuple[Key, bytes]] = []
+        with pytest.raises(CorruptionError, match=table.name):
+            for chunk in engine.scan(DATA, reverse=reverse):
+                found += chunk
+        assert 0 < len(found) < len(pairs)
+        assert expected[: len(found)] == found
+    with engine.snapshot() as snapshot, pytest.raises(CorruptionError, match=table.name):
+        count(snapshot.scan(DATA))
+    for read in (engine.get_many, snapshot_reader(engine)):
+        with pytest.raises(CorruptionError, match=table.name):
+            read(DATA, [key for key, _ in pairs])
+    with pytest.raises(CorruptionError, match=table.name) as caught:
+        for key, _ in pairs:
+            engine.get(DATA, key)
+    assert str(table) == caught.value.place
+    engine.close()
+
+
+def snapshot_reader(engine: RocksdbEngine) -> Callable[[Keyspace, list[Key]], Any]:
+    return engine.snapshot().get_many
+
+
+def test_verify_names_every_damaged_file_once(tmp_path: Path) -> None:
+    """It goes on behind a damaged file and in the next keyspace."""
+    shard = tmp_path / "shard"
+    for generation in (1, 2, 3):  # closing writes a table file a keyspace
+        engine = open_engine(shard)
+        put(engine, DATA, (((generation, 0, number), os.urandom(1000)) for number in range(500)))
+        put(engine, INDEX, (((generation, 0, number), os.urandom(1000)) for number in range(500)))
+        assert list(engine.verify()) == []
+        engine.close()
+    tables = files(shard, ".sst")
+    assert len(tables) == 6
+    broken = [tables[0], tables[1], tables[4]]
+    for table in broken:
+        damage(table)
+    engine = open_engine(shard)
+    sentences = list(engine.verify())
+    assert sorted(table.name for table in broken) == sorted(
+        table.name for table in tables for sentence in sentences if str(table) in sentence.partition(": Corruption")[0]
+    )
+    assert {"keyspace 'data'", "keyspace 'index'"} == {sentence.partition(":")[0] for sentence in sentences}
+    assert len(sentences) == 3
+    engine.close()
+
+
+# --- crashes and damaged logs -----------------------------------------------------------
+
+
+def write_batches(engine: RocksdbEngine, batches: int) -> None:
+    """Write batches over three keyspaces: any prefix of them can be recognised."""
+    for number in range(batches):
+        batch = WriteBatch()
+        batch.put(DATA, (1, 0, number), random.Random(number).randbytes(20_000))
+        batch.put(STATE, b"last", b"%d" % number)
+        if number % 7 == 0:  # a family that is written more rarely than the others
+            batch.put(META, b"%06d" % number, b"")
+        engine.write(batch)
+
+
+def whole_batches(engine: RocksdbEngine) -> set[int]:
+    """Return which batches are there, after checking that none is there in part."""
+    found = {key[2]: value for chunk in engine.scan(DATA) for key, value in chunk}
+    assert all(random.Random(number).randbytes(20_000) == value for number, value in found.items())
+    assert {number for number in found if number % 7 == 0} == {
+        int(key) for chunk in engine.scan(META) for key, _ in chunk
+    }
+    assert max(found) == int(engine.get(STATE, b"last") or b"-1")
+    return set(found)
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a shard of 300 batches, flushed several times, as a killed process leaves it."""
+    directory = tmp_path_factory.mktemp("crashed") / "shard"
+    program = (
+        "import os, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
+        "from test_rocksdb import open_engine, write_batches\n"
+        "engine = open_engine(Path(sys.argv[1]), write_buffer_bytes=1 << 20)\n"
+        "write_batches(engine, 300)\n"
+        "os._exit(7)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, directory, Path(__file__).parent])
+    assert done.returncode == 7
+    assert len(files(directory, ".sst")) > 3
+    return directory
+
+
+def newest_log(shard: Path) -> Path:
+    return max(log for log in files(shard, ".log") if log.stat().st_size)
+
+
+def test_a_killed_process_loses_nothing(crashed: Path, tmp_path: Path) -> None:
+    """Every batch is in the log when write returns, without sync."""
+    shard = shutil.copytree(crashed, tmp_path / "shard")
+    engine = open_engine(shard)
+    assert set(range(300)) == whole_batches(engine)
+    engine.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_log_cut_short_leaves_whole_batches(crashed: Path, tmp_path: Path, seed: int) -> None:
+    """Wherever power loss cuts the newest log, the shard opens strictly, with a prefix of the batches."""
+    shard = shutil.copytree(crashed, tmp_path / "shard")
+    log = newest_log(shard)
+    os.truncate(log, random.Random(seed).randrange(log.stat().st_size) if seed else 0)
+    engine = open_engine(shard)
+    left = whole_batches(engine)
+    assert set(range(len(left))) == left
+    assert len(left) < 300
+    put(engine, STATE, [(b"last", b"%d" % (len(left) - 1))])
+    engine.close()
+    engine = open_engine(shard)
+    assert left == whole_batches(engine)
+    engine.close()
+
+
+def test_a_damaged_log_is_an_error_unless_told_otherwise(tmp_path: Path) -> None:
+    """Strict raises and says what to do; point_in_time keeps what is before, salvage all but the damaged batch."""
+    engine = open_engine(tmp_path / "shard")
+    write_batches(engine, 20)
+    killed = shutil.copytree(tmp_path / "shard", tmp_path / "killed")
+    engine.close()
+    damage(newest_log(killed))
+    with pytest.raises(CorruptionError, match='"recovery": "point_in_time"'):
+        open_engine(killed)
+    shutil.copytree(killed, tmp_path / "copy")
+    engine = open_engine(killed, recovery="point_in_time")
+    assert set(range(10)) == whole_batches(engine)
+    engine.close()
+    engine = open_engine(tmp_path / "copy", recovery="salvage")
+    assert set(range(20)) - {10} == whole_batches(engine)
+    engine.close()
+    engine = open_engine(tmp_path / "copy")
+    assert set(range(20)) - {10} == whole_batches(engine)
+    engine.close()
+
+
+def test_a_full_disk_is_told_apart(tmp_path: Path) -> None:
+    """What was acknowledged before stays readable, then and after opening again."""
+    program = (
+        "import resource, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
+        "from test_rocksdb import *; from topicstore.errors import StorageFullError\n"
+        "engine = open_engine(Path(sys.argv[1]))\n"
+        "write_batches(engine, 20)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))\n"
+        "try:\n"
+        "    put(engine, DATA, [((1, 0, 20), bytes(300_000))])\n"
+        "except StorageFullError:\n"
+        "    assert whole_batches(engine) == set(range(20))\n"
+        "    print('full')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "try:\n"
+        "    engine.close()\n"
+        "except EngineError:\n"
+        "    print('close tells of it')\n"
+        "engine = open_engine(Path(sys.argv[1]))\n"
+        "assert whole_batches(engine) == set(range(20))\n"
+        "put(engine, STATE, [(b'k', b'v')])\n"
+        "engine.close()\n"
+        "print('well')\n"
+    )
+    command = [sys.executable, "-c", program, tmp_path / "shard", Path(__file__).parent]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert [word for word in done.stdout.split("\n") if word in ("full", "well")] == ["full", "well"], done.stderr
+
+
+# --- checkpoints and sizes --------------------------------------------------------------
+
+
+def test_a_checkpoint_is_independent(tmp_path: Path) -> None:
+    """It holds what was there, opens beside the original, and neither sees the other's writes."""
+    engine = open_engine(tmp_path / "shard")
+    write_batches(engine, 30)
+    engine.checkpoint(tmp_path / "copy")
+    with pytest.raises(EngineError, match="copy"):
+        engine.checkpoint(tmp_path / "copy")
+    copy = open_engine(tmp_path / "copy", create=False)
+    put(engine, STATE, [(b"k", b"original")])
+    put(copy, STATE, [(b"k", b"copy")])
+    assert set(range(30)) == whole_batches(copy)
+    assert [each.get(STATE, b"k") for each in (engine, copy)] == [b"original", b"copy"]
+    engine.close()
+    shutil.rmtree(tmp_path / "shard")
+    assert set(range(30)) == whole_batches(copy)
+    copy.close()
+
+
+def test_an_empty_shard_is_lean(tmp_path: Path) -> None:
+    """Under 200 KB, however often it was opened, with a message or without."""
+    for number in range(5):
+        engine = open_engine(tmp_path / "shard")
+        assert disk_bytes(tmp_path / "shard") < 200_000
+        put(engine, STATE, [(b"k", b"%d" % number)])
+        engine.close()
+        assert disk_bytes(tmp_path / "shard") < 200_000
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """Buffers and cache stay near their options however much is stored; deleted bytes go back to the disk."""
+    engine = open_engine(tmp_path / "shard", write_buffer_bytes=2 << 20, cache_bytes=1 << 20)
+    value = random.Random(0).randbytes(40_000)
+    most = 0
+    for number in range(1500):
+        put(engine, DATA, [((1, 0, number), value)])
+        if number % 50 == 0:
+            most = max(most, engine.stats().memory_bytes)
+    assert count(engine.scan(DATA)) == 1500
+    assert max(most, engine.stats().memory_bytes) < 12 << 20
+    assert engine.stats().disk_bytes > 50_000_000
+    engine.close()

@@ -1,0 +1,82 @@
+"""What is stored: messages of 128 bytes, in batches of 1,000, over so many topics and streams."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import attrs
+import msgspec
+from topicstore import Message
+
+__all__ = ["CASES", "PAYLOADS", "Case", "batches"]
+
+BATCH = 1_000
+PAYLOAD = 128
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """One shape of topics, and what its ratios should at least be."""
+
+    name: str
+    topics: tuple[str, ...]
+    thresholds: tuple[int, ...]
+    """Of the learned topic structure, so that there are ``streams`` streams."""
+    streams: int
+    store: float
+    """Least store rate, as a multiple of the engine's own put rate."""
+    replay: float
+    """Least replay rate, as a multiple of the engine's own scan rate."""
+
+
+CASES = (
+    Case(name="1 topic", topics=("fleet/eu/bus-7/speed",), thresholds=(100, 20), streams=1, store=1.2, replay=1.5),
+    Case(
+        name="1 stream, 1,000 topics",
+        topics=tuple(f"fleet/eu/bus-{number}/speed" for number in range(1_000)),
+        thresholds=(100, 20, 0, 20),
+        streams=1,
+        store=0.8,
+        replay=1.1,
+    ),
+    Case(
+        name="100 streams",
+        topics=tuple(f"fleet/line-{number % 100}/bus-{number}/speed" for number in range(1_000)),
+        thresholds=(100, 100, 0, 20),
+        streams=100,
+        store=0.5,
+        replay=0.5,
+    ),
+)
+
+
+def _json_payload(source: random.Random) -> bytes:
+    reading = {
+        "bus": f"bus-{source.randrange(1_000)}",
+        "speed": round(source.uniform(0, 90), 1),
+        "lat": round(source.uniform(30, 31), 5),
+        "lon": round(source.uniform(-98, -97), 5),
+        "heading": source.randrange(360),
+        "doors": source.choice(["open", "closed"]),
+        "n": source.randrange(10**9),
+    }
+    return msgspec.json.encode(reading).ljust(PAYLOAD)[:PAYLOAD]
+
+
+PAYLOADS: dict[str, Callable[[random.Random], bytes]] = {
+    "json": _json_payload,
+    "random": lambda source: source.randbytes(PAYLOAD),
+}
+"""Kinds of payloads: a reading as JSON, and bytes that no codec can shrink."""
+
+
+def batches(case: Case, payload: str, messages: int) -> list[list[Message]]:
+    """Return ``messages`` messages in batches of 1,000; a topic's messages have one publisher."""
+    source = random.Random(7)  # noqa: S311 - the same messages in every run
+    make, topics = PAYLOADS[payload], case.topics
+    made = [
+        Message(topics[number % len(topics)], make(source), f"gateway-{number % len(topics) % 10}", 1)
+        for number in range(messages)
+    ]
+    return [made[start : start + BATCH] for start in range(0, messages, BATCH)]

@@ -1,0 +1,480 @@
+"""Arrow: one published schema, out as it says and in from whatever casts to it without a loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.arrow import SCHEMA, SCHEMA_WITH_IDS
+from topicstore.batch import MessageBatch
+from topicstore.columns import Constant
+from topicstore.errors import InvalidMessageError
+from topicstore.model import Message, Properties
+from topicstore.positions import MAX_TIME
+
+PROPERTIES = SCHEMA.field("properties").type
+FULL = Properties(1, 60, "text/plain", "reply/to", b"\x00\xff", (("k", "1"), ("j", ""), ("k", "1")))
+
+text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
+topics = st.sampled_from(["a", "a/b", "$SYS/x", "/", "é/é"]) | text.map(lambda t: t.translate({35: "", 43: ""}) or "/")
+properties = st.builds(
+    Properties,
+    st.none() | st.integers(0, 1),
+    st.none() | st.integers(0, 2**32 - 1),
+    st.none() | text,
+    st.none() | topics,
+    st.none() | st.binary(max_size=8),
+    st.lists(st.tuples(text, text), max_size=3).map(tuple),
+)
+messages = st.builds(
+    Message,
+    topics,
+    st.binary(max_size=8),
+    st.sampled_from(["", "c"]) | text,
+    st.integers(0, 2),
+    st.booleans(),
+    st.none() | st.integers(0, 3) | st.integers(0, MAX_TIME),
+    st.none() | properties,
+)
+alike = st.builds(lambda message, count: [message] * count, messages, st.integers(1, 6))
+lists = st.lists(messages, max_size=8) | alike | st.builds(lambda one, other: one + other, alike, alike)
+
+SOME = [
+    Message("a/b", b"1", "c", 1, retain=True, timestamp=5, properties=FULL),
+    Message("a/c", b"", "", 0, retain=False, timestamp=None, properties=None),
+    Message("a/b", b"\xff", "d", 2, retain=True, timestamp=MAX_TIME, properties=Properties()),
+]
+
+
+def exactly(messages: list[Message]) -> list[list[tuple[type, Any]]]:
+    """Return messages with the types of their values: True is not 1 here."""
+    return [[(type(value), value) for value in msgspec.structs.astuple(message)] for message in messages]
+
+
+def record_batch(rows: int = 2, **columns: Any) -> pa.RecordBatch:
+    """Return a RecordBatch of a topic and a payload, and of what else is given."""
+    return pa.RecordBatch.from_pydict({"topic": pa.array(["a"] * rows), "payload": pa.array([b"p"] * rows)} | columns)
+
+
+def read(name: str, array: pa.Array) -> list[Any]:
+    """Store a column and return what came of its values."""
+    messages = MessageBatch.from_arrow(record_batch(len(array), **{name: array})).to_messages()
+    return [getattr(message, name) for message in messages]
+
+
+def refused(batch: pa.RecordBatch, match: str) -> int | None:
+    with pytest.raises(InvalidMessageError, match=match) as caught:
+        MessageBatch.from_arrow(batch)
+    return caught.value.index
+
+
+def stored(rows: list[Message]) -> MessageBatch:
+    batch = MessageBatch.from_messages(rows)
+    times = np.array([row.timestamp or 0 for row in rows], dtype=np.int64)
+    return batch.placed(np.arange(2**63, 2**63 + len(rows), dtype=np.uint64), times, 65_535)
+
+
+# --- out ------------------------------------------------------------------------------
+
+
+def test_the_schema_is_frozen() -> None:
+    """Other programs read these columns by name and type."""
+    expected = [
+        ("timestamp", "timestamp[us, tz=UTC]", True),
+        ("topic", "string", False),
+        ("client_id", "string", False),
+        ("qos", "int8", False),
+        ("retain", "bool", False),
+        ("payload", "binary", False),
+        ("properties", str(PROPERTIES), True),
+        ("shard", "uint16", False),
+        ("position", "uint64", False),
+    ]
+    assert expected == [(field.name, str(field.type), field.nullable) for field in SCHEMA_WITH_IDS]
+    assert expected[:-2] == [(field.name, str(field.type), field.nullable) for field in SCHEMA]
+    inner = [
+        ("payload_format_indicator", "uint8"),
+        ("message_expiry_interval", "uint32"),
+        ("content_type", "string"),
+        ("response_topic", "string"),
+        ("correlation_data", "binary"),
+        ("user_properties", "list<item: struct<name: string not null, value: string not null>>"),
+    ]
+    assert inner == [(field.name, str(field.type)) for field in PROPERTIES]
+    assert Properties.__struct_fields__ == tuple(name for name, _ in inner)
+
+
+@settings(deadline=None, max_examples=200)
+@given(lists)
+def test_messages_come_back_from_arrow(rows: list[Message]) -> None:
+    """Every value is the same, and of the same type; the schema is the published one."""
+    batch = MessageBatch.from_messages(rows).to_arrow()
+    batch.validate(full=True)
+    assert batch.schema.equals(SCHEMA, check_metadata=True)
+    assert exactly(rows) == exactly(MessageBatch.from_arrow(batch).to_messages())
+
+
+@settings(deadline=None)
+@given(lists)
+def test_ids_come_with_the_messages(rows: list[Message]) -> None:
+    """With ids there are two columns more, whose values survive above 63 bits."""
+    batch = stored(rows)
+    arrow = batch.to_arrow(ids=True)
+    arrow.validate(full=True)
+    assert arrow.schema.equals(SCHEMA_WITH_IDS, check_metadata=True)
+    assert list(range(2**63, 2**63 + len(rows))) == arrow["position"].to_pylist()
+    assert [65_535] * len(rows) == arrow["shard"].to_pylist()
+    assert exactly(batch.to_messages()) == exactly(MessageBatch.from_arrow(arrow).to_messages())
+    assert batch.to_arrow().equals(arrow.select(SCHEMA.names))
+
+
+@settings(deadline=None)
+@given(lists, st.integers(0, 8), st.integers(0, 8))
+def test_a_sliced_record_batch_is_the_slice_of_its_messages(rows: list[Message], start: int, length: int) -> None:
+    """An offset into Arrow's buffers is respected, in the properties too."""
+    arrow = MessageBatch.from_messages(rows).to_arrow()
+    cut = arrow.slice(min(start, len(rows)), length)
+    assert exactly(rows[start : start + length]) == exactly(MessageBatch.from_arrow(cut).to_messages())
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["without ids", "with ids"])
+@pytest.mark.parametrize(
+    "rows", [[], SOME[:1], SOME[:1] * 3, SOME[1:2] * 3, SOME], ids=["empty", "one", "full", "bare", "mixed"]
+)
+def test_the_schema_never_depends_on_the_rows(rows: list[Message], ids: bool) -> None:
+    """Empty, constant and mixed columns, all absent or all there: one schema."""
+    arrow = stored(rows).to_arrow(ids=ids)
+    arrow.validate(full=True)
+    assert arrow.schema.equals(SCHEMA_WITH_IDS if ids else SCHEMA, check_metadata=True)
+    assert [field.type for field in arrow.schema] == [column.type for column in arrow.columns]
+    assert len(rows) == arrow.num_rows
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_any_form_of_column_goes_out(rows: int) -> None:
+    """Constants, lists, NumPy and Arrow arrays of a layout's own types give equal record batches."""
+    kinds: dict[str, tuple[Any, Any, pa.DataType]] = {
+        "topics": ("a/b", object, pa.large_string()),
+        "payloads": (b"\x00", object, pa.large_binary()),
+        "client_ids": ("c", object, pa.dictionary(pa.int8(), pa.string())),
+        "qos": (2, np.uint8, pa.uint8()),
+        "retain": (True, np.uint8, pa.bool_()),
+        "timestamps": (MAX_TIME, np.int64, pa.int64()),
+        "properties": (FULL, object, None),
+        "positions": (2**64 - 1, np.uint64, pa.uint64()),
+        "shards": (65_535, np.int64, pa.uint16()),
+    }
+
+    def formed(form: str) -> pa.RecordBatch:
+        columns = {}
+        for name, (value, numpy_kind, arrow_kind) in kinds.items():
+            values = [value] * rows
+            match form:
+                case "constant":
+                    columns[name] = Constant(value, rows)
+                case "numpy" if name != "properties":
+                    columns[name] = np.array(values, dtype=numpy_kind)
+                case "arrow" if name != "properties":
+                    columns[name] = pa.array(values, arrow_kind)
+                case _:
+                    columns[name] = values
+        return MessageBatch(**columns).to_arrow(ids=True)
+
+    expected = formed("list")
+    assert rows == expected.num_rows
+    for form in ("constant", "numpy", "arrow"):
+        actual = formed(form)
+        actual.validate(full=True)
+        assert actual.schema.equals(SCHEMA_WITH_IDS, check_metadata=True)
+        assert expected.equals(actual)
+
+
+def test_times_that_a_layout_keeps_in_an_object_array() -> None:
+    """None among the times of an array becomes a null."""
+    batch = MessageBatch.from_messages(SOME)
+    batch.timestamps = np.array([5, None, MAX_TIME], dtype=object)
+    assert MessageBatch.from_messages(SOME).to_arrow().equals(batch.to_arrow())
+
+
+def test_ids_need_a_stored_batch() -> None:
+    """A message without shard and position has no id to show."""
+    batch = MessageBatch.from_messages(SOME)
+    with pytest.raises(InvalidMessageError, match="once they are stored"):
+        batch.to_arrow(ids=True)
+    batch.positions = np.arange(3, dtype=np.uint64)
+    with pytest.raises(InvalidMessageError, match="once they are stored"):
+        batch.to_arrow(ids=True)
+
+
+# --- in: which columns -------------------------------------------------------------------
+
+
+def test_missing_columns_have_the_defaults_of_a_message() -> None:
+    """A topic and a payload are enough, in either order."""
+    arrow = pa.RecordBatch.from_pydict({"payload": [b"p", b"q"], "topic": ["a", "b"]})
+    assert exactly([Message("a", b"p"), Message("b", b"q")]) == exactly(MessageBatch.from_arrow(arrow).to_messages())
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+@pytest.mark.parametrize("name", ["topic", "payload"])
+def test_a_topic_and_a_payload_are_needed(name: str, rows: int) -> None:
+    """Without either there is no message, and an empty batch is no excuse."""
+    assert refused(record_batch(rows).drop_columns([name]), f"'{name}' is missing") is None
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+@pytest.mark.parametrize("name", ["Topic", "topics", "time", "key", ""])
+def test_unknown_columns_are_refused(name: str, rows: int) -> None:
+    """Data that would be lost is refused by name, in an empty batch too."""
+    assert refused(record_batch(rows, **{name: pa.array([1] * rows)}), "columns that messages don't have") is None
+
+
+def test_columns_that_come_twice_are_refused() -> None:
+    """Nobody could say which of the two counts."""
+    arrow = pa.RecordBatch.from_arrays(
+        [pa.array(["a"]), pa.array([b"p"]), pa.array(["b"])], ["topic", "payload", "topic"]
+    )
+    refused(arrow, "twice")
+
+
+def test_shard_and_position_are_passed_over() -> None:
+    """What was read in one place can be stored in another, whatever its ids were."""
+    arrow = record_batch(shard=pa.array([1, None]), position=pa.array(["x", "y"]))
+    batch = MessageBatch.from_arrow(arrow)
+    assert [Message("a", b"p")] * 2 == batch.to_messages()
+    assert (batch.positions, batch.shards) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["topic", "client_id", "qos", "retain", "payload"])
+def test_a_null_is_refused_by_its_row(name: str) -> None:
+    """Where there can be none, the error names the row, in slices and behind a cast too."""
+    field = SCHEMA.field(name)
+    good = {"topic": "a", "client_id": "c", "qos": 1, "retain": True, "payload": b"p"}[name]
+    array = pa.array([good, good, None, good, None], field.type)
+    assert refused(record_batch(5, **{name: array}), f"{name} is null") == 2
+    assert refused(record_batch(5, **{name: array}).slice(1), f"{name} is null") == 1
+    assert refused(record_batch(5, **{name: array.dictionary_encode()}), f"{name} is null") == 2
+    assert refused(record_batch(3, **{name: pa.nulls(3)}), f"{name} is null") == 0
+    hidden = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array([good, None], field.type))
+    assert refused(record_batch(2, **{name: hidden}), f"{name} is null") == 1
+
+
+def test_times_and_properties_may_be_null() -> None:
+    """Null means None, in a column of nulls too."""
+    for nulls in (pa.nulls(2), pa.nulls(2, pa.timestamp("ns"))):
+        assert read("timestamp", nulls) == [None, None]
+    for nulls in (pa.nulls(2), pa.nulls(2, PROPERTIES)):
+        assert read("properties", nulls) == [None, None]
+
+
+# --- in: which types ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "expected"),
+    [
+        ("topic", pa.array(["a", "é"], pa.large_string()), ["a", "é"]),
+        ("topic", pa.array(["a", "é"], pa.string_view()), ["a", "é"]),
+        ("topic", pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
+        ("topic", pa.array(["a", "b"], pa.large_string()).dictionary_encode(), ["a", "b"]),
+        ("topic", pa.array([b"a", "é".encode()]), ["a", "é"]),
+        ("client_id", pa.array(["", "c"]).dictionary_encode(), ["", "c"]),
+        ("payload", pa.array(["", "é"]), [b"", "é".encode()]),
+        ("payload", pa.array(["", "é"], pa.large_string()), [b"", "é".encode()]),
+        ("payload", pa.array([b"", b"\xff"], pa.large_binary()), [b"", b"\xff"]),
+        ("payload", pa.array([b"", b"\xff"], pa.binary_view()), [b"", b"\xff"]),
+        ("payload", pa.array([b"ab", b"\xff\0"], pa.binary(2)), [b"ab", b"\xff\0"]),
+        ("payload", pa.array([b"a", b"b", b"a"]).dictionary_encode(), [b"a", b"b", b"a"]),
+        ("qos", pa.array([0, 1, 2], pa.int64()), [0, 1, 2]),
+        ("qos", pa.array([0, 1, 2], pa.uint8()), [0, 1, 2]),
+        ("qos", pa.array([0.0, 1.0, 2.0]), [0, 1, 2]),
+        ("qos", pa.array([2, 0, 2]).dictionary_encode(), [2, 0, 2]),
+        ("retain", pa.array([0, 1], pa.int8()), [False, True]),
+        ("retain", pa.array([True, False]), [True, False]),
+        ("timestamp", pa.array([0, 5, None], pa.int64()), [0, 5, None]),
+        ("timestamp", pa.array([0, 5_000, None], pa.timestamp("ns")), [0, 5, None]),
+        ("timestamp", pa.array([0, 5_000], pa.timestamp("ns", "UTC")), [0, 5]),
+        ("timestamp", pa.array([0, 5], pa.timestamp("us")), [0, 5]),
+        ("timestamp", pa.array([0, 5], pa.timestamp("us", "Asia/Tokyo")), [0, 5]),
+        ("timestamp", pa.array([0, 5], pa.timestamp("ms", "+02:00")), [0, 5_000]),
+        ("timestamp", pa.array([0, 5], pa.timestamp("s")), [0, 5_000_000]),
+        ("timestamp", pa.array([0, MAX_TIME], pa.timestamp("us", "UTC")), [0, MAX_TIME]),
+        ("timestamp", pa.array(["1970-01-01T00:00:05Z"]), [5_000_000]),
+    ],
+    ids=lambda value: f"{value.type}" if isinstance(value, pa.Array) else None,
+)
+def test_what_casts_without_a_loss_is_taken(name: str, array: pa.Array, expected: list[Any]) -> None:
+    """Columns as other programs make them; times without a zone are UTC, integers are microseconds."""
+    actual = read(name, array)
+    assert expected == actual
+    assert list(map(type, expected)) == list(map(type, actual))
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("topic", pa.array([b"a", b"\xff"])),
+        ("topic", pa.array([["a"], ["b"]])),
+        ("client_id", pa.array([b"c", b"\xed\xa0\x80"])),
+        ("payload", pa.array([1, 2])),
+        ("payload", pa.array([[1], [2]])),
+        ("qos", pa.array([1, 300])),
+        ("qos", pa.array([1, 2**40])),
+        ("qos", pa.array([1.0, 1.5])),
+        ("qos", pa.array([1.0, float("nan")])),
+        ("qos", pa.array(["1", "one"])),
+        ("retain", pa.array(["yes", "maybe"])),
+        ("retain", pa.array([b"\x01", b"\x00"])),
+        ("timestamp", pa.array([1_000, 1_001], pa.timestamp("ns"))),
+        ("timestamp", pa.array([1, 2**62], pa.timestamp("s"))),
+        ("timestamp", pa.array([1.0, 2.0])),
+        ("timestamp", pa.array([1, 2], pa.duration("us"))),
+        ("timestamp", pa.array(["1970-01-01T00:00:05", "5"])),
+        ("properties", pa.array([1, 2])),
+        ("properties", pa.array(["{}", "{}"])),
+        ("properties", pa.array([[("k", "v")], []], pa.map_(pa.string(), pa.string()))),
+        ("properties", pa.array([{"payload_format_indicator": 300}, None])),
+        ("properties", pa.array([{"content_type": b"\xff"}, None])),
+        ("properties", pa.array([{"user_properties": [1]}, None])),
+        ("properties", pa.array([{"user_properties": [{"name": "k", "value": None}]}, None])),
+    ],
+    ids=lambda value: f"{value.type}"[:60] if isinstance(value, pa.Array) else value,
+)
+def test_what_does_not_cast_is_refused(name: str, array: pa.Array) -> None:
+    """Nothing is cut, rounded or guessed: the error names the column and its type."""
+    assert refused(record_batch(len(array), **{name: array}), f"column '{name}' is ") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "match"),
+    [
+        ("topic", pa.array(["a", "b", "a/#"]), "wildcard"),
+        ("topic", pa.array(["a", "a", ""]), "at least one character"),
+        ("topic", pa.array(["a", "a", "a\0"]), "NUL"),
+        ("client_id", pa.array(["", "c", "c" * 65_536]), "65,536 bytes"),
+        ("qos", pa.array([0, 1, 3]), "QoS"),
+        ("qos", pa.array([0, 1, -1]), "QoS"),
+        ("timestamp", pa.array([0, None, -1]), "timestamp"),
+        ("timestamp", pa.array([0, None, MAX_TIME + 1]), "timestamp"),
+        ("timestamp", pa.array([0, None, -1], pa.timestamp("s")), "timestamp"),
+        ("properties", pa.array([None, None, {"payload_format_indicator": 2}]), "payload_format_indicator"),
+        ("properties", pa.array([None, {}, {"response_topic": "a/#"}]), "response topic"),
+    ],
+)
+def test_values_are_checked_as_those_of_messages(name: str, array: pa.Array, match: str) -> None:
+    """Arrow is no way around the rules; the error names the row."""
+    assert refused(record_batch(3, **{name: array}), match) == 2
+
+
+@pytest.mark.parametrize("name", ["topic", "client_id"])
+def test_text_that_is_not_utf8_is_refused(name: str) -> None:
+    """A producer may claim that bytes are text; Arrow does not look."""
+    array = pa.array([b"good", b"\xff\xfe"]).view(pa.string())
+    refused(record_batch(**{name: array}), f"column '{name}' is not valid UTF-8")
+
+
+# --- in: properties ------------------------------------------------------------------------
+
+PLAIN = {name: getattr(FULL, name) for name in Properties.__struct_fields__}
+PLAIN["user_properties"] = [{"name": name, "value": value} for name, value in FULL.user_properties]
+
+
+def test_properties_as_other_programs_infer_them() -> None:
+    """Wider integers, nullable fields and any order of fields cast to the published struct."""
+    for plain in (PLAIN, dict(reversed(PLAIN.items()))):
+        assert read("properties", pa.array([plain, None])) == [FULL, None]
+    large = pa.struct([("content_type", pa.large_string()), ("correlation_data", pa.large_binary())])
+    expected = Properties(content_type="t", correlation_data=b"d")
+    assert [expected] == read("properties", pa.array([{"content_type": "t", "correlation_data": b"d"}], large))
+
+
+def test_the_order_of_the_fields_of_properties_mixes_nothing_up() -> None:
+    """Fields are found by name; an Arrow too old to do so refuses the column."""
+    array = pa.array([dict(reversed(PLAIN.items())), None])
+    try:
+        array.cast(PROPERTIES)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        refused(record_batch(properties=array), "column 'properties' is ")
+    else:
+        assert [FULL, None] == read("properties", array)
+
+
+def test_absent_fields_of_properties_are_none() -> None:
+    """A struct of some fields will do; no list of user properties is an empty one."""
+    assert [Properties(content_type="t"), None] == read("properties", pa.array([{"content_type": "t"}, None]))
+    nulls = dict.fromkeys(PLAIN)
+    assert [Properties()] == read("properties", pa.array([nulls], PROPERTIES))
+
+
+def test_unknown_fields_of_properties_are_refused() -> None:
+    """Arrow's own cast would drop them without a word."""
+    refused(
+        record_batch(properties=pa.array([PLAIN | {"topic_alias": 1}, None])), "properties that messages don't have"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pairs", "match"),
+    [
+        ([None], "user property is null"),
+        ([{"name": "k", "value": "v"}, None], "user property is null"),
+        ([{"name": None, "value": "v"}], "user property is a str"),
+        ([{"name": "k", "value": None}], "user property is a str"),
+        ([{"name": "k\0", "value": "v"}], "NUL"),
+    ],
+)
+def test_bad_user_properties_are_refused_by_their_row(pairs: list[Any], match: str) -> None:
+    """Arrow checks the nulls of nested fields no more than the texts in them."""
+    array = pa.array([None, PLAIN, {"user_properties": pairs}], PROPERTIES)
+    assert refused(record_batch(3, properties=array), match) == 2
+
+
+# --- in: from files ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"read_dictionary": ["topic", "client_id"]}, {"columns": ["payload", "topic"]}],
+    ids=["plain", "dictionaries", "two columns"],
+)
+@pytest.mark.parametrize("with_schema", [True, False], ids=["arrow schema", "parquet schema"])
+def test_messages_come_back_from_parquet(tmp_path: Path, options: dict[str, Any], with_schema: bool) -> None:
+    """With Arrow's schema in the file or without, with dictionaries, or of some columns."""
+    rows = SOME * 100
+    path = tmp_path / "messages.parquet"
+    pq.write_table(pa.Table.from_batches([MessageBatch.from_messages(rows).to_arrow()]), path, store_schema=with_schema)
+    batches = pq.read_table(path, **options).to_batches(max_chunksize=64)
+    expected = [Message(row.topic, row.payload) for row in rows] if "columns" in options else rows
+    back = MessageBatch.concat([MessageBatch.from_arrow(batch) for batch in batches]).to_messages()
+    assert exactly(expected) == exactly(back)
+
+
+def test_stored_messages_come_back_from_parquet(tmp_path: Path) -> None:
+    """Ids above 63 bits survive the file too, and are passed over when it is stored again."""
+    path = tmp_path / "stored.parquet"
+    arrow = stored(SOME).to_arrow(ids=True)
+    pq.write_table(pa.Table.from_batches([arrow]), path)
+    table = pq.read_table(path)
+    assert table.schema.equals(SCHEMA_WITH_IDS)
+    assert arrow["position"].to_pylist() == table["position"].to_pylist()
+    (batch,) = table.to_batches()
+    assert exactly(stored(SOME).to_messages()) == exactly(MessageBatch.from_arrow(batch).to_messages())
+
+
+def test_messages_come_back_from_an_ipc_stream() -> None:
+    """The form in which processes hand batches to each other."""
+    sink = pa.BufferOutputStream()
+    arrow = MessageBatch.from_messages(SOME).to_arrow()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_batch(arrow)
+        writer.write_batch(arrow.slice(1))
+    batches = list(pa.ipc.open_stream(sink.getvalue()))
+    back = [message for batch in batches for message in MessageBatch.from_arrow(batch).to_messages()]
+    assert exactly(SOME + SOME[1:]) == exactly(back)
