@@ -135,10 +135,11 @@ class Histories(RuleBasedStateMachine):
     @rule(target=scans, held=snapshots, span=spans(), reverse=st.booleans())
     def begin_scan_of_snapshot(self, held: Any, span: Any, reverse: bool) -> Any:
         opening, snapshot, model = held
-        expected = expected_scan(model, *span, reverse, None)
+        keyspace, start, end = span
+        expected = expected_scan(model, keyspace, start, end, reverse, None)
         if opening != self.opening:
             return opening, None, None, None
-        scan = snapshot.scan(*span, reverse=reverse)
+        scan = snapshot.scan(keyspace, start, end, reverse=reverse)
         return opening, scan, next(scan, []), expected
 
     @rule(held=consumes(scans))

@@ -377,7 +377,7 @@ def test_a_full_disk_is_told_apart(tmp_path: Path) -> None:
         "engine.close()\n"
         "print('well')\n"
     )
-    command = [sys.executable, "-c", program, tmp_path / "shard", Path(__file__).parent]
+    command = [sys.executable, "-c", program, str(tmp_path / "shard"), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert [word for word in done.stdout.split("\n") if word in ("full", "well")] == ["full", "well"], done.stderr
 

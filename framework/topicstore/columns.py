@@ -1,20 +1,32 @@
 """Columns of a message batch, in whichever form costs least.
 
-A column is a `Constant` (one value for all rows), a list, a NumPy array or a pyarrow
-array. Whoever makes a batch keeps the form it has; whoever needs another converts the
-whole column at once with the functions here.
+A column is a `Constant` (one value for all rows), a list, a NumPy array, a pyarrow array or
+`Coded` (numbers that point into a shared list of texts). Whoever makes a batch keeps the form
+it has; whoever needs another converts the whole column at once with the functions here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Column", "Constant", "Indices", "concat", "fold", "take", "to_iterable", "to_list", "window"]
+__all__ = [
+    "Coded",
+    "Column",
+    "Constant",
+    "Indices",
+    "Texts",
+    "concat",
+    "fold",
+    "take",
+    "to_iterable",
+    "to_list",
+    "window",
+]
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.intp]
@@ -46,8 +58,54 @@ class Constant(Sequence[T], Generic[T]):
         return f"Constant({self.value!r}, {self.length})"
 
 
+class Texts:
+    """A list of texts that `Coded` columns share. It only grows; entries not known yet are None."""
+
+    __slots__ = ("__weakref__", "count", "values")
+
+    def __init__(self, values: npt.NDArray[np.object_]) -> None:
+        self.values = values
+        self.count = 0
+        """Entries set so far, so that whoever derives something from the list sees that it grew."""
+
+    def set(self, number: int, text: str) -> None:
+        """Set an entry that was None; the list grows to hold it."""
+        if number >= len(self.values):
+            room = np.full(max(number + 1, 2 * len(self.values)), None, dtype=object)
+            room[: len(self.values)] = self.values
+            self.values = room
+        self.values[number] = text
+        self.count += 1
+
+
+class Coded:
+    """A column of texts, each kept as its number in ``texts``."""
+
+    __slots__ = ("codes", "texts")
+
+    def __init__(self, codes: npt.NDArray[Any], texts: Texts) -> None:
+        self.codes = codes
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tolist())
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Coded(self.codes[index], self.texts)
+        return self.texts.values[self.codes[index]]
+
+    def tolist(self) -> list[str]:
+        """Return the texts."""
+        texts: list[str] = self.texts.values[self.codes].tolist()
+        return texts
+
+
 Column = Any
-"""`Constant`, list, numpy.ndarray or pyarrow.Array; all of one length in a batch."""
+"""`Constant`, list, numpy.ndarray, pyarrow.Array or `Coded`; all of one length in a batch."""
 
 
 def fold(values: list[T]) -> list[T] | Constant[T]:
@@ -67,8 +125,8 @@ def to_list(column: Column) -> list[Any]:
         return column
     if isinstance(column, Constant):
         return [column.value] * column.length
-    if isinstance(column, np.ndarray):
-        return column.tolist()  # type: ignore[no-any-return]
+    if isinstance(column, (np.ndarray, Coded)):
+        return column.tolist()
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
@@ -80,12 +138,14 @@ def take(column: Column, rows: Indices) -> Column:
         return list(map(column.__getitem__, rows.tolist()))
     if isinstance(column, np.ndarray):
         return column[rows]
+    if isinstance(column, Coded):
+        return Coded(column.codes[rows], column.texts)
     return column.take(rows)
 
 
 def window(column: Column, start: int, stop: int) -> Column:
     """Return the rows from ``start`` to before ``stop``."""
-    if isinstance(column, (Constant, list, np.ndarray)):
+    if isinstance(column, (Constant, list, np.ndarray, Coded)):
         return column[start:stop]
     return column.slice(start, max(stop - start, 0))
 
@@ -95,14 +155,30 @@ def concat(columns: Sequence[Column]) -> Column:
     first = columns[0]
     if len(columns) == 1:
         return first
-    if all(isinstance(column, Constant) and _same(column.value, first.value) for column in columns):
-        return Constant(first.value, sum(map(len, columns)))
-    if all(isinstance(column, np.ndarray) and column.dtype == first.dtype for column in columns):
-        return np.concatenate(columns)  # of one type: int64 behind uint64 would become float64
-    joined: list[Any] = []
-    for column in columns:
-        joined.extend(to_iterable(column))
-    return joined
+    kinds = set(map(type, columns))
+    if len(kinds) == 1:
+        if isinstance(first, Constant) and _all_same(columns):
+            return Constant(first.value, sum(map(len, columns)))
+        if isinstance(first, list):
+            return list(chain.from_iterable(columns))
+        if isinstance(first, Coded) and all(column.texts is first.texts for column in columns):
+            return Coded(np.concatenate([column.codes for column in columns]), first.texts)
+    arrays = list(map(_as_array, columns))
+    if all(array is not None and array.dtype == arrays[0].dtype for array in arrays):
+        return np.concatenate(arrays)  # of one type: int64 behind uint64 would become float64
+    return list(chain.from_iterable(map(to_iterable, columns)))
+
+
+def _as_array(column: Column) -> npt.NDArray[Any] | None:
+    """Return a column as an array where that costs nothing much, else None."""
+    if isinstance(column, Constant) and type(column.value) is int and 0 <= column.value < 1 << 63:
+        return np.full(len(column), column.value, dtype=np.int64)
+    return column if isinstance(column, np.ndarray) else None
+
+
+def _all_same(columns: Sequence[Constant[Any]]) -> bool:
+    value = columns[0].value
+    return all(column.value is value or _same(column.value, value) for column in columns)
 
 
 def _same(one: Any, other: Any) -> bool:

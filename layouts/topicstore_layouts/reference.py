@@ -211,7 +211,9 @@ def _past(deadline: float | None, position: int, start: int) -> bool:
 def _batch(rows: list[tuple[int, _Row]], shard: int) -> MessageBatch:
     if not rows:
         return MessageBatch.empty()
-    columns: dict[str, Any] = dict(zip(FIELDS, zip(*(msgspec.structs.astuple(row) for _, row in rows), strict=True), strict=True))
+    columns: dict[str, Any] = dict(
+        zip(FIELDS, zip(*(msgspec.structs.astuple(row) for _, row in rows), strict=True), strict=True)
+    )
     return MessageBatch(
         **{name: list(values) for name, values in columns.items()},
         positions=np.array([position for position, _ in rows], dtype=np.uint64),

@@ -96,6 +96,8 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     timestamps: Column
     properties: Column
     payloads: list[bytes]
+    sizes: list[int]
+    """Bytes of each payload."""
 
     def take(self, rows: Indices) -> Columns:
         """Return some of the rows."""
@@ -121,7 +123,7 @@ def encode_block(columns: Columns, stream: int, base: int, last: int, compress: 
         None
         if isinstance(columns.properties, Constant) and columns.properties.value is None
         else to_list(columns.properties),
-        _pack(list(map(len, columns.payloads))),
+        _pack(columns.sizes),
     )
     raw_head, raw_payloads = _ENCODER.encode(head), _ENCODER.encode(columns.payloads)
     head_codec, stored_head = compress(raw_head)
@@ -174,7 +176,19 @@ def _pack_times(values: Column, positions: Positions) -> tuple[int, _Numbers] | 
 class Block:
     """A stored block. Opening one checks its checksum and decodes only its header."""
 
-    __slots__ = ("_head", "_parts", "_sizes", "_value", "base", "first", "last", "rows", "stream")
+    __slots__ = (
+        "_head",
+        "_parts",
+        "_payloads",
+        "_positions",
+        "_sizes",
+        "_value",
+        "base",
+        "first",
+        "last",
+        "rows",
+        "stream",
+    )
 
     def __init__(self, value: bytes, last: int) -> None:
         if len(value) < _BODY or value[0] != _VERSION:
@@ -203,6 +217,16 @@ class Block:
         self._parts = head, payloads
         self._sizes = head_codec, raw_head, payload_codec, raw_payloads
         self._head: _Head | None = None
+        self._positions: Positions | None = None
+        self._payloads: list[bytes] | None = None
+
+    def holds(self, value: bytes) -> bool:
+        """Say whether this is the block of the value."""
+        return self._value == value
+
+    def keep_payloads(self) -> None:
+        """Decode all payloads and keep them, for a reader who will come back for more."""
+        self._payloads = self.payloads(None)
 
     @property
     def payload_bytes(self) -> int:
@@ -221,10 +245,13 @@ class Block:
 
     def positions(self) -> Positions:
         """Return the positions, strictly increasing."""
-        packed = self._columns().positions
-        if packed is None:
-            return np.arange(self.first, self.first + self.rows, dtype=np.uint64)
-        return np.uint64(self.first) + self._array(packed).astype(np.uint64)
+        if self._positions is None:
+            packed = self._columns().positions
+            if packed is None:
+                self._positions = np.arange(self.first, self.first + self.rows, dtype=np.uint64)
+            else:
+                self._positions = np.uint64(self.first) + self._array(packed).astype(np.uint64)
+        return self._positions
 
     def topics(self) -> Constant[int] | Array:
         """Return the topics' numbers."""
@@ -264,6 +291,8 @@ class Block:
 
     def payloads(self, rows: Indices | None) -> list[bytes]:
         """Return the payloads of these rows, or of all."""
+        if self._payloads is not None:
+            return self._payloads if rows is None else [self._payloads[row] for row in rows.tolist()]
         _, _, codec, size = self._sizes
         raw = decompress(codec, self._parts[1], size)
         if rows is not None and len(rows) * _SPARSE < self.rows:
@@ -306,7 +335,7 @@ class Block:
 
     def columns(self) -> Columns:
         """Return everything, as it went in."""
-        positions = self.positions()
+        positions, payloads = self.positions(), self.payloads(None)
         return Columns(
             positions,
             self.topics(),
@@ -315,7 +344,8 @@ class Block:
             self.retain(),
             self.timestamps(positions),
             self.properties(),
-            self.payloads(None),
+            payloads,
+            list(map(len, payloads)),
         )
 
 

@@ -34,7 +34,9 @@ class Matcher:
     def rows(self, topics: Constant[int] | npt.NDArray[Any]) -> Mask | bool:
         """Return which rows match: True for all, False for none, else a mask."""
         if isinstance(topics, Constant):
-            return bool(self._judge(np.array([topics.value]))[0])
+            number = topics.value
+            verdict = self._verdicts[number] if number < len(self._verdicts) else _UNKNOWN
+            return bool(verdict == _YES if verdict else self._judge(np.array([number]))[0])
         mask = self._judge(topics)
         matching = int(np.count_nonzero(mask))
         if matching == len(mask):

@@ -26,6 +26,7 @@ from topicstore_layouts.names import NameTable
 from .codec import Compressor
 from .format import MIXED, Block, Columns, encode_block
 from .matching import Matchers
+from .recent import RecentBlocks
 
 __all__ = ["BlockSlab"]
 
@@ -66,11 +67,13 @@ class BlockSlab(Slab):
         self._clients = NameTable(engine, generation, _CLIENTS, lambda _: 0)
         self._matchers = Matchers(self._topics)
         self._compress = Compressor(compression, level)
+        self._recent = RecentBlocks()
 
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
         """Put the batch as blocks, with the names and the learned structure that are new in it."""
+        payloads = to_list(batch.payloads)
         columns = Columns(
             np.asarray(batch.positions),
             self._topics.encode(batch.topics),
@@ -79,7 +82,8 @@ class BlockSlab(Slab):
             batch.retain,
             batch.timestamps,
             batch.properties,
-            to_list(batch.payloads),
+            payloads,
+            list(map(len, payloads)),
         )
         for part in _by_size(columns):
             self._put(part, write)
@@ -96,7 +100,7 @@ class BlockSlab(Slab):
     def _by_stream(self, columns: Columns) -> list[tuple[int, Columns]]:
         topics = columns.topics
         if isinstance(topics, Constant):
-            return [(int(self._topics.streams(np.array([topics.value]))[0]), columns)]
+            return [(self._topics.stream(topics.value), columns)]
         streams = self._topics.streams(topics)
         touched = np.unique(streams).tolist()
         if len(touched) == 1:
@@ -154,21 +158,25 @@ class BlockSlab(Slab):
         rows = size = 0
         exhausted = True
         for blocks in self._batches(at, bound):
-            if batches and (rows >= limit or size >= limit_bytes):
-                exhausted = False
+            coming = sum(block.rows for block in blocks)
+            if batches and rows + coming > limit:
+                exhausted = False  # it may not fit; the next call takes it whole
                 break
             found = [match for block in blocks if (match := self._match(block, stream, topic_filter, at, bound))]
             last = blocks[-1].last
             at = min(last, bound) + 1
             if found:
                 batch = self._decode(found)
-                if rows + len(batch) > limit:
-                    batch = batch[: limit - rows]
+                if len(batch) > limit:
+                    batch = batch[:limit]
                     at = int(batch.positions[-1]) + 1
+                    self._recent.keep(blocks)
                 batches.append(batch)
                 rows += len(batch)
                 size += sum(match.block.payload_bytes for match in found)
-            if at <= bound and (rows >= limit or (deadline is not None and time.monotonic() >= deadline)):
+            # Blocks tend to be as large as the one before: what won't fit need not be opened.
+            full = rows + (coming if found else 0) > limit or size >= limit_bytes
+            if at <= bound and (full or (deadline is not None and time.monotonic() >= deadline)):
                 exhausted = False
                 break
         self.counters.rows += rows
@@ -188,6 +196,9 @@ class BlockSlab(Slab):
             if block.base > bound:
                 return
             together.append(block)
+            if block.rows == block.last - block.base + 1:  # all of its batch: no other block can follow
+                yield together
+                together = []
         if together:
             yield together
 
@@ -197,6 +208,9 @@ class BlockSlab(Slab):
                 yield self._open(key[2], value)
 
     def _open(self, last: int, value: bytes) -> Block:
+        block = self._recent.get(last, value)
+        if block is not None:
+            return block
         try:
             return Block(value, last)
         except CorruptionError as bad:
@@ -262,8 +276,7 @@ class BlockSlab(Slab):
 
     def _names(self, table: NameTable, numbers: Column, rows: Indices | None) -> Column:
         if isinstance(numbers, Constant):
-            name = table.names(np.array([numbers.value]))[0]
-            return Constant(name, len(numbers) if rows is None else len(rows))
+            return Constant(table.name(numbers.value), len(numbers) if rows is None else len(rows))
         return table.names(numbers if rows is None else numbers[rows])
 
     # --- deleting ---
@@ -354,7 +367,7 @@ def _pick(column: Column, rows: Indices | None) -> Column:
 
 def _by_size(columns: Columns) -> Iterator[Columns]:
     """Cut a large batch so that no block has too many rows or bytes."""
-    sizes = list(map(len, columns.payloads))
+    sizes = columns.sizes
     if len(sizes) <= _MOST_ROWS and sum(sizes) <= _MOST_BYTES:
         yield columns
         return

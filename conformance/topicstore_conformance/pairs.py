@@ -1,0 +1,110 @@
+"""Which backends and layouts are tested together: all that are installed and fit, found by the registry.
+
+Tests name capabilities, never engines::
+
+    @pytest.mark.parametrize("pair", pairs("persistent"), ids=str)
+    def test_it(pair, tmp_path): ...
+
+The result changes with what is installed: a plugin of yours is tested as the built-in ones are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import topicstore as ts
+from topicstore.engine import KEYSPACES, Engine
+from topicstore.errors import BackendUnavailableError, IncompatibleError
+from topicstore.options import make_options
+from topicstore.plugins import check_pair, load_target, registry
+from topicstore.specs import PluginSpec
+
+__all__ = ["Pair", "absent", "layouts_on", "pairs"]
+
+
+@attrs.frozen(order=True)
+class Pair:
+    """A backend and a layout that work together."""
+
+    backend: str
+    layout: str
+    capabilities: frozenset[str] = attrs.field(order=False)
+    """What both of them declare."""
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.layout}"
+
+    def open(self, path: Path, **arguments: Any) -> ts.Database:
+        """Open a database of this pair."""
+        return ts.open(path, backend=self.backend, layout=self.layout, **arguments)
+
+    def small(self) -> dict[str, Any]:
+        """Return options with which the layout learns from a handful of topics, if it learns at all."""
+        return small_options(self.layout)
+
+    def raw(self, path: Path, shard: int = 0) -> contextlib.closing[Engine]:
+        """Open the engine of a shard without the database around it, to put or damage what it keeps."""
+        target = load_target(registry().backend(self.backend))
+        backend = target(make_options(self.backend, target.Options, {}))
+        return contextlib.closing(backend.open_shard(path / f"shard-{shard:04}", KEYSPACES, create=False))
+
+    def scans_all(self, db: ts.Database) -> bool:
+        """Say whether the layout reads everything for every filter, and so takes long for large sets.
+
+        The way to tell: it has streams even for a topic that nobody ever published to.
+        """
+        return bool(db.streams("no such topic/was ever/published to"))
+
+
+def small_options(layout: str) -> dict[str, Any]:
+    """Return options with which a layout learns from a handful of topics, if it learns at all."""
+    known = {field.name for field in attrs.fields(load_target(registry().layout(layout)).Options)}
+    small: Mapping[str, Any] = {"thresholds": [3, 2]}
+    return {name: value for name, value in small.items() if name in known}
+
+
+def _reason(spec: PluginSpec) -> str | None:
+    """Return why a plugin can't be loaded here, or None."""
+    try:
+        load_target(spec)
+    except BackendUnavailableError as missing:
+        return str(missing)
+    return None
+
+
+def absent() -> dict[str, str]:
+    """Return the plugins that are known but not tested, each with the reason."""
+    specs: dict[str, PluginSpec] = {**registry().backends(), **registry().layouts()}
+    return {name: reason for name, spec in specs.items() if (reason := _reason(spec)) is not None}
+
+
+def layouts_on(backend: str) -> list[str]:
+    """Return the layouts that work on a backend."""
+    found = []
+    for name, spec in sorted(registry().layouts().items()):
+        try:
+            check_pair(registry().backend(backend), spec)
+        except IncompatibleError:
+            continue
+        if _reason(spec) is None:
+            found.append(name)
+    return found
+
+
+def pairs(*required: str) -> list[Pair]:
+    """Return every installed, compatible pair whose backend or layout declares what is required."""
+    found = [
+        Pair(
+            backend,
+            layout,
+            registry().backend(backend).capabilities | registry().layout(layout).capabilities,
+        )
+        for backend, spec in registry().backends().items()
+        if _reason(spec) is None
+        for layout in layouts_on(backend)
+    ]
+    return sorted(pair for pair in found if pair.capabilities.issuperset(required))

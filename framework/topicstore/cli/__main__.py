@@ -1,0 +1,5 @@
+"""``python -m topicstore.cli``."""
+
+from . import main
+
+main()

@@ -1,0 +1,73 @@
+"""Exit codes: the one place where an error becomes a number."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import click
+
+from topicstore import errors
+
+__all__ = ["DAMAGED", "DATABASE", "DONE", "EPILOG", "INTERRUPTED", "LOCKED", "STORAGE", "USAGE", "Failure", "failure"]
+
+DONE, DAMAGED, USAGE, DATABASE, LOCKED, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+EPILOG = """\b
+Exit codes:
+    0  done
+    1  damage or a loss was found
+    2  wrong usage, or bad input
+    3  no such database, not a database, or one that was created differently
+    4  the database is open elsewhere
+    5  storage failed: the engine, a full disk, corruption
+  130  interrupted
+
+\b
+Errors are one line on standard error that begins with "error:".
+"""
+
+_BY_CLASS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], int], ...] = (
+    (errors.DatabaseLockedError, LOCKED),
+    (
+        (
+            errors.DatabaseNotFoundError,
+            errors.NotADatabaseError,
+            errors.NewerFormatError,
+            errors.ManifestMismatchError,
+        ),
+        DATABASE,
+    ),
+    ((errors.EngineError, errors.ShardReadOnlyError), STORAGE),
+    (errors.TopicstoreError, USAGE),
+    ((PermissionError, NotADirectoryError, FileExistsError), DATABASE),
+    (OSError, STORAGE),
+    (KeyboardInterrupt, INTERRUPTED),
+)
+"""The first that fits counts; what fits none is a bug, and shows its traceback."""
+
+
+class Failure(click.ClickException):
+    """What ends the program: one line for people, a number for scripts."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line on standard error."""
+        click.echo(f"error: {self.format_message()}", file=file, err=file is None)
+
+
+def failure(error: BaseException) -> Failure | None:
+    """Return how an error ends the program, or None if it is not one that was expected."""
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx is not None else "topicstore"
+        return Failure(f"{error.format_message()} (see: {path} --help)", USAGE)
+    if isinstance(error, click.ClickException):
+        return Failure(error.format_message(), error.exit_code)
+    if isinstance(error, click.Abort):
+        return Failure("interrupted", INTERRUPTED)
+    for classes, code in _BY_CLASS:
+        if isinstance(error, classes):
+            return Failure(str(error) or "interrupted", code)
+    return None

@@ -1,0 +1,103 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from .times import TIME, TIME_HELP
+
+__all__ = ["PATH", "arguments_of", "creation_options", "json_option", "read_options", "time_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PATH = click.Path(path_type=Path)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+
+_CREATION = (
+    click.option("--backend", help="Storage engine.  [default: rocksdb]"),
+    click.option("--layout", help="How messages lie in it.  [default: block]"),
+    click.option("--shards", type=click.IntRange(1, 4096), help="Parts that are written independently.  [default: 1]"),
+    click.option(
+        "--durability",
+        type=click.Choice(["commit", "sync"]),
+        help="What stored messages survive: the process's death, or power loss.  [default: commit]",
+    ),
+    click.option(
+        "--timestamps",
+        type=click.Choice(["commit", "message"]),
+        help="Whether time ranges go by the time of storing or by the messages' own.  "
+        "[default: commit; for import: message]",
+    ),
+    click.option(
+        "--late",
+        type=click.Choice(["raise", "lift"]),
+        help="With --timestamps message: refuse a message older than its shard's last, or put it behind that.  "
+        "[default: raise]",
+    ),
+    click.option(
+        "--max-skew",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="How far ahead of the clock a message's own time may lie.  [default: 60]",
+    ),
+    click.option("--plugin", "plugins", multiple=True, metavar="NAME", help="Plugin that wraps the data path."),
+    click.option(
+        "--option",
+        "options",
+        multiple=True,
+        metavar="PLUGIN.NAME=VALUE",
+        help="Option of the backend or the layout, such as block.level=3.",
+    ),
+)
+
+
+def creation_options(command: F) -> F:
+    """Add what a database is created with."""
+    for option in reversed(_CREATION):
+        command = option(command)
+    return command
+
+
+def time_options(command: F) -> F:
+    """Add ``--start`` and ``--until``."""
+    until = click.option("--until", type=TIME, metavar="TIME", help="Up to, but without.  [default: everything]")
+    start = click.option(
+        "--start", type=TIME, default=0, show_default=False, metavar="TIME", help=f"From, inclusive: {TIME_HELP}."
+    )
+    return start(until(command))
+
+
+def arguments_of(*, plugins: Sequence[str], options: Sequence[str], **given: Any) -> dict[str, Any]:
+    """Return the arguments of `topicstore.open` that were given on the command line."""
+    arguments = {name: value for name, value in given.items() if value is not None}
+    if plugins:
+        arguments["plugins"] = tuple(plugins)
+    by_plugin: dict[str, dict[str, Any]] = {}
+    for text in options:
+        plugin, dot, rest = text.partition(".")
+        if not dot or "=" not in rest:
+            raise click.BadParameter(f"{text!r} is not PLUGIN.NAME=VALUE", param_hint="'--option'")
+        by_plugin.setdefault(plugin, {}).update(read_options([rest]))
+    if by_plugin:
+        arguments["options"] = by_plugin
+    return arguments
+
+
+def read_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Return NAME=VALUE texts as a dictionary; a value that is JSON counts as such."""
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="'--option'")
+        try:
+            values[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            values[name] = value
+    return values
