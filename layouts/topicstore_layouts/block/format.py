@@ -42,7 +42,7 @@ import xxhash
 from topicstore import Properties
 from topicstore.columns import Column, Constant, Indices, take, to_list
 from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.positions import COUNTER_BITS, Positions
+from topicstore.positions import COUNTER_BITS, Positions, consecutive_positions
 
 from .codec import Compressor, decompress
 
@@ -248,7 +248,7 @@ class Block:
         if self._positions is None:
             packed = self._columns().positions
             if packed is None:
-                self._positions = np.arange(self.first, self.first + self.rows, dtype=np.uint64)
+                self._positions = consecutive_positions(self.first, self.rows)
             else:
                 self._positions = np.uint64(self.first) + self._array(packed).astype(np.uint64)
         return self._positions

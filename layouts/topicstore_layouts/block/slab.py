@@ -39,6 +39,9 @@ _MOST_BYTES = 1 << 20
 """Payload bytes after which a block ends: what a reader of one message may have to decompress."""
 _SPLIT_ROWS = 256
 """A batch is split by stream if each would get this many rows on average; smaller blocks cost more than they save."""
+_ENOUGH = 512
+"""Rows after which a batch that is read ends. Smaller blocks are joined; joining larger ones costs
+more, in copies and cold memory, than the next call does."""
 _DELETED_BLOCKS = 16
 """Blocks that one step of a delete rewrites."""
 
@@ -158,8 +161,7 @@ class BlockSlab(Slab):
         rows = size = 0
         exhausted = True
         for blocks in self._batches(at, bound):
-            coming = sum(block.rows for block in blocks)
-            if batches and rows + coming > limit:
+            if batches and rows + sum(block.rows for block in blocks) > limit:
                 exhausted = False  # it may not fit; the next call takes it whole
                 break
             found = [match for block in blocks if (match := self._match(block, stream, topic_filter, at, bound))]
@@ -174,9 +176,8 @@ class BlockSlab(Slab):
                 batches.append(batch)
                 rows += len(batch)
                 size += sum(match.block.payload_bytes for match in found)
-            # Blocks tend to be as large as the one before: what won't fit need not be opened.
-            full = rows + (coming if found else 0) > limit or size >= limit_bytes
-            if at <= bound and (full or (deadline is not None and time.monotonic() >= deadline)):
+            enough = rows >= min(limit, _ENOUGH) or size >= limit_bytes
+            if at <= bound and (enough or (deadline is not None and time.monotonic() >= deadline)):
                 exhausted = False
                 break
         self.counters.rows += rows

@@ -1,0 +1,95 @@
+"""Comparing a database with the model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import topicstore as ts
+from topicstore import Message, MessageId
+
+from .model import Model, in_order
+
+__all__ = ["check_all", "check_replay", "drain", "quick_directory", "replayed", "rows_of"]
+
+
+def rows_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[MessageId, Message]]:
+    """Return the messages of record batches that have ids."""
+    rows: list[tuple[MessageId, Message]] = []
+    for batch in batches:
+        ids = map(MessageId, batch.column("shard").to_pylist(), batch.column("position").to_pylist())
+        rows.extend(zip(ids, ts.MessageBatch.from_arrow(batch).to_messages(), strict=True))
+    return rows
+
+
+def replayed(db: ts.Database, topic_filter: str = "#", *times: int | None, **arguments: Any) -> list[
+    tuple[MessageId, Message]
+]:
+    """Return what a replay gives, with ids."""
+    return rows_of(db.replay_arrow(topic_filter, *times, ids=True, **arguments))  # type: ignore[arg-type]
+
+
+def check_replay(
+    db: ts.Database,
+    model: Model,
+    topic_filter: str,
+    start: int = 0,
+    until: int | None = None,
+    order: Literal["time"] | None = None,
+    batch_size: int = 100,
+) -> None:
+    """Hold a replay, in both its forms, against the model."""
+    batches = list(db.replay_arrow(topic_filter, start, until, order=order, batch_size=batch_size, ids=True))
+    assert all(0 < batch.num_rows <= batch_size for batch in batches)
+    got = rows_of(batches)
+    expected = model.find(topic_filter, start, until)
+    if order == "time":
+        assert [(row.id, row.message) for row in expected] == got
+    by_id = {row.id: row for row in expected}
+    assert sorted(by_id) == sorted(id_ for id_, _ in got)
+    assert [by_id[id_].message for id_, _ in got] == [message for _, message in got]
+    assert in_order(by_id[id_] for id_, _ in got)
+    again = list(db.replay(topic_filter, start, until, order=order, batch_size=batch_size))
+    assert [message for _, message in got] == again
+
+
+def check_all(db: ts.Database, model: Model) -> None:
+    """Hold everything that a database says of itself against the model."""
+    check_replay(db, model, "#")
+    check_replay(db, model, "$x/#", order="time")
+    live = model.live_generations()
+    said = {info.number: (info.layout, info.sealed is not None, info.messages) for info in db.generations()}
+    held = dict.fromkeys(live, 0)
+    for row in model.rows:
+        held[row.generation] += 1
+    assert {number: (gen.layout, gen.sealed, held[number]) for number, gen in live.items()} == said
+    assert {shard: dict(db.state(shard).scan()) for shard in model.state} == model.state
+    info = db.info()
+    assert len(model.rows) == info.messages
+    assert model.last == {shard.number: shard.last_position for shard in info.shards}
+    report = db.verify()
+    assert (len(model.rows), []) == (report.messages, report.damages)
+
+
+def drain(
+    db: ts.Database, iterator: ts.Iterator, limit: int = 1_000
+) -> tuple[list[tuple[MessageId, Message]], ts.Iterator, bool]:
+    """Read an iterator until nothing more is visible; return the rows, where to go on, and whether it ended."""
+    rows: list[tuple[MessageId, Message]] = []
+    while True:
+        result = db.next(iterator, limit)
+        assert len(result.batch) <= limit
+        if len(result.batch):
+            rows.extend(zip(result.batch.ids(), result.batch.to_messages(), strict=True))
+        iterator = result.iterator
+        if result.caught_up or result.end_of_stream:
+            return rows, iterator, result.end_of_stream
+
+
+def quick_directory() -> tempfile.TemporaryDirectory[str]:
+    """Return a new directory, in memory where there is such a file system: for tests that sync often."""
+    memory = Path("/dev/shm")  # noqa: S108 - the directory in it is one of its own
+    return tempfile.TemporaryDirectory(prefix="topicstore-", dir=memory if memory.is_dir() else None)

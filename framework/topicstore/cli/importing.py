@@ -1,0 +1,112 @@
+"""``topicstore import``."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+import topicstore
+from topicstore.manifest import read_manifest
+
+from .options import PATH, arguments_of, creation_options, json_option
+from .sources import FORMATS, STANDARD_INPUT, open_source
+from .transfer import Imported, Transfer
+
+__all__ = ["BATCH_SIZE", "import_", "open_for_import", "summary"]
+
+BATCH_SIZE = 4_096
+"""Rows a batch, unless told."""
+
+
+@click.command("import")
+@click.argument("path", type=PATH)
+@click.argument("files", type=PATH, nargs=-1)
+@click.option("--format", "file_format", type=click.Choice(FORMATS), help="What the files are.  [default: their ending]")
+@click.option("--source", "name", metavar="NAME", help="Know the one file or stream by NAME, not by its content.")
+@click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=BATCH_SIZE, show_default=True, metavar="ROWS")
+@click.option("--limit", type=click.IntRange(min=0), metavar="ROWS", help="Stop after so many; the next import goes on.")
+@click.option("--skip", type=click.IntRange(min=0), default=0, metavar="ROWS", help="Pass over the first ROWS rows.")
+@click.option("--again", is_flag=True, help="Import from the first row, even what was imported before.")
+@click.option("--acknowledge", type=int, hidden=True, help="File descriptor to report stored rows to.")
+@creation_options
+@json_option
+def import_(
+    path: Path,
+    files: tuple[Path, ...],
+    file_format: str | None,
+    name: str | None,
+    *,
+    as_json: bool,
+    batch_size: int,
+    limit: int | None,
+    skip: int,
+    again: bool,
+    acknowledge: int | None,
+    **given: Any,
+) -> None:
+    r"""Store the messages of FILES, in their order, in the database PATH, which is created if missing.
+
+    JSON lines, CSV and Parquet; the first two also gzipped. Without FILES, or for "-", standard input.
+    Columns: timestamp, topic, client_id, qos, retain, payload (or payload_base64), properties; only topic
+    and a payload are needed. What `replay` writes, `import` reads, unchanged.
+
+    An interrupted import goes on, exactly where it stopped, when it is run again: how far it came is
+    committed with the messages. A finished one is not repeated, but with --again. Files are known by
+    their content, so under another name a file is still the same, and a file that has grown since it
+    was imported is a new one, imported from its first row. For a file that grows, or a stream, give
+    --source NAME: then its rows so far are passed over and the new ones imported.
+
+    A bad row ends the import. The rows before it are stored, and the import of the corrected text file
+    goes on there, as it does with an unfinished file that grew.
+    """
+    from . import display
+
+    files = files or (STANDARD_INPUT,)
+    if name is not None and len(files) > 1:
+        raise click.UsageError("--source names one file or stream, not several")
+    done: list[Imported] = []
+    with contextlib.closing(open_for_import(path, arguments_of(**given))) as db:
+        transfer = Transfer(
+            db=db, batch_size=batch_size, again=again, skip=skip, limit=limit, acknowledge=acknowledge
+        )
+        for file in files:
+            with open_source(file, file_format, name) as source, display.bar(source.name) as bar:
+                transfer.observe = lambda source, messages, bar=bar: bar.update(*source.progress(), messages)  # type: ignore[misc]
+                done.append(transfer.run(source))
+            if not as_json:
+                click.echo(summary(done[-1]))
+    if as_json:
+        sources = [attrs.asdict(one) for one in done]
+        display.print_json({"path": str(path), "messages": sum(one.messages for one in done), "sources": sources})
+
+
+def open_for_import(path: Path, arguments: dict[str, Any]) -> topicstore.Database:
+    """Open a database, or create one whose positions go by the messages' own times."""
+    if read_manifest(path) is None:
+        return topicstore.open(path, **{"timestamps": "message", **arguments})
+    db = topicstore.open(path, **arguments)
+    if db.manifest.timestamps == "commit":
+        click.echo(
+            f"note: {path} was created with --timestamps commit: time ranges go by the time of this import", err=True
+        )
+    return db
+
+
+def summary(done: Imported) -> str:
+    """Return one line about an import."""
+    if done.outcome == "already imported":
+        return f"{done.name}: already imported, {done.rows:,} rows; --again imports it a second time"
+    text = f"{done.name}: {done.messages:,} messages in {done.seconds:,.1f} s"
+    if done.messages and done.seconds > 0.2:
+        text += f", {done.messages / done.seconds:,.0f} a second"
+    if done.resumed:
+        text += f"; went on behind row {done.resumed:,}"
+    if done.lifted:
+        text += f"; {done.lifted:,} came late and were put behind the last before them"
+    if done.outcome == "limit reached":
+        text += f"; stopped by --limit, the next import goes on behind row {done.rows:,}"
+    return text

@@ -1,0 +1,50 @@
+"""Ctrl-C between two batches, never within one."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+__all__ = ["Interrupts"]
+
+
+class Interrupts:
+    """While entered, Ctrl-C waits for the end of a `held` block; a second one doesn't.
+
+    An interrupted write would close its shard to further ones, because nobody could say
+    whether it took effect. In other threads than the main one it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+        self._pending = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._arrived)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's arguments
+        if not self._held or self._pending:
+            raise KeyboardInterrupt
+        self._pending = True
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Run a block to its end, then raise the KeyboardInterrupt that came meanwhile."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._pending:
+            raise KeyboardInterrupt

@@ -1,0 +1,136 @@
+"""How far an import has come, kept in the database and committed with its messages.
+
+Stored form (state keyspace of every shard)::
+
+    "import/" source id  -> Marker, a msgpack array that begins with a version
+
+Every batch writes the marker to all shards, each in one engine write with that shard's messages.
+A batch is all or nothing per shard only, so after a crash the shards' markers may differ: reading
+goes on at the lowest, and each shard is given no row below its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from topicstore import CorruptionError, Database, NewerFormatError, StateWrite
+
+from .sources import NO_PREFIX, Prefix, Rows, Source
+
+__all__ = ["Marker", "Progress"]
+
+_PREFIX = b"import/"
+_VERSION = 1
+
+
+class Marker(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What one shard knows of an import. Fields are only ever appended."""
+
+    version: int = _VERSION
+    run: int = 1
+    """1, and one more each time that the whole source is imported again."""
+    rows: int = 0
+    """Rows of the source that are done with."""
+    done: bool = False
+    """That was all of them."""
+    prefix: tuple[int, bytes] = NO_PREFIX
+    """The text that those rows came from: bytes, and their XXH3."""
+    name: str = ""
+    """Of the source, for people."""
+
+
+def _decode(data: bytes) -> Marker:
+    try:
+        marker = msgspec.msgpack.decode(data, type=Marker)
+    except msgspec.DecodeError as bad:
+        raise CorruptionError(str(bad), place="state: import marker") from bad
+    if marker.version > _VERSION:
+        raise NewerFormatError(f"an import marker has version {marker.version}; this topicstore reads {_VERSION}")
+    return marker
+
+
+class Progress:
+    """The markers of one source in all shards of a database; without an id nothing is kept."""
+
+    def __init__(self, db: Database, source: Source, *, again: bool = False, skip: int = 0) -> None:
+        self._db = db
+        self._name = source.name
+        self._key = None if source.id is None else _PREFIX + source.id.encode()
+        self._shards = range(db.manifest.shards)
+        markers = self._load()
+        self._run = max((marker.run for marker in markers if marker is not None), default=1)
+        self.finished = all(marker is not None and marker.done and marker.run == self._run for marker in markers)
+        """All rows were imported."""
+        adopted = [0] * len(markers)
+        if again:
+            self._run += any(marker is not None for marker in markers)
+            self._rows = [skip] * len(markers)
+        else:
+            if None in markers and self._key is not None and not source.named:
+                adopted = self._prefixed(source)
+            own = [m.rows if m is not None and m.run == self._run else 0 for m in markers]
+            rows = [old if m is None else mine for mine, m, old in zip(own, markers, adopted, strict=True)]
+            self._rows = [max(have, skip) for have in rows]
+        if again or skip or any(adopted):
+            # In all shards before the first row, so that a crash can't mix this with what was before.
+            self._commit_all(done=False)
+
+    def _load(self) -> list[Marker | None]:
+        if self._key is None:
+            return [None for _ in self._shards]
+        found = [self._db.state(shard).get(self._key) for shard in self._shards]
+        return [None if data is None else _decode(data) for data in found]
+
+    def _prefixed(self, source: Source) -> list[int]:
+        """Return the shards' rows of an unfinished import with whose rows this source begins, too."""
+        imports: dict[bytes, list[Marker | None]] = {}
+        for shard in self._shards:
+            for key, data in self._db.state(shard).scan(_PREFIX):
+                imports.setdefault(key, [None for _ in self._shards])[shard] = _decode(data)
+        imports.pop(self._key or b"", None)
+        candidates: dict[Prefix, list[int]] = {}
+        for markers in imports.values():
+            run = max(marker.run for marker in markers if marker is not None)
+            current = [marker if marker is not None and marker.run == run else None for marker in markers]
+            furthest = max((m for m in current if m is not None), key=lambda marker: marker.rows)
+            if furthest.prefix != NO_PREFIX and not all(m is not None and m.done for m in current):
+                candidates[furthest.prefix] = [0 if m is None else m.rows for m in current]
+        known = source.has_prefixes(list(candidates)) if candidates else []
+        return candidates[known[-1]] if known else [0 for _ in self._shards]
+
+    @property
+    def start(self) -> int:
+        """The row to read on from."""
+        return min(self._rows)
+
+    def missing(self, rows: Rows) -> Rows:
+        """Return the rows that their shards don't have yet."""
+        if rows.first >= max(self._rows):
+            return rows
+        shards = map(self._db.shard_of, rows.client_ids())
+        return rows.only([rows.number(n) >= self._rows[shard] for n, shard in enumerate(shards)])
+
+    def state(self, rows: Rows) -> dict[int, Sequence[StateWrite]]:
+        """Return the state to commit with rows."""
+        if self._key is None:
+            return {}
+        marker = Marker(run=self._run, rows=rows.end, prefix=rows.prefix(), name=self._name)
+        write = StateWrite(self._key, msgspec.msgpack.encode(marker))
+        return {shard: [write] for shard in self._shards if self._rows[shard] <= rows.end}
+
+    def stored(self, rows: Rows) -> None:
+        """Take note that rows and their state are committed."""
+        self._rows = [max(rows.end, have) for have in self._rows]
+
+    def finish(self) -> None:
+        """Take note that there are no more rows."""
+        self.finished = True
+        self._commit_all(done=True)
+
+    def _commit_all(self, *, done: bool) -> None:
+        if self._key is not None:
+            markers = [Marker(run=self._run, rows=rows, done=done, name=self._name) for rows in self._rows]
+            writes = [StateWrite(self._key, msgspec.msgpack.encode(marker)) for marker in markers]
+            self._db.store([], state={shard: [write] for shard, write in enumerate(writes)})

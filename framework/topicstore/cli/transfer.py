@@ -1,0 +1,162 @@
+"""The import of one source into an open database, resumable at every row."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import attrs
+
+from topicstore import Database, ImportSourceError, InvalidMessageError, LateMessageError, TimestampAheadError
+from topicstore.batch import MessageBatch
+
+from .exits import INTERRUPTED, Failure
+from .interrupts import Interrupts
+from .markers import Progress
+from .sources import BadRowError, Rows, Source
+
+__all__ = ["Imported", "Transfer"]
+
+_ADVICE = {
+    LateMessageError: "; sort the input by time, or import into a database that was created with --late lift",
+    TimestampAheadError: "; correct it, or import into a database that was created with a larger --max-skew",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Imported:
+    """What came of one source. ``resumed`` and ``rows`` count rows of the source, ``messages`` what was stored now."""
+
+    name: str
+    format: str
+    outcome: Literal["imported", "already imported", "limit reached"]
+    resumed: int
+    rows: int
+    messages: int
+    lifted: int
+    seconds: float
+
+
+@attrs.define(kw_only=True)
+class Transfer:
+    """How sources are imported; `run` imports one."""
+
+    db: Database
+    batch_size: int
+    again: bool = False
+    skip: int = 0
+    limit: int | None = None
+    """Messages to store before stopping, over all sources."""
+    acknowledge: int | None = None
+    """File descriptor that is told, a number a line, how many rows of the source are safe."""
+    observe: Callable[[Source, int], None] = lambda _source, _messages: None
+    """Told the messages stored so far, after each batch."""
+    _stored: int = 0
+    _lifted: int = 0
+
+    def run(self, source: Source) -> Imported:
+        """Import a source, or what is left of it.
+
+        Raises `ImportSourceError` naming the row that is bad, with all rows before it stored.
+        """
+        started = time.perf_counter()
+        before, self._lifted = self._stored, 0
+        progress = Progress(self.db, source, again=self.again, skip=self.skip)
+        resumed = progress.start
+        outcome: Literal["imported", "already imported", "limit reached"] = "already imported"
+        if not progress.finished or source.named or self.again:
+            outcome = self._guarded(source, progress)
+        return Imported(
+            name=source.name,
+            format=source.format,
+            outcome=outcome,
+            resumed=resumed,
+            rows=progress.start,
+            messages=self._stored - before,
+            lifted=self._lifted,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _guarded(self, source: Source, progress: Progress) -> Literal["imported", "limit reached"]:
+        with Interrupts() as interrupts:
+            try:
+                return self._store_all(source, progress, interrupts)
+            except BadRowError as bad:
+                raise ImportSourceError(self._explain(source, bad)) from bad
+            except KeyboardInterrupt:
+                raise Failure(self._how_to_resume(source, progress), INTERRUPTED) from None
+
+    def _store_all(
+        self, source: Source, progress: Progress, interrupts: Interrupts
+    ) -> Literal["imported", "limit reached"]:
+        with contextlib.closing(_closable(source.read(progress.start, self.batch_size))) as batches:
+            for rows in batches:
+                if self.limit is not None and self._stored >= self.limit:
+                    return "limit reached"
+                self._store(source, self._within_limit(progress.missing(rows)), progress, interrupts)
+        if self.limit is not None and self._stored >= self.limit and source.progress()[1] is None:
+            return "limit reached"
+        with interrupts.held():
+            progress.finish()
+        return "imported"
+
+    def _within_limit(self, rows: Rows) -> Rows:
+        return rows if self.limit is None else rows.head(self.limit - self._stored)
+
+    def _store(self, source: Source, rows: Rows, progress: Progress, interrupts: Interrupts) -> None:
+        """Store rows; if some are bad, those before the first of them."""
+        bad: BadRowError | None = None
+        while True:
+            try:
+                with interrupts.held():
+                    result = self.db.store(rows.messages, state=progress.state(rows))
+                    progress.stored(rows)
+                    self._stored += result.count
+                    self._lifted += result.lifted
+                break
+            except InvalidMessageError as error:
+                index = error.index if error.index is not None else _first_bad(rows)
+                bad = BadRowError(rows.number(index), error.reason + _ADVICE.get(type(error), ""))
+                bad.__cause__ = error
+                rows = rows.head(index)
+        if self.acknowledge is not None:
+            os.write(self.acknowledge, b"%d\n" % progress.start)
+        self.observe(source, self._stored)
+        if bad is not None:
+            raise bad
+
+    @staticmethod
+    def _explain(source: Source, bad: BadRowError) -> str:
+        where = f"{source.name}, row {bad.row + 1:,}: {bad.reason}"
+        if not bad.row:
+            return where
+        if source.corrected_goes_on and source.id is not None:
+            return f"{where}. The {bad.row:,} rows before it are stored; the import of the corrected file goes on there"
+        return (
+            f"{where}. The {bad.row:,} rows before it are stored; import the corrected rows with --skip {bad.row}"
+        )
+
+    @staticmethod
+    def _how_to_resume(source: Source, progress: Progress) -> str:
+        where = f"interrupted; {progress.start:,} rows of {source.name} are stored"
+        if source.id is None:
+            return f"{where}; a stream goes on by itself if it has a --source name, else with --skip {progress.start}"
+        return f"{where}; the same command goes on from there"
+
+
+def _closable(rows: Iterator[Rows]) -> contextlib.closing[Iterator[Rows]] | Iterator[Rows]:
+    return rows
+
+
+def _first_bad(rows: Rows) -> int:
+    """Find the message for which a whole column was refused."""
+    if not isinstance(rows.messages, list):
+        for index in range(len(rows)):
+            try:
+                MessageBatch.from_arrow(rows.messages.slice(index, 1))
+            except InvalidMessageError:
+                return index
+    return 0
