@@ -66,7 +66,8 @@ class Outcome:
 
     def rate(self, phase: str) -> float:
         """Return the median messages a second of a phase."""
-        return statistics.median(self.messages / getattr(r, phase) for r in self.rounds)
+        seconds: list[float] = [getattr(r, phase) for r in self.rounds]
+        return self.messages / statistics.median(seconds)
 
 
 def measure(case: Case, payload: str, messages: int, rounds: int, tick: Callable[[], None]) -> Outcome:

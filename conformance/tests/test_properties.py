@@ -98,8 +98,8 @@ def test_a_long_batch(pair: Pair, tmp_path: Path) -> None:
 
 @every_pair
 def test_more_topics_than_memory_keeps(pair: Pair, tmp_path: Path) -> None:
-    """A hundred and forty thousand topics, each twice: none is mistaken for another."""
-    names = [f"t/{n % 97}/{n}" for n in range(70_000)]
+    """Seventy-two thousand topics, each twice: none is mistaken for another."""
+    names = [f"t/{n % 97}/{n}" for n in range(36_000)]
     with pair.open(tmp_path / "db", clock=lambda: START) as db:
         for half in ("x", "y"):
             for _ in range(2):

@@ -13,7 +13,7 @@ from topicstore import Message, MessageId
 
 from .model import Model, in_order
 
-__all__ = ["check_all", "check_replay", "drain", "quick_directory", "replayed", "rows_of"]
+__all__ = ["check_all", "check_publishers", "check_replay", "drain", "quick_directory", "replayed", "rows_of"]
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[MessageId, Message]]:
@@ -93,3 +93,12 @@ def quick_directory() -> tempfile.TemporaryDirectory[str]:
     """Return a new directory, in memory where there is such a file system: for tests that sync often."""
     memory = Path("/dev/shm")  # noqa: S108 - the directory in it is one of its own
     return tempfile.TemporaryDirectory(prefix="topicstore-", dir=memory if memory.is_dir() else None)
+
+
+def check_publishers(rows: list[tuple[MessageId, Message]]) -> None:
+    """Each publisher's messages of each topic come in order of position, in one shard."""
+    last: dict[tuple[str, str], MessageId] = {}
+    for id_, message in rows:
+        before = last.get((message.client_id, message.topic))
+        assert before is None or (before.shard == id_.shard and before.position < id_.position)
+        last[message.client_id, message.topic] = id_

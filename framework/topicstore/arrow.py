@@ -5,14 +5,16 @@ Spark, DuckDB, pandas and Polars see these columns.
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .columns import Coded, Column, Constant, Texts, to_list
+from .columns import Coded, Column, Constant, LazyColumn, Texts, to_list
 from .errors import InvalidMessageError
 from .model import Properties
 
@@ -64,65 +66,111 @@ _COLUMNS = {
 }
 _WORTH_IT = 4
 """A shared list of texts is turned into Arrow if it has at most so many times the rows of a column."""
+_KEPT_BYTES = 1 << 20
+"""Constant columns up to about this size are kept for the next batch."""
 _DEFAULTS: dict[str, Any] = {"timestamp": None, "client_id": "", "qos": 0, "retain": False, "properties": None}
 
 
 def record_batch(batch: MessageBatch, *, ids: bool = False) -> pa.RecordBatch:
     """Return the batch in Arrow columns; with ``ids``, shard and position too."""
-    schema = SCHEMA_WITH_IDS if ids else SCHEMA
-    columns = {"shard": batch.shards, "position": batch.positions}
-    columns.update({field: getattr(batch, name) for field, name in _COLUMNS.items()})
-    if ids and len(batch) and (batch.positions is None or batch.shards is None):
+    rows = len(batch)
+    if ids and rows and (batch.positions is None or batch.shards is None):
         raise InvalidMessageError("messages have ids once they are stored")
-    arrays = [_array(columns[field.name], field.type, len(batch)) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    fields = _FIELDS_WITH_IDS if ids else _FIELDS
+    arrays = [_array(getattr(batch, column), kind, convert, rows) for column, kind, convert in fields]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA_WITH_IDS if ids else SCHEMA)
 
 
-def _array(column: Column | None, kind: pa.DataType, rows: int) -> pa.Array:
+_Convert = Callable[[Any, pa.DataType, int], pa.Array]
+
+
+def _array(column: Column | None, kind: pa.DataType, convert: _Convert, rows: int) -> pa.Array:
     if column is None or rows == 0:
         return pa.nulls(rows, kind)
+    if isinstance(column, LazyColumn):
+        column = column.toarrow()
+    if isinstance(column, pa.Array):
+        return column if column.type == kind else column.cast(kind)
+    if isinstance(column, Constant) and convert is not _times:
+        return _constant(column.value, kind, rows)
+    return convert(column, kind, rows)
+
+
+def _constant(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
+    """Return the same array for the same few values: most columns of most batches are alike."""
+    if isinstance(value, Properties):
+        return pa.repeat(pa.scalar(_plain(value), kind), rows)
+    if isinstance(value, (str, bytes)) and len(value) * rows > _KEPT_BYTES:
+        return pa.repeat(pa.scalar(value, kind), rows)
+    return _kept_constant(value, type(value).__name__, kind, rows)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_constant(value: Any, _: str, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.nulls(rows, kind) if value is None else pa.repeat(pa.scalar(value, kind), rows)
+
+
+def _times(column: Column, kind: pa.DataType, rows: int) -> pa.Array:
     if isinstance(column, Constant):
         if column.value is None:
             return pa.nulls(rows, kind)
-        return _repeated(column.value, kind, rows)
-    if isinstance(column, Coded):
-        return _texts(column)
-    if isinstance(column, pa.Array):
-        return column if column.type == kind else column.cast(kind)
-    if kind == _PROPERTIES:
-        column = [None if value is None else _plain(value) for value in to_list(column)]
-    if isinstance(column, np.ndarray) and column.dtype == object:
-        column = column.tolist()
-    if isinstance(column, np.ndarray) and pa.types.is_timestamp(kind):
-        return pa.array(column.astype(np.int64, copy=False), pa.int64()).cast(kind)
-    if isinstance(column, np.ndarray) and pa.types.is_boolean(kind):
-        column = column.astype(bool)
+        column = np.full(rows, column.value, dtype=np.int64)
+    if isinstance(column, np.ndarray) and column.dtype != object:
+        buffer = pa.py_buffer(np.ascontiguousarray(column, dtype=np.int64))
+        return pa.Array.from_buffers(kind, rows, [None, buffer])
+    return pa.array(to_list(column), pa.int64()).cast(kind)
+
+
+def _flags(column: Column, kind: pa.DataType, _: int) -> pa.Array:
+    return pa.array(np.array(to_list(column), dtype=bool), kind)
+
+
+def _numbers(column: Column, kind: pa.DataType, _: int) -> pa.Array:
     return pa.array(column, kind)
 
 
-def _repeated(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
-    if kind == pa.string() and len(value) * rows < 1 << 29:  # 32-bit offsets, four bytes a character
-        text = value.encode()  # pa.repeat copies texts one by one; this is ten times as fast
-        offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
-        return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(text * rows))
-    value = _plain(value) if kind == _PROPERTIES else value
-    return pa.repeat(pa.scalar(value, kind), rows)
+def _bytes(column: Column, kind: pa.DataType, _: int) -> pa.Array:
+    return pa.array(to_list(column), kind)
+
+
+def _structs(column: Column, kind: pa.DataType, _: int) -> pa.Array:
+    return pa.array([None if value is None else _plain(value) for value in to_list(column)], kind)
 
 
 _arrow_texts: weakref.WeakKeyDictionary[Texts, tuple[int, pa.Array]] = weakref.WeakKeyDictionary()
 
 
-def _texts(column: Coded) -> pa.Array:
+def _texts(column: Column, kind: pa.DataType, rows: int) -> pa.Array:
     """Copy texts from an Arrow array of all of them, made again only when the list has grown."""
+    if not isinstance(column, Coded):
+        return pa.array(to_list(column), kind)
     texts = column.texts
     count, array = _arrow_texts.get(texts, (-1, None))
     if count != texts.count:
-        if len(texts.values) > _WORTH_IT * len(column):
-            return pa.array(column.tolist(), pa.string())
+        if len(texts.values) > _WORTH_IT * rows:
+            return pa.array(column.tolist(), kind)
         count = texts.count
-        array = pa.array(texts.values.tolist(), pa.string())
+        array = pa.array(texts.values.tolist(), kind)
         _arrow_texts[texts] = count, array
-    return array.take(pa.array(column.codes))
+    return pc.take(array, pa.array(column.codes), boundscheck=False)
+
+
+_CONVERTERS: dict[str, _Convert] = {
+    "timestamp": _times,
+    "topic": _texts,
+    "client_id": _texts,
+    "qos": _numbers,
+    "retain": _flags,
+    "payload": _bytes,
+    "properties": _structs,
+    "shard": _numbers,
+    "position": _numbers,
+}
+_FIELDS_WITH_IDS = [
+    ({**_COLUMNS, "shard": "shards", "position": "positions"}[field.name], field.type, _CONVERTERS[field.name])
+    for field in SCHEMA_WITH_IDS
+]
+_FIELDS = _FIELDS_WITH_IDS[: len(SCHEMA)]
 
 
 def _plain(properties: Properties) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Columns of a message batch, in whichever form costs least.
 
-A column is a `Constant` (one value for all rows), a list, a NumPy array, a pyarrow array or
-`Coded` (numbers that point into a shared list of texts). Whoever makes a batch keeps the form
+A column is a `Constant` (one value for all rows), a list, a NumPy array, a pyarrow array,
+`Coded` (numbers that point into a shared list of texts) or a `LazyColumn`. Whoever makes a batch keeps the form
 it has; whoever needs another converts the whole column at once with the functions here.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, Generic, TypeVar
@@ -19,6 +20,7 @@ __all__ = [
     "Column",
     "Constant",
     "Indices",
+    "LazyColumn",
     "Texts",
     "concat",
     "fold",
@@ -104,8 +106,29 @@ class Coded:
         return texts
 
 
+class LazyColumn(ABC):
+    """A column in a form of its own, which becomes Python objects or Arrow only when asked to."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def tolist(self) -> list[Any]:
+        """Return Python objects; the same list each time."""
+
+    @abstractmethod
+    def toarrow(self) -> Any:
+        """Return a pyarrow array of the type that the published schema has for the column."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.tolist())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tolist()[index]
+
+
 Column = Any
-"""`Constant`, list, numpy.ndarray, pyarrow.Array or `Coded`; all of one length in a batch."""
+"""`Constant`, list, numpy.ndarray, pyarrow.Array, `Coded` or `LazyColumn`; all of one length in a batch."""
 
 
 def fold(values: list[T]) -> list[T] | Constant[T]:
@@ -125,7 +148,7 @@ def to_list(column: Column) -> list[Any]:
         return column
     if isinstance(column, Constant):
         return [column.value] * column.length
-    if isinstance(column, (np.ndarray, Coded)):
+    if isinstance(column, (np.ndarray, Coded, LazyColumn)):
         return column.tolist()
     return column.to_pylist()  # type: ignore[no-any-return]
 
@@ -134,8 +157,8 @@ def take(column: Column, rows: Indices) -> Column:
     """Return the rows with these indices, in the order of the indices."""
     if isinstance(column, Constant):
         return Constant(column.value, len(rows))
-    if isinstance(column, list):
-        return list(map(column.__getitem__, rows.tolist()))
+    if isinstance(column, (list, LazyColumn)):
+        return list(map(to_list(column).__getitem__, rows.tolist()))
     if isinstance(column, np.ndarray):
         return column[rows]
     if isinstance(column, Coded):
@@ -145,7 +168,7 @@ def take(column: Column, rows: Indices) -> Column:
 
 def window(column: Column, start: int, stop: int) -> Column:
     """Return the rows from ``start`` to before ``stop``."""
-    if isinstance(column, (Constant, list, np.ndarray, Coded)):
+    if isinstance(column, (Constant, list, np.ndarray, Coded, LazyColumn)):
         return column[start:stop]
     return column.slice(start, max(stop - start, 0))
 
@@ -163,8 +186,8 @@ def concat(columns: Sequence[Column]) -> Column:
             return list(chain.from_iterable(columns))
         if isinstance(first, Coded) and all(column.texts is first.texts for column in columns):
             return Coded(np.concatenate([column.codes for column in columns]), first.texts)
-    arrays = list(map(_as_array, columns))
-    if all(array is not None and array.dtype == arrays[0].dtype for array in arrays):
+    arrays = [array for array in map(_as_array, columns) if array is not None]
+    if len(arrays) == len(columns) and len({array.dtype for array in arrays}) == 1:
         return np.concatenate(arrays)  # of one type: int64 behind uint64 would become float64
     return list(chain.from_iterable(map(to_iterable, columns)))
 

@@ -132,7 +132,8 @@ class NameTable:
         """Return the stream of each number."""
         with self._lock:
             self._load(ids)
-            return self._streams[ids]
+            streams: Ids = self._streams[ids]
+            return streams
 
     def _load(self, ids: npt.NDArray[Any]) -> None:
         if len(ids) and int(ids.max()) >= self._next:

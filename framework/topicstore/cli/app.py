@@ -93,7 +93,7 @@ class _Program(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn what it raises into one line and an exit code."""
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
             try:
                 return super().invoke(ctx)
             except BrokenPipeError:

@@ -30,9 +30,7 @@ def visible(text: str) -> str:
     """Return text with everything escaped that could act on a terminal."""
     if text.isprintable():
         return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
 
 
 def readable(payload: bytes, most: int = 200) -> str:
@@ -48,13 +46,11 @@ def readable(payload: bytes, most: int = 200) -> str:
 
 def size(count: float) -> str:
     """Return a number of bytes for people."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1_000:
-            break
+    units = ["TB", "GB", "MB", "kB", "bytes"]
+    while count >= 1_000 and len(units) > 1:
         count /= 1_000
-    else:
-        unit = "TB"
-    return f"{count:,.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:,.1f} {unit}"
+        units.pop()
+    return f"{count:,.0f} {units[-1]}" if units[-1] == "bytes" or count >= 100 else f"{count:,.1f} {units[-1]}"
 
 
 def cell(value: Any) -> Text:

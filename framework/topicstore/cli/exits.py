@@ -51,7 +51,7 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(" ".join(message.split()))
-        self.exit_code = code
+        self.exit_code = code  # type: ignore[misc]
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the line on standard error."""

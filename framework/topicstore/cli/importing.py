@@ -25,10 +25,14 @@ BATCH_SIZE = 4_096
 @click.command("import")
 @click.argument("path", type=PATH)
 @click.argument("files", type=PATH, nargs=-1)
-@click.option("--format", "file_format", type=click.Choice(FORMATS), help="What the files are.  [default: their ending]")
+@click.option(
+    "--format", "file_format", type=click.Choice(FORMATS), help="What the files are.  [default: their ending]"
+)
 @click.option("--source", "name", metavar="NAME", help="Know the one file or stream by NAME, not by its content.")
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=BATCH_SIZE, show_default=True, metavar="ROWS")
-@click.option("--limit", type=click.IntRange(min=0), metavar="ROWS", help="Stop after so many; the next import goes on.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), metavar="ROWS", help="Stop after so many; the next import goes on."
+)
 @click.option("--skip", type=click.IntRange(min=0), default=0, metavar="ROWS", help="Pass over the first ROWS rows.")
 @click.option("--again", is_flag=True, help="Import from the first row, even what was imported before.")
 @click.option("--acknowledge", type=int, hidden=True, help="File descriptor to report stored rows to.")
@@ -70,9 +74,7 @@ def import_(
         raise click.UsageError("--source names one file or stream, not several")
     done: list[Imported] = []
     with contextlib.closing(open_for_import(path, arguments_of(**given))) as db:
-        transfer = Transfer(
-            db=db, batch_size=batch_size, again=again, skip=skip, limit=limit, acknowledge=acknowledge
-        )
+        transfer = Transfer(db=db, batch_size=batch_size, again=again, skip=skip, limit=limit, acknowledge=acknowledge)
         for file in files:
             with open_source(file, file_format, name) as source, display.bar(source.name) as bar:
                 transfer.observe = lambda source, messages, bar=bar: bar.update(*source.progress(), messages)  # type: ignore[misc]

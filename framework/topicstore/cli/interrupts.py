@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 __all__ = ["Interrupts"]
 
@@ -24,7 +24,7 @@ class Interrupts:
         self._pending = False
         self._before: Any = None
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._arrived)
         return self
@@ -33,7 +33,7 @@ class Interrupts:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
-    def _arrived(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's arguments
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
         if not self._held or self._pending:
             raise KeyboardInterrupt
         self._pending = True

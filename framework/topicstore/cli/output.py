@@ -6,10 +6,11 @@ import contextlib
 import csv
 import gzip
 import io
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -43,9 +44,8 @@ def format_of(output: Path | None, *, terminal: bool) -> str:
 def open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
     """Open what is written to: standard output, or a file that appears under its name once it is whole."""
     if output is None:
-        stream = cast(IO[bytes], click.get_binary_stream("stdout"))
-        yield stream
-        stream.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
         return
     in_place = output.exists() and not output.is_file()  # a pipe or a device
     draft = output if in_place else output.with_name(f".{output.name}.part")
@@ -54,8 +54,11 @@ def open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
     except OSError as bad:
         raise click.BadParameter(f"{output}: {bad.strerror}", param_hint="'--output'") from bad
     try:
-        with file, gzip.GzipFile(fileobj=file, mode="wb", compresslevel=6) if packed else file as target:
-            yield cast(IO[bytes], target)
+        with file, contextlib.ExitStack() as stack:
+            target: Any = file
+            if packed:
+                target = stack.enter_context(gzip.GzipFile(fileobj=file, mode="wb", compresslevel=6))
+            yield target
         if not in_place:
             draft.replace(output)
     except BaseException:
@@ -96,22 +99,22 @@ def write_csv(messages: Iterator[Message], file: IO[bytes]) -> int:
 
 def write_parquet(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> int:
     """Write record batches as Parquet, in row groups worth reading; return how many rows."""
-    import pyarrow
-    import pyarrow.parquet
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from topicstore import SCHEMA
 
     count = rows = size = 0
     group: list[pa.RecordBatch] = []
-    with pyarrow.parquet.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
         for batch in batches:
             group.append(batch)
             count, rows, size = count + batch.num_rows, rows + batch.num_rows, size + batch.nbytes
             if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
-                writer.write_table(pyarrow.Table.from_batches(group))
+                writer.write_table(pa.Table.from_batches(group))
                 group, rows, size = [], 0, 0
         if group:
-            writer.write_table(pyarrow.Table.from_batches(group))
+            writer.write_table(pa.Table.from_batches(group))
     return count
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 import topicstore
+from topicstore.replay import Order
 
 from .options import PATH, time_options
 from .output import FORMATS, format_of, open_output, write_csv, write_jsonl, write_parquet, write_table
@@ -66,7 +67,7 @@ def replay(
     if file_format == "parquet" and output is None:
         raise click.UsageError("Parquet needs a file: --output FILE")
     with topicstore.open_existing(path) as db:
-        merged = "time" if order == "time" else None
+        merged: Order | None = "time" if order == "time" else None
         if file_format == "parquet":
             batches = db.replay_arrow(topic_filter, start, until, order=merged)
             with open_output(output, packed=False) as file:

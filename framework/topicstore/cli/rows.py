@@ -83,10 +83,7 @@ def decode_line(line: bytes) -> Message:
 
 def _message(row: _In) -> Message:
     text, timestamp, properties = row.payload, row.timestamp, row.properties
-    if text is None or row.payload_base64 is not None:
-        payload = _binary(row)
-    else:
-        payload = text.encode()
+    payload = _binary(row) if text is None or row.payload_base64 is not None else text.encode()
     return Message(
         row.topic,
         payload,

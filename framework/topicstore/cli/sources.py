@@ -20,10 +20,10 @@ import stat
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import xxhash
 
@@ -101,9 +101,9 @@ class Rows:
         if isinstance(self.messages, list):
             messages: Any = list(compress(self.messages, wanted))
         else:
-            import pyarrow
+            import pyarrow as pa
 
-            messages = self.messages.filter(pyarrow.array(wanted, pyarrow.bool_()))
+            messages = self.messages.filter(pa.array(wanted, pa.bool_()))
         return Rows(messages, self.first, self.end, numbers, self._text)
 
     def client_ids(self) -> list[str]:
@@ -112,7 +112,7 @@ class Rows:
             return [message.client_id for message in self.messages]
         if "client_id" not in self.messages.schema.names:
             return [""] * len(self)
-        return cast(list[str], self.messages.column("client_id").to_pylist())
+        return cast("list[str]", self.messages.column("client_id").to_pylist())
 
     def prefix(self) -> Prefix:
         """Return the prefix that ends with these rows."""
@@ -148,7 +148,7 @@ class Source(ABC):
         """Known by a name from a person, not by content, so that it may grow."""
 
     @abstractmethod
-    def read(self, skip: int, size: int) -> Iterator[Rows]:
+    def read(self, skip: int, size: int) -> Generator[Rows]:
         """Yield the rows from number ``skip`` on, about ``size`` at a time.
 
         Where a row is bad, yields those before it, then raises `BadRowError`; `ImportSourceError`
@@ -167,7 +167,7 @@ class Source(ABC):
     def close(self) -> None:
         """Close the file."""
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -194,7 +194,7 @@ def open_source(path: Path, file_format: str | None = None, name: str | None = N
         file.close()
         return _Parquet(path, shown, source_id, named=name is not None)
     kind = _JsonLines if chosen == "jsonl" else _Csv
-    return kind(file, size, shown, source_id, named=name is not None)
+    return kind(file, path, size, shown, source_id, named=name is not None)
 
 
 def _is_regular(path: Path) -> bool:
@@ -214,7 +214,7 @@ def _format_of(path: Path, *, stream: bool) -> str:
 
 def _standard_input() -> IO[bytes]:
     # Unbuffered where possible, so that looking at the first bytes doesn't wait for many more.
-    return cast(IO[bytes], getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
+    return cast("IO[bytes]", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
 
 
 def _content_id(file: IO[bytes], size: int) -> str:
@@ -231,42 +231,42 @@ def _content_id(file: IO[bytes], size: int) -> str:
 class _TextSource(Source):
     corrected_goes_on = True
 
-    def __init__(self, raw: IO[bytes], size: int | None, name: str, source_id: str | None, *, named: bool) -> None:
+    def __init__(
+        self, raw: IO[bytes], path: Path, size: int | None, name: str, source_id: str | None, *, named: bool
+    ) -> None:
         super().__init__(name, source_id, named=named)
         self._raw = raw
+        self._path = path
         self._size = size
         self._hasher = xxhash.xxh3_128()
         self._hashed = 0
-        self._file = self._unpacked()
-
-    def _unpacked(self) -> io.BufferedReader:
-        file = io.BufferedReader(cast(io.RawIOBase, self._raw), 1 << 18)
         try:
-            packed = file.peek(2)[:2] == b"\x1f\x8b"
+            self._file = _unpacked(raw)
         except OSError as bad:
-            raise ImportSourceError(f"{self.name}: {bad.strerror or bad}") from bad
-        return io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file)), 1 << 18) if packed else file
+            raise ImportSourceError(f"{name}: {bad.strerror or bad}") from bad
 
     def progress(self) -> tuple[float, float | None]:
         return (float(self._raw.tell()), self._size) if self._size is not None else (0.0, None)
 
     def has_prefixes(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
+        found: list[Prefix] = []
         if self._size is None:
-            return []
-        found, hasher, hashed = [], xxhash.xxh3_128(), 0
-        with contextlib.suppress(EOFError, OSError, zlib.error):  # a damaged file has what could be read of it
+            return found
+        hasher, hashed = xxhash.xxh3_128(), 0
+        # A damaged file has the prefixes that could be read of it.
+        with self._path.open("rb", buffering=0) as raw, contextlib.suppress(EOFError, OSError, zlib.error):
+            file = _unpacked(raw)
             for size, digest in sorted(prefixes):
-                while hashed < size and (data := self._file.read(min(1 << 20, size - hashed))):
+                while hashed < size and (data := file.read(min(1 << 20, size - hashed))):
                     hasher.update(data)
                     hashed += len(data)
                 if hashed == size and hasher.digest() == digest:
                     found.append((size, digest))
-        self._raw.seek(0)
-        self._file = self._unpacked()
         return found
 
     def close(self) -> None:
         self._file.close()
+        self._raw.close()
 
     def _lines(self) -> Iterator[bytes]:
         readline = self._file.readline
@@ -287,10 +287,17 @@ class _TextSource(Source):
         return data, text
 
 
+def _unpacked(raw: IO[bytes]) -> io.BufferedReader[io.RawIOBase]:
+    file = io.BufferedReader(cast("io.RawIOBase", raw), 1 << 18)
+    if file.peek(2)[:2] != b"\x1f\x8b":
+        return file
+    return io.BufferedReader(cast("io.RawIOBase", gzip.GzipFile(fileobj=file)), 1 << 18)
+
+
 class _JsonLines(_TextSource):
     format = "jsonl"
 
-    def read(self, skip: int, size: int) -> Iterator[Rows]:
+    def read(self, skip: int, size: int) -> Generator[Rows]:
         at, lines = 0, self._lines()
         for block, trouble in _blocks(lines, skip, size):
             first, at = at, at + len(block)
@@ -347,7 +354,7 @@ def _blocks(lines: Iterator[bytes], skip: int, size: int) -> Iterator[tuple[list
 class _Csv(_TextSource):
     format = "csv"
 
-    def read(self, skip: int, size: int) -> Iterator[Rows]:
+    def read(self, skip: int, size: int) -> Generator[Rows]:
         csv.field_size_limit(_LONGEST_LINE)
         used: list[bytes] = []  # lines of the record at hand
         records = csv.reader(self._text(used), strict=True)
@@ -399,22 +406,22 @@ class _Parquet(Source):
     format = "parquet"
 
     def __init__(self, path: Path, name: str, source_id: str | None, *, named: bool) -> None:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
         from topicstore.batch import MessageBatch
 
         super().__init__(name, source_id, named=named)
         self._read = 0
         try:
-            self._file = pyarrow.parquet.ParquetFile(path)
+            self._file = pq.ParquetFile(path)
             # Columns that can't be messages are refused before the first row.
-            MessageBatch.from_arrow(pyarrow.RecordBatch.from_pylist([], self._file.schema_arrow))
-        except (OSError, ValueError, pyarrow.ArrowException) as bad:
+            MessageBatch.from_arrow(pa.RecordBatch.from_pylist([], self._file.schema_arrow))
+        except (OSError, ValueError, pa.ArrowException) as bad:
             raise ImportSourceError(f"{name}: {bad}") from bad
 
-    def read(self, skip: int, size: int) -> Iterator[Rows]:
-        import pyarrow
+    def read(self, skip: int, size: int) -> Generator[Rows]:
+        import pyarrow as pa
 
         first, groups = 0, list(range(self._file.num_row_groups))
         while groups and first + (rows := self._file.metadata.row_group(groups[0]).num_rows) <= skip:
@@ -428,7 +435,7 @@ class _Parquet(Source):
                     start = max(first, skip)
                     yield Rows(batch.slice(start - first), start, end)
                 first = end
-        except (OSError, pyarrow.ArrowException) as bad:
+        except (OSError, pa.ArrowException) as bad:
             raise BadRowError(first, str(bad)) from bad
 
     def progress(self) -> tuple[float, float | None]:

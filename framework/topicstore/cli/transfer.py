@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import attrs
@@ -92,19 +92,16 @@ class Transfer:
     def _store_all(
         self, source: Source, progress: Progress, interrupts: Interrupts
     ) -> Literal["imported", "limit reached"]:
-        with contextlib.closing(_closable(source.read(progress.start, self.batch_size))) as batches:
+        with contextlib.closing(source.read(progress.start, self.batch_size)) as batches:
             for rows in batches:
-                if self.limit is not None and self._stored >= self.limit:
+                missing = progress.missing(rows)
+                room = len(missing) if self.limit is None else self.limit - self._stored
+                self._store(source, missing.head(room), progress, interrupts)
+                if room < len(missing):
                     return "limit reached"
-                self._store(source, self._within_limit(progress.missing(rows)), progress, interrupts)
-        if self.limit is not None and self._stored >= self.limit and source.progress()[1] is None:
-            return "limit reached"
         with interrupts.held():
             progress.finish()
         return "imported"
-
-    def _within_limit(self, rows: Rows) -> Rows:
-        return rows if self.limit is None else rows.head(self.limit - self._stored)
 
     def _store(self, source: Source, rows: Rows, progress: Progress, interrupts: Interrupts) -> None:
         """Store rows; if some are bad, those before the first of them."""
@@ -134,10 +131,8 @@ class Transfer:
         if not bad.row:
             return where
         if source.corrected_goes_on and source.id is not None:
-            return f"{where}. The {bad.row:,} rows before it are stored; the import of the corrected file goes on there"
-        return (
-            f"{where}. The {bad.row:,} rows before it are stored; import the corrected rows with --skip {bad.row}"
-        )
+            return f"{where}. The rows before it are stored; the import of the corrected file goes on there"
+        return f"{where}. The rows before it are stored; import the corrected rows with --skip {bad.row}"
 
     @staticmethod
     def _how_to_resume(source: Source, progress: Progress) -> str:
@@ -145,10 +140,6 @@ class Transfer:
         if source.id is None:
             return f"{where}; a stream goes on by itself if it has a --source name, else with --skip {progress.start}"
         return f"{where}; the same command goes on from there"
-
-
-def _closable(rows: Iterator[Rows]) -> contextlib.closing[Iterator[Rows]] | Iterator[Rows]:
-    return rows
 
 
 def _first_bad(rows: Rows) -> int:

@@ -45,6 +45,7 @@ from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.positions import COUNTER_BITS, Positions, consecutive_positions
 
 from .codec import Compressor, decompress
+from .payloads import PackedPayloads
 
 __all__ = ["MIXED", "Block", "Columns", "encode_block"]
 
@@ -63,9 +64,6 @@ _WIDTHS = (
 )
 _DTYPES = {dtype.itemsize: dtype for _, dtype in _WIDTHS}
 _ENCODER = msgspec.msgpack.Encoder()
-_PAYLOADS = msgspec.msgpack.Decoder(list[bytes])
-_SPARSE = 4
-"""Below one row in four, payloads are cut out one by one instead of decoding all."""
 
 _Numbers = int | bytes
 Array = npt.NDArray[Any]
@@ -195,7 +193,7 @@ class Block:
             if value and value[0] > _VERSION:
                 raise NewerFormatError(f"a block of version {value[0]}; this topicstore reads up to {_VERSION}")
             raise CorruptionError("not a block")
-        fields = _HEADER.unpack_from(value)
+        fields: tuple[int, ...] = _HEADER.unpack_from(value)
         (
             _,
             head_codec,
@@ -218,15 +216,15 @@ class Block:
         self._sizes = head_codec, raw_head, payload_codec, raw_payloads
         self._head: _Head | None = None
         self._positions: Positions | None = None
-        self._payloads: list[bytes] | None = None
+        self._payloads: PackedPayloads | None = None
 
     def holds(self, value: bytes) -> bool:
         """Say whether this is the block of the value."""
         return self._value == value
 
     def keep_payloads(self) -> None:
-        """Decode all payloads and keep them, for a reader who will come back for more."""
-        self._payloads = self.payloads(None)
+        """Keep the payloads decompressed, for a reader who will come back for more."""
+        self._payloads = self.payloads()
 
     @property
     def payload_bytes(self) -> int:
@@ -289,38 +287,13 @@ class Block:
             raise CorruptionError(f"a block of {self.rows} rows has {len(properties)} properties")
         return properties
 
-    def payloads(self, rows: Indices | None) -> list[bytes]:
-        """Return the payloads of these rows, or of all."""
-        if self._payloads is not None:
-            return self._payloads if rows is None else [self._payloads[row] for row in rows.tolist()]
-        _, _, codec, size = self._sizes
-        raw = decompress(codec, self._parts[1], size)
-        if rows is not None and len(rows) * _SPARSE < self.rows:
-            return self._cut(raw, rows)
-        try:
-            payloads = _PAYLOADS.decode(raw)
-        except msgspec.DecodeError as bad:
-            raise CorruptionError(f"the payloads of a block can't be decoded: {bad}") from bad
-        if len(payloads) != self.rows:
-            raise CorruptionError(f"a block of {self.rows} rows has {len(payloads)} payloads")
-        return payloads if rows is None else [payloads[row] for row in rows.tolist()]
-
-    def _cut(self, raw: bytes | memoryview, rows: Indices) -> list[bytes]:
-        """Find payloads by their lengths, without decoding the others."""
-        lengths = self._numbers(self._columns().lengths)
-        if isinstance(lengths, Constant):
-            each = lengths.value + _prefix_size(lengths.value)
-            ends = (rows + 1) * each
-            starts = ends - lengths.value
-        else:
-            sizes = lengths.astype(np.int64)
-            sizes += np.where(sizes < 1 << 8, 2, np.where(sizes < 1 << 16, 3, 5))
-            ends = np.cumsum(sizes)[rows]
-            starts = ends - lengths[rows].astype(np.int64)
-        array_head = 1 if self.rows < 16 else 3 if self.rows < 1 << 16 else 5
-        data = bytes(raw)
-        pairs = zip((starts + array_head).tolist(), (ends + array_head).tolist(), strict=True)
-        return [data[start:end] for start, end in pairs]
+    def payloads(self) -> PackedPayloads:
+        """Return the payloads, decompressed but not decoded."""
+        if self._payloads is None:
+            _, _, codec, size = self._sizes
+            raw = decompress(codec, self._parts[1], size)
+            return PackedPayloads(raw, self._numbers(self._columns().lengths))
+        return self._payloads
 
     def _numbers(self, packed: _Numbers) -> Constant[int] | Array:
         return Constant(packed, self.rows) if isinstance(packed, int) else self._array(packed)
@@ -335,7 +308,7 @@ class Block:
 
     def columns(self) -> Columns:
         """Return everything, as it went in."""
-        positions, payloads = self.positions(), self.payloads(None)
+        positions, payloads = self.positions(), self.payloads().tolist()
         return Columns(
             positions,
             self.topics(),
@@ -347,8 +320,3 @@ class Block:
             payloads,
             list(map(len, payloads)),
         )
-
-
-def _prefix_size(length: int) -> int:
-    """Return the bytes that msgpack puts before a payload of this length."""
-    return 2 if length < 1 << 8 else 3 if length < 1 << 16 else 5

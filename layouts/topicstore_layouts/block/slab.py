@@ -263,7 +263,7 @@ class BlockSlab(Slab):
             positions = block.positions()
             return MessageBatch(
                 topics=self._names(self._topics, block.topics(), rows),
-                payloads=block.payloads(rows),
+                payloads=block.payloads() if rows is None else block.payloads().pick(rows),
                 client_ids=self._names(self._clients, block.client_ids(), rows),
                 qos=_pick(block.qos(), rows),
                 retain=_pick(block.retain(), rows),
@@ -357,7 +357,7 @@ class BlockSlab(Slab):
         self._clients.names(np.unique(to_list(columns.client_ids)).astype(np.uint32))
         if block.stream != MIXED and (self._topics.streams(topics) != block.stream).any():
             raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
-        cut = block.payloads(np.arange(0, block.rows, 5, dtype=np.intp))
+        cut = block.payloads().pick(np.arange(0, block.rows, 5, dtype=np.intp))
         if cut != columns.payloads[::5]:
             raise CorruptionError("its lengths don't fit its payloads")
 

@@ -1,0 +1,74 @@
+"""A writer killed at any moment costs nothing that it was told is stored, and leaves no batch half there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore_conformance.checks import check_publishers, quick_directory, replayed
+from topicstore_conformance.crash import Job, Ledger, run_and_kill
+from topicstore_conformance.pairs import Pair, pairs
+
+KILLS = 60
+"""In all, over the persistent pairs and both durabilities."""
+
+persistent = pairs("persistent")
+cases = [(pair, durability, keep) for pair in persistent for durability in ("commit", "sync") for keep in (True, False)]
+
+
+@pytest.mark.parametrize(("pair", "durability", "keep"), cases, ids=lambda value: str(value))
+def test_kill(pair: Pair, durability: str, keep: bool) -> None:
+    """SIGKILL in the middle of batches, deletes and generations, one database over many kills or a new one each."""
+    seed = f"{pair} {durability} {keep}"
+    draw, ledger = random.Random(seed), Ledger()
+    with quick_directory() as directory:
+        for kill in range(max(3, -(-KILLS // len(cases)))):
+            path = Path(directory, "db" if keep else f"db-{kill}")
+            ledger = ledger if keep else Ledger()
+            job = Job(
+                path=str(path),
+                backend=pair.backend,
+                layout=pair.layout,
+                shards=3 if keep else 1 + kill % 2,
+                durability=durability,
+                seed=draw.randrange(2**32),
+                first=ledger.next_number,
+            )
+            after = draw.choice((1, 2, draw.randrange(3, 30), draw.randrange(30, 150), draw.randrange(30, 400)))
+            for step in run_and_kill(job, after, draw.random() * 0.01):
+                ledger.hear(step)
+            if not (path / "topicstore.json").exists():
+                assert {} == ledger.rows
+                continue
+            with ts.open(path) as db:
+                got = replayed(db, "#", order="time")
+                ledger.check(db, got)
+                check_publishers(got)
+                assert (len(got), []) == ((report := db.verify()).messages, report.damages)
+                assert sorted(got) == sorted(replayed(db))
+
+
+@pytest.mark.parametrize("pair", persistent, ids=str)
+def test_kill_while_creating(pair: Pair) -> None:
+    """A database whose creation was killed is created by the next open, or is there."""
+    draw = random.Random(str(pair))
+    with quick_directory() as directory:
+        for kill in range(3):
+            path = Path(directory, f"db-{kill}")
+            job = Job(
+                path=str(path),
+                backend=pair.backend,
+                layout=pair.layout,
+                shards=8,
+                durability="sync",
+                seed=kill,
+                first=0,
+                steps=0,
+            )
+            list(run_and_kill(job, 1, draw.random() * 0.05))
+            with pair.open(path, shards=8, durability="sync") as db:
+                assert [1] == [info.number for info in db.generations()]
+                assert 1 == db.store([ts.Message("a", b"1")]).count
+                assert [b"1"] == [message.payload for message in db.replay("#")]

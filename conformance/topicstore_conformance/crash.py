@@ -1,0 +1,273 @@
+"""A child process that writes to a database and tells of every step, and is killed in the middle of one.
+
+The parent says by a `Job` what the child does, reads from a pipe what it began and what was
+acknowledged, and kills it with SIGKILL. `Ledger` is what the parent knows: everything
+acknowledged, and the one step that was under way, of which a shard has all or nothing.
+
+Which messages a batch has follows from its number, so only numbers and positions travel.
+"""
+
+from __future__ import annotations
+
+import random
+import selectors
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import topicstore as ts
+from topicstore import Message, MessageId, StateWrite
+
+from .model import match
+from .profiles import PATIENCE
+
+__all__ = ["MARKER", "Job", "Ledger", "Step", "messages_of", "run_and_kill"]
+
+MARKER = b"marker"
+"""State key under which each shard keeps the number of the last batch that touched it."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child does: ``steps`` steps, chosen by ``seed``, the first of them numbered ``first``."""
+
+    path: str
+    backend: str
+    layout: str
+    shards: int
+    durability: str
+    seed: int
+    first: int
+    steps: int = 10_000
+    mixed: bool = True
+    """Generations and deletes too, not only batches."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child tells: that it begins something, or that it is done."""
+
+    kind: str
+    """``open``, ``store``, ``delete``, ``add``, ``drop`` or ``close``."""
+    done: bool
+    number: int = 0
+    """Of the batch, or of the generation."""
+    topic_filter: str = ""
+    ids: list[tuple[int, int]] = []
+
+
+@cache
+def messages_of(number: int) -> list[Message]:
+    """Return the messages of a batch."""
+    draw = random.Random(number)  # noqa: S311 - not a secret
+    size = draw.choice((1, 3, 10, 40, 100))
+    return [
+        Message(
+            f"t/{draw.randrange(3)}/{draw.randrange(12)}",
+            b"%d/%d " % (number, index) + draw.randbytes(draw.choice((0, 8, 60))),
+            f"c{draw.randrange(5)}",
+            index % 3,
+        )
+        for index in range(size)
+    ]
+
+
+# --- the child --------------------------------------------------------------------------
+
+
+def _tell(step: Step) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(step) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _work(job: Job) -> None:
+    warnings.simplefilter("ignore", UserWarning)
+    draw = random.Random(job.seed)  # noqa: S311 - not a secret
+    _tell(Step(kind="open", done=False))
+    with ts.open(
+        job.path, backend=job.backend, layout=job.layout, shards=job.shards, durability=job.durability
+    ) as db:
+        _tell(Step(kind="open", done=True))
+        for number in range(job.first, job.first + job.steps):
+            _step(db, number, draw.random() if job.mixed else 1.0)
+        _tell(Step(kind="close", done=False))
+    _tell(Step(kind="close", done=True))
+
+
+def _step(db: ts.Database, number: int, chance: float) -> None:
+    generations = [info.number for info in db.generations()]
+    if chance < 0.04:
+        _tell(Step(kind="add", done=False))
+        _tell(Step(kind="add", done=True, number=db.add_generation()))
+    elif chance < 0.08 and len(generations) > 1:
+        _tell(Step(kind="drop", done=False, number=generations[0]))
+        db.drop_generation(generations[0])
+        _tell(Step(kind="drop", done=True, number=generations[0]))
+    elif chance < 0.16:
+        topic_filter = f"t/+/{number % 12}"
+        _tell(Step(kind="delete", done=False, topic_filter=topic_filter))
+        db.delete(topic_filter)
+        _tell(Step(kind="delete", done=True, topic_filter=topic_filter))
+    else:
+        messages = messages_of(number)
+        marker = StateWrite(MARKER, str(number).encode())
+        _tell(Step(kind="store", done=False, number=number))
+        result = db.store(messages, state={shard: [marker] for shard in {db.shard_of(m.client_id) for m in messages}})
+        ids = [(id_.shard, id_.position) for id_ in result.ids]
+        _tell(Step(kind="store", done=True, number=number, ids=ids))
+
+
+# --- the parent -------------------------------------------------------------------------
+
+
+def run_and_kill(job: Job, after: int, wait: float) -> Iterator[Step]:
+    """Run a child, kill it ``wait`` seconds after its step number ``after``; yield all it told.
+
+    It may end before that by itself.
+    """
+    command = [sys.executable, "-m", "topicstore_conformance.crash", msgspec.json.encode(job).decode()]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)  # noqa: S603 - our own
+    assert child.stdout is not None
+    told = b""
+    with child, selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        end = time.monotonic() + PATIENCE
+        while (left := end - time.monotonic()) > 0 and selector.select(left):
+            data = child.stdout.read(65_536)
+            if not data:
+                break
+            told += data
+            if told.count(b"\n") >= after:
+                end = min(end, time.monotonic() + wait)
+        child.kill()
+        while data := child.stdout.read(65_536):
+            told += data
+    for line in told.split(b"\n")[:-1]:
+        yield msgspec.json.decode(line, type=Step)
+
+
+@attrs.define
+class Ledger:
+    """What a database must hold, as far as its killed writers told."""
+
+    rows: dict[MessageId, tuple[int, int]] = attrs.field(factory=dict)
+    """(batch, index) of every message that was acknowledged and not deleted."""
+    generation: dict[MessageId, int] = attrs.field(factory=dict)
+    current: int = 1
+    highest: dict[int, int] = attrs.field(factory=dict)
+    """The highest position ever seen, by shard."""
+    marker: dict[int, int] = attrs.field(factory=dict)
+    next_number: int = 0
+    pending: Step | None = None
+    """What was begun and not acknowledged."""
+
+    def hear(self, step: Step) -> None:
+        """Take in what a child told."""
+        self.next_number = max(self.next_number, step.number + 1 if step.kind == "store" else 0)
+        self.pending = None if step.done else step
+        if not step.done:
+            return
+        if step.kind == "store":
+            self._stored(step)
+        elif step.kind == "add":
+            self.current = step.number
+        elif step.kind == "drop":
+            self.forget({id_ for id_, generation in self.generation.items() if generation == step.number})
+        elif step.kind == "delete":
+            self.forget(self.matching(step.topic_filter))
+
+    def _stored(self, step: Step) -> None:
+        for index, (shard, position) in enumerate(step.ids):
+            assert position > self.highest.get(shard, 0), "positions strictly increase, over restarts too"
+            self.highest[shard] = position
+            self.marker[shard] = step.number
+            id_ = MessageId(shard, position)
+            self.rows[id_] = step.number, index
+            self.generation[id_] = self.current
+
+    def forget(self, ids: set[MessageId]) -> None:
+        """These are gone."""
+        for id_ in ids:
+            self.rows.pop(id_, None)
+            self.generation.pop(id_, None)
+
+    def matching(self, topic_filter: str) -> set[MessageId]:
+        """Return the ids of the messages that a filter matches."""
+        batches = {number: messages_of(number) for number, _ in self.rows.values()}
+        return {
+            id_ for id_, (number, index) in self.rows.items() if match(topic_filter, batches[number][index].topic)
+        }
+
+    # --- judging ---
+
+    def check(self, db: ts.Database, got: list[tuple[MessageId, Message]]) -> None:
+        """Hold what a database has after a crash against what was told, and take over how the open step ended."""
+        pending, self.pending = self.pending, None
+        found = dict(got)
+        assert len(found) == len(got)
+        missing, new = self.rows.keys() - found.keys(), found.keys() - self.rows.keys()
+        assert missing <= self._may_be_gone(pending, missing)
+        self.forget(missing)
+        self._check_new(db, pending, sorted(new), found)
+        batches = {number: messages_of(number) for number, _ in self.rows.values()}
+        for id_, (number, index) in self.rows.items():
+            expected, message = batches[number][index], found[id_]
+            assert expected == msgspec.structs.replace(message, timestamp=None)
+        markers = {shard: db.state(shard).get(MARKER) for shard in range(len(db.shards))}
+        assert {shard: str(number).encode() for shard, number in self.marker.items()} == {
+            shard: marker for shard, marker in markers.items() if marker is not None
+        }
+        self._check_generations(db, pending)
+
+    def _may_be_gone(self, pending: Step | None, missing: set[MessageId]) -> set[MessageId]:
+        """Return what the step under way was about to remove; a generation goes as a whole."""
+        if pending is None or not missing:
+            return set()
+        if pending.kind == "delete":
+            return self.matching(pending.topic_filter)
+        if pending.kind == "drop":
+            whole = {id_ for id_, generation in self.generation.items() if generation == pending.number}
+            assert whole == missing
+            return whole
+        return set()
+
+    def _check_new(
+        self, db: ts.Database, pending: Step | None, new: list[MessageId], found: dict[MessageId, Message]
+    ) -> None:
+        """What nobody acknowledged can only be the batch under way, a shard's whole part of it."""
+        if not new:
+            return
+        assert pending is not None
+        assert pending.kind == "store"
+        messages = messages_of(pending.number)
+        for shard in sorted({id_.shard for id_ in new}):
+            there = [id_ for id_ in new if id_.shard == shard]
+            part = [(index, message) for index, message in enumerate(messages) if db.shard_of(message.client_id) == shard]
+            assert [message for _, message in part] == [
+                msgspec.structs.replace(found[id_], timestamp=None) for id_ in there
+            ]
+            assert there[0].position > self.highest.get(shard, 0)
+            self.highest[shard], self.marker[shard] = there[-1].position, pending.number
+            for id_, (index, _) in zip(there, part, strict=True):
+                self.rows[id_], self.generation[id_] = (pending.number, index), self.current
+
+    def _check_generations(self, db: ts.Database, pending: Step | None) -> None:
+        """An addition under way happened over all shards, or over none."""
+        current = db.generations()[-1].number
+        allowed = {self.current, self.current + 1} if pending is not None and pending.kind == "add" else {self.current}
+        assert current in allowed
+        self.current = current
+
+
+def main(arguments: list[str]) -> Any:
+    """Be a child."""
+    _work(msgspec.json.decode(arguments[0], type=Job))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

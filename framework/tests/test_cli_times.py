@@ -1,0 +1,77 @@
+"""Times on the command line: what people write is what is meant, and what is shown can be written again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from topicstore.cli.times import format_time, parse_timestamp, parse_when
+from topicstore.positions import MAX_TIME, to_microseconds
+
+NOW = 1_750_000_000_123_456
+HOUR = 3_600_000_000
+
+times = st.integers(0, MAX_TIME)
+zones = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
+
+
+@given(times)
+def test_what_is_shown_can_be_written_again(time: int) -> None:
+    assert parse_timestamp(format_time(time)) == time
+
+
+@given(st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1), timezones=zones))
+def test_a_zone_counts(moment: datetime) -> None:
+    assert parse_timestamp(moment.isoformat()) == to_microseconds(moment)
+
+
+@given(st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1)))
+def test_without_a_zone_it_is_utc(moment: datetime) -> None:
+    assert parse_timestamp(moment.isoformat()) == to_microseconds(moment.replace(tzinfo=UTC))
+
+
+@given(st.integers(100_000_000, MAX_TIME))
+def test_a_long_number_is_microseconds(time: int) -> None:
+    assert parse_timestamp(str(time)) == time
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from("smhdw")), min_size=1, max_size=4))
+def test_relative_times_add_up(parts: list[tuple[int, str]]) -> None:
+    unit = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+    text = "-" + "".join(f"{count}{name}" for count, name in parts)
+    assert parse_when(text, NOW) == NOW - sum(count * unit[name] for count, name in parts) * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("now", NOW),
+        ("-2h", NOW - 2 * HOUR),
+        ("-30m", NOW - HOUR // 2),
+        ("-1d12h", NOW - 36 * HOUR),
+        ("1970-01-01", 0),
+        ("19700102", 24 * HOUR),
+        ("1970-01-01T01:00:00Z", HOUR),
+        ("1970-01-01T01:00:00+01:00", 0),
+        ("1970-01-01 00:00:00.000001", 1),
+        ("1969-12-31", -24 * HOUR),
+    ],
+)
+def test_examples(text: str, expected: int) -> None:
+    assert parse_when(text, NOW) == expected
+
+
+@given(st.text(max_size=12))
+def test_anything_else_is_refused_by_one_error(text: str) -> None:
+    try:
+        parse_when(text, NOW)
+    except ValueError as refused:
+        assert "is not a time" in str(refused)
+
+
+@pytest.mark.parametrize("text", ["", "-", "-2", "2h", "-2y", "yesterday", "12345678", "--2h", "-1h ", "٣٣٣٣٣٣٣٣٣"])
+def test_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a time"):
+        parse_when(text, NOW)

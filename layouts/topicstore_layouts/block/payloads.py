@@ -1,0 +1,92 @@
+"""The payloads of a block, decoded when somebody looks: into bytes, or straight into Arrow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from topicstore.columns import Constant, Indices, LazyColumn
+from topicstore.errors import CorruptionError
+
+__all__ = ["PackedPayloads"]
+
+_DECODER = msgspec.msgpack.Decoder(list[bytes])
+_SPARSE = 4
+"""Below one row in four, payloads are cut out one by one instead of decoding all."""
+
+
+class PackedPayloads(LazyColumn):
+    """A msgpack array of byte strings, and how long each of them is."""
+
+    def __init__(self, raw: bytes | memoryview, sizes: Constant[int] | npt.NDArray[Any]) -> None:
+        self._raw = raw
+        self._sizes = sizes
+        self._list: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def tolist(self) -> list[bytes]:
+        """Return all payloads."""
+        if self._list is None:
+            try:
+                self._list = _DECODER.decode(self._raw)
+            except msgspec.DecodeError as bad:
+                raise CorruptionError(f"the payloads of a block can't be decoded: {bad}") from bad
+            if len(self._list) != len(self):
+                raise CorruptionError(f"a block of {len(self)} rows has {len(self._list)} payloads")
+        return self._list
+
+    def pick(self, rows: Indices) -> list[bytes]:
+        """Return some payloads; a few are found by their sizes, without decoding the others."""
+        if self._list is not None or len(rows) * _SPARSE >= len(self):
+            payloads = self.tolist()
+            return [payloads[row] for row in rows.tolist()]
+        if isinstance(self._sizes, Constant):
+            size = self._sizes.value
+            ends = self._head() + (rows + 1) * (size + _prefix(size))
+            starts = ends - size
+        else:
+            sizes = self._sizes.astype(np.int64)
+            prefixes = np.where(sizes < 1 << 8, 2, np.where(sizes < 1 << 16, 3, 5))
+            ends = self._head() + np.cumsum(sizes + prefixes)[rows]
+            starts = ends - sizes[rows]
+        raw = bytes(self._raw)
+        return [raw[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    def toarrow(self) -> pa.Array:
+        """Return a binary array: the raw bytes without the prefixes that msgpack puts before each payload."""
+        if isinstance(self._sizes, Constant):
+            return self._even(self._sizes.value)
+        prefix = _prefix(int(self._sizes.max()))
+        if prefix == _prefix(int(self._sizes.min())) and len(self._raw) < 1 << 31:
+            offsets = np.empty(len(self) + 1, dtype=np.int32)
+            offsets[0] = self._head()
+            np.cumsum(self._sizes.astype(np.int32) + prefix, out=offsets[1:])
+            offsets[1:] += self._head()
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._raw)]
+            return pc.binary_replace_slice(pa.Array.from_buffers(pa.binary(), len(self), buffers), 0, prefix, b"")
+        return pa.array(self.tolist(), pa.binary())
+
+    def _even(self, size: int) -> pa.Array:
+        rows = len(self)
+        if size * rows >= 1 << 31:
+            return pa.array(self.tolist(), pa.binary())
+        table = np.frombuffer(self._raw, np.uint8)[self._head() :].reshape(rows, -1)
+        data = np.ascontiguousarray(table[:, _prefix(size) :])
+        offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(size)
+        return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+    def _head(self) -> int:
+        """Return the bytes before the first payload."""
+        rows = len(self)
+        return 1 if rows < 1 << 4 else 3 if rows < 1 << 16 else 5
+
+
+def _prefix(size: int) -> int:
+    """Return the bytes that msgpack puts before a payload of this size."""
+    return 2 if size < 1 << 8 else 3 if size < 1 << 16 else 5
