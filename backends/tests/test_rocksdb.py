@@ -377,7 +377,7 @@ def test_a_full_disk_is_told_apart(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
         "try:\n"
         "    engine.close()\n"
-        "except EngineError:\n"
+        "except (EngineError, StorageFullError):\n"
         "    print('close tells of it')\n"
         "engine = open_engine(Path(sys.argv[1]))\n"
         "assert whole_batches(engine) == set(range(20))\n"

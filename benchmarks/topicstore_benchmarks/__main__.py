@@ -16,12 +16,15 @@ from .ratios import Outcome, measure
 
 
 @click.command()
-@click.option("--messages", default=300_000, show_default=True, help="Messages a round.")
+@click.option("--messages", default=1_000_000, show_default=True, help="Messages a round.")
 @click.option("--rounds", default=5, show_default=True, help="Rounds that count, after one that warms up.")
 @click.option("--case", "wanted", multiple=True, type=click.Choice([case.name for case in CASES]), help="Only these.")
 @click.option("--payload", "payloads", multiple=True, type=click.Choice(list(PAYLOADS)), help="Only these.")
+@click.option("--compression", default="lz4", show_default=True, help="Of the block layout.")
 @click.option("--opening/--no-opening", default=True, help="Also time the opening of a million messages.")
-def main(messages: int, rounds: int, wanted: tuple[str, ...], payloads: tuple[str, ...], opening: bool) -> None:
+def main(
+    messages: int, rounds: int, wanted: tuple[str, ...], payloads: tuple[str, ...], compression: str, opening: bool
+) -> None:
     """Measure store and replay of `block` on RocksDB against the engine's own put and scan."""
     console = Console(width=None if os.isatty(1) else 150)
     if hasattr(os, "sched_setaffinity"):
@@ -33,8 +36,8 @@ def main(messages: int, rounds: int, wanted: tuple[str, ...], payloads: tuple[st
         for case in cases:
             for payload in payloads or PAYLOADS:
                 status.update(f"measuring {case.name}, {payload} payloads")
-                outcomes.append(measure(case, payload, messages, rounds, lambda: None))
-    console.print(_table(outcomes, messages, rounds))
+                outcomes.append(measure(case, payload, compression, messages, rounds))
+    console.print(_table(outcomes, compression, messages, rounds))
     if opening:
         seconds = measure_opening(1_000_000, rounds)
         console.print(f"opening a database of 1,000,000 messages: {seconds * 1_000:.0f} ms (at most 200)")
@@ -45,9 +48,9 @@ def _machine() -> str:
     return f"Python {platform.python_version()}, {platform.machine()}, one core; {packages}"
 
 
-def _table(outcomes: list[Outcome], messages: int, rounds: int) -> Table:
+def _table(outcomes: list[Outcome], compression: str, messages: int, rounds: int) -> Table:
     table = Table(
-        title=f"block on RocksDB, payloads of 128 bytes, {messages:,} messages in batches of 1,000",
+        title=f"block ({compression}) on RocksDB, payloads of 128 bytes, {messages:,} messages in batches of 1,000",
         caption=f"medians of {rounds} rounds, both sides in each; a ratio's least value in brackets",
     )
     table.add_column("case")

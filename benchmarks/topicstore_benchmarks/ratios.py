@@ -70,17 +70,16 @@ class Outcome:
         return self.messages / statistics.median(seconds)
 
 
-def measure(case: Case, payload: str, messages: int, rounds: int, tick: Callable[[], None]) -> Outcome:
+def measure(case: Case, payload: str, compression: str, messages: int, rounds: int) -> Outcome:
     """Run a case; the first round warms up and doesn't count."""
     made = batches(case, payload, messages)
     found: list[Round] = []
     streams, size = 0, 0.0
     for number in range(rounds + 1):
         with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
-            one, streams, size = _round(Path(directory), case, made)
+            one, streams, size = _round(Path(directory), case, compression, made)
         if number:
             found.append(one)
-        tick()
     return Outcome(
         case=case,
         payload=payload,
@@ -91,10 +90,10 @@ def measure(case: Case, payload: str, messages: int, rounds: int, tick: Callable
     )
 
 
-def _round(directory: Path, case: Case, made: list[list[Message]]) -> tuple[Round, int, float]:
+def _round(directory: Path, case: Case, compression: str, made: list[list[Message]]) -> tuple[Round, int, float]:
     messages = sum(map(len, made))
     raw = RawEngine(directory / "raw", messages)
-    options = {"block": {"thresholds": case.thresholds}}
+    options = {"block": {"thresholds": case.thresholds, "compression": compression}}
     with topicstore.open(directory / "ours", backend="rocksdb", layout="block", options=options) as db:
         gc.collect()
         put = raw.put()

@@ -11,7 +11,7 @@ from topicstore_conformance.checks import check_publishers, quick_directory, rep
 from topicstore_conformance.crash import Job, Ledger, run_and_kill
 from topicstore_conformance.pairs import Pair, pairs
 
-KILLS = 60
+KILLS = 80
 """In all, over the persistent pairs and both durabilities."""
 
 persistent = pairs("persistent")

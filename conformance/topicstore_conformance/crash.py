@@ -47,6 +47,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 10_000
     mixed: bool = True
     """Generations and deletes too, not only batches."""
+    churn: bool = False
+    """Mostly generations."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +96,8 @@ def _work(job: Job) -> None:
     ) as db:
         _tell(Step(kind="open", done=True))
         for number in range(job.first, job.first + job.steps):
-            _step(db, number, draw.random() if job.mixed else 1.0)
+            chance = draw.random() if job.mixed else 1.0
+            _step(db, number, chance / 6 if job.churn else chance)
         _tell(Step(kind="close", done=False))
     _tell(Step(kind="close", done=True))
 

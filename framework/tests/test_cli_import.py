@@ -137,7 +137,9 @@ def late(row: bytes) -> bytes:
     return re.sub(rb'"timestamp":[0-9]+', b'"timestamp":0', row)
 
 
-@pytest.mark.parametrize("spoil", [bad_json, bad_qos, bad_topic, late, lambda _: b"{\n", lambda _: b'{"topic":"\xff"}\n'])
+@pytest.mark.parametrize(
+    "spoil", [bad_json, bad_qos, bad_topic, late, lambda _: b"{\n", lambda _: b'{"topic":"\xff"}\n']
+)
 @pytest.mark.parametrize("row", [0, 1, 101, 199])
 def test_a_bad_row_is_named_and_its_correction_goes_on(
     db: Path, file: Path, row: int, spoil: Callable[[bytes], bytes]
@@ -221,7 +223,7 @@ def test_parquet_goes_on_in_the_middle_of_a_row_group(db: Path, tmp_path: Path) 
     assert by_client(stored(db)) == by_client(ROWS)
 
 
-def test_damaged_gzip(db: Path, file: Path, tmp_path: Path) -> None:
+def test_damaged_gzip(db: Path, tmp_path: Path) -> None:
     """What could be unpacked is stored; the whole file then goes on."""
     import gzip
 
@@ -237,21 +239,37 @@ def test_damaged_gzip(db: Path, file: Path, tmp_path: Path) -> None:
     assert len(stored(db)) == 10_000
 
 
-def test_a_file_that_grew(db: Path, tmp_path: Path) -> None:
-    """Unfinished, it goes on; finished, it is a new source; with a name, its new rows are imported."""
+@pytest.mark.parametrize("name", [(), ("--source", "log")])
+def test_a_file_that_grew(db: Path, tmp_path: Path, name: tuple[str, ...]) -> None:
+    """Its new rows are imported, whether the import before was finished or not."""
     file = tmp_path / "log.jsonl"
     file.write_bytes(encode_lines(ROWS[:100]))
-    imported(db, file, "--limit", 40)
-    file.write_bytes(encode_lines(ROWS[:150]))
-    assert imported(db, file)["sources"][0]["resumed"] == 40
-    file.write_bytes(encode_lines(ROWS))
-    assert "row 1: its time lies" in run("import", db, file, code=2).stderr
-    named = tmp_path / "named"
-    for end in (100, 150, 200):
+    imported(db, file, "--limit", 40, "--shards", 2, *name)
+    seen = 40
+    for end in (150, 200):
         file.write_bytes(encode_lines(ROWS[:end]))
-        imported(named, file, "--source", "log")
-    assert stored(named) == ROWS
-    assert imported(named, file, "--source", "log")["messages"] == 0
+        assert imported(db, file, *name)["sources"][0]["resumed"] == seen
+        seen = end
+    assert by_client(stored(db)) == by_client(ROWS)
+    assert imported(db, file, *name)["messages"] == 0
+
+
+def test_a_file_that_begins_otherwise_is_another(db: Path, tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(encode_lines(ROWS[:100]))
+    imported(db, file, "--late", "lift")
+    file.write_bytes(encode_lines([*ROWS[:99], ROWS[101]]))
+    assert imported(db, file)["messages"] == 100
+    file.write_bytes(encode_lines(ROWS[:98]))
+    assert imported(db, file)["messages"] == 98
+
+
+def test_a_last_line_that_became_longer_is_another_row(db: Path, tmp_path: Path) -> None:
+    """Only whole lines are a common beginning, but the end of the last line may be missing."""
+    file = tmp_path / "x.csv"
+    for text, new in (("t,1\nt,2", 2), ("t,1\nt,2\n", 0), ("t,1\nt,2\nt,3", 1), ("t,1\nt,2\nt,34", 1)):
+        file.write_text(f"topic,payload\n{text}")
+        assert imported(db, file)["messages"] == new
 
 
 def test_blank_lines_are_rows_without_messages(db: Path, tmp_path: Path) -> None:

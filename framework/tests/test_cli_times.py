@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -14,6 +15,9 @@ NOW = 1_750_000_000_123_456
 HOUR = 3_600_000_000
 
 times = st.integers(0, MAX_TIME)
+moments = st.integers(31_536_000_000_000, 7_258_118_400_000_000).map(
+    lambda time: datetime.fromtimestamp(0, UTC) + timedelta(microseconds=time)
+)
 zones = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 
 
@@ -22,14 +26,14 @@ def test_what_is_shown_can_be_written_again(time: int) -> None:
     assert parse_timestamp(format_time(time)) == time
 
 
-@given(st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1), timezones=zones))
-def test_a_zone_counts(moment: datetime) -> None:
-    assert parse_timestamp(moment.isoformat()) == to_microseconds(moment)
+@given(moments, zones)
+def test_a_zone_counts(moment: datetime, zone: timezone) -> None:
+    assert parse_timestamp(moment.astimezone(zone).isoformat()) == to_microseconds(moment)
 
 
-@given(st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1)))
+@given(moments)
 def test_without_a_zone_it_is_utc(moment: datetime) -> None:
-    assert parse_timestamp(moment.isoformat()) == to_microseconds(moment.replace(tzinfo=UTC))
+    assert parse_timestamp(moment.replace(tzinfo=None).isoformat()) == to_microseconds(moment)
 
 
 @given(st.integers(100_000_000, MAX_TIME))
@@ -63,12 +67,10 @@ def test_examples(text: str, expected: int) -> None:
     assert parse_when(text, NOW) == expected
 
 
-@given(st.text(max_size=12))
-def test_anything_else_is_refused_by_one_error(text: str) -> None:
-    try:
-        parse_when(text, NOW)
-    except ValueError as refused:
-        assert "is not a time" in str(refused)
+@given(st.text(max_size=12) | st.text("0123456789-+:.TZWsmhdw ", max_size=24))
+def test_whatever_is_written_it_is_a_time_or_refused_by_one_error(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert isinstance(parse_when(text, NOW), int)
 
 
 @pytest.mark.parametrize("text", ["", "-", "-2", "2h", "-2y", "yesterday", "12345678", "--2h", "-1h ", "٣٣٣٣٣٣٣٣٣"])

@@ -13,7 +13,7 @@ ALL = [getattr(errors, name) for name in errors.__all__]
 FAMILIES = {TopicstoreError, RecoverableError, UnrecoverableError}
 KINDS = [error for error in ALL if error not in FAMILIES]
 
-IN_BOTH_FAMILIES: set[str] = {"StorageFullError"}
+IN_BOTH_FAMILIES: set[str] = set()
 """An `EngineError`, which is unrecoverable, of the one kind that is not."""
 
 

@@ -14,8 +14,10 @@ What must hold, for every engine (the conformance suite checks it):
 * A scan, once its first chunk was asked for, sees the engine as it was then, whatever is
   written while it runs. So does a snapshot from its making.
 * All methods may be called from any thread; writes are serialised by the caller.
-* Errors are `EngineError`, or its kinds `CorruptionError` and `StorageFullError`; nothing is
+* Errors are `EngineError`, its kind `CorruptionError`, and `StorageFullError`; nothing is
   swallowed. After a failed write the caller writes no more until the engine is opened again.
+* A key that doesn't fit its keyspace raises `InvalidArgumentError` before anything is applied. A
+  range whose end isn't behind its start is empty.
 * `close` ends open scans and snapshots, which then raise `DatabaseClosedError`, gives back every
   lock and handle, and may be called twice.
 
@@ -220,7 +222,7 @@ class Engine(Reader):
         """Give everything back. May be called twice."""
 
     def verify(self) -> Iterator[str]:
-        """Read what the engine keeps beside the keyspaces and yield a sentence a damage; by default nothing."""
+        """Read everything with the engine's own checksums and yield a sentence a damage; by default nothing."""
         return iter(())
 
     def checkpoint(self, path: Path) -> None:
@@ -246,7 +248,9 @@ class Backend(ABC):
 
     @abstractmethod
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> Engine:
-        """Open the shard kept in the directory ``path``; with ``create`` make it, else it must exist.
+        """Open the shard kept in the directory ``path``; with ``create`` make it if it isn't there.
+
+        Without ``create`` a shard that isn't there raises `EngineError`.
 
         A backend that is not ``persistent`` leaves ``path`` alone.
         """

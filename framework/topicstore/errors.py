@@ -197,7 +197,7 @@ class EngineError(UnrecoverableError):
     """The storage engine failed. Whatever was acknowledged is safe; the message is the engine's."""
 
 
-class StorageFullError(EngineError, RecoverableError):
+class StorageFullError(RecoverableError):
     """The disk or a quota is full. Acknowledged messages are safe and readable.
 
     The batch at hand is not acknowledged. Make room, then close and open the database.

@@ -24,7 +24,6 @@ from .counters import ShardCounters
 from .engine import GENERATION_END, Engine, Reader, WriteBatch
 from .errors import (
     DatabaseClosedError,
-    EngineError,
     GenerationDroppedError,
     GenerationError,
     InvalidIteratorError,
@@ -526,7 +525,7 @@ class Shard:
             raise ShardReadOnlyError(
                 f"shard {self.number} takes no writes since one failed ({self._failure}); "
                 "remove the cause, then close and open the database"
-            ) from (self._failure if isinstance(self._failure, EngineError) else None)
+            ) from self._failure
 
 
 def _fill(timestamps: Any, now: int) -> Any:

@@ -60,12 +60,14 @@ def import_(
 
     An interrupted import goes on, exactly where it stopped, when it is run again: how far it came is
     committed with the messages. A finished one is not repeated, but with --again. Files are known by
-    their content, so under another name a file is still the same, and a file that has grown since it
-    was imported is a new one, imported from its first row. For a file that grows, or a stream, give
-    --source NAME: then its rows so far are passed over and the new ones imported.
+    their content, so under another name a file is still the same.
 
-    A bad row ends the import. The rows before it are stored, and the import of the corrected text file
-    goes on there, as it does with an unfinished file that grew.
+    A bad row ends the import; the rows before it are stored. A text file that begins with all that an
+    earlier import has stored goes on behind it, so correct the row, or let the file grow, and import it
+    again. A changed Parquet file is a new one: there, --skip passes over rows that were stored.
+
+    A stream can go on only if --source gives it a name: then as many rows as were stored under that
+    name are passed over at its beginning.
     """
     from . import display
 

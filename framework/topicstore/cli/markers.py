@@ -63,17 +63,22 @@ class Progress:
         self._run = max((marker.run for marker in markers if marker is not None), default=1)
         self.finished = all(marker is not None and marker.done and marker.run == self._run for marker in markers)
         """All rows were imported."""
-        adopted = [0] * len(markers)
+        self._rows = [0] * len(markers)
+        self._prefix = NO_PREFIX
+        adopted = False
         if again:
             self._run += any(marker is not None for marker in markers)
-            self._rows = [skip] * len(markers)
         else:
             if None in markers and self._key is not None and not source.named:
-                adopted = self._prefixed(source)
-            own = [m.rows if m is not None and m.run == self._run else 0 for m in markers]
-            rows = [old if m is None else mine for mine, m, old in zip(own, markers, adopted, strict=True)]
-            self._rows = [max(have, skip) for have in rows]
-        if again or skip or any(adopted):
+                adopted = self._adopt(source)
+            for shard, marker in enumerate(markers):
+                if marker is not None:
+                    self._rows[shard] = marker.rows if marker.run == self._run else 0
+            self._prefix = _furthest(markers, self._prefix)
+        if skip > self.start:
+            self._rows = [max(rows, skip) for rows in self._rows]
+            self._prefix = NO_PREFIX
+        if again or skip or adopted:
             # In all shards before the first row, so that a crash can't mix this with what was before.
             self._commit_all(done=False)
 
@@ -83,8 +88,8 @@ class Progress:
         found = [self._db.state(shard).get(self._key) for shard in self._shards]
         return [None if data is None else _decode(data) for data in found]
 
-    def _prefixed(self, source: Source) -> list[int]:
-        """Return the shards' rows of an unfinished import with whose rows this source begins, too."""
+    def _adopt(self, source: Source) -> bool:
+        """Go on behind the earlier import with the most rows with which this source begins, too."""
         imports: dict[bytes, list[Marker | None]] = {}
         for shard in self._shards:
             for key, data in self._db.state(shard).scan(_PREFIX):
@@ -94,11 +99,16 @@ class Progress:
         for markers in imports.values():
             run = max(marker.run for marker in markers if marker is not None)
             current = [marker if marker is not None and marker.run == run else None for marker in markers]
-            furthest = max((m for m in current if m is not None), key=lambda marker: marker.rows)
-            if furthest.prefix != NO_PREFIX and not all(m is not None and m.done for m in current):
-                candidates[furthest.prefix] = [0 if m is None else m.rows for m in current]
-        known = source.has_prefixes(list(candidates)) if candidates else []
-        return candidates[known[-1]] if known else [0 for _ in self._shards]
+            prefix = _furthest(current, NO_PREFIX)
+            rows = [0 if marker is None else marker.rows for marker in current]
+            known = candidates.get(prefix, rows)
+            candidates[prefix] = list(map(max, rows, known))
+        candidates.pop(NO_PREFIX, None)
+        found = source.has_prefixes(list(candidates)) if candidates else []
+        if found:
+            self._prefix = found[-1]
+            self._rows = candidates[found[-1]]
+        return bool(found)
 
     @property
     def start(self) -> int:
@@ -122,6 +132,8 @@ class Progress:
 
     def stored(self, rows: Rows) -> None:
         """Take note that rows and their state are committed."""
+        if rows.end >= max(self._rows):
+            self._prefix = rows.prefix()
         self._rows = [max(rows.end, have) for have in self._rows]
 
     def finish(self) -> None:
@@ -131,6 +143,14 @@ class Progress:
 
     def _commit_all(self, *, done: bool) -> None:
         if self._key is not None:
-            markers = [Marker(run=self._run, rows=rows, done=done, name=self._name) for rows in self._rows]
+            markers = [
+                Marker(run=self._run, rows=rows, done=done, prefix=self._prefix, name=self._name) for rows in self._rows
+            ]
             writes = [StateWrite(self._key, msgspec.msgpack.encode(marker)) for marker in markers]
             self._db.store([], state={shard: [write] for shard, write in enumerate(writes)})
+
+
+def _furthest(markers: Sequence[Marker | None], otherwise: Prefix) -> Prefix:
+    """Return the prefix of the marker with the most rows."""
+    present = [marker for marker in markers if marker is not None]
+    return max(present, key=lambda marker: marker.rows).prefix if present else otherwise

@@ -5,9 +5,9 @@ first and its last mebibyte. So a file that was renamed or moved is still the sa
 that changed in size, or there, is another. A stream (standard input, a pipe) is known by the name
 that a person gives it, or not at all.
 
-Text also has a *prefix*: the bytes (unpacked) that its rows so far came from, by their number and
-XXH3. Two files with equal prefixes begin with the same rows, which is how the import of a file
-goes on after its bad row was corrected, or after it grew.
+Text also has *prefixes*: the bytes (unpacked) that its first rows came from, by their number and
+XXH3. A text file that begins with all that an earlier import has stored goes on behind it: that is
+how an import goes on when a bad row was corrected, or when the file grew. Parquet has none.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class _TextSource(Source):
         found: list[Prefix] = []
         if self._size is None:
             return found
-        hasher, hashed = xxhash.xxh3_128(), 0
+        hasher, hashed, ends_line = xxhash.xxh3_128(), 0, True
         # A damaged file has the prefixes that could be read of it.
         with self._path.open("rb", buffering=0) as raw, contextlib.suppress(EOFError, OSError, zlib.error):
             file = _unpacked(raw)
@@ -260,7 +260,10 @@ class _TextSource(Source):
                 while hashed < size and (data := file.read(min(1 << 20, size - hashed))):
                     hasher.update(data)
                     hashed += len(data)
-                if hashed == size and hasher.digest() == digest:
+                    ends_line = data.endswith(b"\n")
+                # A last line without an end may have become longer, and thus another row.
+                whole = ends_line or file.peek(1)[:1] in (b"", b"\n", b"\r")
+                if hashed == size and whole and hasher.digest() == digest:
                     found.append((size, digest))
         return found
 

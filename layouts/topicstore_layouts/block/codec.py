@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import zstandard
@@ -18,22 +18,16 @@ __all__ = ["CODECS", "Compressor", "decompress"]
 RAW: Final = 0
 ZSTD: Final = 1
 LZ4: Final = 2
-CODECS: Final = ("zstd", "lz4", "none")
+CODECS: Final = ("lz4", "zstd", "none")
 
 _SMALLEST = 128
 """Sections below this many bytes are left as they are: the frame would eat the gain."""
-_PATIENCE = 8
-"""Sections that didn't shrink before trying becomes rare, and how rare it then is."""
 
 _threads = threading.local()
 
 
 class Compressor:
-    """Compresses sections with one codec. For one thread at a time.
-
-    Data that doesn't compress (encrypted, random, packed) is noticed: after eight such sections
-    in a row only every eighth is tried, until one shrinks again.
-    """
+    """Compresses sections with one codec. For one thread at a time."""
 
     def __init__(self, codec: str, level: int) -> None:
         self._compress: Callable[[bytes], bytes] | None = None
@@ -45,21 +39,13 @@ class Compressor:
             lz4 = pa.Codec("lz4_raw")
             self._compress = lambda raw: lz4.compress(raw, asbytes=True)
             self._number = LZ4
-        self._futile = 0
 
     def __call__(self, raw: bytes) -> tuple[int, bytes]:
         """Return the number of the codec used, and the section as it is to be stored."""
         if self._compress is None or len(raw) < _SMALLEST:
             return RAW, raw
-        if self._futile >= _PATIENCE and self._futile % _PATIENCE:
-            self._futile += 1
-            return RAW, raw
         packed = self._compress(raw)
-        if len(packed) * 20 < len(raw) * 19:
-            self._futile = 0
-            return self._number, packed
-        self._futile += 1
-        return RAW, raw
+        return (self._number, packed) if len(packed) < len(raw) else (RAW, raw)
 
 
 def decompress(codec: int, stored: memoryview, size: int) -> bytes | memoryview:
@@ -68,9 +54,9 @@ def decompress(codec: int, stored: memoryview, size: int) -> bytes | memoryview:
         if codec == RAW:
             raw: bytes | memoryview = stored
         elif codec == ZSTD:
-            raw = _zstd().decompress(stored, max_output_size=size)
+            raw = _mine("zstd", zstandard.ZstdDecompressor).decompress(stored, max_output_size=size)
         elif codec == LZ4:
-            raw = pa.Codec("lz4_raw").decompress(stored, size, asbytes=True)
+            raw = memoryview(_mine("lz4", lambda: pa.Codec("lz4_raw")).decompress(stored, size))
         else:
             raise CorruptionError(f"there is no codec {codec}")
     except (zstandard.ZstdError, OSError, ValueError) as bad:
@@ -80,10 +66,10 @@ def decompress(codec: int, stored: memoryview, size: int) -> bytes | memoryview:
     return raw
 
 
-def _zstd() -> zstandard.ZstdDecompressor:
+def _mine(name: str, make: Callable[[], Any]) -> Any:
     """Return this thread's decompressor: they are dear to make and not made to be shared."""
-    try:
-        made: zstandard.ZstdDecompressor = _threads.zstd
-    except AttributeError:
-        made = _threads.zstd = zstandard.ZstdDecompressor()
+    made = getattr(_threads, name, None)
+    if made is None:
+        made = make()
+        setattr(_threads, name, made)
     return made

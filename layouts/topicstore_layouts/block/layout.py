@@ -28,7 +28,8 @@ class BlockOptions:
     thresholds: tuple[int, ...] = attrs.field(default=(100, 20), validator=_thresholds)
     """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
     the first level, the second and so on, the last for all below. 0: ``+`` at once."""
-    compression: Literal["zstd", "lz4", "none"] = attrs.field(default="zstd", validator=attrs.validators.in_(CODECS))
+    compression: Literal["lz4", "zstd", "none"] = attrs.field(default="lz4", validator=attrs.validators.in_(CODECS))
+    """Of blocks. zstd makes them about 40 % smaller than lz4, and a full replay takes about 40 % longer."""
     level: int = attrs.field(default=1, validator=[attrs.validators.ge(-7), attrs.validators.le(19)])
     """Of zstd."""
 

@@ -1,0 +1,270 @@
+"""Generations: added, dropped and finished by the next open, over all shards or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore import Message
+from topicstore.engine import DATA, INDEX, KEYS, META, encode_generation
+from topicstore_conformance.checks import check_all, quick_directory, replayed
+from topicstore_conformance.crash import Job, Ledger, run_and_kill
+from topicstore_conformance.machine import START
+from topicstore_conformance.model import Model
+from topicstore_conformance.pairs import Pair, layouts_on, pairs
+
+every_pair = pytest.mark.parametrize("pair", pairs(), ids=str)
+persistent_pair = pytest.mark.parametrize("pair", pairs("persistent"), ids=str)
+CLIENTS = [f"c{number}" for number in range(12)]
+
+
+def some(text: str) -> list[Message]:
+    """Return a message of every client, so of every shard."""
+    return [Message(f"t/{number % 3}", text.encode(), client) for number, client in enumerate(CLIENTS)]
+
+
+def opened(pair: Pair, path: Path, shards: int = 3) -> tuple[ts.Database, Model]:
+    """Return a new database and its model."""
+    db = pair.open(path, shards=shards, clock=lambda: START)
+    return db, Model(shards=shards, shard_of=db.shard_of, layout=pair.layout)
+
+
+def store(db: ts.Database, model: Model, messages: list[Message]) -> None:
+    """Store in both."""
+    assert [row.id for row in model.store(messages, START)] == db.store(messages).ids
+
+
+@every_pair
+def test_each_keeps_its_layout(pair: Pair, tmp_path: Path) -> None:
+    """A generation of every layout of the backend, read together; the old ones keep theirs."""
+    db, model = opened(pair, tmp_path / "db")
+    with db:
+        store(db, model, some("first"))
+        for layout in layouts_on(pair.backend):
+            assert model.add_generation(layout) == db.add_generation(layout)
+            store(db, model, some(layout))
+        assert [pair.layout, *layouts_on(pair.backend)] == [info.layout for info in db.generations()]
+        check_all(db, model)
+
+
+@every_pair
+def test_times_of_generations(pair: Pair, tmp_path: Path) -> None:
+    """A generation says when it was made and sealed, and a time range over several finds all it holds."""
+    now = [START]
+    with pair.open(tmp_path / "db", clock=lambda: now[0]) as db:
+        for number in range(3):
+            db.store([Message("a", b"%d" % number)])
+            now[0] += 1_000_000
+            db.add_generation()
+        said = [(info.created, info.sealed) for info in db.generations()]
+        ends = [START + 1_000_000 * number for number in range(4)]
+        assert [*zip(ends[:-1], ends[1:], strict=True), (ends[-1], None)] == said
+        for first in range(3):
+            for end in range(3):
+                got = [m.payload for m in db.replay("#", START + first * 1_000_000, START + end * 1_000_000)]
+                assert [b"%d" % number for number in range(first, end)] == got
+
+
+@every_pair
+def test_dropping_twice(pair: Pair, tmp_path: Path) -> None:
+    """The second drop does nothing; the current generation and one that never was can't be dropped."""
+    db, model = opened(pair, tmp_path / "db")
+    with db:
+        store(db, model, some("old"))
+        with pytest.raises(ts.GenerationError, match="current"):
+            db.drop_generation(1)
+        db.add_generation()
+        model.add_generation(pair.layout)
+        store(db, model, some("new"))
+        assert [True, False, False] == [db.drop_generation(1) for _ in range(3)]
+        model.drop_generation(1)
+        for never in (0, -1, 3, 2**32):
+            with pytest.raises(ts.GenerationError, match="no generation"):
+                db.drop_generation(never)
+        with pytest.raises(ts.GenerationError, match="current"):
+            db.drop_generation(2)
+        check_all(db, model)
+
+
+@persistent_pair
+def test_stays_dropped(pair: Pair, tmp_path: Path) -> None:
+    """What was dropped is gone after a restart too, and its number is not used again."""
+    db, model = opened(pair, tmp_path / "db")
+    with db:
+        store(db, model, some("1"))
+        for text in "23":
+            db.add_generation()
+            model.add_generation(pair.layout)
+            store(db, model, some(text))
+        db.drop_generation(1)
+        model.drop_generation(1)
+    for _ in range(2):
+        with ts.open(tmp_path / "db", clock=lambda: START) as db:
+            check_all(db, model)
+            assert not db.drop_generation(1)
+            assert model.add_generation(pair.layout) == db.add_generation()
+            store(db, model, some("later"))
+
+
+@persistent_pair
+@pytest.mark.parametrize("done", [1, 2])
+def test_interrupted_addition_goes_on(pair: Pair, tmp_path: Path, done: int) -> None:
+    """If only some shards have the new generation, opening gives it to the others, with layout and options."""
+    layout = layouts_on(pair.backend)[-1]
+    db, model = opened(pair, tmp_path / "db")
+    with db:
+        store(db, model, some("before"))
+        for shard in db.shards[-done:]:
+            shard.add_generation(layout, {})
+    model.add_generation(layout)
+    with ts.open(tmp_path / "db", clock=lambda: START) as db:
+        assert [2, 2, 2] == [shard.current for shard in db.shards]
+        store(db, model, some("after"))
+        check_all(db, model)
+        assert db.drop_generation(1)
+        model.drop_generation(1)
+        check_all(db, model)
+
+
+@persistent_pair
+@pytest.mark.parametrize("done", [1, 2])
+@pytest.mark.parametrize("removed", [True, False])
+def test_interrupted_drop_goes_on(pair: Pair, tmp_path: Path, done: int, removed: bool) -> None:
+    """If only some shards have dropped a generation, opening drops it everywhere."""
+    db, model = opened(pair, tmp_path / "db")
+    with db:
+        store(db, model, some("old"))
+        db.add_generation()
+        model.add_generation(pair.layout)
+        store(db, model, some("new"))
+        for shard in db.shards[:done]:
+            assert shard.drop_generation(1)
+            if removed:
+                shard.remove_dropped()
+    model.drop_generation(1)
+    for _ in range(2):
+        with ts.open(tmp_path / "db", clock=lambda: START) as db:
+            check_all(db, model)
+            assert not db.drop_generation(1)
+
+
+@persistent_pair
+def test_tombstone_is_removed_at_open(pair: Pair, tmp_path: Path) -> None:
+    """A removal that was interrupted behind its tombstone leaves nothing in the engine after the next open."""
+    db, _ = opened(pair, tmp_path / "db", shards=1)
+    with db:
+        db.store(some("old"))
+        db.add_generation()
+        assert db.shards[0].drop_generation(1)
+        assert [] == list(db.replay("#"))
+    with ts.open(tmp_path / "db", clock=lambda: START) as db:
+        engine = db.shards[0].engine()
+        for space in (DATA, INDEX):
+            assert [] == [pair for chunk in engine.scan(space, (1, 0, 0), (2, 0, 0)) for pair in chunk]
+        for space in (META, KEYS):
+            found = [pair for chunk in engine.scan(space, encode_generation(1), encode_generation(2)) for pair in chunk]
+            assert [] == found
+
+
+@persistent_pair
+def test_killed_while_adding_and_dropping(pair: Pair) -> None:
+    """Killed at random moments of a child that mostly adds and drops: all shards agree after each open."""
+    with quick_directory() as directory:
+        ledger = Ledger()
+        for kill in range(6):
+            job = Job(
+                path=f"{directory}/db",
+                backend=pair.backend,
+                layout=pair.layout,
+                shards=3,
+                durability="commit",
+                seed=kill,
+                first=ledger.next_number,
+                churn=True,
+            )
+            for step in run_and_kill(job, 12 + 7 * kill, kill * 0.001):
+                ledger.hear(step)
+            with ts.open(f"{directory}/db") as db:
+                ledger.check(db, replayed(db))
+                assert 1 == len({tuple(record.number for record in shard.generations()) for shard in db.shards})
+                assert [] == db.verify().damages
+
+
+@every_pair
+def test_few_streams(pair: Pair, tmp_path: Path) -> None:
+    """Two hundred topics make fewer than thirty streams, and every message is in one that its filter lists."""
+    topics = [f"site/{number % 4}/device-{number}/temperature" for number in range(200)]
+    with pair.open(tmp_path / "db", options=thresholds(pair)) as db:
+        db.store([Message(topic, b"x", "c") for topic in topics])
+        assert len(db.streams("#")) < 30
+        for topic in topics[::13]:
+            assert [topic] == [message.topic for message in db.replay(topic)]
+
+
+def thresholds(pair: Pair) -> dict[str, object]:
+    """Return the options that make the layout learn early."""
+    return {pair.layout: pair.small()}
+
+
+@every_pair
+def test_learned_structure_is_inherited(pair: Pair, tmp_path: Path) -> None:
+    """A new generation knows the wildcards that the one before has learned: few streams from its first message."""
+    topics = [f"site/{number % 4}/device-{number}/temperature" for number in range(200)]
+    others = [f"site/{number % 4}/other-{number}/temperature" for number in range(200)]
+    with pair.open(tmp_path / "db", options=thresholds(pair)) as db:
+        db.store([Message(topic, b"x", "c") for topic in topics])
+        before = len(db.streams("#"))
+        db.add_generation()
+        db.store([Message(topic, b"y", "c") for topic in others])
+        new = [stream for stream in db.streams("#") if stream.generation == 2]
+        assert len(new) <= before
+        assert others == [message.topic for message in db.replay("#") if message.payload == b"y"]
+
+
+@persistent_pair
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_learned_structure_is_inherited_over_restarts(pair: Pair, tmp_path: Path, restarts: int) -> None:
+    """Inheritance is on disk before the first message, and nothing is lost when the store restarts twice."""
+    topics = [f"site/{number % 4}/device-{number}/temperature" for number in range(200)]
+    with pair.open(tmp_path / "db", options=thresholds(pair)) as db:
+        db.store([Message(topic, b"x", "c") for topic in topics])
+        before = len(db.streams("#"))
+        db.add_generation()
+    for restart in range(restarts):
+        with ts.open(tmp_path / "db") as db:
+            db.store([Message(f"site/{n % 4}/new-{restart}-{n}/temperature", b"y", "c") for n in range(100)])
+            assert len([stream for stream in db.streams("#") if stream.generation == 2]) <= before
+    with ts.open(tmp_path / "db") as db:
+        assert 200 + restarts * 100 == sum(1 for _ in db.replay("#"))
+        assert restarts * 25 == sum(1 for message in db.replay("site/1/+/temperature") if message.payload == b"y")
+        assert [] == db.verify().damages
+
+
+@pytest.mark.parametrize("pair", pairs("checkpoint"), ids=str)
+def test_checkpoint(pair: Pair, tmp_path: Path) -> None:
+    """A checkpoint is a database of its own: what was stored before it, and nothing that came later."""
+    db, model = opened(pair, tmp_path / "db")
+    with db:
+        store(db, model, some("old"))
+        db.add_generation()
+        model.add_generation(pair.layout)
+        store(db, model, some("new"))
+        iterator = db.iterate(db.streams("#")[0], "#").to_bytes()
+        db.checkpoint(tmp_path / "copy")
+        db.store(some("later"))
+        with pytest.raises(ts.NotADatabaseError):
+            db.checkpoint(tmp_path / "copy")
+    with ts.open(tmp_path / "copy", clock=lambda: START) as copy:
+        check_all(copy, model)
+        assert 0 < len(copy.next(ts.Iterator.from_bytes(iterator)).batch)
+        store(copy, model, some("its own"))
+        check_all(copy, model)
+
+
+@pytest.mark.parametrize("pair", [pair for pair in pairs() if "checkpoint" not in pair.capabilities], ids=str)
+def test_no_checkpoint(pair: Pair, tmp_path: Path) -> None:
+    """A backend without the capability refuses, and makes no directory."""
+    with pair.open(tmp_path / "db") as db, pytest.raises(ts.UnsupportedError):
+        db.checkpoint(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
