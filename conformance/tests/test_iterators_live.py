@@ -55,7 +55,7 @@ def read(db: ts.Database, iterators: list[ts.Iterator]) -> list[bytes]:
 def test_empty_batch_is_not_the_end(db: ts.Database) -> None:
     """A stream that was read to its end goes on when something is stored; only sealing ends it."""
     db.store([Message("a", b"1")])
-    (iterator,) = begin(db)
+    iterator = begin(db)[0]
     rows, iterator, ended = drain(db, iterator)
     assert ([b"1"], False) == ([message.payload for _, message in rows], ended)
     empty = db.next(iterator)
@@ -75,7 +75,7 @@ def test_end_of_stream_comes_with_the_last_message_or_after(db: ts.Database) -> 
     """In a sealed generation no end is told while messages are left, and one is told after them."""
     db.store([Message("a", b"%d" % number) for number in range(10)])
     db.add_generation()
-    (iterator,) = begin(db)
+    iterator = begin(db)[0]
     seen, ended = [], False
     while not ended:
         result = db.next(iterator, 3)
@@ -92,7 +92,7 @@ def test_until_does_not_end_a_sealed_stream_early(db: ts.Database, clock: Clock)
         db.store([Message("a", b"%d" % number)])
         clock.now += 1_000
     db.add_generation()
-    (iterator,) = begin(db)
+    iterator = begin(db)[0]
     result = db.next(iterator, until=START + 2_000)
     assert ([b"0", b"1"], False, True) == (
         [message.payload for message in result.batch.to_messages()],
@@ -110,7 +110,7 @@ def test_start_inclusive_until_exclusive(db: ts.Database, clock: Clock) -> None:
         clock.now = START + number
         db.store([Message("a", b"%d" % number)])
     for start in range(5):
-        (iterator,) = begin(db, "a", START + start)
+        iterator, *_ = begin(db, "a", START + start)
         for until in range(start, 6):
             batch = db.next(iterator, until=START + until).batch
             assert [b"%d" % number for number in range(start, min(until, 5))] == list(batch.payloads)
@@ -120,7 +120,7 @@ def test_start_inclusive_until_exclusive(db: ts.Database, clock: Clock) -> None:
 def test_timestamp_of_an_iterated_message(db: ts.Database) -> None:
     """What an iterator returns has the timestamp of the message, and that of the commit where it had none."""
     db.store([Message("a", b"own", timestamp=12_345), Message("a", b"none")])
-    (iterator,) = begin(db)
+    iterator = begin(db)[0]
     assert [12_345, START] == [message.timestamp for _, message in drain(db, iterator)[0]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 
 from hypothesis import HealthCheck, settings
 
@@ -24,5 +23,5 @@ COSTLY = settings.get_profile("topicstore-costly")
 MACHINE = settings.get_profile("topicstore-machine")
 """For state machines."""
 
-PATIENCE = timedelta(seconds=60).total_seconds()
+PATIENCE = 20.0
 """Seconds after which something that should have happened at once is taken for stuck."""

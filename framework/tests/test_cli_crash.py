@@ -67,7 +67,7 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(tmp_path: Path, fi
     while True:
         strike = safe + chance.randrange(BATCH, MESSAGES // 4, BATCH)
         with importing(tmp_path / "db", file, *creation) as (child, reports):
-            for safe in reports:  # noqa: B007 - the last one counts
+            for safe in reports:
                 if safe >= strike and child.poll() is None:
                     child.kill()
             if child.wait() == 0:

@@ -34,7 +34,10 @@ def delete(path: Path, topic_filter: str, *, start: int, until: int | None, yes:
         if not yes:
             found = sum(batch.num_rows for batch in db.replay_arrow(topic_filter, start, until))
             span = f", from {format_time(start)}" * (start > 0) + (f", until {format_time(until)}" if until else "")
-            click.confirm(f"Delete {found:,} messages that match {visible(topic_filter)}{span}?", abort=True, err=True)
+            question = f"Delete {found:,} messages that match {visible(topic_filter)}{span}?"
+            if not click.confirm(question, err=True):
+                click.echo("nothing was deleted", err=True)
+                return
         deleted = db.delete(topic_filter, start, until)
     if as_json:
         print_json({"path": str(path), "filter": topic_filter, "deleted": deleted})

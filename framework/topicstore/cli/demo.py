@@ -83,7 +83,7 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int) 
         _step(out, "import", f"finished all {killed.rows:,} rows before it could be killed", mark="!")
     else:
         part = killed.rows / max(source.messages, 1)
-        _step(out, "killed the import", f"by SIGKILL, with {killed.rows:,} rows reported safe ({part:.0%})", mark="✗")
+        _step(out, "killed the import", f"by SIGKILL, with {killed.rows:,} rows reported safe ({part:.0%})", mark="!")
     with contextlib.closing(topicstore.open_existing(path)) as db:
         whole = _resume(out, db, file, source, killed)
         whole = _check(out, db, source) and whole

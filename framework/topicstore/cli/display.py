@@ -20,10 +20,17 @@ __all__ = ["bar", "cell", "console", "fields", "make_table", "print_json", "read
 _WIDTH_WITHOUT_TERMINAL = 140
 
 
+class _Console(Console):
+    """Lets the program end as it does whatever writes to a reader that has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Return a console on standard output, wide enough for tables where it is not a terminal."""
     width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-    return Console(file=sys.stdout, width=width, highlight=False)
+    return _Console(file=sys.stdout, width=width, highlight=False)
 
 
 def visible(text: str) -> str:

@@ -1,0 +1,346 @@
+"""Many threads at one database: readers see a growing prefix, writers never share an id, nothing gets stuck."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from topicstore import Message, MessageId
+from topicstore_conformance.checks import quick_directory, replayed
+from topicstore_conformance.pairs import Pair, pairs
+from topicstore_conformance.profiles import PATIENCE
+
+every_pair = pytest.mark.parametrize("pair", pairs(), ids=str)
+both_durabilities = pytest.mark.parametrize("durability", ["commit", "sync"])
+BATCHES = 60
+
+
+@pytest.fixture
+def quick() -> Iterator[Path]:
+    """A directory where syncing is quick."""
+    with quick_directory() as directory:
+        yield Path(directory)
+
+
+def together(*works: Callable[[], Any]) -> list[Any]:
+    """Run in one thread each; return the results, or raise the first error. What gets stuck fails."""
+    pool = ThreadPoolExecutor(len(works))
+    try:
+        futures = [pool.submit(work) for work in works]
+        return [future.result(PATIENCE) for future in futures]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def batch(writer: int, number: int, size: int = 7) -> list[Message]:
+    """Return the messages of one batch of one writer, who is several publishers."""
+    return [Message(f"t/{writer}/{n % 3}", b"%d/%d/%d" % (writer, number, n), f"w{writer}-{n % 2}") for n in range(size)]
+
+
+@every_pair
+@both_durabilities
+def test_readers_beside_writers(pair: Pair, quick: Path, durability: str) -> None:
+    """Whatever a reader sees, it sees everything before it: by replays, and by iterators that follow."""
+    with pair.open(quick / "db", shards=2, durability=durability) as db:
+        done = threading.Event()
+
+        def write(writer: int) -> list[MessageId]:
+            return [id_ for number in range(BATCHES) for id_ in db.store(batch(writer, number)).ids]
+
+        def writers() -> list[MessageId]:
+            try:
+                return [id_ for ids in together(*(lambda w=w: write(w) for w in range(3))) for id_ in ids]
+            finally:
+                done.set()
+
+        def replays() -> list[list[MessageId]]:
+            seen = []
+            while not done.is_set():
+                seen.append([id_ for id_, _ in replayed(db, "#", order="time")])
+            return seen
+
+        def follow() -> list[MessageId]:
+            seen: list[MessageId] = []
+            places: dict[tuple[int, int], ts.Iterator] = {}
+            last = False
+            while not last:
+                last = done.is_set()
+                for stream in db.streams("#"):
+                    key = stream.shard, stream.number
+                    iterator = places.get(key) or db.iterate(stream, "#")
+                    while True:
+                        result = db.next(iterator, 50)
+                        iterator = result.iterator
+                        if not len(result.batch):
+                            break
+                        seen += result.batch.ids()
+                    places[key] = iterator
+            return seen
+
+        stored, prefixes, followed = together(writers, replays, follow)
+        ids = [id_ for id_, _ in replayed(db, "#")]
+        assert len(stored) == len(set(stored)) == 3 * BATCHES * 7
+        assert sorted(stored) == sorted(ids) == sorted(followed)
+        for shard in range(2):
+            whole = sorted(id_ for id_ in ids if id_.shard == shard)
+            for prefix in prefixes:
+                part = [id_ for id_ in prefix if id_.shard == shard]
+                assert whole[: len(part)] == part
+        for before, after in zip(prefixes, prefixes[1:], strict=False):
+            assert set(before) <= set(after)
+
+
+@every_pair
+@both_durabilities
+def test_what_was_stored_is_seen_at_once(pair: Pair, quick: Path, durability: str) -> None:
+    """The thread that stored finds its message by the next read, however many others store and flush."""
+    with pair.open(quick / "db", durability=durability) as db:
+
+        def work(writer: int) -> None:
+            for number in range(40):
+                payload = b"%d/%d" % (writer, number)
+                (id_,) = db.store([Message(f"t/{writer}", payload, "c")]).ids
+                assert id_.position <= db.shards[0].watermark
+                assert payload == [message.payload for message in db.replay(f"t/{writer}")][-1]
+
+        def flush() -> None:
+            for _ in range(100):
+                db.flush()
+
+        together(*(lambda w=w: work(w) for w in range(3)), flush)
+
+
+@every_pair
+@both_durabilities
+def test_generations_beside_writers(pair: Pair, quick: Path, durability: str) -> None:
+    """Adding and dropping while others store, read, list and look: nobody waits for ever, nothing is lost."""
+    with pair.open(quick / "db", shards=2, durability=durability) as db:
+        done = threading.Event()
+
+        def write(writer: int) -> list[MessageId]:
+            return [id_ for number in range(BATCHES) for id_ in db.store(batch(writer, number)).ids]
+
+        def turn() -> int:
+            dropped = 0
+            for _ in range(15):
+                number = db.add_generation()
+                if number % 3 == 0:
+                    dropped += sum(db.drop_generation(old.number) for old in db.generations()[:-2])
+            done.set()
+            return dropped
+
+        def look() -> int:
+            looks = 0
+            while not done.is_set():
+                looks += 1
+                numbers = [info.number for info in db.generations()]
+                assert sorted(set(numbers)) == numbers
+                assert db.info().messages >= 0
+                for stream in db.streams("#"):
+                    assert stream.number >= 0
+                assert [] == db.verify().damages
+                db.delete("t/none/such")
+                try:
+                    list(db.replay("#"))
+                except ts.GenerationDroppedError:
+                    looks += 1
+            return looks
+
+        results = together(lambda: write(0), lambda: write(1), turn, look)
+        assert results[2] > 0
+        left = {id_ for id_, _ in replayed(db)}
+        assert left <= set(results[0] + results[1])
+        assert len(left) == db.info().messages
+        assert [] == db.verify().damages
+
+
+@every_pair
+def test_deleting_beside_writers(pair: Pair, quick: Path) -> None:
+    """A delete beside writers takes all that was there at its call and counts right."""
+    with pair.open(quick / "db") as db:
+        for number in range(BATCHES):
+            db.store(batch(0, number))
+
+        def delete() -> int:
+            return db.delete("t/0/0")
+
+        def write() -> None:
+            for number in range(BATCHES):
+                db.store(batch(1, number))
+
+        first, second, _ = together(delete, delete, write)
+        assert first + second == BATCHES * 3
+        assert {"t/0/1", "t/0/2", "t/1/0", "t/1/1", "t/1/2"} == {message.topic for message in db.replay("#")}
+        assert BATCHES * (14 - 3) == db.info().messages == sum(1 for _ in db.replay("#"))
+
+
+@every_pair
+def test_one_of_many_wins_a_condition(pair: Pair, quick: Path) -> None:
+    """Of fifty who set the same key if it is absent, exactly one does, and its messages are the only ones."""
+    with pair.open(quick / "db") as db:
+        write = ts.StateWrite(b"leader", b"x", None)
+
+        def race(number: int) -> int:
+            try:
+                return db.store([Message("a", b"%d" % number)], state={0: [write]}).count
+            except ts.StateConflictError:
+                return 0
+
+        assert 1 == sum(together(*(lambda n=n: race(n) for n in range(50))))
+        assert 1 == sum(1 for _ in db.replay("#"))
+
+
+@every_pair
+@both_durabilities
+def test_close_while_others_work(pair: Pair, quick: Path, durability: str) -> None:
+    """Whoever reads or writes when the database is closed is told so, and the lock is free afterwards."""
+    for _ in range(5):
+        db = pair.open(quick / "db", durability=durability)
+        db.store([Message("a", b"x" * 100)] * 500)
+        started = threading.Barrier(5)
+
+        def work(step: Callable[[], Any], started: threading.Barrier = started) -> type[BaseException]:
+            started.wait(PATIENCE)
+            try:
+                while True:
+                    step()
+            except ts.TopicstoreError as error:
+                return type(error)
+
+        def close(started: threading.Barrier = started, db: ts.Database = db) -> None:
+            started.wait(PATIENCE)
+            db.close()
+
+        *errors, _ = together(
+            lambda db=db: work(lambda: list(db.replay("#", batch_size=10))),
+            lambda db=db: work(lambda: list(db.replay_arrow("#"))),
+            lambda db=db: work(lambda: db.next(db.iterate(db.streams("#")[0], "#"))),
+            lambda db=db: work(lambda: db.store([Message("a", b"y")])),
+            close,
+        )
+        assert [ts.DatabaseClosedError] * 4 == errors
+    with pair.open(quick / "db", durability=durability) as db:
+        assert [] == db.verify().damages
+
+
+@every_pair
+def test_close_in_the_middle_of_a_replay(pair: Pair, quick: Path) -> None:
+    """A replay that is half way raises at its next batch, and the directory can be opened at once."""
+    db = pair.open(quick / "db")
+    db.store([Message("a", b"%d" % number) for number in range(100)])
+    replay, arrow = db.replay("#", batch_size=1), db.replay_arrow("#", batch_size=1)
+    assert (b"0", 1) == (next(replay).payload, next(arrow).num_rows)
+    db.close()
+    for each in (replay, arrow):
+        with pytest.raises(ts.DatabaseClosedError):
+            list(each)
+    pair.open(quick / "db").close()
+
+
+# --- the buffered writer --------------------------------------------------------------------
+
+
+@every_pair
+def test_writer_keeps_the_order_of_puts(pair: Pair, quick: Path) -> None:
+    """Puts from several threads: every future has its id, and each thread's messages are in order."""
+    with pair.open(quick / "db") as db, db.writer(max_items=9) as writer:
+
+        def put(number: int) -> list[Future[MessageId]]:
+            return [writer.put(Message(f"t/{number}", b"%d" % n, f"c{number}")) for n in range(100)]
+
+        for number, futures in enumerate(together(*(lambda n=n: put(n) for n in range(4)))):
+            ids = [future.result(PATIENCE) for future in futures]
+            assert sorted(set(ids)) == ids
+            assert [(id_, b"%d" % n) for n, id_ in enumerate(ids)] == [
+                (id_, message.payload) for id_, message in replayed(db, f"t/{number}")
+            ]
+
+
+@every_pair
+def test_writer_flushes_by_time(pair: Pair, quick: Path) -> None:
+    """A message alone in the buffer is stored after the interval, without anybody asking."""
+    with pair.open(quick / "db") as db, db.writer(max_items=1_000, flush_interval=0.02) as writer:
+        for number in range(3):
+            id_ = writer.put(Message("a", b"%d" % number)).result(PATIENCE)
+            assert id_ == replayed(db)[-1][0]
+
+
+@every_pair
+def test_writer_waits_for_its_interval_or_flush(pair: Pair, quick: Path) -> None:
+    """Before the interval nothing is stored; `flush` and a full buffer store at once."""
+    with pair.open(quick / "db") as db, db.writer(max_items=3, flush_interval=1_000.0) as writer:
+        first = writer.put(Message("a", b"1"))
+        with pytest.raises(TimeoutError):
+            first.result(0.05)
+        assert [] == list(db.replay("#"))
+        writer.flush()
+        assert first.done()
+        rest = [writer.put(Message("a", b"%d" % number)) for number in (2, 3, 4)]
+        assert all(future.done() for future in rest)
+        assert [b"1", b"2", b"3", b"4"] == [message.payload for message in db.replay("#")]
+
+
+@every_pair
+def test_writer_close(pair: Pair, quick: Path) -> None:
+    """Closing stores what is buffered; a put after it is refused."""
+    with pair.open(quick / "db") as db:
+        writer = db.writer(flush_interval=1_000.0)
+        future = writer.put(Message("a", b"1"))
+        writer.close()
+        writer.close()
+        assert (replayed(db)[0][0], True) == (future.result(0), future.done())
+        with pytest.raises(ts.DatabaseClosedError):
+            writer.put(Message("a", b"2"))
+        for bad in ({"max_items": 0}, {"flush_interval": 0.0}):
+            with pytest.raises(ts.InvalidArgumentError):
+                db.writer(**bad)
+
+
+@every_pair
+def test_writer_failures_go_to_the_futures(pair: Pair, quick: Path) -> None:
+    """A bad message is refused by put alone; an error of the store fails the futures of its batch and no others."""
+    now = 1_700_000_000_000_000
+    with pair.open(quick / "db", timestamps="message", clock=lambda: now) as db:
+        writer = db.writer(flush_interval=1_000.0)
+        with pytest.raises(ts.InvalidMessageError) as refused:
+            writer.put(Message("a/#", b""))
+        assert refused.value.index is None
+        good = writer.put(Message("a", b"1", timestamp=now))
+        writer.flush()
+        failed = [writer.put(Message("a", b"2", timestamp=now)), writer.put(Message("a", b"3", timestamp=now - 1))]
+        writer.flush()
+        later = writer.put(Message("a", b"4", timestamp=now))
+        writer.close()
+        assert [None, ts.LateMessageError, ts.LateMessageError, None] == [
+            type(error) if (error := future.exception(0)) else None for future in (good, *failed, later)
+        ]
+        assert [b"1", b"4"] == [message.payload for message in db.replay("#")]
+
+
+@every_pair
+def test_writer_cancelled_futures(pair: Pair, quick: Path) -> None:
+    """A future cancelled in time is not stored; one that is done can't be cancelled."""
+    with pair.open(quick / "db") as db:
+        writer = db.writer(flush_interval=1_000.0)
+        futures = [writer.put(Message("a", b"%d" % number)) for number in range(4)]
+        assert [True, True] == [futures[1].cancel(), futures[2].cancel()]
+        writer.close()
+        assert not futures[0].cancel()
+        assert [b"0", b"3"] == [message.payload for message in db.replay("#")]
+        assert [False, True, True, False] == [future.cancelled() for future in futures]
+
+
+@every_pair
+def test_writer_over_a_closed_database(pair: Pair, quick: Path) -> None:
+    """If the database is closed first, what was buffered fails with that, and closing the writer is quiet."""
+    db = pair.open(quick / "db")
+    writer = db.writer(flush_interval=1_000.0)
+    future = writer.put(Message("a", b"1"))
+    db.close()
+    writer.close()
+    assert isinstance(future.exception(0), ts.DatabaseClosedError)

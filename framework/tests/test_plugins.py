@@ -1,0 +1,274 @@
+"""Finding, loading, refusing and using plugins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore import plugins
+from topicstore.plugins import Registry, check_pair, load_target
+from topicstore.specs import BackendSpec, LayoutSpec
+
+BUILT_IN = [
+    EntryPoint("backends", "topicstore_backends.plugin", plugins.GROUP),
+    EntryPoint("layouts", "topicstore_layouts.plugin", plugins.GROUP),
+]
+
+GOOD = """
+from topicstore import hookimpl
+from topicstore.specs import BackendSpec
+@hookimpl
+def topicstore_backends():
+    return [BackendSpec(name="{name}", target="nowhere:Nothing", summary="a test", needs=("no_such_module_",),
+                        install="topicstore-test")]
+"""
+
+SHOUT = """
+import attrs
+from topicstore import hookimpl
+seen = []
+@hookimpl(wrapper=True)
+def topicstore_store(request):
+    request.batch = request.batch.replace(payloads=[bytes(p).swapcase() for p in request.batch.payloads])
+    return (yield)
+@hookimpl(wrapper=True)
+def topicstore_iterate(request):
+    result = yield
+    if len(result.batch):
+        batch = result.batch.replace(payloads=[bytes(p).swapcase() for p in result.batch.payloads])
+        result = attrs.evolve(result, batch=batch)
+    return result
+@hookimpl
+def topicstore_opened(db):
+    seen.append("opened")
+@hookimpl
+def topicstore_generation_added(db, generation):
+    seen.append(("added", generation))
+@hookimpl
+def topicstore_generation_dropped(db, generation):
+    seen.append(("dropped", generation))
+@hookimpl
+def topicstore_closed(db):
+    seen.append("closed")
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Write a module that can be imported while the test runs, and return its entry point."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = []
+
+    def write(name: str, text: str, entry: str | None = None) -> EntryPoint:
+        (tmp_path / f"{name}.py").write_text(text)
+        made.append(name)
+        return EntryPoint(entry or name, name, plugins.GROUP)
+
+    yield write
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> None:
+    """Let databases find their plugins in this registry."""
+    monkeypatch.setattr("topicstore.database.registry", lambda: registry)
+
+
+def reasons(registry: Registry) -> dict[str, str]:
+    return {failed.name: failed.reason for failed in registry.failed}
+
+
+def test_built_ins_come_through_entry_points_like_anyone() -> None:
+    """The installed distribution registers what it brings."""
+    registry = plugins.registry()
+    assert {"memory", "rocksdb"} <= set(registry.backends())
+    assert {"reference", "block"} <= set(registry.layouts())
+    assert {"backends", "layouts"} <= set(registry.plugins)
+
+
+def test_listing_imports_no_engine() -> None:
+    """Neither importing topicstore nor listing plugins loads an engine, pyarrow, Spark or hypothesis."""
+    program = (
+        "import sys, topicstore; from topicstore.plugins import registry; registry().backends()\n"
+        "print([m for m in ('rocksdict', 'pyarrow', 'pyspark', 'hypothesis', 'pytest') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_plugin_that_fails_to_import_takes_no_other_along(module) -> None:  # type: ignore[no-untyped-def]
+    """It is remembered with its reason; the others work."""
+    broken = module("broken_plugin_", "raise RuntimeError('boom')")
+    absent = EntryPoint("absent", "no_such_module_at_all_", plugins.GROUP)
+    registry = Registry([*BUILT_IN, broken, absent, module("good_plugin_", GOOD.format(name="mine"))])
+    assert reasons(registry)["broken_plugin_"] == "RuntimeError: boom"
+    assert "no_such_module_at_all_" in reasons(registry)["absent"]
+    assert {"memory", "rocksdb", "mine"} == set(registry.backends())
+
+
+def test_a_taken_plugin_name_is_refused_and_said(module) -> None:  # type: ignore[no-untyped-def]
+    """Two entry points of one name: the first by a fixed order works, the other is shown."""
+    registry = Registry([*BUILT_IN, module("second_", GOOD.format(name="other"), entry="backends")])
+    assert reasons(registry) == {
+        "backends": "the name 'backends' is taken by a plugin of an unknown distribution; rename one of them"
+    }
+    assert {"memory", "rocksdb"} == set(registry.backends())
+
+
+def test_a_taken_backend_name_is_refused_and_said(module) -> None:  # type: ignore[no-untyped-def]
+    """A plugin that claims the name of another's backend is left out whole."""
+    registry = Registry([*BUILT_IN, module("zz_thief_", GOOD.format(name="rocksdb"))])
+    assert reasons(registry) == {"zz_thief_": "PluginError: the backend name 'rocksdb' is taken by 'backends'"}
+    assert registry.backend("rocksdb").target == "topicstore_backends.rocksdb:RocksdbBackend"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("from topicstore import hookimpl\n@hookimpl\ndef topicstore_stor(request): ...", "unknown hook"),
+        ("from topicstore import hookimpl\n@hookimpl\ndef topicstore_store(req): ...", "Argument"),
+        ("from topicstore import hookimpl\n@hookimpl\ndef topicstore_backends(): return [1]", "not a BackendSpec"),
+        ("from topicstore import hookimpl\n@hookimpl\ndef topicstore_backends(): return 1/0", "ZeroDivisionError"),
+    ],
+    ids=["no such hook", "wrong argument", "wrong result", "raises"],
+)
+def test_a_hook_that_is_wrong_is_said(module, text: str, reason: str) -> None:  # type: ignore[no-untyped-def]
+    """Implementations are checked when the plugin is loaded, not when first called."""
+    registry = Registry([*BUILT_IN, module("wrong_plugin_", text)])
+    assert list(reasons(registry)) == ["wrong_plugin_"]
+    assert reason in reasons(registry)["wrong_plugin_"]
+    assert {"memory", "rocksdb"} == set(registry.backends())
+
+
+def test_plugins_are_disabled_by_name() -> None:
+    """TOPICSTORE_DISABLE_PLUGINS leaves plugins out, and says so."""
+    program = (
+        "from topicstore.plugins import registry as r; print(sorted(r().layouts()), [f.reason for f in r().failed])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TOPICSTORE_DISABLE_PLUGINS": "layouts, none-such"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[] ['disabled by TOPICSTORE_DISABLE_PLUGINS']"
+
+
+def test_a_missing_engine_is_named_with_the_pip_command(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Opening says what to install; nothing is created."""
+    registry = Registry([*BUILT_IN, module("needy_", GOOD.format(name="needy"))])
+    use(monkeypatch, registry)
+    with pytest.raises(ts.BackendUnavailableError) as raised:
+        ts.open(tmp_path / "db", backend="needy")
+    assert str(raised.value) == "backend 'needy' needs no_such_module_: pip install \"topicstore-test\""
+    assert not (tmp_path / "db").exists()
+
+
+def test_a_target_that_is_not_what_it_says_is_refused() -> None:
+    """The class behind a spec must implement the contract."""
+    with pytest.raises(ts.PluginError, match="is not a Backend"):
+        load_target(BackendSpec(name="x", target="pathlib:Path", summary=""))
+    with pytest.raises(ts.BackendUnavailableError, match="can't be loaded"):
+        load_target(LayoutSpec(name="x", target="pathlib:NoSuchClass", summary=""))
+
+
+def test_an_impossible_pair_is_refused_with_the_reason() -> None:
+    """What a layout requires and the backend lacks is named."""
+    backend = BackendSpec(name="slow", target="a:B", summary="", capabilities={"persistent"})
+    layout = LayoutSpec(name="leaping", target="a:B", summary="", requires={"fast_seek", "sql", "persistent"})
+    with pytest.raises(ts.IncompatibleError, match="lacks fast_seek, sql"):
+        check_pair(backend, layout)
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    """The error helps to find the right name."""
+    with pytest.raises(ts.UnknownPluginError, match=r"no backend 'rocks'; there are: .*memory.*rocksdb"):
+        plugins.registry().backend("rocks")
+
+
+@pytest.mark.parametrize("layout", ["block", "reference"])
+def test_a_wrapper_sees_every_write_and_every_read(module, monkeypatch, tmp_path: Path, layout: str) -> None:  # type: ignore[no-untyped-def]
+    """What a transform does on the way in is undone on every way out, and only there."""
+    use(monkeypatch, Registry([*BUILT_IN, module("shout_", SHOUT, entry="shout")]))
+    message = ts.Message("a/b", b"Hello", "me")
+    with ts.open(tmp_path / "db", layout=layout, plugins=["shout"]) as db:
+        db.store([message])
+        db.store(ts.MessageBatch.from_messages([message]).to_arrow())
+        with db.writer() as writer:
+            writer.put(message)
+        [stream] = db.streams("a/b")
+        read = [
+            [m.payload for m in db.replay("#")],
+            [m.payload for m in db.replay("#", order="time")],
+            [p for batch in db.replay_arrow("#") for p in batch.column("payload").to_pylist()],
+            [m.payload for m in db.next(db.iterate(stream, "a/b")).batch.to_messages()],
+        ]
+    assert read == [[b"Hello"] * 3, [b"Hello"] * 3, [b"Hello"] * 3, read[3]]
+    assert read[3][0] == b"Hello"
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "db").rglob("*") if path.is_file())
+    assert (b"hELLO" in stored, b"Hello" in stored) == (True, False)
+
+
+def test_wrappers_are_recorded_and_required(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The manifest names them; without one of them the database stays closed, and stays as it is."""
+    full = Registry([*BUILT_IN, module("shout_", SHOUT, entry="shout")])
+    use(monkeypatch, full)
+    with ts.open(tmp_path / "db", plugins=["shout"]) as db:
+        db.store([ts.Message("a", b"Hi")])
+    use(monkeypatch, Registry(BUILT_IN))
+    with pytest.raises(ts.UnknownPluginError, match="no plugin 'shout'"):
+        ts.open(tmp_path / "db")
+    use(monkeypatch, full)
+    with ts.open(tmp_path / "db") as db:
+        assert [m.payload for m in db.replay("#")] == [b"Hi"]
+
+
+def test_lifecycle_hooks_are_called_on_the_plugins_of_the_database_only(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Opened, added, dropped, closed: in this order; other databases' events stay away."""
+    use(monkeypatch, Registry([*BUILT_IN, module("shout_", SHOUT, entry="shout")]))
+    with ts.open(tmp_path / "other") as other:
+        other.add_generation()
+    with ts.open(tmp_path / "db", plugins=["shout"]) as db:
+        db.add_generation()
+        db.drop_generation(1)
+        db.drop_generation(1)
+    assert sys.modules["shout_"].seen == ["opened", ("added", 2), ("dropped", 1), "closed"]  # type: ignore[attr-defined]
+
+
+def test_wrappers_stand_in_the_order_given(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The first name is outermost: it sees what was handed in, the last what is stored."""
+    add = """
+from topicstore import hookimpl
+@hookimpl(wrapper=True)
+def topicstore_store(request):
+    request.batch = request.batch.replace(payloads=[p + b"{letter}" for p in request.batch.payloads])
+    return (yield)
+"""
+    entries = [module(f"add_{letter}_", add.format(letter=letter), entry=letter) for letter in "ab"]
+    use(monkeypatch, Registry([*BUILT_IN, *entries]))
+    with ts.open(tmp_path / "db", plugins=["a", "b"]) as db:
+        db.store([ts.Message("t", b"-")])
+        assert [m.payload for m in db.replay("#")] == [b"-ab"]
+
+
+def test_a_transform_that_breaks_messages_is_refused(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """What a plugin puts into a batch is checked like what a person hands in."""
+    bad = """
+from topicstore import hookimpl
+@hookimpl(wrapper=True)
+def topicstore_store(request):
+    request.batch = request.batch.replace(topics=["a/#"] * len(request.batch))
+    return (yield)
+"""
+    use(monkeypatch, Registry([*BUILT_IN, module("bad_", bad, entry="bad")]))
+    with ts.open(tmp_path / "db", plugins=["bad"]) as db:
+        with pytest.raises(ts.InvalidMessageError, match="wildcard"):
+            db.store([ts.Message("t", b"")])
+        assert list(db.replay("#")) == []
