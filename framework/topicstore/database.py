@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
@@ -216,7 +217,7 @@ class Database:
         self.manifest = manifest
         self.shards: list[Shard] = []
         """Internal to the framework."""
-        self._closed = False
+        self._closed = True  # until everything is open
         self._options = options
         self._id = bytes.fromhex(manifest.id)
         self._clock = clock
@@ -232,10 +233,11 @@ class Database:
         self._lock: DirectoryLock | None = None
         try:
             self._open_files(engine_backend)
+            self._closed = False
+            self._hooks.topicstore_opened(db=self)
         except BaseException:
             self._release()
             raise
-        self._hooks.topicstore_opened(db=self)
 
     def _check_option_names(self) -> None:
         known = {self.manifest.backend, *registry().layouts()}
@@ -664,6 +666,11 @@ class Database:
         self._check_open()
         if not isinstance(shard, int) or not 0 <= shard < len(self.shards):
             raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {len(self.shards) - 1}")
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            self._release()
 
     def __enter__(self) -> Self:
         return self

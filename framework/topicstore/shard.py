@@ -492,7 +492,8 @@ class Shard:
                 else:
                     counted += found
                 yield found
-            if not damaged and counted != record.messages and record.sealed is not None:
+            unchanged = record in self.generations()  # else the count was of something else
+            if unchanged and not damaged and counted != record.messages:
                 yield Damage(
                     place=f"shard {self.number}, generation {record.number}",
                     reason=f"holds {counted:,} messages where its record says {record.messages:,}",
