@@ -37,7 +37,7 @@ class LocalStore:
         with contextlib.ExitStack() as locks:
             for number, _, _ in parts:  # in ascending order, so that two batches can't block each other
                 locks.enter_context(shards[number].lock)
-            prepared = [_prepare(shards[n], batch, rows, request) for n, rows, batch in parts]
+            prepared = _prepare_all(parts, request)
             tickets = [shards[n].commit(ready) for (n, _, _), ready in zip(parts, prepared, strict=True)]
         for (number, _, _), ticket in zip(parts, tickets, strict=True):
             shards[number].settle(ticket)
@@ -108,6 +108,19 @@ def _parts(request: StoreRequest) -> list[tuple[int, _Rows, MessageBatch]]:
 
 def _split(batch: MessageBatch, shard_map: ShardMap) -> list[tuple[int, _Rows]]:
     return shard_map.split(batch.client_ids) if len(batch) else []
+
+
+def _prepare_all(parts: list[tuple[int, _Rows, MessageBatch]], request: StoreRequest) -> list[Prepared]:
+    """Check every shard's part; of the messages that shards refuse, the first in the batch is named."""
+    prepared, refused = [], []
+    for number, rows, part in parts:
+        try:
+            prepared.append(_prepare(request.db.shards[number], part, rows, request))
+        except InvalidMessageError as bad:
+            refused.append(bad)
+    if refused:
+        raise min(refused, key=lambda bad: -1 if bad.index is None else bad.index)
+    return prepared
 
 
 def _prepare(shard: Shard, batch: MessageBatch, rows: _Rows, request: StoreRequest) -> Prepared:

@@ -24,7 +24,17 @@ from .errors import BackendUnavailableError, IncompatibleError, PluginError, Unk
 from .layout import Layout
 from .specs import BackendSpec, LayoutSpec, PluginSpec, WorkloadSpec
 
-__all__ = ["GROUP", "FailedPlugin", "Registry", "check_pair", "data_path", "hookimpl", "load_target", "registry"]
+__all__ = [
+    "GROUP",
+    "FailedPlugin",
+    "Registry",
+    "check_pair",
+    "data_path",
+    "hookimpl",
+    "load_target",
+    "missing_modules",
+    "registry",
+]
 
 GROUP = "topicstore"
 """Entry-point group of plugins."""
@@ -194,7 +204,7 @@ def load_target(spec: PluginSpec) -> type[Any]:
     Raises `BackendUnavailableError`, with the pip command, if what it needs is not installed.
     """
     kind = "layout" if isinstance(spec, LayoutSpec) else "backend"
-    missing = [name for name in spec.needs if not _installed(name)]
+    missing = missing_modules(spec)
     hint = f': pip install "{spec.install}"' if spec.install else ""
     if missing:
         raise BackendUnavailableError(f"{kind} {spec.name!r} needs {', '.join(missing)}{hint}")
@@ -207,6 +217,11 @@ def load_target(spec: PluginSpec) -> type[Any]:
     if not (isinstance(target, type) and issubclass(target, expected)):
         raise PluginError(f"{kind} {spec.name!r}: {spec.target} is not a {expected.__name__}")
     return target
+
+
+def missing_modules(spec: PluginSpec) -> list[str]:
+    """Return the modules that a spec needs and that are not installed. Imports none of them."""
+    return [name for name in spec.needs if not _installed(name)]
 
 
 def _installed(module: str) -> bool:

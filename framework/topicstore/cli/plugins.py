@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from topicstore.plugins import FailedPlugin, Registry, registry
+from topicstore.plugins import FailedPlugin, Registry, missing_modules, registry
 from topicstore.specs import BackendSpec, LayoutSpec, PluginSpec
 
 from .app import ForeignCommand, foreign_commands
@@ -67,7 +66,7 @@ def _plugin(known: Registry, name: str) -> dict[str, Any]:
 
 
 def _described(known: Registry, spec: PluginSpec) -> dict[str, Any]:
-    missing = [name for name in spec.needs if not _installed(name)]
+    missing = missing_modules(spec)
     hint = f': pip install "{spec.install}"' if spec.install else ""
     described = {
         "name": spec.name,
@@ -83,13 +82,6 @@ def _described(known: Registry, spec: PluginSpec) -> dict[str, Any]:
     if isinstance(spec, BackendSpec):
         described["durability"] = spec.durability_note
     return described
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _print(document: dict[str, list[dict[str, Any]]]) -> None:
