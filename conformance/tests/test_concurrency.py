@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,24 @@ def quick() -> Iterator[Path]:
 
 def together(*works: Callable[[], Any]) -> list[Any]:
     """Run in one thread each; return the results, or raise the first error. What gets stuck fails."""
-    pool = ThreadPoolExecutor(len(works))
-    try:
-        futures = [pool.submit(work) for work in works]
-        return [future.result(PATIENCE) for future in futures]
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    futures: list[Future[Any]] = [Future() for _ in works]
+
+    def run(work: Callable[[], Any], future: Future[Any]) -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            future.set_exception(error)
+
+    for work, future in zip(works, futures, strict=True):
+        threading.Thread(target=run, args=(work, future), daemon=True).start()
+    return [future.result(PATIENCE) for future in futures]
 
 
 def batch(writer: int, number: int, size: int = 7) -> list[Message]:
     """Return the messages of one batch of one writer, who is several publishers."""
-    return [Message(f"t/{writer}/{n % 3}", b"%d/%d/%d" % (writer, number, n), f"w{writer}-{n % 2}") for n in range(size)]
+    return [
+        Message(f"t/{writer}/{n % 3}", b"%d/%d/%d" % (writer, number, n), f"w{writer}-{n % 2}") for n in range(size)
+    ]
 
 
 @every_pair

@@ -189,9 +189,7 @@ def test_survive_restarts_and_drops(pair: Pair, tmp_path: Path) -> None:
     with ts.open(tmp_path / "db") as db:
         with pytest.raises(ts.GenerationDroppedError):
             db.next(ts.Iterator.from_bytes(saved[0]))
-        assert [b"new 2", b"new 3", b"new 4"] == [
-            m.payload for _, m in drain(db, ts.Iterator.from_bytes(saved[1]))[0]
-        ]
+        assert [b"new 2", b"new 3", b"new 4"] == [m.payload for _, m in drain(db, ts.Iterator.from_bytes(saved[1]))[0]]
 
 
 @every_pair
@@ -333,7 +331,6 @@ def test_stale_streams(db: ts.Database) -> None:
     """A stream that is not there, or no longer, makes no iterator."""
     db.store([Message("a", b"1")])
     stream = db.streams("#")[0]
-    import attrs
 
     for change in ({"number": 2**31}, {"generation": 9}, {"generation": 0}):
         with pytest.raises(ts.InvalidIteratorError):

@@ -41,9 +41,10 @@ def test_hostile_topics(pair: Pair) -> None:
     )
     def check(messages: list[Message], filters: list[str], data: st.DataObject) -> None:
         own = [data.draw(strategies.filters_of(message.topic)) for message in messages[:3]]
-        with quick_directory() as directory, pair.open(
-            Path(directory, "db"), shards=2, options={pair.layout: pair.small()}, clock=lambda: START
-        ) as db:
+        with (
+            quick_directory() as directory,
+            pair.open(Path(directory, "db"), shards=2, options={pair.layout: pair.small()}, clock=lambda: START) as db,
+        ):
             model = Model(shards=2, shard_of=db.shard_of, layout=pair.layout)
             for part in (messages[:5], messages[5:]):
                 db.store(part)

@@ -239,7 +239,13 @@ def test_contradicting_arguments(pair: Pair, tmp_path: Path) -> None:
         with pytest.raises(ts.ManifestMismatchError, match=next(iter(arguments))):
             ts.open(tmp_path / "db", clock=lambda: START, **arguments)
     with pair.open(
-        tmp_path / "db", shards=3, durability="commit", timestamps="commit", late="raise", max_skew=60, clock=lambda: START
+        tmp_path / "db",
+        shards=3,
+        durability="commit",
+        timestamps="commit",
+        late="raise",
+        max_skew=60,
+        clock=lambda: START,
     ) as db:
         assert len(GOOD) == sum(1 for _ in db.replay("#"))
 
@@ -481,8 +487,12 @@ def test_newer_messages(pair: Pair, tmp_path: Path) -> None:
         put(engine, space, found[0], b"\xee" + found[1][1:])
         with pytest.raises((ts.NewerFormatError, ts.CorruptionError)):
             list(db.replay("#"))
-        assert [b"x"] == [m.payload for s in db.streams("#") if s.generation == 2
-                          for m in db.next(db.iterate(s, "#")).batch.to_messages()]
+        assert [b"x"] == [
+            m.payload
+            for s in db.streams("#")
+            if s.generation == 2
+            for m in db.next(db.iterate(s, "#")).batch.to_messages()
+        ]
         put(engine, space, *found)
         assert len(GOOD) + 1 == sum(1 for _ in db.replay("#"))
 

@@ -25,9 +25,9 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[MessageId, Message]
     return rows
 
 
-def replayed(db: ts.Database, topic_filter: str = "#", *times: int | None, **arguments: Any) -> list[
-    tuple[MessageId, Message]
-]:
+def replayed(
+    db: ts.Database, topic_filter: str = "#", *times: int | None, **arguments: Any
+) -> list[tuple[MessageId, Message]]:
     """Return what a replay gives, with ids."""
     return rows_of(db.replay_arrow(topic_filter, *times, ids=True, **arguments))  # type: ignore[arg-type]
 
@@ -91,7 +91,7 @@ def drain(
 
 def quick_directory() -> tempfile.TemporaryDirectory[str]:
     """Return a new directory, in memory where there is such a file system: for tests that sync often."""
-    memory = Path("/dev/shm")  # noqa: S108 - the directory in it is one of its own
+    memory = Path("/dev/shm")
     return tempfile.TemporaryDirectory(prefix="topicstore-", dir=memory if memory.is_dir() else None)
 
 

@@ -17,7 +17,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -66,7 +65,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def messages_of(number: int) -> list[Message]:
     """Return the messages of a batch."""
-    draw = random.Random(number)  # noqa: S311 - not a secret
+    draw = random.Random(number)
     size = draw.choice((1, 3, 10, 40, 100))
     return [
         Message(
@@ -89,11 +88,9 @@ def _tell(step: Step) -> None:
 
 def _work(job: Job) -> None:
     warnings.simplefilter("ignore", UserWarning)
-    draw = random.Random(job.seed)  # noqa: S311 - not a secret
+    draw = random.Random(job.seed)
     _tell(Step(kind="open", done=False))
-    with ts.open(
-        job.path, backend=job.backend, layout=job.layout, shards=job.shards, durability=job.durability
-    ) as db:
+    with ts.open(job.path, backend=job.backend, layout=job.layout, shards=job.shards, durability=job.durability) as db:
         _tell(Step(kind="open", done=True))
         for number in range(job.first, job.first + job.steps):
             chance = draw.random() if job.mixed else 1.0
@@ -134,7 +131,7 @@ def run_and_kill(job: Job, after: int, wait: float) -> Iterator[Step]:
     It may end before that by itself.
     """
     command = [sys.executable, "-m", "topicstore_conformance.crash", msgspec.json.encode(job).decode()]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)  # noqa: S603 - our own
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
     assert child.stdout is not None
     told = b""
     with child, selectors.DefaultSelector() as selector:
@@ -202,9 +199,7 @@ class Ledger:
     def matching(self, topic_filter: str) -> set[MessageId]:
         """Return the ids of the messages that a filter matches."""
         batches = {number: messages_of(number) for number, _ in self.rows.values()}
-        return {
-            id_ for id_, (number, index) in self.rows.items() if match(topic_filter, batches[number][index].topic)
-        }
+        return {id_ for id_, (number, index) in self.rows.items() if match(topic_filter, batches[number][index].topic)}
 
     # --- judging ---
 
@@ -250,7 +245,9 @@ class Ledger:
         messages = messages_of(pending.number)
         for shard in sorted({id_.shard for id_ in new}):
             there = [id_ for id_ in new if id_.shard == shard]
-            part = [(index, message) for index, message in enumerate(messages) if db.shard_of(message.client_id) == shard]
+            part = [
+                (index, message) for index, message in enumerate(messages) if db.shard_of(message.client_id) == shard
+            ]
             assert [message for _, message in part] == [
                 msgspec.structs.replace(found[id_], timestamp=None) for id_ in there
             ]

@@ -62,7 +62,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         small=st.sampled_from((True, True, False)),
         first=st.lists(strategies.messages(times=st.none()), min_size=1, max_size=12),
     )
-    def create(  # noqa: PLR0913 - each is drawn
+    def create(
         self, shards: int, durability: str, timestamps: str, late: str, small: bool, first: list[Message]
     ) -> None:
         """Make a database with some messages in it."""
@@ -294,9 +294,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         for place in data.draw(chosen):
             self._advance(consumer, place, limit, timeout)
 
-    def _advance(
-        self, consumer: Consumer, place: tuple[int, int, int], limit: int, timeout: float | None
-    ) -> None:
+    def _advance(self, consumer: Consumer, place: tuple[int, int, int], limit: int, timeout: float | None) -> None:
         iterator = ts.Iterator.from_bytes(consumer.places[place])
         if self.model.generations[place[1]].dropped:
             with pytest.raises(ts.GenerationDroppedError):

@@ -98,7 +98,9 @@ def client_ids() -> st.SearchStrategy[str]:
 
 def payloads() -> st.SearchStrategy[bytes]:
     """Empty, short, and long enough for a length of two and of four bytes."""
-    long = st.builds(lambda byte, length: bytes([byte]) * length, st.integers(0, 255), st.sampled_from((255, 256, 70_000)))
+    long = st.builds(
+        lambda byte, length: bytes([byte]) * length, st.integers(0, 255), st.sampled_from((255, 256, 70_000))
+    )
     return st.one_of(st.binary(max_size=12), st.binary(max_size=12), st.binary(max_size=12), long)
 
 

@@ -21,6 +21,7 @@ from .batch import MessageBatch
 from .engine import KEYSPACES, Backend
 from .errors import (
     DatabaseClosedError,
+    DatabaseLockedError,
     InvalidArgumentError,
     InvalidIteratorError,
     ManifestMismatchError,
@@ -265,6 +266,7 @@ class Database:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = DirectoryLock(self.path)
             if creating:
+                self._check_not_overtaken()
                 write_manifest(self.path, self.manifest)
         policy = Policy(
             durability=self.manifest.durability,
@@ -288,6 +290,12 @@ class Database:
                     shard.flush()
                 sync_directory(self.path)
                 write_manifest(self.path, self.manifest)
+
+    def _check_not_overtaken(self) -> None:
+        """The manifest was looked for before the lock was held; somebody may have created one since."""
+        there = read_manifest(self.path)
+        if there is not None and there != self.manifest:
+            raise DatabaseLockedError(f"{self.path} was created by somebody else at this moment; open it again")
 
     def _complete_generations(self) -> None:
         """Finish what was interrupted between shards: what one shard has done, all do."""
@@ -529,7 +537,8 @@ class Database:
     def generations(self) -> list[GenerationInfo]:
         """Return the live generations, oldest first."""
         self._check_open()
-        records = [shard.generations() for shard in self.shards]
+        with self._all_locked():  # else one shard may tell of a generation that another has dropped
+            records = [shard.generations() for shard in self.shards]
         return [
             GenerationInfo(
                 number=same[0].number,
@@ -626,7 +635,7 @@ class Database:
 
     def _shard_info(self, shard: Shard) -> ShardInfo:
         stats = shard.engine().stats()
-        slabs = {record.number: shard.slab(record.number) for record in shard.generations()}
+        slabs = {record.number: slab for record, slab in shard.slabs()}
         return ShardInfo(
             number=shard.number,
             watermark=shard.watermark,

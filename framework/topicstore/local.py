@@ -56,9 +56,9 @@ class LocalStore:
                 sealed=record.sealed is not None,
             )
             for shard in request.db.shards
-            for record in shard.generations()
+            for record, slab in shard.slabs()
             if record.last_position is None or record.last_position >= first
-            for info in shard.slab(record.number).streams(request.topic_filter)
+            for info in slab.streams(request.topic_filter)
         ]
 
     @hookimpl
@@ -149,10 +149,10 @@ def _lane(shard: Shard, request: ReplayRequest) -> Lane:
     if request.until is not None:
         bound = min(bound, first_position(request.until) - 1)
     stages = []
-    for record in shard.generations():
+    for record, slab in shard.slabs():
         if record.first_position > bound or (record.last_position is not None and record.last_position < first):
             continue
-        cover = shard.slab(record.number).cover(request.topic_filter)
+        cover = slab.cover(request.topic_filter)
         stages.append(
             [
                 request.db.iterator_at(shard.number, record.number, stream, request.topic_filter, first)

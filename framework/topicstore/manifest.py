@@ -97,7 +97,7 @@ def read_manifest(directory: Path) -> Manifest | None:
         raise NotADatabaseError(f"{directory} is not a directory") from None
     try:
         data = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as bad:
+    except (msgspec.DecodeError, UnicodeDecodeError) as bad:
         raise CorruptionError(f"not JSON: {bad}", place=str(path)) from bad
     version = data.pop("format", None)
     if not isinstance(version, int):

@@ -23,11 +23,13 @@ from .columns import Constant, to_iterable, to_list
 from .counters import ShardCounters
 from .engine import GENERATION_END, Engine, Reader, WriteBatch
 from .errors import (
+    CorruptionError,
     DatabaseClosedError,
     GenerationDroppedError,
     GenerationError,
     InvalidIteratorError,
     LateMessageError,
+    NewerFormatError,
     ShardReadOnlyError,
     TimestampAheadError,
 )
@@ -93,6 +95,7 @@ class Shard:
         self._watermark = self._tail.last_position
         self._written = 0  # engine writes so far, and how many of them are on disk
         self._flushed = 0
+        self._end = (0, self._watermark)  # the last write and its position, set in one step
         self._open_slabs()
         self._warn_of_future()
 
@@ -101,8 +104,15 @@ class Shard:
             if record.dropped:
                 self._remove(number)
             else:
-                layout = self._make_layout(record.layout, record.options)
-                self._slabs[number] = layout.open(self._engine, self.number, number)
+                self._slabs[number] = self._open_slab(record)
+
+    def _open_slab(self, record: GenerationRecord) -> Slab:
+        layout = self._make_layout(record.layout, record.options)
+        try:
+            return layout.open(self._engine, self.number, record.number)
+        except CorruptionError as bad:
+            place = f"shard {self.number}, generation {record.number}"
+            raise CorruptionError(bad.reason, f"{place}, {bad.place}" if bad.place else place) from bad
 
     def _warn_of_future(self) -> None:
         ahead = self.ahead()
@@ -162,6 +172,11 @@ class Shard:
                 if not record.dropped
             ]
 
+    def slabs(self) -> list[tuple[GenerationRecord, Slab]]:
+        """Return the live generations with their slabs, as of one moment: none is dropped in between."""
+        with self._lock:
+            return [(record, self.slab(record.number)) for record in self.generations()]
+
     @property
     def current(self) -> int:
         """The number of the generation that is written; 0 before the first was added."""
@@ -175,6 +190,7 @@ class Shard:
         self._check_open()
         slab = self._slabs.get(generation)
         if slab is None:
+            self._check_open()  # again: a close since then emptied the dictionary
             if 0 < generation <= self.current:
                 raise GenerationDroppedError(f"generation {generation} of shard {self.number} was dropped")
             raise InvalidIteratorError(f"shard {self.number} has no generation {generation}")
@@ -202,7 +218,8 @@ class Shard:
             slab.store(prepared.batch, write)
             tail = msgspec.structs.replace(tail, live_bytes=tail.live_bytes + write.size)
             put_tail(write, tail)
-        ticket = self._commit(write, tail, slab.committed)
+        # Without rows nothing was stored, and what an interrupted `store` left unsaved must stay so.
+        ticket = self._commit(write, tail, slab.committed if rows else bool)
         self.counters.batches += 1
         self.counters.messages += rows
         return ticket
@@ -265,6 +282,7 @@ class Shard:
             then()
             self._tail = tail
             self._written += 1
+            self._end = (self._written, tail.last_position)
         except BaseException as error:
             self._fail(error)
             raise
@@ -283,12 +301,12 @@ class Shard:
             self._flush(ticket)
 
     def _flush(self, ticket: int) -> None:
+        """Flush unless it was done since. Takes no other lock, because who holds that may wait for this."""
         with self._flush_lock:
             if self._flushed >= ticket:
                 return  # a flush that began after this write has served it
-            with self._lock:
-                self._check_writable()
-                written, position = self._written, self._tail.last_position
+            self._check_writable()
+            written, position = self._end
             started = time.perf_counter()
             try:
                 self._engine.flush_log()
@@ -297,7 +315,9 @@ class Shard:
                 raise
             self.counters.flushes += 1
             self.counters.flush_seconds += time.perf_counter() - started
-            self._flushed, self._watermark = written, position
+            self._flushed = written
+            if self._policy.durability == "sync":  # else it has moved on meanwhile
+                self._watermark = position
 
     def flush(self) -> None:
         """Return when everything stored so far is on disk, whatever the durability."""
@@ -468,7 +488,9 @@ class Shard:
 
     def remove_dropped(self) -> None:
         """Remove what dropped generations held. May be interrupted; the next open goes on."""
-        for number in [number for number, record in self._records.items() if record.dropped]:
+        with self._lock:
+            dropped = [number for number, record in self._records.items() if record.dropped]
+        for number in dropped:
             self._remove(number)
 
     def _remove(self, number: int) -> None:
@@ -484,20 +506,31 @@ class Shard:
         """Read everything; yield each damage, and numbers of good messages."""
         for sentence in self._engine.verify():
             yield Damage(place=f"shard {self.number}", reason=sentence)
-        for record in self.generations():
-            counted, damaged = 0, False
-            for found in self.slab(record.number).verify(self._watermark):
+        for record, slab in self.slabs():
+            yield from self._verify(record, slab)
+
+    def _verify(self, record: GenerationRecord, slab: Slab) -> Iterator[Damage | int]:
+        damages: list[Damage] = []
+        counted, bound = 0, self._watermark
+        whole = bound == self._tail.last_position  # else the record counts messages not yet to be seen
+        try:
+            for found in slab.verify(bound):
                 if isinstance(found, Damage):
-                    damaged = True
+                    damages.append(found)
                 else:
                     counted += found
-                yield found
-            unchanged = record in self.generations()  # else the count was of something else
-            if unchanged and not damaged and counted != record.messages:
-                yield Damage(
-                    place=f"shard {self.number}, generation {record.number}",
-                    reason=f"holds {counted:,} messages where its record says {record.messages:,}",
-                )
+                    yield found
+        except (CorruptionError, NewerFormatError) as bad:  # nothing of the slab can be read behind it
+            damages.append(Damage(place=f"shard {self.number}, generation {record.number}", reason=str(bad)))
+        if record.number not in self._slabs:
+            return  # dropped meanwhile: what was missing had been removed
+        yield from damages
+        unchanged = whole and record in self.generations()  # else the count was of something else
+        if unchanged and not damages and counted != record.messages:
+            yield Damage(
+                place=f"shard {self.number}, generation {record.number}",
+                reason=f"holds {counted:,} messages where its record says {record.messages:,}",
+            )
 
     def engine(self) -> Engine:
         """Return the engine, for checkpoints and sizes."""
@@ -506,7 +539,7 @@ class Shard:
 
     def close(self) -> None:
         """Close the engine. May be called twice."""
-        with self._flush_lock, self._lock:
+        with self._lock, self._flush_lock:
             if not self._closed:
                 self._closed = True
                 self._slabs.clear()

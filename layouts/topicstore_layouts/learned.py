@@ -65,11 +65,18 @@ class LearnedTopics:
         prefix = trie._prefix
         for key, value in _pairs(reader, prefix + _EDGE):
             parent, child = _unpack(key[5:9]), _unpack(value)
-            trie._link(parent, key[9:].decode(), child)
+            # A node is younger than its parent, and has one: so a loaded trie is a tree, without cycles.
+            if parent not in trie._children or child <= max(parent, _DOLLAR_ROOT) or child in trie._parents:
+                raise CorruptionError(f"node {child} can't be a child of node {parent}", place="learned topics")
+            trie._link(parent, _token(key[9:]), child)
             trie._next_node = max(trie._next_node, child + 1)
         for key, value in _pairs(reader, prefix + _LEAF):
             node, stream = _unpack(key[5:9]), _unpack(value)
+            if node not in trie._parents or stream < _FIRST_STREAM or stream in trie._nodes:
+                raise CorruptionError(f"node {node} can't have stream {stream}", place="learned topics")
             trie._streams[node], trie._nodes[stream] = stream, node
+        if max(trie._nodes, default=0) != len(trie._nodes):
+            raise CorruptionError("there are gaps between the streams", place="learned topics")
         return trie
 
     def save(self, write: WriteBatch) -> None:
@@ -156,7 +163,11 @@ class LearnedTopics:
         return stream in self._nodes
 
     def pattern(self, stream: int) -> str:
-        """Return the topic filter that describes a stream."""
+        """Return the topic filter that describes a stream.
+
+        Below the root of ``$`` a ``+`` in the first level stands for levels that begin with ``$``,
+        though as a filter it would not match them: MQTT has no filter that does.
+        """
         node, tokens = self._nodes[stream], []
         while node in self._parents:
             node, token = self._parents[node]
@@ -203,6 +214,13 @@ def _unpack(data: bytes) -> int:
         raise CorruptionError(f"{len(data)} bytes where a number of 4 was expected", place="learned topics")
     number: int = _U32.unpack(data)[0]
     return number
+
+
+def _token(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as bad:
+        raise CorruptionError(f"{data[:80]!r} is not UTF-8", place="learned topics") from bad
 
 
 def _pairs(reader: Reader, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -1,7 +1,7 @@
 """A dictionary of names: texts as small numbers, one dictionary a slab and kind of name.
 
 Numbers count from 0 and are never used for another name. In memory there are at most 65,536
-names, and 9 bytes for every number given out; the rest is read from the engine when needed.
+names, and 13 bytes for every number given out; the rest is read from the engine when needed.
 
 Stored form, version 1 (keyspace ``meta``; keys begin with the generation, u32; integers are
 big-endian; KIND is chosen by whoever makes the dictionary)::
@@ -66,27 +66,37 @@ class NameTable:
         try:
             return np.fromiter(map(self._ids.__getitem__, to_iterable(names)), np.uint32, len(names))
         except KeyError:
-            self._learn(to_list(names))
-            return np.fromiter(map(self._ids.__getitem__, to_iterable(names)), np.uint32, len(names))
+            ids = self._learn(to_list(names))
+            return np.fromiter(map(ids.__getitem__, to_iterable(names)), np.uint32, len(names))
 
     def _encode_one(self, name: str) -> int:
-        if name not in self._ids:
-            self._learn([name])
-        return self._ids[name]
+        number = self._ids.get(name)
+        return self._learn([name])[name] if number is None else number
 
-    def _learn(self, names: list[str]) -> None:
-        """Put all of these names into memory, from the engine or anew."""
-        missing = [name for name in dict.fromkeys(names) if name not in self._ids]
-        stored = self._reader.get_many(META, [self._back + name.encode() for name in missing])
+    def _learn(self, names: list[str]) -> dict[str, int]:
+        """Put all of these names into memory, from the engine or anew; return a dictionary that has them.
+
+        It is the memory of this moment: a reader in another thread may start it anew at once.
+        """
         with self._lock:
+            missing = [name for name in dict.fromkeys(names) if name not in self._ids]
+            stored = self._reader.get_many(META, [self._back + name.encode() for name in missing])
             self._make_room(len(missing), keep=names)
             for name, value in zip(missing, stored, strict=True):
-                number = self._unsaved.get(name) if value is None else int(_U32.unpack(value)[0])
+                number = self._unsaved.get(name) if value is None else self._number(value)
                 if number is None:
                     number = self._next
                     self._next += 1
                     self._unsaved[name] = number
                 self._remember(number, name, self._stream_of(name))
+            return self._ids
+
+    def _number(self, value: bytes) -> int:
+        """Return the number that is stored for a name."""
+        number = int.from_bytes(value, "big")
+        if len(value) != _U32.size or number >= self._next:
+            raise CorruptionError(f"{value[:8].hex()} is not the number of a name", place="names")
+        return number
 
     def save(self, write: WriteBatch) -> None:
         """Add to ``write`` all that is not known to be saved; `saved` says that it is."""
@@ -107,7 +117,7 @@ class NameTable:
         number = self._ids.get(name)
         if number is None:
             value = self._reader.get(META, self._back + name.encode())
-            number = self._unsaved.get(name) if value is None else int(_U32.unpack(value)[0])
+            number = self._unsaved.get(name) if value is None else self._number(value)
         return number
 
     def name(self, number: int) -> str:
@@ -143,12 +153,12 @@ class NameTable:
             return
         missing = np.unique(ids[~loaded]).tolist()
         if self._make_room(len(missing), keep=()):
-            missing = np.unique(ids).tolist()
+            missing = np.unique(ids[~self._loaded[ids]]).tolist()  # but not what was kept, which may be unsaved
         values = self._reader.get_many(META, [self._forward + _U32.pack(number) for number in missing])
         for number, value in zip(missing, values, strict=True):
             if value is None or len(value) < _U32.size:
                 raise CorruptionError(f"the name of number {number} is missing")
-            self._remember(number, value[4:].decode(), _U32.unpack(value[:4])[0])
+            self._remember(number, _decode(value[4:], number), _U32.unpack(value[:4])[0])
 
     def _remember(self, number: int, name: str, stream: int) -> None:
         if number >= len(self._loaded):
@@ -169,15 +179,26 @@ class NameTable:
         # New ones rather than cleared ones: columns handed out before still point into the old.
         self._ids = {}
         self._texts = Texts(np.full(self._next + 16, None, dtype=object))
-        self._loaded = np.zeros(self._next + 16, dtype=bool)
+        self._loaded = np.zeros(len(self._streams), dtype=bool)  # the two grow together
         for name, number in kept.items():
             self._remember(number, name, streams[number])
         return True
 
     def verify(self) -> Iterator[str]:
         """Read the whole dictionary and yield a sentence a damage."""
+        expected = 0
         for chunk in self._reader.scan(META, self._forward, self._back):
             back = self._reader.get_many(META, [self._back + value[4:] for _, value in chunk])
             for (key, value), number in zip(chunk, back, strict=True):
+                if key[5:] != _U32.pack(expected):
+                    yield f"number {key[5:].hex()} is where {expected:08x} was expected"
+                expected = int.from_bytes(key[5:], "big") + 1
                 if number != key[5:]:
                     yield f"name {value[4:84]!r} has number {key[5:].hex()} one way and {number!r} the other"
+
+
+def _decode(text: bytes, number: int) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as bad:
+        raise CorruptionError(f"the name of number {number} is not UTF-8") from bad

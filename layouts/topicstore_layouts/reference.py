@@ -65,7 +65,7 @@ def _decode(value: bytes, position: int) -> _Row:
         raise CorruptionError("the checksum is wrong")
     try:
         return _DECODER.decode(body)
-    except msgspec.DecodeError as bad:
+    except (msgspec.DecodeError, UnicodeDecodeError) as bad:
         raise CorruptionError(str(bad)) from bad
 
 
@@ -197,8 +197,9 @@ class ReferenceSlab(Slab):
         for position, value in self._scan(0, bound):
             try:
                 self._read(position, value)
-            except CorruptionError as bad:
-                yield Damage(place=bad.place, reason=bad.reason)
+            except (CorruptionError, NewerFormatError) as bad:  # the latter from a damaged version byte
+                reason = bad.reason if isinstance(bad, CorruptionError) else str(bad)
+                yield Damage(place=self._place(position), reason=reason)
             else:
                 yield 1
 

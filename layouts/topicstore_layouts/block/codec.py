@@ -23,6 +23,9 @@ CODECS: Final = ("lz4", "zstd", "none")
 _SMALLEST = 128
 """Sections below this many bytes are left as they are: the frame would eat the gain."""
 
+_MOST_LZ4 = 255
+"""Most bytes that lz4 makes of one."""
+
 _threads = threading.local()
 
 
@@ -54,8 +57,12 @@ def decompress(codec: int, stored: memoryview, size: int) -> bytes | memoryview:
         if codec == RAW:
             raw: bytes | memoryview = stored
         elif codec == ZSTD:
+            if zstandard.frame_content_size(stored) != size:  # what it says is what it would allocate
+                raise CorruptionError(f"a section's frame is not one of {size} bytes")
             raw = _mine("zstd", zstandard.ZstdDecompressor).decompress(stored, max_output_size=size)
         elif codec == LZ4:
+            if size > _MOST_LZ4 * len(stored):
+                raise CorruptionError(f"{len(stored)} bytes can't be a section of {size}")
             raw = memoryview(_mine("lz4", lambda: pa.Codec("lz4_raw")).decompress(stored, size))
         else:
             raise CorruptionError(f"there is no codec {codec}")

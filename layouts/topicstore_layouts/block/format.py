@@ -33,7 +33,7 @@ different batches don't overlap.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -65,7 +65,8 @@ _WIDTHS = (
 _DTYPES = {dtype.itemsize: dtype for _, dtype in _WIDTHS}
 _ENCODER = msgspec.msgpack.Encoder()
 
-_Numbers = int | bytes
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Numbers = _Number | bytes
 Array = npt.NDArray[Any]
 
 
@@ -75,7 +76,7 @@ class _Head(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     client_ids: _Numbers
     qos: _Numbers
     retain: _Numbers
-    timestamps: tuple[int, _Numbers] | None
+    timestamps: tuple[_Number, _Numbers] | None
     properties: list[Properties | None] | None
     lengths: _Numbers
 
@@ -210,6 +211,8 @@ class Block:
         head, payloads = view[_BODY : _BODY + head_size], view[_BODY + head_size :]
         if _digest(view[: _HEADER.size], head, payloads, last) != _CHECKSUM.unpack_from(value, _HEADER.size)[0]:
             raise CorruptionError("the checksum is wrong")
+        if not 0 < 2 * self.rows < raw_payloads:  # a payload has a prefix of two bytes or more
+            raise CorruptionError(f"{self.rows} rows can't have {raw_payloads} bytes of payloads")
         self.last = last
         self._value = value
         self._parts = head, payloads
@@ -237,7 +240,7 @@ class Block:
             codec, size, _, _ = self._sizes
             try:
                 self._head = _HEADS.decode(decompress(codec, self._parts[0], size))
-            except msgspec.DecodeError as bad:
+            except (msgspec.DecodeError, UnicodeDecodeError) as bad:
                 raise CorruptionError(f"the head of a block can't be decoded: {bad}") from bad
         return self._head
 

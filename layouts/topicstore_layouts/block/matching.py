@@ -34,8 +34,8 @@ class Matcher:
     def rows(self, topics: Constant[int] | npt.NDArray[Any]) -> Mask | bool:
         """Return which rows match: True for all, False for none, else a mask."""
         if isinstance(topics, Constant):
-            number = topics.value
-            verdict = self._verdicts[number] if number < len(self._verdicts) else _UNKNOWN
+            number, verdicts = topics.value, self._verdicts
+            verdict = verdicts[number] if number < len(verdicts) else _UNKNOWN
             return bool(verdict == _YES if verdict else self._judge(np.array([number]))[0])
         mask = self._judge(topics)
         matching = int(np.count_nonzero(mask))
@@ -47,11 +47,11 @@ class Matcher:
         highest = int(topics.max())
         if highest >= len(self._topics):
             raise CorruptionError(f"topic number {highest} was never given to a name")
-        if highest >= len(self._verdicts):
-            grown = np.zeros(max(2 * len(self._verdicts), highest + 1), dtype=np.uint8)
-            grown[: len(self._verdicts)] = self._verdicts
-            self._verdicts = grown
-        verdicts = self._verdicts
+        verdicts = self._verdicts  # another thread may put a shorter array here at any moment
+        if highest >= len(verdicts):
+            grown = np.zeros(max(2 * len(verdicts), highest + 1), dtype=np.uint8)
+            grown[: len(verdicts)] = verdicts
+            self._verdicts = verdicts = grown
         found = verdicts[topics]
         if not found.all():
             new = np.unique(topics[found == _UNKNOWN])

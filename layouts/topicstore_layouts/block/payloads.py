@@ -48,12 +48,15 @@ class PackedPayloads(LazyColumn):
             return [payloads[row] for row in rows.tolist()]
         if isinstance(self._sizes, Constant):
             size = self._sizes.value
+            self._check(len(self) * (size + _prefix(size)))
             ends = self._head() + (rows + 1) * (size + _prefix(size))
             starts = ends - size
         else:
             sizes = self._sizes.astype(np.int64)
             prefixes = np.where(sizes < 1 << 8, 2, np.where(sizes < 1 << 16, 3, 5))
-            ends = self._head() + np.cumsum(sizes + prefixes)[rows]
+            ends = np.cumsum(sizes + prefixes)
+            self._check(int(ends[-1]))
+            ends = self._head() + ends[rows]
             starts = ends - sizes[rows]
         raw = bytes(self._raw)
         return [raw[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
@@ -62,8 +65,10 @@ class PackedPayloads(LazyColumn):
         """Return a binary array: the raw bytes without the prefixes that msgpack puts before each payload."""
         if isinstance(self._sizes, Constant):
             return self._even(self._sizes.value)
-        prefix = _prefix(int(self._sizes.max()))
-        if prefix == _prefix(int(self._sizes.min())) and len(self._raw) < 1 << 31:
+        most = int(self._sizes.max())
+        prefix = _prefix(most)
+        if prefix == _prefix(int(self._sizes.min())) and most < len(self._raw) < 1 << 31:
+            self._check(int(self._sizes.sum()) + prefix * len(self))  # Arrow would read behind the end
             offsets = np.empty(len(self) + 1, dtype=np.int32)
             offsets[0] = self._head()
             np.cumsum(self._sizes.astype(np.int32) + prefix, out=offsets[1:])
@@ -76,10 +81,16 @@ class PackedPayloads(LazyColumn):
         rows = len(self)
         if size * rows >= 1 << 31:
             return pa.array(self.tolist(), pa.binary())
+        self._check(rows * (size + _prefix(size)))
         table = np.frombuffer(self._raw, np.uint8)[self._head() :].reshape(rows, -1)
         data = np.ascontiguousarray(table[:, _prefix(size) :])
         offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(size)
         return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+    def _check(self, size: int) -> None:
+        """Compare the size that the lengths, with their prefixes, add up to with the one there is."""
+        if self._head() + size != len(self._raw):
+            raise CorruptionError("the lengths of a block don't fit its payloads")
 
     def _head(self) -> int:
         """Return the bytes before the first payload."""

@@ -17,7 +17,7 @@ import numpy as np
 from topicstore import MessageBatch, TopicFilter
 from topicstore.columns import Column, Constant, Indices, take, to_list
 from topicstore.engine import DATA, Engine, WriteBatch
-from topicstore.errors import CorruptionError
+from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.layout import Damage, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
 
 from topicstore_layouts.learned import LearnedTopics
@@ -340,8 +340,9 @@ class BlockSlab(Slab):
                         base, end_of_batch_before = block.base, end
                     end = last
                     self._check(block, end_of_batch_before)
-                except CorruptionError as bad:
-                    yield Damage(place=self._place_of(last), reason=bad.reason)
+                except (CorruptionError, NewerFormatError) as bad:  # the latter from a damaged version byte
+                    reason = bad.reason if isinstance(bad, CorruptionError) else str(bad)
+                    yield Damage(place=self._place_of(last), reason=reason)
                 else:
                     yield block.rows
 
@@ -350,7 +351,7 @@ class BlockSlab(Slab):
         positions = columns.positions
         if block.base <= end_before:
             raise CorruptionError(f"its batch begins at {block.base}, before the end of the one before, {end_before}")
-        if int(positions[0]) < block.base or int(positions[-1]) > block.last or (np.diff(positions) == 0).any():
+        if int(positions[0]) < block.base or int(positions[-1]) > block.last or (positions[1:] <= positions[:-1]).any():
             raise CorruptionError("its positions are not in order")
         topics = np.unique(to_list(columns.topics)).astype(np.uint32)
         self._topics.names(topics)

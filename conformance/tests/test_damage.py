@@ -1,0 +1,392 @@
+"""Full disks and flipped bytes: told clearly, with the place, and never answered with silence or wrong messages."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import topicstore as ts
+from topicstore import Message, MessageId
+from topicstore.engine import DATA, INDEX, KEYS, META, WriteBatch
+from topicstore_conformance.checks import quick_directory, replayed
+from topicstore_conformance.crash import messages_of
+from topicstore_conformance.machine import START
+from topicstore_conformance.pairs import Pair, pairs
+
+every_pair = pytest.mark.parametrize("pair", pairs(), ids=str)
+persistent_pair = pytest.mark.parametrize("pair", pairs("persistent"), ids=str)
+ROOM = 6 << 20
+
+# --- a full disk ----------------------------------------------------------------------------
+
+FULL = """
+import json, os, sys
+import topicstore as ts
+path, backend, layout, durability, limit = sys.argv[1:]
+if int(limit):
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
+db = ts.open(path, backend=backend, layout=layout, durability=durability)
+acked, told = [], {}
+try:
+    for number in range(100_000):
+        acked.append([number, [i.position for i in db.store([ts.Message("t/%d" % (number % 5), os.urandom(20_000), "c")] * 3).ids]])
+except Exception as error:
+    told["first"] = type(error).__name__
+    told["recoverable"] = isinstance(error, ts.RecoverableError)
+for call in (lambda: db.store([ts.Message("a", b"")]), lambda: db.delete("t/1"), lambda: db.add_generation(),
+             lambda: db.state(0).write([ts.StateWrite(b"a", b"b")])):
+    try:
+        call()
+        told.setdefault("later", []).append("nothing")
+    except Exception as error:
+        told.setdefault("later", []).append(type(error).__name__)
+try:
+    told["seen"] = [p for b in db.replay_arrow("#", ids=True) for p in b.column("position").to_pylist()]
+    told["failure"] = db.info().shards[0].failure
+except Exception as error:
+    told["seen"] = repr(error)
+told["acked"] = acked
+print(json.dumps(told), flush=True)
+try:
+    db.close()
+except Exception:
+    pass
+"""
+
+
+class Told(msgspec.Struct):
+    """What the child said."""
+
+    first: str
+    recoverable: bool
+    later: list[str]
+    seen: list[int] | str
+    acked: list[tuple[int, list[int]]]
+    failure: str | None = None
+
+
+@pytest.fixture
+def small_disk() -> Iterator[tuple[Path, int]]:
+    """A directory with little room, and the largest size of a file in it: 0 if the disk itself is the limit."""
+    with quick_directory() as directory:
+        mount = Path(directory, "disk")
+        mount.mkdir()
+        tried = (
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(mount)], capture_output=True, check=False
+            )
+            if os.geteuid() == 0 and shutil.which("mount")
+            else None
+        )
+        if tried is not None and tried.returncode == 0:
+            try:
+                yield mount, 0
+            finally:
+                subprocess.run(["umount", str(mount)], check=True)
+        else:
+            yield mount, ROOM
+
+
+@persistent_pair
+@pytest.mark.parametrize("durability", ["commit", "sync"])
+def test_full_disk(pair: Pair, durability: str, small_disk: tuple[Path, int]) -> None:
+    """The batch that doesn't fit is refused as that; what was acknowledged is readable then, and with room again."""
+    mount, limit = small_disk
+    command = [sys.executable, "-c", FULL, str(mount / "db"), pair.backend, pair.layout, durability, str(limit)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    told = msgspec.json.decode(done.stdout, type=Told)
+    acked = [position for _, positions in told.acked for position in positions]
+    assert ("StorageFullError", True) == (told.first, told.recoverable)
+    assert ["ShardReadOnlyError"] * 4 == told.later
+    assert acked == told.seen
+    assert told.failure
+    with quick_directory() as roomy:
+        shutil.copytree(mount / "db", Path(roomy, "db"))
+        with ts.open(Path(roomy, "db")) as db:
+            survived = [id_.position for id_, _ in replayed(db)]
+            assert acked == survived[: len(acked)]
+            assert len(survived) - len(acked) in (0, 3)  # the batch that was not acknowledged, or not: never half
+            assert [] == db.verify().damages
+            assert db.store([Message("a", b"1")]).ids[0].position > survived[-1]
+
+
+def test_limits_are_known() -> None:
+    """The size of files can be limited, on which the test above falls back."""
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] != 0
+
+
+# --- a flipped byte in what a layout keeps ----------------------------------------------------
+
+
+def flipped(data: bytes, index: int, bit: int = 0) -> bytes:
+    """Return the bytes with one bit the other way."""
+    return data[:index] + bytes((data[index] ^ 1 << bit,)) + data[index + 1 :]
+
+
+@every_pair
+def test_flipped_value(pair: Pair, tmp_path: Path) -> None:
+    """Any byte changed in a stored message is noticed by readers and by verify; the rest stays readable."""
+    draw = random.Random(str(pair))
+    now = [START]
+    with pair.open(tmp_path / "db", clock=lambda: now[0]) as db:
+        for number in range(12):
+            db.store([Message(f"t/{n % 3}", b"%d/%d " % (number, n) * 20, "c") for n in range(6)])
+            now[0] += 1_000
+        good = replayed(db)
+        engine = db.shards[0].engine()
+        stored = [(space, *item) for space in (DATA, KEYS) for chunk in engine.scan(space) for item in chunk]
+        for _ in range(25):
+            space, key, value = draw.choice(stored)
+            write = WriteBatch()
+            write.put(space, key, flipped(value, draw.randrange(len(value)), draw.randrange(8)))
+            engine.write(write)
+            whole = check_damaged(db, good)
+            assert (
+                len(whole) >= len(good) - 12
+            )  # without its batch, and perhaps the one before, which ends where it begins
+            write = WriteBatch()
+            write.put(space, key, value)
+            engine.write(write)
+            assert good == replayed(db)
+            assert [] == db.verify().damages
+
+
+def check_damaged(db: ts.Database, good: list[tuple[MessageId, Message]]) -> list[tuple[MessageId, Message]]:
+    """Check that a damage is told by replays and by verify; return what can be read around it, by ranges of time."""
+    try:
+        seen = replayed(db)
+    except (ts.CorruptionError, ts.NewerFormatError) as error:
+        assert str(error)
+        if isinstance(error, ts.CorruptionError):
+            assert "shard 0" in error.place
+            report = db.verify()
+            assert report.damages
+            assert all("shard 0" in damage.place for damage in report.damages)
+    else:
+        raise AssertionError(f"a flipped byte went unnoticed; read {len(seen)} of {len(good)}")
+    whole = []
+    for number in range(12):
+        try:
+            whole += replayed(db, "#", START + number * 1_000, START + (number + 1) * 1_000)
+        except (ts.CorruptionError, ts.NewerFormatError):
+            continue
+    assert whole == [row for row in good if row in whole]
+    return whole
+
+
+@every_pair
+def test_missing_value(pair: Pair, tmp_path: Path) -> None:
+    """A stored message that is simply gone is noticed by verify, by the count."""
+    with pair.open(tmp_path / "db", clock=lambda: START) as db:
+        for number in range(4):
+            db.store([Message("t", b"%d" % number, "c")])
+        db.add_generation()
+        engine = db.shards[0].engine()
+        space, key = next((s, chunk[0][0]) for s in (DATA, KEYS) for chunk in engine.scan(s))
+        write = WriteBatch()
+        write.delete(space, key)
+        engine.write(write)
+        (damage,) = db.verify().damages
+        assert "shard 0, generation 1" in damage.place
+
+
+@every_pair
+def test_missing_names(pair: Pair, tmp_path: Path) -> None:
+    """What a layout keeps beside its messages may be lost: readers and verify say so, and answer nothing wrong."""
+    if "persistent" not in pair.capabilities:
+        pytest.skip("what is in memory already is not read again, and closing loses everything")
+    with pair.open(tmp_path / "db", clock=lambda: START) as db:
+        db.store([Message(f"t/{number}", b"%d" % number, f"c{number}") for number in range(5)])
+        good = replayed(db)
+    with pair.raw(tmp_path / "db") as engine:
+        found = [item for chunk in engine.scan(META) for item in chunk]
+    for key, _ in found:
+        copy = tmp_path / key.hex()
+        shutil.copytree(tmp_path / "db", copy)
+        with pair.raw(copy) as engine:
+            write = WriteBatch()
+            write.delete(META, key)
+            engine.write(write)
+        check_opened(copy, good)
+
+
+def check_opened(path: Path, good: list[tuple[MessageId, Message]]) -> str:
+    """Open a damaged database: it says so, or everything in it is right. Return which."""
+    try:
+        db = ts.open(path, clock=lambda: START + 10_000_000)
+    except ts.EngineError as error:
+        assert str(path) in str(error) or "shard" in str(error) or "generation" in str(error), str(error)
+        return "not opened"
+    with db:
+        try:
+            seen = replayed(db)
+        except ts.CorruptionError as error:
+            assert error.place
+            assert db.verify().damages
+            return "noticed"
+        report = db.verify()
+        assert good == seen or (report.damages and [row for row in good if row in seen] == seen)
+        return "noticed" if report.damages else "harmless"
+
+
+# --- a flipped byte in a file -----------------------------------------------------------------
+
+
+def make(pair: Pair, path: Path, shards: int = 1) -> list[tuple[MessageId, Message]]:
+    """Store in three lives, so that there are several table files; return what is there."""
+    for life in range(3):
+        with pair.open(path, shards=shards, clock=lambda life=life: START + life * 1_000_000) as db:
+            for number in range(5):
+                db.store(messages_of(life * 5 + number))
+            good = replayed(db)
+    return good
+
+
+def table_files(path: Path) -> list[Path]:
+    """Return the engine's table files, where it has files that are called so."""
+    return sorted(file for kind in ("sst", "ldb") for file in path.glob(f"shard-*/*.{kind}"))
+
+
+@persistent_pair
+def test_flipped_byte_in_a_table(pair: Pair) -> None:
+    """A byte changed anywhere in a table file: told at open, by readers and by verify, or harmless; never wrong."""
+    draw = random.Random(str(pair))
+    with quick_directory() as directory:
+        good = make(pair, Path(directory, "db"))
+        names = [file.relative_to(Path(directory, "db")) for file in table_files(Path(directory, "db"))]
+        if not names:
+            pytest.skip(f"{pair.backend} keeps no table files of the kinds known here")
+        outcomes = set()
+        for number in range(30):
+            copy = Path(directory, f"copy-{number}")
+            shutil.copytree(Path(directory, "db"), copy)
+            file = copy / names[number % len(names)]
+            data = file.read_bytes()
+            file.write_bytes(flipped(data, draw.randrange(len(data)), draw.randrange(8)))
+            outcomes.add(check_opened(copy, good))
+            shutil.rmtree(copy)
+        assert "noticed" in outcomes or "not opened" in outcomes
+
+
+@persistent_pair
+def test_rest_is_readable_beside_a_damaged_table(pair: Pair) -> None:
+    """With the messages of one shard damaged, reading it names the file, and the other shards are read."""
+    with quick_directory() as directory:
+        path = Path(directory, "db")
+        good = make(pair, path, shards=3)
+        files = [file for file in table_files(path) if file.parent.name == "shard-0001"]
+        if not files:
+            pytest.skip(f"{pair.backend} keeps no table files of the kinds known here")
+        with pair.raw(path, 1) as engine:
+            space = next(s for s in (DATA, KEYS, INDEX) for _ in engine.scan(s))
+            probe = [value for chunk in engine.scan(space) for _, value in chunk]
+        hurt = 0
+        for file in table_files(path):
+            data = file.read_bytes()
+            places = [data.find(value[-40:]) for value in probe]
+            for place in places if file.parent.name == "shard-0001" else ():
+                if place >= 0:
+                    data = flipped(data, place)
+                    hurt += 1
+            file.write_bytes(data)
+        if not hurt:
+            pytest.skip(f"{pair.backend} stores values in a form that can't be found in its files")
+        with ts.open(path, clock=lambda: START + 10_000_000) as db:
+            with pytest.raises(ts.CorruptionError) as refused:
+                replayed(db)
+            assert "shard-0001" in str(refused.value) or "shard 1" in str(refused.value)
+            others = [stream for stream in db.streams("#") if stream.shard != 1]
+            read = []
+            for stream in others:
+                batch = db.next(db.iterate(stream, "#"), 100_000).batch
+                read += batch.ids() if len(batch) else []
+            assert sorted(id_ for id_, _ in good if id_.shard != 1) == sorted(read)
+            damages = db.verify().damages
+            assert damages
+            assert all("shard 1" in damage.place or "shard-0001" in damage.reason for damage in damages)
+
+
+@persistent_pair
+def test_flipped_byte_in_the_log(pair: Pair) -> None:
+    """A byte changed in the log: opening names the place, or what is there is whole batches from the first on."""
+    draw = random.Random(str(pair))
+    with quick_directory() as directory:
+        path = Path(directory, "db")
+        ids: list[list[MessageId]] = []
+        with pair.open(path, durability="sync") as db:
+            for number in range(15):
+                ids.append(db.store(messages_of(number)).ids)
+            shutil.copytree(path, Path(directory, "kept"))
+        logs = sorted(Path(directory, "kept", "shard-0000").glob("[0-9]*.log"))
+        if not logs:
+            pytest.skip(f"{pair.backend} keeps no files called NUMBER.log")
+        prefixes = [sorted(id_ for batch in ids[:count] for id_ in batch) for count in range(len(ids) + 1)]
+        refused = 0
+        for number in range(25):
+            copy = Path(directory, f"copy-{number}")
+            shutil.copytree(Path(directory, "kept"), copy)
+            log = copy / "shard-0000" / logs[-1].name
+            data = log.read_bytes()
+            log.write_bytes(flipped(data, draw.randrange(len(data)), draw.randrange(8)))
+            try:
+                db = ts.open(copy)
+            except ts.CorruptionError as error:
+                assert "shard-0000" in str(error)
+                refused += 1
+            else:
+                with db:
+                    assert sorted(id_ for id_, _ in replayed(db)) in prefixes
+                    assert [] == db.verify().damages
+            shutil.rmtree(copy)
+        assert refused > 0
+
+
+def test_flipped_byte_in_the_manifest(tmp_path: Path) -> None:
+    """Any bit changed in the manifest is noticed, and the message names the file; white space may differ."""
+    pair = pairs("persistent")[0]
+    with pair.open(tmp_path / "db") as db:
+        db.store([Message("a", b"1")])
+        expected = db.manifest
+    manifest = tmp_path / "db" / "topicstore.json"
+    data = manifest.read_bytes()
+    refused = 0
+    for index in range(len(data)):
+        manifest.write_bytes(flipped(data, index, index % 8))
+        try:
+            with ts.open_existing(tmp_path / "db") as db:
+                assert expected == db.manifest
+        except (ts.CorruptionError, ts.NotADatabaseError, ts.NewerFormatError) as error:
+            assert str(tmp_path / "db") in str(error)
+            refused += 1
+    assert refused > len(data) // 2
+    for nonsense in (b"", b"{", b"[]", b"null", b"{}", b"\xff", b'{"format": true}', b'{"format": 1}', b"0" * 10_000):
+        manifest.write_bytes(nonsense)
+        with pytest.raises((ts.CorruptionError, ts.NotADatabaseError, ts.NewerFormatError), match="db"):
+            ts.open(tmp_path / "db")
+        assert nonsense == manifest.read_bytes()
+    manifest.write_bytes(data)
+    with ts.open(tmp_path / "db") as db:
+        assert [b"1"] == [message.payload for message in db.replay("#")]
+
+
+@persistent_pair
+def test_lost_manifest_and_lost_shard(pair: Pair, tmp_path: Path) -> None:
+    """Without its manifest, or without one of its shards, a database isn't opened as an empty one."""
+    with pair.open(tmp_path / "db", shards=2) as db:
+        db.store([Message("a", b"1", f"c{number}") for number in range(8)])
+    shutil.copytree(tmp_path / "db", tmp_path / "copy")
+    (tmp_path / "copy" / "topicstore.json").unlink()
+    with pytest.raises(ts.NotADatabaseError):
+        pair.open(tmp_path / "copy", shards=2)
+    shutil.rmtree(tmp_path / "db" / "shard-0001") if (tmp_path / "db" / "shard-0001").is_dir() else None
+    with pytest.raises(ts.EngineError):
+        ts.open(tmp_path / "db")

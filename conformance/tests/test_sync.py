@@ -1,0 +1,285 @@
+"""Durability, counted in system calls and proved by cutting the engine's log at any byte."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import attrs
+import pytest
+import topicstore as ts
+from topicstore import Message, MessageId
+from topicstore_conformance.checks import check_publishers, quick_directory, replayed
+from topicstore_conformance.crash import MARKER, messages_of
+from topicstore_conformance.pairs import Pair, pairs
+
+persistent_pair = pytest.mark.parametrize("pair", pairs("persistent"), ids=str)
+sync_pair = pytest.mark.parametrize("pair", pairs("persistent", "sync"), ids=str)
+CUTS = 40
+THREADS = 4
+
+CHILD = """
+import os, sys, threading
+import topicstore as ts
+path, backend, layout, durability, threads, batches = sys.argv[1:]
+with ts.open(path, backend=backend, layout=layout, durability=durability) as db:
+    db.store([ts.Message("t/warm", b"", "w")])
+    start = threading.Barrier(int(threads))
+    def work(number):
+        start.wait(20)
+        for batch in range(int(batches)):
+            os.write(1, b"begin %d.%d\\n" % (number, batch))
+            db.store([ts.Message("t/%d" % number, b"x" * 100, "c")] * 5)
+            os.write(1, b"acked %d.%d\\n" % (number, batch))
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(int(threads))]
+    for worker in workers: worker.start()
+    for worker in workers: worker.join()
+    os.write(1, b"close\\n")
+"""
+
+
+@cache
+def why_no_tracing() -> str | None:
+    """Return why system calls can't be counted here, or None."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    tried = subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True)
+    return None if tried.returncode == 0 else f"tracing is not permitted: {tried.stderr.decode().strip()[:100]}"
+
+
+@attrs.frozen
+class Call:
+    """A system call, or a word of the child's, as strace saw it."""
+
+    kind: str
+    """``begin``, ``acked``, ``close``, ``write`` or ``sync``."""
+    thread: str
+    begun: int
+    """Numbers count the lines of the trace."""
+    ended: int
+    what: str = ""
+    """Of a word what it names, else the file."""
+
+
+_LINE = re.compile(r"(\d+) +(.*)")
+_WORD = re.compile(r'write\(1[^,]*, "(begin|acked|close) ?([\d.]*)')
+_CALL = re.compile(r"(f(?:data)?sync|p?writev?2?|pwrite64|msync|sync_file_range)\(\d+<([^>]*)>")
+_RESUMED = re.compile(r"<\.\.\. (\w+) resumed>")
+
+
+def parse(trace: str, directory: str) -> list[Call]:
+    """Return the calls on files below a directory, and the child's words, in the order of their ends."""
+    calls, open_ = [], {}
+    for number, line in enumerate(trace.splitlines()):
+        matched = _LINE.match(line)
+        if matched is None:
+            continue
+        thread, text = matched.groups()
+        if _RESUMED.match(text):
+            begun = open_.pop(thread, None)
+            if begun is not None:
+                calls.append(attrs.evolve(begun, ended=number))
+            continue
+        call = _call(thread, text, number, directory)
+        if call is None:
+            continue
+        if text.endswith("<unfinished ...>"):
+            open_[thread] = call
+        else:
+            calls.append(call)
+    return calls
+
+
+def _call(thread: str, text: str, number: int, directory: str) -> Call | None:
+    if word := _WORD.match(text):
+        return Call(word[1], thread, number, number, word[2])
+    if (call := _CALL.match(text)) and call[2].startswith(directory):
+        kind = "sync" if call[1] in ("fsync", "fdatasync", "msync") else "write"
+        return Call(kind, thread, number, number, call[2])
+    return None
+
+
+def traced(pair: Pair, durability: str, threads: int, batches: int) -> list[Call]:
+    """Run the child under strace; return what it did, up to where it closes the database."""
+    reason = why_no_tracing()
+    if reason is not None:
+        pytest.skip(reason)
+    with quick_directory() as directory:
+        trace = Path(directory, "trace")
+        database = str(Path(directory, "db"))
+        command = ["strace", "-f", "-y", "-s", "40", "-o", str(trace)]
+        command += ["-e", "trace=fsync,fdatasync,msync,sync_file_range,write,writev,pwrite64,pwritev,pwritev2"]
+        command += [sys.executable, "-c", CHILD, database, pair.backend, pair.layout, durability]
+        subprocess.run([*command, str(threads), str(batches)], check=True, stdout=subprocess.DEVNULL)
+        calls = parse(trace.read_text(errors="replace"), database)
+    end = next(call.begun for call in calls if call.kind == "close")
+    first = next(call.begun for call in calls if call.kind == "begin")
+    return [call for call in calls if first <= call.begun < end]
+
+
+def spans(calls: list[Call]) -> dict[str, tuple[Call, Call]]:
+    """Return the words around each batch."""
+    begun = {call.what: call for call in calls if call.kind == "begin"}
+    return {call.what: (begun[call.what], call) for call in calls if call.kind == "acked"}
+
+
+@sync_pair
+def test_every_batch_is_synced_before_it_is_acknowledged(pair: Pair) -> None:
+    """Under ``sync`` each batch is written, and then synced, between its call and its return."""
+    calls = traced(pair, "sync", 1, 20)
+    words = spans(calls)
+    assert 20 == len(words)
+    for begin, acked in words.values():
+        within = [call for call in calls if begin.ended < call.begun and call.ended < acked.begun]
+        written = [call.ended for call in within if call.kind == "write"]
+        synced = [call.begun for call in within if call.kind == "sync"]
+        assert written
+        assert synced
+        assert max(synced) > min(written)
+
+
+@sync_pair
+def test_flushes_are_shared(pair: Pair) -> None:
+    """With several threads there are fewer syncs than batches, and yet each batch waited for one of its own write."""
+    batches = 40
+    calls = traced(pair, "sync", THREADS, batches)
+    words = spans(calls)
+    assert THREADS * batches == len(words)
+    syncs = [call for call in calls if call.kind == "sync"]
+    assert len(syncs) < len(words)
+    for begin, acked in words.values():
+        own = [
+            call.ended
+            for call in calls
+            if call.kind == "write" and call.thread == begin.thread and begin.ended < call.begun < acked.begun
+        ]
+        assert own
+        assert any(max(own) < sync.begun and sync.ended < acked.begun for sync in syncs)
+
+
+@sync_pair
+def test_commit_does_not_sync(pair: Pair) -> None:
+    """Under ``commit`` every batch is written before it is acknowledged, and none is synced."""
+    calls = traced(pair, "commit", 1, 20)
+    words = spans(calls)
+    assert 20 == len(words)
+    assert [] == [call for call in calls if call.kind == "sync"]
+    for begin, acked in words.values():
+        assert [
+            call for call in calls if call.kind == "write" and begin.ended < call.begun and call.ended < acked.begun
+        ]
+
+
+# --- cutting the log ------------------------------------------------------------------------
+
+
+def newest_log(database: Path) -> Path | None:
+    """Return the engine's newest log, where it has files that are called so."""
+    logs = sorted((database / "shard-0000").glob("[0-9]*.log"))
+    return logs[-1] if logs else None
+
+
+@attrs.define
+class Written:
+    """What was acknowledged, and how long the log was by then."""
+
+    sizes: list[int]
+    ids: list[list[MessageId]]
+
+    def surviving(self, size: int) -> int:
+        """Return how many batches lie wholly below a size of the log."""
+        return sum(end <= size for end in self.sizes)
+
+
+def fill(pair: Pair, path: Path, durability: str, batches: int) -> tuple[ts.Database, Written]:
+    """Store batches with new topics, names and state in each; the database stays open, so its log stays whole."""
+    db = pair.open(path, durability=durability, options={pair.layout: pair.small()})
+    written = Written([], [])
+    for number in range(batches):
+        messages = [*messages_of(number), Message(f"new/{number}/topic", b"new", f"client-{number}")]
+        result = db.store(messages, state={0: [ts.StateWrite(MARKER, str(number).encode())]})
+        log = newest_log(path)
+        if log is None:
+            db.close()
+            pytest.skip(f"{pair.backend} keeps no files called NUMBER.log, so there is none to cut")
+        written.sizes.append(log.stat().st_size)
+        written.ids.append(result.ids)
+    return db, written
+
+
+def check_survivors(path: Path, written: Written, whole: int) -> None:
+    """Check that a cut database has the first batches, wholly, and goes on behind them."""
+    with ts.open(path) as db:
+        got = replayed(db)
+        assert {id_ for ids in written.ids[:whole] for id_ in ids} == {id_ for id_, _ in got}
+        check_publishers(got)
+        for number in range(whole):
+            assert 1 == sum(1 for _ in db.replay(f"new/{number}/topic"))
+        marker = db.state(0).get(MARKER)
+        assert (str(whole - 1).encode() if whole else None) == marker
+        assert (len(got), []) == ((report := db.verify()).messages, report.damages)
+        new = [Message(f"new/{number}/topic", b"again", f"client-{number}") for number in range(len(written.ids))]
+        ids = db.store(new).ids
+        assert min(ids).position > max((id_.position for id_, _ in got), default=0)
+        assert len(got) + len(new) == sum(1 for _ in db.replay("#"))
+        assert [] == db.verify().damages
+
+
+@persistent_pair
+@pytest.mark.parametrize("durability", ["commit", "sync"])
+def test_cut_log(pair: Pair, durability: str) -> None:
+    """Whatever byte the log ends at, the batches before it are whole, and no other is half there."""
+    draw = random.Random(f"{pair} {durability}")
+    with quick_directory() as directory:
+        path = Path(directory, "db")
+        db, written = fill(pair, path, durability, 25)
+        with db:
+            shutil.copytree(path, Path(directory, "kept"))
+        size = written.sizes[-1]
+        assert len(set(written.sizes)) == len(written.sizes)
+        edges = [size, size - 1, written.sizes[-2], written.sizes[-2] + 1, written.sizes[0]]
+        for number, cut in enumerate([*edges, *(draw.randrange(written.sizes[0], size) for _ in range(CUTS // 2))]):
+            copy = Path(directory, f"cut-{number}")
+            shutil.copytree(Path(directory, "kept"), copy)
+            log = newest_log(copy)
+            assert log is not None
+            with log.open("r+b") as file:
+                file.truncate(cut)
+            check_survivors(copy, written, written.surviving(cut))
+            shutil.rmtree(copy)
+
+
+@persistent_pair
+def test_cut_log_after_restarts(pair: Pair) -> None:
+    """The same when what came before is in tables already: a cut takes nothing of an earlier life."""
+    draw = random.Random(str(pair))
+    with quick_directory() as directory:
+        path = Path(directory, "db")
+        db, first = fill(pair, path, "sync", 10)
+        db.close()
+        with ts.open(path) as db:
+            later = Written([], [])
+            for number in range(10, 20):
+                later.ids.append(db.store(messages_of(number)).ids)
+                log = newest_log(path)
+                assert log is not None
+                later.sizes.append(log.stat().st_size)
+            shutil.copytree(path, Path(directory, "kept"))
+        for number in range(CUTS // 4):
+            copy = Path(directory, f"cut-{number}")
+            shutil.copytree(Path(directory, "kept"), copy)
+            log = newest_log(copy)
+            assert log is not None
+            cut = draw.randrange(later.sizes[-1] + 1)
+            with log.open("r+b") as file:
+                file.truncate(cut)
+            expected = {id_ for ids in [*first.ids, *later.ids[: later.surviving(cut)]] for id_ in ids}
+            with ts.open(copy) as db:
+                assert expected == {id_ for id_, _ in replayed(db)}
+                assert [] == db.verify().damages
+            shutil.rmtree(copy)

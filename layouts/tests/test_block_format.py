@@ -1,0 +1,484 @@
+"""Blocks as bytes: what goes in comes out, and nothing else does, whatever happens to the bytes."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from topicstore import Properties
+from topicstore.columns import Constant, to_list
+from topicstore.errors import CorruptionError, NewerFormatError
+from topicstore.positions import COUNTER_BITS, MAX_TIME
+from topicstore_conformance.strategies import properties
+from topicstore_layouts.block.codec import CODECS, Compressor, decompress
+from topicstore_layouts.block.format import MIXED, Block, Columns, encode_block
+from topicstore_layouts.block.layout import BlockOptions
+from topicstore_layouts.block.payloads import PackedPayloads
+
+HEADER = struct.Struct("<BBBxIIIIIQQ")
+VERSION, HEAD_CODEC, PAYLOAD_CODEC, ROWS, STREAM, HEAD_SIZE, RAW_HEAD, RAW_PAYLOADS, BASE, FIRST = range(10)
+BODY = HEADER.size + 8
+
+every_codec = pytest.mark.parametrize("codec", CODECS)
+careful = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def rows_of(columns: Columns) -> dict[str, list[Any]]:
+    """Return every column as a list of Python objects."""
+    return {name: to_list(getattr(columns, name)) for name in columns.__struct_fields__}
+
+
+def encoded(columns: Columns, codec: str = "none", *, stream: int = 5, gap: int = 0, above: int = 0) -> bytes:
+    """Return a block whose batch began ``gap`` positions before it and whose key ends ``above`` higher."""
+    base, last = int(columns.positions[0]) - gap, int(columns.positions[-1]) + above
+    return encode_block(columns, stream, base, last, Compressor(codec, 3))
+
+
+def columns_of(payloads: list[bytes], first: int = 1 << 60, **other: Any) -> Columns:
+    """Return plain columns with these payloads."""
+    rows = len(payloads)
+    plain: dict[str, Any] = {
+        "positions": np.arange(rows, dtype=np.uint64) + np.uint64(first),
+        "topics": np.arange(rows, dtype=np.uint32),
+        "client_ids": Constant(0, rows),
+        "qos": Constant(1, rows),
+        "retain": Constant(False, rows),
+        "timestamps": Constant(first >> COUNTER_BITS, rows),
+        "properties": Constant(None, rows),
+    }
+    return Columns(**{**plain, **other}, payloads=payloads, sizes=list(map(len, payloads)))
+
+
+# --- round trips --------------------------------------------------------------------
+
+
+@st.composite
+def formed(draw: st.DrawFn, source: random.Random, rows: int, highest: int, *, kind: type = int) -> Any:
+    """Make a column of numbers up to ``highest``, in any form: a constant, an array or a list."""
+    form = draw(st.sampled_from(["constant", "same", "array", "list"]))
+    if form == "constant":
+        return Constant(kind(draw(st.integers(0, highest))), rows)
+    limit = draw(
+        st.sampled_from([number for number in (1, 255, 256, 65_535, 65_536, 2**32 - 1) if number < highest] + [highest])
+    )
+    values = [kind(source.choice([0, limit, source.randint(0, limit)])) for _ in range(rows)]
+    if form == "same":
+        values = values[:1] * rows
+    return np.array(values) if form == "array" else values
+
+
+@st.composite
+def blocks(draw: st.DrawFn, row_counts: st.SearchStrategy[int]) -> Columns:
+    """Make columns of all forms; a seed drawn by Hypothesis fills them."""
+    rows, source = draw(row_counts), random.Random(draw(st.integers(0, 2**32)))
+    first = draw(st.sampled_from([0, 1, 1 << 60, MAX_TIME << COUNTER_BITS]))
+    most = draw(st.sampled_from([1, 2, 300, 1 << 20, 1 << 40]))
+    steps = [1 if most == 1 else source.randint(1, most) for _ in range(rows - 1)]
+    positions = np.cumsum([0, *steps], dtype=np.uint64) + np.uint64(first)
+    times: Any = (positions >> np.uint64(COUNTER_BITS)).astype(np.int64)
+    match draw(st.sampled_from(["of positions", "listed", "shifted", "any"])):
+        case "listed":
+            times = times.tolist()
+        case "shifted":
+            times = np.maximum(times - 5, 0)
+        case "any":
+            times = draw(formed(source, rows, MAX_TIME))
+    some: Any = Constant(None, rows)
+    if draw(st.booleans()):
+        kinds = [None, *draw(st.lists(properties(), max_size=3))]
+        some = [source.choice(kinds) for _ in range(rows)]
+    sizes = draw(st.sampled_from([(0,), (7,), (0, 1, 255), (255, 256), (256, 300), (0, 255, 256, 40)]))
+    payloads = [source.randbytes(source.choice(sizes)) for _ in range(rows)]
+    if draw(st.booleans()):
+        payloads[source.randrange(rows)] = source.randbytes(draw(st.sampled_from([65_535, 65_536, 70_000])))
+    return Columns(
+        positions,
+        draw(formed(source, rows, 2**32 - 1)),
+        draw(formed(source, rows, 2**32 - 1)),
+        draw(formed(source, rows, 2)),
+        draw(formed(source, rows, 1, kind=bool)),
+        times,
+        some,
+        payloads,
+        list(map(len, payloads)),
+    )
+
+
+def check_round_trip(columns: Columns, codec: str, stream: int, gap: int, above: int) -> None:
+    gap = min(gap, int(columns.positions[0]))
+    value = encoded(columns, codec, stream=stream, gap=gap, above=above)
+    block = Block(value, int(columns.positions[-1]) + above)
+    assert (len(columns.positions), stream) == (block.rows, block.stream)
+    assert (int(columns.positions[0]) - gap, int(columns.positions[0])) == (block.base, block.first)
+    expected, found = rows_of(columns), rows_of(block.columns())
+    assert expected == found
+    assert {bool} == set(map(type, found["retain"]))
+    assert msgspec.msgpack.encode(expected["payloads"]) == bytes(decoded_payloads(block)._raw)
+
+
+def decoded_payloads(block: Block) -> PackedPayloads:
+    return block.payloads()
+
+
+@every_codec
+def test_what_goes_in_comes_out(codec: str) -> None:
+    """Every form of every column, with a few rows."""
+
+    @careful
+    @given(blocks(st.integers(1, 20)), st.sampled_from([MIXED, 1, 2**32 - 1]), st.integers(0, 9), st.integers(0, 9))
+    def check(columns: Columns, stream: int, gap: int, above: int) -> None:
+        check_round_trip(columns, codec, stream, gap, above)
+
+    check()
+
+
+@every_codec
+def test_many_rows(codec: str) -> None:
+    """Around the sizes at which msgpack's prefixes change and beyond the most rows that a block gets."""
+
+    @settings(careful, max_examples=12)
+    @given(blocks(st.sampled_from([1, 15, 16, 255, 256, 8_192, 9_000])))
+    def check(columns: Columns) -> None:
+        check_round_trip(columns, codec, 1, 0, 0)
+
+    check()
+
+
+def test_more_rows_than_a_short_array_has() -> None:
+    """From 65,536 on msgpack's array has a longer head; payloads are still found by their sizes."""
+    for rows in (65_535, 65_536):
+        payloads = [bytes((number & 0xFF,)) * (number % 3) for number in range(rows)]
+        columns = columns_of(payloads)
+        block = Block(encoded(columns), int(columns.positions[-1]))
+        few = np.array([rows - 1, 0, 255, 65_000])
+        assert [payloads[row] for row in few] == block.payloads().pick(few)
+        assert payloads == block.payloads().toarrow().to_pylist()
+        assert payloads == block.payloads().tolist()
+
+
+@pytest.mark.parametrize("kind", [bytes, memoryview, bytearray])
+def test_any_kind_of_bytes_can_be_read(kind: Callable[[bytes], bytes]) -> None:
+    """Engines may give views of memory of their own."""
+    columns = columns_of([b"a" * 200, b"b"])
+    assert rows_of(columns) == rows_of(Block(kind(encoded(columns)), int(columns.positions[-1])).columns())
+
+
+def test_one_row_of_a_megabyte() -> None:
+    """A large payload is a block by itself."""
+    payload = random.Random(1).randbytes(1 << 20)
+    columns = columns_of([payload])
+    for codec in CODECS:
+        assert [payload] == Block(encoded(columns, codec), 1 << 60).payloads().tolist()
+
+
+def test_constant_columns_take_no_room() -> None:
+    """A thousand rows with one topic and consecutive positions cost their payloads and little more."""
+    columns = columns_of([b"x"] * 1_000, topics=Constant(70_000, 1_000), qos=[1] * 1_000)
+    assert len(encoded(columns)) < BODY + 3 + 3 * 1_000 + 30
+
+
+def test_rows_that_compress_badly_are_left_as_they_are() -> None:
+    """No codec makes a block larger than none."""
+    columns = columns_of([random.Random(1).randbytes(4_000)])
+    for codec in CODECS:
+        value = encoded(columns, codec)
+        assert len(value) == len(encoded(columns))
+        assert (0, 0) == HEADER.unpack_from(value)[HEAD_CODEC : PAYLOAD_CODEC + 1]
+
+
+@every_codec
+def test_the_codec_is_used(codec: str) -> None:
+    """Sections that shrink are stored as the codec's number says."""
+    columns = columns_of([b"payload" * 10] * 100, topics=np.zeros(200, dtype=np.uint32)[::2])
+    number = {"none": 0, "zstd": 1, "lz4": 2}[codec]
+    assert (number, number) == HEADER.unpack_from(encoded(columns, codec))[HEAD_CODEC : PAYLOAD_CODEC + 1]
+
+
+def test_codecs_are_those_of_the_options() -> None:
+    """Nobody can choose one that isn't there."""
+    field = BlockOptions.__annotations__["compression"]
+    assert set(CODECS) == {option for option in CODECS if BlockOptions(compression=option)}  # type: ignore[arg-type]
+    assert all(repr(codec).strip("'") in str(field) for codec in CODECS) or set(CODECS) == set(get_args(field))
+
+
+@careful
+@given(blocks(st.integers(1, 40)), st.data())
+def test_columns_are_cut_and_picked(columns: Columns, data: st.DataObject) -> None:
+    """`Columns.take` and `Columns.window` keep rows together."""
+    rows = len(columns.positions)
+    start = data.draw(st.integers(0, rows))
+    stop = data.draw(st.integers(start, rows))
+    picked = data.draw(st.lists(st.integers(0, rows - 1), unique=True).map(sorted))
+    whole = rows_of(columns)
+    assert {name: values[start:stop] for name, values in whole.items()} == rows_of(columns.window(start, stop))
+    assert {name: [values[row] for row in picked] for name, values in whole.items()} == rows_of(
+        columns.take(np.array(picked, dtype=np.intp))
+    )
+
+
+# --- damage -------------------------------------------------------------------------
+
+
+def sample() -> Columns:
+    """Return columns that use every field, and that every codec shrinks."""
+    rows = 60
+    return columns_of(
+        [b"%d" % number + b"x" * 10 for number in range(rows)],
+        positions=np.arange(rows, dtype=np.uint64) * np.uint64(3) + np.uint64(1 << 50),
+        topics=np.arange(rows) % 300 * 7,
+        client_ids=np.arange(rows) % 2,
+        qos=[0, 1, 2] * 20,
+        retain=[True, False] * 30,
+        timestamps=[number * 9 for number in range(rows)],
+        properties=[None, Properties(1, 9, "c/t", "r", b"x", (("a", "b"),))] * 30,
+    )
+
+
+def restamp(fields: list[int], body: bytes, last: int) -> bytes:
+    """Return a block with this header and a checksum that is right."""
+    header = HEADER.pack(*fields)
+    return header + xxhash.xxh3_64_intdigest(header + body, seed=last).to_bytes(8, "little") + body
+
+
+def take_apart(value: bytes) -> tuple[list[int], bytes]:
+    return list(HEADER.unpack_from(value)), value[BODY:]
+
+
+@every_codec
+def test_every_flipped_bit_is_found(codec: str) -> None:
+    """The checksum covers all of a block; only the version byte may say that it is newer."""
+    columns = sample()
+    value, last = encoded(columns, codec), int(columns.positions[-1])
+    assert rows_of(columns) == rows_of(Block(value, last).columns())
+    damaged = bytearray(value)
+    for place in range(len(value)):
+        for bit in range(8):
+            damaged[place] ^= 1 << bit
+            error = NewerFormatError if place == 0 and damaged[0] > 1 else CorruptionError
+            with pytest.raises(error):
+                Block(bytes(damaged), last)
+            damaged[place] ^= 1 << bit
+
+
+@every_codec
+def test_every_truncation_is_found(codec: str) -> None:
+    """At the end and at the front; bytes too many as well."""
+    columns = sample()
+    value, last = encoded(columns, codec), int(columns.positions[-1])
+    for place in range(len(value)):
+        with pytest.raises(CorruptionError):
+            Block(value[:place], last)
+    for longer in (value + b"\0", value + value):
+        with pytest.raises(CorruptionError):
+            Block(longer, last)
+
+
+def test_a_block_is_bound_to_its_key() -> None:
+    """Under another position it is damage: the engine mixed up its values."""
+    columns = sample()
+    value, last = encoded(columns), int(columns.positions[-1])
+    for wrong in (0, last - 1, last + 1, 2**64 - 1):
+        with pytest.raises(CorruptionError, match="checksum"):
+            Block(value, wrong)
+
+
+def test_a_newer_block_says_so() -> None:
+    """Any higher version; a lower one was never written."""
+    for version in (2, 3, 255):
+        with pytest.raises(NewerFormatError, match=f"version {version}"):
+            Block(bytes((version,)) + encoded(sample())[1:], 1)
+    for value in (b"", b"\0", b"\1", b"\0" * 100):
+        with pytest.raises(CorruptionError, match="not a block"):
+            Block(value, 1)
+
+
+@every_codec
+@pytest.mark.parametrize("field", [ROWS, HEAD_SIZE, RAW_HEAD, RAW_PAYLOADS, HEAD_CODEC, PAYLOAD_CODEC])
+def test_hostile_sizes(codec: str, field: int) -> None:
+    """Even with a right checksum a header's sizes get no more memory than the block is worth, and no rows."""
+    columns = sample()
+    last = int(columns.positions[-1])
+    fields, body = take_apart(encoded(columns, codec))
+    good = fields[field]
+    wide = field not in (HEAD_CODEC, PAYLOAD_CODEC)
+    for hostile in {0, 1, 2, 3, 255, *((good - 1, good + 1, 2 * good, 2**31 - 1, 2**31, 2**32 - 1) if wide else ())} - {
+        good
+    }:
+        fields[field] = hostile
+        with pytest.raises(CorruptionError):
+            Block(restamp(fields, body, last), last).columns()
+
+
+def test_the_restamped_block_is_good() -> None:
+    """The tests around here change what they say, and nothing else."""
+    columns = sample()
+    value, last = encoded(columns), int(columns.positions[-1])
+    assert value == restamp(*take_apart(value), last)
+
+
+def test_a_frame_that_says_more_than_the_header() -> None:
+    """A zstd frame carries a size of its own, which must not decide how much memory is taken."""
+    huge = bytes.fromhex("28b52ffde0") + (1 << 50).to_bytes(8, "little") + b"\1\0\0"
+    for stored in (huge, zstandard.compress(b"a" * 100_000), b"", b"(\xb5/\xfd"):
+        with pytest.raises(CorruptionError):
+            decompress(1, memoryview(stored), 10)
+
+
+def test_lz4_can_only_make_so_much() -> None:
+    """A raw lz4 block doesn't say how much it makes: the header's word is checked against what is possible."""
+    stored = pa.compress(b"a" * 1_000, "lz4_raw", asbytes=True)
+    assert b"a" * 1_000 == bytes(decompress(2, memoryview(stored), 1_000))
+    for size in (0, 1, 999, 255 * len(stored) + 1, 2**32 - 1):
+        with pytest.raises(CorruptionError):
+            decompress(2, memoryview(stored), size)
+
+
+def test_an_unknown_codec() -> None:
+    """It is named."""
+    with pytest.raises(CorruptionError, match="no codec 3"):
+        decompress(3, memoryview(b"abc"), 3)
+
+
+numbers = st.one_of(
+    st.integers(-(2**63), 2**64 - 1),
+    st.integers(0, 3),
+    st.binary(max_size=9),
+    st.sampled_from([b"\0\1\2", b"\xff" * 3, b"\xff" * 12, b"\xff" * 24, b"\0" * 24]),
+    st.none(),
+)
+heads = st.tuples(
+    numbers, numbers, numbers, numbers, numbers,
+    st.none() | st.tuples(numbers, numbers),
+    st.none() | st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=7), max_size=4),
+    numbers,
+)  # fmt: skip
+
+
+@settings(careful, max_examples=400)
+@given(heads | st.binary(max_size=20))
+def test_a_hostile_head(head: tuple[Any, ...] | bytes) -> None:
+    """A head that somebody made up either gives three rows of numbers or is damage; nothing else is raised."""
+    columns = columns_of([b"a", b"", b"b" * 300])
+    fields, body = take_apart(encoded(columns))
+    payloads = body[fields[HEAD_SIZE] :]
+    made = head if isinstance(head, bytes) else msgspec.msgpack.encode(head)
+    fields[HEAD_SIZE] = fields[RAW_HEAD] = len(made)
+    block = Block(restamp(fields, made + payloads, 9), 9)
+    for read in (block.columns, lambda: block.payloads().toarrow(), lambda: block.payloads().pick(np.array([2]))):
+        try:
+            found = read()
+        except CorruptionError:
+            continue
+        if isinstance(found, Columns):
+            assert {3} == {len(values) for values in rows_of(found).values()}
+
+
+def test_a_head_that_is_not_utf_8() -> None:
+    """Texts of properties are decoded too."""
+    columns = columns_of([b"a"], properties=[Properties(content_type="\x01\x02\x03")])
+    fields, body = take_apart(encoded(columns))
+    assert 1 == body.count(b"\1\2\3")
+    with pytest.raises(CorruptionError, match="decoded"):
+        Block(restamp(fields, body.replace(b"\1\2\3", b"\xff\2\3"), 9), 9).columns()
+
+
+# --- payloads -----------------------------------------------------------------------
+
+
+def packed(payloads: list[bytes], view: Callable[[bytes], Any] = bytes, *, even: bool = False) -> PackedPayloads:
+    """Return payloads as a block has them."""
+    sizes: Any = np.array(list(map(len, payloads)), dtype=np.uint32)
+    if even:
+        sizes = Constant(len(payloads[0]), len(payloads))
+    return PackedPayloads(view(msgspec.msgpack.encode(payloads)), sizes)
+
+
+SHAPES = {
+    "one": [b"a"],
+    "empty": [b""] * 5,
+    "even": [bytes((number,)) * 9 for number in range(40)],
+    "short": [b"x" * number for number in range(256)],
+    "middle": [b"y" * (256 + number) for number in range(20)],
+    "long": [b"z" * 65_536, b"w" * 70_000],
+    "mixed": [b"", b"a" * 255, b"b" * 256, b"c" * 65_535, b"d" * 65_536, *[b"e"] * 30],
+    "16 rows": [b"f" * (number % 4) for number in range(16)],
+    "15 rows": [b"g" * (number % 4) for number in range(15)],
+    "long even": [bytes((number,)) * 300 for number in range(20)],
+    "very long even": [bytes((number,)) * 66_000 for number in range(17)],
+}
+every_shape = pytest.mark.parametrize("shape", list(SHAPES))
+views = pytest.mark.parametrize(
+    "view", [bytes, memoryview, lambda raw: memoryview(pa.py_buffer(raw))], ids=["bytes", "memoryview", "arrow"]
+)
+
+
+def evenly(payloads: list[bytes]) -> list[bool]:
+    """Say in which forms the sizes of payloads may come."""
+    return [False, True] if len(set(map(len, payloads))) == 1 else [False]
+
+
+@every_shape
+@views
+def test_payloads_agree_in_every_form(shape: str, view: Callable[[bytes], Any]) -> None:
+    """As a list, picked a few or many in any order, and as Arrow."""
+    payloads, source = SHAPES[shape], random.Random(1)
+    rows = len(payloads)
+    for even in evenly(payloads):
+        assert payloads == packed(payloads, view, even=even).tolist()
+        arrow = packed(payloads, view, even=even).toarrow()
+        arrow.validate(full=True)
+        assert pa.array(payloads, pa.binary()) == arrow
+        for count in {0, 1, rows // 5, rows // 4, rows // 2, rows}:
+            picked = np.array(source.sample(range(rows), count), dtype=np.intp)
+            for order in (picked, np.sort(picked), np.sort(picked)[::-1]):
+                column = packed(payloads, view, even=even)
+                expected = [payloads[row] for row in order]
+                assert expected == column.pick(order)
+                column.tolist()
+                assert expected == column.pick(order)
+        assert (rows, payloads[-1], payloads[1:3]) == (len(column), column[-1], column[1:3])
+        assert payloads == list(column)
+
+
+def test_the_list_is_the_same_each_time() -> None:
+    """Decoded once."""
+    column = packed([b"a", b"b"])
+    assert column.tolist() is column.tolist()
+
+
+@every_shape
+def test_lengths_that_lie(shape: str) -> None:
+    """Wrong lengths never make Arrow or a pick read elsewhere: what adds up to another size is damage."""
+    payloads = SHAPES[shape]
+    raw = msgspec.msgpack.encode(payloads)
+    rows = len(payloads)
+    for wrong in (1, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**32 - 1):
+        sizes = np.array(list(map(len, payloads)), dtype=np.uint64)
+        sizes[rows // 2] = len(payloads[rows // 2]) + wrong
+        for column in (PackedPayloads(raw, sizes), PackedPayloads(raw, Constant(len(payloads[0]) + wrong, rows))):
+            for read in (column.toarrow, lambda column=column: column.pick(np.arange(rows // 5))):
+                try:
+                    found = read()
+                except CorruptionError:
+                    continue
+                assert payloads[: len(found)] == (found.to_pylist() if isinstance(found, pa.Array) else found)
+
+
+def test_a_list_of_another_length() -> None:
+    """As many payloads as there are rows, or damage."""
+    raw = msgspec.msgpack.encode([b"a", b"b"])
+    for rows in (1, 3):
+        with pytest.raises(CorruptionError, match="2 payloads"):
+            PackedPayloads(raw, Constant(1, rows)).tolist()
+    with pytest.raises(CorruptionError, match="decoded"):
+        PackedPayloads(raw[:-1], Constant(1, 2)).tolist()

@@ -1,0 +1,480 @@
+"""The learned topic structure: which topics share a stream, for good, and which streams a filter needs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
+from topicstore.errors import CorruptionError
+from topicstore.topics import TopicFilter
+from topicstore_backends.memory import MemoryEngine
+from topicstore_conformance.strategies import EDGE_TOPICS, filters, filters_of, topics
+from topicstore_layouts.learned import MAX_LEVELS, LearnedTopics
+
+GENERATION = 3
+EDGE, LEAF = encode_generation(GENERATION) + b"\x01", encode_generation(GENERATION) + b"\x02"
+
+thresholds = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
+quick = settings(deadline=None)
+
+
+def learned(learn: Iterable[str], *limits: int) -> LearnedTopics:
+    """Return a trie with these thresholds that was taught these topics."""
+    trie = LearnedTopics(GENERATION, limits)
+    for topic in learn:
+        trie.learn(topic)
+    return trie
+
+
+def patterns(trie: LearnedTopics, learn: Iterable[str]) -> list[str]:
+    """Return the pattern of the stream of each topic."""
+    return [trie.pattern(trie.learn(topic)) for topic in learn]
+
+
+def save(trie: LearnedTopics, engine: Engine) -> None:
+    """Commit what is not saved, and say so."""
+    write = WriteBatch()
+    trie.save(write)
+    engine.write(write)
+    trie.saved()
+
+
+def contents(engine: Engine) -> dict[bytes, bytes]:
+    return dict(pair for chunk in engine.scan(META) for pair in chunk)
+
+
+def u32(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+def simple_pattern(taught: dict[tuple[str, ...], list[str]], limits: Sequence[int], topic: str) -> str:
+    """Return the pattern that a topic's stream should have, by a dictionary from each node to its children."""
+    node: tuple[str, ...] = ("$",) if topic.startswith("$") else ("",)
+    for depth, level in enumerate(topic.split("/")):
+        if depth == 32:
+            return "/".join((*node[1:], "#"))
+        children = taught.setdefault(node, [])
+        if level not in children and "+" not in children:
+            limit = limits[depth] if depth < len(limits) else limits[-1]
+            children += [level] if limit else ["+"]
+            if len(children) == limit:
+                children.append("+")
+        node = (*node, level if level in children else "+")
+    return "/".join(node[1:])
+
+
+# --- learning -----------------------------------------------------------------------
+
+
+def test_the_token_that_reaches_the_threshold_stays_static() -> None:
+    """It is the last one with a node of its own; the next ones share one."""
+    trie = learned([], 3)
+    assert ["a", "b", "c", "+", "+"] == patterns(trie, "abcde")
+    assert ["a", "b", "c"] == patterns(trie, "abc")
+    assert 4 == len(trie)
+
+
+def test_each_depth_has_its_threshold() -> None:
+    """The last one serves all deeper levels."""
+    trie = learned([], 2, 1)
+    taught = ["a/1/x", "a/2/y", "b/1/x", "b/1/y", "b/1/z", "c/1/x"]
+    assert ["a/1/x", "a/+/y", "b/1/x", "b/1/+", "b/1/+", "+/1/x"] == patterns(trie, taught)
+
+
+def test_each_node_counts_its_own_children() -> None:
+    """A level that is full below one parent is not full below another."""
+    trie = learned([], 9, 1)
+    assert ["a/1", "a/+", "b/1", "b/+"] == patterns(trie, ["a/1", "a/2", "b/1", "b/2"])
+
+
+def test_exact_beats_plus() -> None:
+    """A token that has a node keeps it after the others began to share one."""
+    trie = learned(["a/x", "b/x", "c/x"], 2, 9)
+    before = trie.learn("a/x")
+    assert ["a/x", "b/x", "+/x", "a/y", "+/y"] == patterns(trie, ["a/x", "b/x", "d/x", "a/y", "d/y"])
+    assert before == trie.learn("a/x")
+
+
+def test_threshold_0_makes_plus_at_once() -> None:
+    """No token gets a node of its own."""
+    trie = learned([], 5, 0)
+    assert ["a/+", "a/+", "b/+/+"] == patterns(trie, ["a/1", "a/2", "b/1/2"])
+
+
+def test_dollar_topics_grow_from_a_root_of_their_own() -> None:
+    """They count apart, and filters that begin with a wildcard don't see them."""
+    trie = learned([], 1)
+    assert ["$SYS/a", "b/a"] == patterns(trie, ["$SYS/a", "b/a"])
+    own = trie.learn("$SYS/a")
+    assert [own] == trie.match(TopicFilter("$SYS/#")) == trie.match(TopicFilter("$SYS/+"))
+    assert [trie.learn("b/a")] == trie.match(TopicFilter("#")) == trie.match(TopicFilter("+/a"))
+
+
+def test_dollar_in_a_later_level_is_nothing_special() -> None:
+    """Only the first character of a topic counts."""
+    trie = learned(["a/$SYS"], 9)
+    assert [1] == trie.match(TopicFilter("#")) == trie.match(TopicFilter("a/+"))
+
+
+def test_the_end_of_a_topic_is_no_child() -> None:
+    """A topic that ends where others go on takes no room, and has a stream of its own."""
+    trie = learned([], 2)
+    assert ["a", "a/b", "a/c", "a/+"] == patterns(trie, ["a", "a/b", "a/c", "a/d"])
+    assert [1, 2, 3, 4] == trie.match(TopicFilter("a/#"))
+    assert [1] == trie.match(TopicFilter("a"))
+
+
+def test_plus_is_no_child() -> None:
+    """A threshold counts the tokens alone: with as many as it allows, `+` beside them changes nothing."""
+    trie = learned("abcdef", 2)
+    assert 3 == len(trie)
+    assert 2 + 3 == trie.nodes
+
+
+def test_200_topics_make_few_streams() -> None:
+    """With the thresholds that the block layout has by default."""
+    trie = learned((f"fleet/eu/bus-{number}/speed" for number in range(200)), 100, 20)
+    assert 21 == len(trie)
+    assert 2 + 2 + 2 * 21 == trie.nodes
+
+
+def test_levels_beyond_the_32nd_are_not_learned() -> None:
+    """They all end in one stream a prefix, and filters of any depth find it."""
+    prefix = "/".join(["a"] * MAX_LEVELS)
+    exact, first, second = (f"{prefix}{rest}" for rest in ("", "/b", "/c/d/e"))
+    trie = learned([], 9)
+    assert [prefix, f"{prefix}/#", f"{prefix}/#"] == patterns(trie, [exact, first, second])
+    assert [1] == trie.match(TopicFilter(prefix))
+    assert [2] == trie.match(TopicFilter(f"{prefix}/b")) == trie.match(TopicFilter(f"{prefix}/+/d/+"))
+    assert [2] == trie.match(TopicFilter(f"{prefix}/c/d/#"))
+    assert [1, 2] == trie.match(TopicFilter(f"{prefix}/#")) == trie.match(TopicFilter("#"))
+    assert [1] == trie.match(TopicFilter("/".join(["+"] * MAX_LEVELS)))
+
+
+def test_65535_bytes_of_empty_levels() -> None:
+    """The longest topic there is makes 33 nodes, not 65,536."""
+    longest = "/" * 65_535
+    trie = learned([longest], 9)
+    assert ["/" * 32 + "#"] == patterns(trie, [longest])
+    assert 2 + 33 == trie.nodes
+    for text in ("#", "/#", longest, longest[1:] + "+", longest[1:] + "#"):
+        assert [1] == trie.match(TopicFilter(text))
+    assert [] == trie.match(TopicFilter("a/#"))
+
+
+@quick
+@given(st.lists(topics(), max_size=30), thresholds)
+def test_it_learns_what_a_simple_model_learns(taught: list[str], limits: tuple[int, ...]) -> None:
+    """Whatever the topics and thresholds; streams are numbered from 1 as they are met."""
+    trie, model, numbers = learned([], *limits), dict[tuple[str, ...], list[str]](), dict[tuple[bool, str], int]()
+    for topic in taught:
+        pattern = simple_pattern(model, limits, topic)
+        assert pattern == trie.pattern(trie.learn(topic))
+        key = topic.startswith("$"), pattern
+        assert numbers.setdefault(key, len(numbers) + 1) == trie.learn(topic)
+    assert len(numbers) == len(trie)
+    assert not any(number in trie for number in (0, len(numbers) + 1))
+
+
+# --- asking -------------------------------------------------------------------------
+
+
+def describes(pattern: str, topic: str) -> bool:
+    """Say whether a pattern matches a topic, `+` also where it stands for a first level with `$`."""
+    if topic.startswith("$") and pattern.startswith("+"):
+        pattern, topic = f"x{pattern[1:]}", f"x{topic[len(topic.split('/')[0]) :]}"
+    return TopicFilter(pattern).matches(topic)
+
+
+@quick
+@given(st.lists(st.one_of(topics(), st.sampled_from(EDGE_TOPICS)), max_size=20), thresholds)
+def test_patterns_match_their_topics(taught: list[str], limits: tuple[int, ...]) -> None:
+    """Each topic is matched by the pattern of its stream, which is a valid filter."""
+    trie = learned(taught, *limits)
+    assert [] == [topic for topic in taught if not describes(trie.pattern(trie.learn(topic)), topic)]
+
+
+@quick
+@given(st.lists(topics(), max_size=20), thresholds, st.lists(filters(), max_size=4), st.data())
+def test_match_finds_every_stream_with_a_matching_topic(
+    taught: list[str], limits: tuple[int, ...], asked: list[str], data: st.DataObject
+) -> None:
+    """For any filter, those made from the topics among them; numbers come sorted, each once."""
+    trie = learned(taught, *limits)
+    for text in [*asked, *(data.draw(filters_of(topic)) for topic in taught[:5])]:
+        topic_filter = TopicFilter(text)
+        matched = trie.match(topic_filter)
+        assert sorted(set(matched)) == matched
+        assert {trie.learn(topic) for topic in taught if topic_filter.matches(topic)} <= set(matched)
+
+
+def compatible(topic_filter: TopicFilter, pattern: str) -> bool:
+    """Say whether some topic fits both, looking level by level; for filters without `#`."""
+    mine, theirs = topic_filter.levels, pattern.split("/")
+    if theirs[-1] == "#" and len(mine) >= len(theirs):
+        theirs = [*theirs[:-1], *["+"] * (len(mine) - len(theirs) + 1)]
+    return len(mine) == len(theirs) and all(a == b or "+" in (a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@quick
+@given(st.lists(topics(), max_size=20), thresholds, st.data())
+def test_match_is_tight_without_rest(taught: list[str], limits: tuple[int, ...], data: st.DataObject) -> None:
+    """A filter of levels and `+` gets only streams whose pattern fits it; an exact one gets one at most."""
+    trie = learned(taught, *limits)
+    for topic in taught[:5]:
+        topic_filter = TopicFilter(data.draw(filters_of(topic).filter(lambda text: not text.endswith("#"))))
+        matched = trie.match(topic_filter)
+        assert [] == [stream for stream in matched if not compatible(topic_filter, trie.pattern(stream))]
+        assert len(matched) <= 1 or not topic_filter.literal
+
+
+def test_match_of_an_exact_filter_is_its_one_stream() -> None:
+    """A static token's topics are not looked for under `+`, and others' not under a static token."""
+    trie = learned(["a/x", "b/x", "c/x"], 1, 9)
+    assert [[1], [2], [2], []] == [trie.match(TopicFilter(text)) for text in ("a/x", "b/x", "never/x", "a/y")]
+    assert [1, 2] == trie.match(TopicFilter("+/x"))
+
+
+def test_rest_matches_the_level_above() -> None:
+    """By MQTT 5, `a/#` matches `a` too."""
+    trie = learned(["a", "a/b", "b"], 9)
+    assert [1, 2] == trie.match(TopicFilter("a/#"))
+
+
+# --- keeping ------------------------------------------------------------------------
+
+Step = tuple[str, str]
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("learn"), topics()),
+        st.tuples(st.just("learn"), topics()),
+        st.tuples(st.sampled_from(["save", "save unheard", "lose", "reopen"]), st.just("")),
+    ),
+    max_size=40,
+)
+
+
+@quick
+@given(steps, thresholds)
+def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[int, ...]) -> None:
+    """Whatever is learned, saved, lost and loaded: what was committed with a stream stays in it."""
+    engine = MemoryEngine(KEYSPACES)
+    trie = learned([], *limits)
+    known: dict[str, int] = {}
+    committed: dict[str, int] = {}
+    for step, topic in sequence:
+        write = WriteBatch()
+        match step:
+            case "learn":
+                assert known.setdefault(topic, trie.learn(topic)) == trie.learn(topic)
+            case "lose":  # the write fails, and the process lives on
+                trie.save(write)
+            case "reopen":
+                trie = LearnedTopics.load(engine, GENERATION, limits)
+                known = dict(committed)
+            case _:
+                trie.save(write)
+                engine.write(write)
+                committed = dict(known)
+                if step == "save":
+                    trie.saved()
+        assert known == {topic: trie.learn(topic) for topic in known}
+    again = LearnedTopics.load(engine, GENERATION, limits)
+    assert committed == {topic: again.learn(topic) for topic in committed}
+
+
+@quick
+@given(st.lists(topics(), max_size=15), st.lists(topics(), max_size=15), thresholds)
+def test_a_loaded_trie_goes_on_as_the_saved_one(first: list[str], then: list[str], limits: tuple[int, ...]) -> None:
+    """Saved at any point, it learns the same streams from the same topics, and needs no more room."""
+    engine = MemoryEngine(KEYSPACES)
+    trie = learned(first, *limits)
+    save(trie, engine)
+    loaded = LearnedTopics.load(engine, GENERATION, limits)
+    assert (len(trie), trie.nodes) == (len(loaded), loaded.nodes)
+    for topic in [*then, *first]:
+        assert trie.learn(topic) == loaded.learn(topic)
+        assert trie.pattern(trie.learn(topic)) == loaded.pattern(loaded.learn(topic))
+    one, other = WriteBatch(), WriteBatch()
+    trie.save(one)
+    loaded.save(other)
+    assert one.operations == other.operations
+
+
+def test_unsaved_is_put_again_until_saved() -> None:
+    """A failed write loses nothing: the next one carries it all."""
+    trie = learned(["a/b"], 9)
+    first, second = WriteBatch(), WriteBatch()
+    trie.save(first)
+    trie.learn("c")
+    trie.save(second)
+    assert first.operations == second.operations[: len(first.operations)]
+    assert 3 + 2 == len(second.operations)
+    trie.saved()
+    third = WriteBatch()
+    trie.save(third)
+    assert not third
+
+
+def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
+    """Every kind of token, with a real engine between."""
+    rocksdb = pytest.importorskip("topicstore_backends.rocksdb", reason="the extra 'rocksdb' is not installed")
+    backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
+    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
+    trie = learned(EDGE_TOPICS, 9, 2)
+    known = {topic: trie.learn(topic) for topic in EDGE_TOPICS}
+    save(trie, engine)
+    engine.close()
+    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
+    loaded = LearnedTopics.load(engine, GENERATION, (9, 2))
+    assert known == {topic: loaded.learn(topic) for topic in EDGE_TOPICS}
+    engine.close()
+
+
+def test_generations_keep_apart() -> None:
+    """A trie loads what was saved under its own generation alone."""
+    engine = MemoryEngine(KEYSPACES)
+    for generation, topic in ((2, "a"), (3, "b/c"), (4, "d")):
+        trie = LearnedTopics(generation, (9,))
+        trie.learn(topic)
+        save(trie, engine)
+    loaded = LearnedTopics.load(engine, 3, (9,))
+    assert ["b/c"] == [loaded.pattern(stream) for stream in loaded.match(TopicFilter("#"))]
+
+
+# --- inheriting ---------------------------------------------------------------------
+
+
+def inherited(parent: LearnedTopics, *limits: int) -> LearnedTopics:
+    """Return the child of a trie, as it is after its creation was committed and it was opened."""
+    engine = MemoryEngine(KEYSPACES)
+    child = LearnedTopics(GENERATION + 1, limits)
+    child.inherit(parent)
+    save(child, engine)
+    return LearnedTopics.load(engine, GENERATION + 1, limits)
+
+
+def test_only_learned_wildcards_are_inherited() -> None:
+    """With the nodes on the way to them, and wildcards under wildcards; no streams yet."""
+    parent = learned(["a/b", "c/d", "$SYS/1/x", "$SYS/2/y"], 1)
+    child = inherited(parent, 9)
+    own = ["+", "a", "a/+", "+/+"]  # but neither a/b nor +/d
+    of_dollar = ["+", "$SYS", "$SYS/+", "$SYS/1", "$SYS/1/+", "$SYS/+/+"]
+    assert (0, 2 + len(own) + len(of_dollar)) == (len(child), child.nodes)
+    assert ["a/+", "+/+", "+/+", "$SYS/1/+"] == patterns(child, ["a/b", "c/d", "z/d", "$SYS/1/x"])
+
+
+def test_what_was_static_is_learned_anew() -> None:
+    """A parent without wildcards leaves nothing; its topics are counted from zero."""
+    parent = learned([f"t/{number}" for number in range(5)], 9)
+    child = inherited(parent, 9)
+    assert (0, 2) == (len(child), child.nodes)
+    assert ["t/4"] == patterns(child, ["t/4"])
+
+
+def test_levels_beyond_the_32nd_are_not_inherited() -> None:
+    """Their `#` comes back by itself with the first such topic."""
+    deep = "/".join(["a"] * 40)
+    assert 2 == inherited(learned([deep], 9), 9).nodes
+
+
+@quick
+@given(st.lists(topics(), max_size=30), thresholds, st.lists(topics(), max_size=10))
+def test_an_heir_has_its_parents_wildcards(taught: list[str], limits: tuple[int, ...], then: list[str]) -> None:
+    """A topic that shared a level in the parent shares it in the child, from the first message on."""
+    parent = learned(taught, *limits)
+    child = inherited(parent, *limits)
+    for before, now in zip(patterns(parent, taught), patterns(child, taught), strict=True):
+        assert all(b == "+" for a, b in zip(before.split("/"), now.split("/"), strict=True) if a == "+")
+    for topic in then:
+        assert child.learn(topic) in child.match(TopicFilter(topic))
+
+
+def test_an_heir_of_an_heir() -> None:
+    """Wildcards go down the generations though nobody used them in between."""
+    first = learned([f"t/{number}" for number in range(5)], 9, 2)
+    assert ["t/+"] == patterns(inherited(inherited(first, 9, 2), 9, 2), ["t/0"])
+
+
+# --- damage -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (EDGE + u32(0) + b"x", b"\0\0\0"),
+        (EDGE + u32(0), b""),
+        (EDGE + b"\0\0", u32(9)),
+        (EDGE + u32(0) + b"\xff", u32(9)),
+        (EDGE + u32(7) + b"x", u32(9)),
+        (EDGE + u32(2) + b"x", u32(2)),
+        (EDGE + u32(3) + b"x", u32(2)),
+        (EDGE + u32(0) + b"x", u32(0)),
+        (EDGE + u32(0) + b"x", u32(1)),
+        (EDGE + u32(0) + b"x", u32(3)),
+        (LEAF + u32(2), u32(1)),
+        (LEAF + u32(2), u32(0)),
+        (LEAF + u32(2), u32(3)),
+        (LEAF + u32(2), u32(1) + b"\0"),
+        (LEAF + u32(9), u32(2)),
+        (LEAF + u32(0), u32(2)),
+        (LEAF + b"", u32(2)),
+    ],
+)
+def test_damage_is_found_when_it_is_loaded(key: bytes, value: bytes) -> None:
+    """Nodes without parents, cycles, streams twice or with gaps, broken numbers and texts: none is believed."""
+    engine = MemoryEngine(KEYSPACES)
+    save(learned(["a/b"], 9), engine)
+    assert {EDGE + u32(0) + b"a": u32(2), EDGE + u32(2) + b"b": u32(3), LEAF + u32(3): u32(1)} == contents(engine)
+    write = WriteBatch()
+    write.put(META, key, value)
+    engine.write(write)
+    with pytest.raises(CorruptionError, match="learned topics"):
+        LearnedTopics.load(engine, GENERATION, (9,))
+
+
+@pytest.mark.parametrize("key", [EDGE + u32(0) + b"a", LEAF + u32(3)])
+def test_loss_is_found_when_it_is_loaded(key: bytes) -> None:
+    """Without an edge its child hangs in the air, and without a stream the next would get its number."""
+    engine = MemoryEngine(KEYSPACES)
+    save(learned(["a/b", "c"], 9), engine)
+    write = WriteBatch()
+    write.delete(META, key)
+    engine.write(write)
+    with pytest.raises(CorruptionError, match="learned topics"):
+        LearnedTopics.load(engine, GENERATION, (9,))
+
+
+# --- threads ------------------------------------------------------------------------
+
+
+def test_readers_run_beside_the_writer() -> None:
+    """A match sees every topic learned before it began, and all streams it returns have patterns."""
+    trie = learned([], 50, 3)
+    done, failures, rounds = threading.Event(), [], []
+
+    def read() -> None:
+        try:
+            while not done.is_set() or not rounds:
+                known = len(trie)
+                found = trie.match(TopicFilter("#"))
+                assert set(range(1, known + 1)) <= set(found)
+                assert len(found) == len([trie.pattern(stream) for stream in found])
+                rounds.append(known)
+        except BaseException as error:  # noqa: BLE001 - shown by the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(3_000):
+        trie.learn(f"a{number % 60}/b{number % 7}/c{number}")
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert [] == failures

@@ -1,0 +1,441 @@
+"""The dictionaries of names: numbers that never change, and a memory that has a bound."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.columns import Coded, Constant, to_list
+from topicstore.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
+from topicstore.errors import CorruptionError
+from topicstore_backends.memory import MemoryEngine
+from topicstore_layouts import names as names_module
+from topicstore_layouts.names import NameTable
+
+GENERATION, KIND = 7, 0x10
+FORWARD, BACK = encode_generation(GENERATION) + b"\x10", encode_generation(GENERATION) + b"\x11"
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=4)
+
+
+def stream_of(name: str) -> int:
+    return len(name.encode()) + 1
+
+
+def table(engine: Engine) -> NameTable:
+    return NameTable(engine, GENERATION, KIND, stream_of)
+
+
+def save(names: NameTable, engine: Engine) -> None:
+    """Commit what is not saved, and say so."""
+    write = WriteBatch()
+    names.save(write)
+    engine.write(write)
+    names.saved()
+
+
+def filled(engine: Engine, learn: Iterable[str]) -> NameTable:
+    """Return a table with these names, saved."""
+    names = table(engine)
+    names.encode(list(learn))
+    save(names, engine)
+    return names
+
+
+def put(engine: Engine, key: bytes, value: bytes | None) -> None:
+    """Write around the table."""
+    write = WriteBatch()
+    if value is None:
+        write.delete(META, key)
+    else:
+        write.put(META, key, value)
+    engine.write(write)
+
+
+def u32(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+def array(*ids: int) -> np.ndarray[Any, Any]:
+    return np.array(ids, dtype=np.uint32)
+
+
+@pytest.fixture
+def engine() -> MemoryEngine:
+    return MemoryEngine(KEYSPACES)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let a table keep eight names in memory."""
+    monkeypatch.setattr(names_module, "CACHED", 8)
+    return 8
+
+
+# --- numbers ------------------------------------------------------------------------
+
+
+def test_numbers_count_from_zero_as_names_are_met(engine: MemoryEngine) -> None:
+    """A name that was met keeps its number; the empty one is a name."""
+    names = table(engine)
+    assert [0, 1, 0, 2] == to_list(names.encode(["b", "a", "b", ""]))
+    assert [3, 1] == to_list(names.encode(["c", "a"]))
+    assert 4 == len(names)
+    assert ["b", "a", "", "c"] == to_list(names.names(array(0, 1, 2, 3)))
+
+
+def test_a_constant_column_stays_constant(engine: MemoryEngine) -> None:
+    """A batch of one name costs one look-up."""
+    names = table(engine)
+    for expected, name in ((0, "a"), (1, "b"), (0, "a")):
+        encoded = names.encode(Constant(name, 5))
+        assert isinstance(encoded, Constant)
+        assert (expected, 5) == (encoded.value, len(encoded))
+
+
+def test_the_forms_of_a_column_are_alike(engine: MemoryEngine) -> None:
+    """A list and coded texts get the same numbers."""
+    names = filled(engine, ["a", "b"])
+    coded = names.names(array(1, 0, 1))
+    assert isinstance(coded, Coded)
+    assert [1, 0, 1] == to_list(names.encode(coded))
+
+
+def test_each_name_has_its_stream(engine: MemoryEngine) -> None:
+    """As it was when the name was met; it is stored with the name."""
+    names = filled(engine, ["a", "bbb"])
+    assert [2, 4, 2] == names.streams(array(0, 1, 0)).tolist()
+    again = NameTable(engine, GENERATION, KIND, lambda _: 99)
+    assert [4, 2] == [again.stream(1), again.stream(0)]
+
+
+def test_find(engine: MemoryEngine) -> None:
+    """In memory, on disk, and not at all."""
+    names = filled(engine, ["a", "b"])
+    names.encode(["c"])
+    assert [0, 2, None] == [names.find(name) for name in ("a", "c", "d")]
+    assert [0, None, None] == [table(engine).find(name) for name in ("a", "c", "d")]
+
+
+def test_tables_keep_apart(engine: MemoryEngine) -> None:
+    """Kinds and generations have numbers of their own, names that begin like keys among them."""
+    tables = [NameTable(engine, generation, kind, stream_of) for generation in (1, 7, 8) for kind in (0x10, 0x20)]
+    for index, names in enumerate(tables):
+        names.encode([f"{index}-{number}" for number in range(index + 1)] + ["\x10", "\xff"])
+        save(names, engine)
+    for index, (generation, kind) in enumerate((g, k) for g in (1, 7, 8) for k in (0x10, 0x20)):
+        names = NameTable(engine, generation, kind, stream_of)
+        assert index + 3 == len(names)
+        assert f"{index}-{index}" == names.name(index)
+        assert [] == list(names.verify())
+
+
+# --- keeping ------------------------------------------------------------------------
+
+
+def test_numbers_are_stable_across_reopening(engine: MemoryEngine) -> None:
+    """Old names keep theirs and new ones go on behind them."""
+    filled(engine, ["a", "b", "c"])
+    names = table(engine)
+    assert 3 == len(names)
+    assert [3, 2, 0] == to_list(names.encode(["d", "c", "a"]))
+    save(names, engine)
+    assert ["a", "b", "c", "d"] == [table(engine).name(number) for number in range(4)]
+
+
+def test_unsaved_names_are_put_again_until_saved(engine: MemoryEngine) -> None:
+    """A failed write loses nothing: the next one carries it all."""
+    names = table(engine)
+    names.encode(["a"])
+    first, second, third = WriteBatch(), WriteBatch(), WriteBatch()
+    names.save(first)
+    names.encode(["b", "a"])
+    names.save(second)
+    assert (2, 4) == (len(first.operations), len(second.operations))
+    assert first.operations == second.operations[:2]
+    engine.write(second)
+    names.saved()
+    names.save(third)
+    assert not third
+    assert ["a", "b"] == to_list(table(engine).names(array(0, 1)))
+
+
+def test_what_was_never_written_is_given_out_again(engine: MemoryEngine) -> None:
+    """A number that no stored block can hold may get another name after a crash."""
+    names = filled(engine, ["a"])
+    names.encode(["lost"])
+    assert [1] == to_list(table(engine).encode(["other"]))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["learn", "save", "unheard", "reopen"]), st.lists(texts, max_size=12))))
+def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> None:
+    """Whatever is learned, saved and loaded, with a memory for eight names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(names_module, "CACHED", 8)
+        engine = MemoryEngine(KEYSPACES)
+        names = table(engine)
+        known: dict[str, int] = {}
+        committed: dict[str, int] = {}
+        for step, learn in steps:
+            if learn:
+                known.update(
+                    {name: known.get(name, number) for name, number in zip(learn, names.encode(learn), strict=True)}
+                )
+            assert list(range(len(names))) == sorted(known.values())
+            write = WriteBatch()
+            if step in ("save", "unheard"):
+                names.save(write)
+                engine.write(write)
+                committed = dict(known)
+            if step == "save":
+                names.saved()
+            if step == "reopen":
+                names, known = table(engine), dict(committed)
+            ids = array(*known.values())
+            if len(ids):
+                assert list(known) == to_list(names.names(ids))
+                assert list(map(stream_of, known)) == names.streams(ids).tolist()
+                assert list(known.values()) == to_list(names.encode(list(known)))
+        assert committed == {name: table(engine).find(name) for name in committed}
+        assert [] == list(names.verify())
+
+
+def test_reopening_finds_them_on_disk(tmp_path: Path) -> None:
+    """With a real engine between, and names of every length."""
+    rocksdb = pytest.importorskip("topicstore_backends.rocksdb", reason="the extra 'rocksdb' is not installed")
+    backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
+    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
+    learn = ["", "a", "\U0001f68c/é", "x" * 65_535, *map(str, range(300))]
+    filled(engine, learn)
+    engine.close()
+    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
+    names = table(engine)
+    assert learn == to_list(names.names(np.arange(len(learn))))
+    assert list(range(len(learn))) == to_list(table(engine).encode(learn))
+    assert [] == list(names.verify())
+    engine.close()
+
+
+# --- memory -------------------------------------------------------------------------
+
+
+def in_memory(names: NameTable) -> int:
+    """Return how many names are held in memory, and check that all ways to them agree."""
+    texts = names._texts.values
+    held = {text: number for number, text in enumerate(texts) if text is not None}
+    assert held == names._ids
+    assert sorted(held.values()) == np.flatnonzero(names._loaded).tolist()
+    return len(held)
+
+
+def test_the_memory_has_a_bound(engine: MemoryEngine, small: int) -> None:
+    """Whether names come in through writing or through reading."""
+    names = table(engine)
+    for number in range(100):
+        assert [number] == to_list(names.encode([f"n{number}"]))
+        save(names, engine)
+        assert in_memory(names) <= small
+    for number in reversed(range(100)):
+        assert f"n{number}" == names.name(number)
+        assert in_memory(names) <= small
+
+
+def test_a_batch_of_more_names_than_the_memory_holds(engine: MemoryEngine, small: int) -> None:
+    """It is kept whole until it is stored."""
+    learn = [f"n{number}" for number in range(5 * small)]
+    names = table(engine)
+    assert list(range(len(learn))) == to_list(names.encode(learn))
+    assert list(map(stream_of, learn)) == names.streams(np.arange(len(learn))).tolist()
+    save(names, engine)
+    assert [0, 40, 39] == to_list(names.encode(["n0", "new", "n39"]))
+    save(names, engine)
+    assert [41] == to_list(names.encode(["newer"]))
+    assert in_memory(names) <= small
+
+
+def test_unsaved_names_are_never_evicted(engine: MemoryEngine, small: int) -> None:
+    """Nothing but memory has them: neither reading nor writing may push them out."""
+    old = [f"old{number}" for number in range(3 * small)]
+    filled(engine, old)
+    names = table(engine)
+    new = to_list(names.encode(["new1", "new2", "old0"]))
+    for number in range(len(old)):
+        assert old[number] == names.name(number)
+    assert [24, 25, 0] == new
+    assert ["new1", "new2", "old0", "old23"] == to_list(names.names(array(24, 25, 0, 23)))
+    assert [5, 5, 5] == names.streams(array(*new)).tolist()
+    save(names, engine)
+    assert [24, 25] == [table(engine).find(name) for name in ("new1", "new2")]
+
+
+def test_a_full_memory_with_unsaved_names_among_those_asked_for(engine: MemoryEngine, small: int) -> None:
+    """What is kept when the memory starts anew isn't looked for in the engine, which doesn't have it."""
+    old = [f"old{number}" for number in range(2 * small)]
+    filled(engine, old)
+    names = table(engine)
+    unsaved = to_list(names.encode(["new"]))
+    names.names(np.arange(small - 1))
+    asked = array(*unsaved, *range(2 * small))
+    assert ["new", *old] == to_list(names.names(asked))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("stored", range(40))
+def test_growth_goes_on_after_the_memory_started_anew(engine: MemoryEngine, stored: int) -> None:
+    """Whatever the table held when it was opened, and whenever the memory was full."""
+    filled(engine, [f"n{number}" for number in range(stored)])
+    names = table(engine)
+    for number in range(stored, stored + 60):
+        assert [number] == to_list(names.encode([f"n{number}"]))
+        assert stream_of(f"n{number}") == names.stream(number)
+        save(names, engine)
+    learn = [f"n{number}" for number in range(stored + 60)]
+    assert learn == to_list(names.names(np.arange(len(learn))))
+
+
+def test_columns_outlive_the_memory_they_came_from(engine: MemoryEngine, small: int) -> None:
+    """A batch that was handed out keeps its texts while others push them out of the table."""
+    learn = [f"n{number}" for number in range(10 * small)]
+    names = filled(engine, learn)
+    columns = [names.names(np.arange(start, start + small)) for start in range(0, len(learn), small)]
+    for number in range(len(learn)):
+        names.name(number)
+    assert learn == [text for column in columns for text in to_list(column)]
+
+
+def test_200000_names() -> None:
+    """They are all found again, though a third of them fits into memory."""
+    engine = MemoryEngine(KEYSPACES)
+    learn = [f"fleet/bus-{number}" for number in range(200_000)]
+    names = table(engine)
+    for start in range(0, len(learn), 5_000):
+        names.encode(learn[start : start + 5_000])
+        save(names, engine)
+    assert in_memory(names) <= names_module.CACHED
+    names = table(engine)
+    assert 200_000 == len(names)
+    for start in range(0, len(learn), 5_000):
+        assert learn[start : start + 5_000] == to_list(names.names(np.arange(start, start + 5_000)))
+    assert in_memory(names) <= names_module.CACHED
+    assert [0, 199_999, 200_000] == to_list(names.encode([learn[0], learn[-1], "new"]))
+
+
+# --- damage -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [3, 18, 19, 1_000, 2**32 - 1])
+def test_unknown_numbers(engine: MemoryEngine, number: int) -> None:
+    """A number that was never given out is damage, however the name is asked for."""
+    names = filled(engine, ["a", "b", "c"])
+    for ask in (names.name, names.stream, lambda n: names.names(array(0, n)), lambda n: names.streams(array(n))):
+        with pytest.raises(CorruptionError, match=str(number)):
+            ask(number)
+
+
+@pytest.mark.parametrize("value", [None, b"", b"\0\0\0", b"\0\0\0\1\xff"])
+def test_a_damaged_name(engine: MemoryEngine, value: bytes | None) -> None:
+    """Missing, cut or not UTF-8: the names beside it stay readable."""
+    filled(engine, ["a", "b", "c"])
+    put(engine, FORWARD + u32(1), value)
+    names = table(engine)
+    with pytest.raises(CorruptionError, match="number 1"):
+        names.name(1)
+    with pytest.raises(CorruptionError, match="number 1"):
+        names.streams(array(0, 1, 2))
+    assert ["a", "c"] == to_list(names.names(array(0, 2)))
+
+
+@pytest.mark.parametrize("value", [b"", b"\0\0\1", u32(3), u32(2**32 - 1), b"\0\0\0\0\1"])
+def test_a_damaged_number(engine: MemoryEngine, value: bytes) -> None:
+    """It is refused when it is read, not used for new messages."""
+    filled(engine, ["a", "b", "c"])
+    put(engine, BACK + b"b", value)
+    names = table(engine)
+    with pytest.raises(CorruptionError):
+        names.find("b")
+    with pytest.raises(CorruptionError):
+        names.encode(["a", "b"])
+    assert [0, 2] == to_list(names.encode(["a", "c"]))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (FORWARD + u32(1), None),
+        (FORWARD + u32(1), u32(2) + b"other"),
+        (FORWARD + u32(1), u32(2) + b"a"),
+        (FORWARD + u32(1), b"\0"),
+        (FORWARD + u32(9), u32(2) + b"b"),
+        (BACK + b"b", None),
+        (BACK + b"b", u32(0)),
+        (BACK + b"b", b""),
+    ],
+)
+def test_verify_finds_tampering(engine: MemoryEngine, key: bytes, value: bytes | None) -> None:
+    """Whichever of the two ways was changed, though memory still knows better."""
+    names = filled(engine, ["a", "b", "c"])
+    assert [] == list(names.verify())
+    put(engine, key, value)
+    for each in (names, table(engine)):
+        assert "" != "; ".join(each.verify())
+
+
+# --- threads ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Let threads take turns very often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty", "small")
+def test_readers_run_beside_the_writer(engine: MemoryEngine) -> None:
+    """They read what is committed, push names out of the memory, and break nothing of it."""
+    names = table(engine)
+    learn = [f"n{number}" for number in range(400)]
+    committed = 0
+    done, failures = threading.Event(), []
+
+    def read(seed: int) -> None:
+        source = np.random.default_rng(seed)
+        try:
+            while not done.is_set():
+                if committed:
+                    ids = source.integers(0, committed, size=6)
+                    assert [learn[number] for number in ids] == to_list(names.names(ids))
+                    assert [stream_of(learn[number]) for number in ids] == names.streams(ids).tolist()
+                    assert int(ids[0]) == names.find(learn[ids[0]])
+        except BaseException as error:  # noqa: BLE001 - shown by the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for start in range(0, len(learn), 4):
+            batch = learn[start : start + 4] + learn[start // 2 : start // 2 + 3]
+            expected = [*range(start, start + 4), *range(start // 2, start // 2 + 3)]
+            encoded = names.encode(batch)
+            assert expected == to_list(encoded)
+            assert list(map(stream_of, batch)) == names.streams(np.asarray(encoded)).tolist()
+            assert [start] == to_list(names.encode(Constant(learn[start], 1)))
+            save(names, engine)
+            committed = start + 4
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert [] == failures
+    assert [] == list(names.verify())
