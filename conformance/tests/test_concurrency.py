@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import topicstore as ts
 from topicstore import Message, MessageId
-from topicstore_conformance.checks import quick_directory, replayed
+from topicstore.engine import Engine
+from topicstore_conformance.checks import drain, quick_directory, replayed
 from topicstore_conformance.pairs import Pair, pairs
 from topicstore_conformance.profiles import PATIENCE
 
@@ -29,17 +32,7 @@ def quick() -> Iterator[Path]:
 
 def together(*works: Callable[[], Any]) -> list[Any]:
     """Run in one thread each; return the results, or raise the first error. What gets stuck fails."""
-    futures: list[Future[Any]] = [Future() for _ in works]
-
-    def run(work: Callable[[], Any], future: Future[Any]) -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
-            future.set_exception(error)
-
-    for work, future in zip(works, futures, strict=True):
-        threading.Thread(target=run, args=(work, future), daemon=True).start()
-    return [future.result(PATIENCE) for future in futures]
+    return [future.result(PATIENCE) for future in [begin(work) for work in works]]
 
 
 def batch(writer: int, number: int, size: int = 7) -> list[Message]:
@@ -49,6 +42,33 @@ def batch(writer: int, number: int, size: int = 7) -> list[Message]:
     ]
 
 
+def write_batches(db: ts.Database, writer: int) -> list[MessageId]:
+    """Store one writer's batches."""
+    return [id_ for number in range(BATCHES) for id_ in db.store(batch(writer, number)).ids]
+
+
+def replay_until(db: ts.Database, done: threading.Event) -> list[list[MessageId]]:
+    """Replay everything again and again; return what each replay gave."""
+    seen = []
+    while not done.is_set():
+        seen.append([id_ for id_, _ in replayed(db, "#", order="time")])
+    return seen
+
+
+def follow_until(db: ts.Database, done: threading.Event) -> list[MessageId]:
+    """Read every stream as it grows, and once more at the end; return what came."""
+    seen: list[MessageId] = []
+    places: dict[tuple[int, int], ts.Iterator] = {}
+    last = False
+    while not last:
+        last = done.is_set()
+        for stream in db.streams("#"):
+            key = stream.shard, stream.number
+            rows, places[key], _ = drain(db, places.get(key) or db.iterate(stream, "#"), 50)
+            seen.extend(id_ for id_, _ in rows)
+    return seen
+
+
 @every_pair
 @both_durabilities
 def test_readers_beside_writers(pair: Pair, quick: Path, durability: str) -> None:
@@ -56,40 +76,13 @@ def test_readers_beside_writers(pair: Pair, quick: Path, durability: str) -> Non
     with pair.open(quick / "db", shards=2, durability=durability) as db:
         done = threading.Event()
 
-        def write(writer: int) -> list[MessageId]:
-            return [id_ for number in range(BATCHES) for id_ in db.store(batch(writer, number)).ids]
-
         def writers() -> list[MessageId]:
             try:
-                return [id_ for ids in together(*(lambda w=w: write(w) for w in range(3))) for id_ in ids]
+                return [id_ for ids in together(*(partial(write_batches, db, w) for w in range(3))) for id_ in ids]
             finally:
                 done.set()
 
-        def replays() -> list[list[MessageId]]:
-            seen = []
-            while not done.is_set():
-                seen.append([id_ for id_, _ in replayed(db, "#", order="time")])
-            return seen
-
-        def follow() -> list[MessageId]:
-            seen: list[MessageId] = []
-            places: dict[tuple[int, int], ts.Iterator] = {}
-            last = False
-            while not last:
-                last = done.is_set()
-                for stream in db.streams("#"):
-                    key = stream.shard, stream.number
-                    iterator = places.get(key) or db.iterate(stream, "#")
-                    while True:
-                        result = db.next(iterator, 50)
-                        iterator = result.iterator
-                        if not len(result.batch):
-                            break
-                        seen += result.batch.ids()
-                    places[key] = iterator
-            return seen
-
-        stored, prefixes, followed = together(writers, replays, follow)
+        stored, prefixes, followed = together(writers, partial(replay_until, db, done), partial(follow_until, db, done))
         ids = [id_ for id_, _ in replayed(db, "#")]
         assert len(stored) == len(set(stored)) == 3 * BATCHES * 7
         assert sorted(stored) == sorted(ids) == sorted(followed)
@@ -98,7 +91,7 @@ def test_readers_beside_writers(pair: Pair, quick: Path, durability: str) -> Non
             for prefix in prefixes:
                 part = [id_ for id_ in prefix if id_.shard == shard]
                 assert whole[: len(part)] == part
-        for before, after in zip(prefixes, prefixes[1:], strict=False):
+        for before, after in pairwise(prefixes):
             assert set(before) <= set(after)
 
 
@@ -129,9 +122,6 @@ def test_generations_beside_writers(pair: Pair, quick: Path, durability: str) ->
     with pair.open(quick / "db", shards=2, durability=durability) as db:
         done = threading.Event()
 
-        def write(writer: int) -> list[MessageId]:
-            return [id_ for number in range(BATCHES) for id_ in db.store(batch(writer, number)).ids]
-
         def turn() -> int:
             dropped = 0
             for _ in range(15):
@@ -158,7 +148,7 @@ def test_generations_beside_writers(pair: Pair, quick: Path, durability: str) ->
                     looks += 1
             return looks
 
-        results = together(lambda: write(0), lambda: write(1), turn, look)
+        results = together(partial(write_batches, db, 0), partial(write_batches, db, 1), turn, look)
         assert results[2] > 0
         left = {id_ for id_, _ in replayed(db)}
         assert left <= set(results[0] + results[1])
@@ -247,6 +237,103 @@ def test_close_in_the_middle_of_a_replay(pair: Pair, quick: Path) -> None:
         with pytest.raises(ts.DatabaseClosedError):
             list(each)
     pair.open(quick / "db").close()
+
+
+# --- while a flush is under way ---------------------------------------------------------------
+
+
+class Gate:
+    """An engine whose flushes wait at a gate, so that a test can do things meanwhile."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.flushing = threading.Event()
+        self.open = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def flush_log(self) -> None:
+        """Flush once the gate is open."""
+        self.flushing.set()
+        assert self.open.wait(PATIENCE)
+        self._engine.flush_log()
+
+
+def gated(db: ts.Database) -> Gate:
+    """Put a gate into the only shard of a database."""
+    gate = Gate(db.shards[0].engine())
+    db.shards[0]._engine = gate  # type: ignore[assignment]
+    return gate
+
+
+def begin(work: Callable[[], Any]) -> Future[Any]:
+    """Run in a thread of its own; return the future result."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+@every_pair
+def test_a_flush_takes_nothing_back(pair: Pair, quick: Path) -> None:
+    """Under ``commit``, what is stored while a flush runs is visible at once, and stays so when the flush ends."""
+    with pair.open(quick / "db") as db:
+        db.store([Message("a", b"1")])
+        gate = gated(db)
+        flush = begin(db.flush)
+        assert gate.flushing.wait(PATIENCE)
+        db.store([Message("a", b"2")])
+        assert [b"1", b"2"] == [message.payload for message in db.replay("a")]
+        gate.open.set()
+        flush.result(PATIENCE)
+        assert [b"1", b"2"] == [message.payload for message in db.replay("a")]
+
+
+@every_pair
+def test_nothing_is_seen_before_it_is_on_disk(pair: Pair, quick: Path) -> None:
+    """Under ``sync`` no reader sees a message whose flush is under way, and its storing hasn't returned."""
+    with pair.open(quick / "db", durability="sync") as db:
+        db.store([Message("a", b"1")])
+        gate = gated(db)
+        store = begin(lambda: db.store([Message("a", b"2")]))
+        assert gate.flushing.wait(PATIENCE)
+        assert [b"1"] == [message.payload for message in db.replay("a")]
+        iterator = db.iterate(db.streams("#")[0], "#")
+        assert [b"1"] == list(db.next(iterator).batch.payloads)
+        assert 0 == db.delete("a", db.shards[0].last_position >> 11)
+        assert [] == db.verify().damages
+        assert not store.done()
+        gate.open.set()
+        store.result(PATIENCE)
+        assert [b"1", b"2"] == [message.payload for message in db.replay("a")]
+
+
+@every_pair
+@both_durabilities
+def test_everything_at_once_during_a_flush(pair: Pair, quick: Path, durability: str) -> None:
+    """Storing, adding, dropping, flushing and closing while a flush is under way: nothing waits for ever."""
+    for number in range(10):
+        db = pair.open(quick / f"db-{number}", durability=durability)
+        db.store([Message("a", b"1")])
+        db.add_generation()
+        gate = gated(db)
+        works: list[Callable[[], Any]] = [db.flush, lambda db=db: db.store([Message("a", b"2")]), db.close]
+        works += [lambda db=db: db.drop_generation(1), db.add_generation, lambda db=db: db.delete("a")]
+        first = begin(db.flush)
+        assert gate.flushing.wait(PATIENCE)
+        begun = [begin(work) for work in works]
+        gate.open.set()
+        first.result(PATIENCE)
+        for future in begun:
+            error = future.exception(PATIENCE)
+            assert error is None or isinstance(error, ts.DatabaseClosedError)
 
 
 # --- the buffered writer --------------------------------------------------------------------

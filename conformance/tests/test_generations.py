@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_times_of_generations(pair: Pair, tmp_path: Path) -> None:
             db.add_generation()
         said = [(info.created, info.sealed) for info in db.generations()]
         ends = [START + 1_000_000 * number for number in range(4)]
-        assert [*zip(ends[:-1], ends[1:], strict=True), (ends[-1], None)] == said
+        assert [*pairwise(ends), (ends[-1], None)] == said
         for first in range(3):
             for end in range(3):
                 got = [m.payload for m in db.replay("#", START + first * 1_000_000, START + end * 1_000_000)]
@@ -218,7 +219,7 @@ def test_learned_structure_is_inherited(pair: Pair, tmp_path: Path) -> None:
         db.add_generation()
         db.store([Message(topic, b"y", "c") for topic in others])
         new = [stream for stream in db.streams("#") if stream.generation == 2]
-        assert len(new) <= before
+        assert len(new) < before or before == 1  # a layout that learns has fewer: it knows what is a wildcard
         assert others == [message.topic for message in db.replay("#") if message.payload == b"y"]
 
 
@@ -234,7 +235,8 @@ def test_learned_structure_is_inherited_over_restarts(pair: Pair, tmp_path: Path
     for restart in range(restarts):
         with ts.open(tmp_path / "db") as db:
             db.store([Message(f"site/{n % 4}/new-{restart}-{n}/temperature", b"y", "c") for n in range(100)])
-            assert len([stream for stream in db.streams("#") if stream.generation == 2]) <= before
+            new = [stream for stream in db.streams("#") if stream.generation == 2]
+            assert len(new) < before or before == 1
     with ts.open(tmp_path / "db") as db:
         assert 200 + restarts * 100 == sum(1 for _ in db.replay("#"))
         assert restarts * 25 == sum(1 for message in db.replay("site/1/+/temperature") if message.payload == b"y")

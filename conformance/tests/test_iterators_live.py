@@ -280,8 +280,8 @@ def test_garbled_iterators(db: ts.Database) -> None:
     saved = begin(db)[0].to_bytes()
     draw = random.Random(7)
     cases = [saved[:length] for length in range(len(saved))] + [saved + b"\0", b"\x02" + saved[1:]]
-    for index in range(len(saved)):
-        cases.append(saved[:index] + bytes((saved[index] ^ (1 << draw.randrange(8)),)) + saved[index + 1 :])
+    for index, byte in enumerate(saved):
+        cases += [saved[:index] + bytes((byte ^ (1 << draw.randrange(8)),)) + saved[index + 1 :]]
     cases += [draw.randbytes(40) for _ in range(20)]
     for case in cases:
         with pytest.raises(ts.InvalidIteratorError):

@@ -41,7 +41,7 @@ class Store:
     """A slab over an engine, and every message that should be in it."""
 
     engine: Engine = attrs.field(factory=lambda: MemoryEngine(KEYSPACES))
-    options: BlockOptions = BlockOptions(thresholds=(9, 9, 0))
+    options: BlockOptions = attrs.field(factory=lambda: BlockOptions(thresholds=(9, 9, 0)))
     rows: list[Row] = attrs.field(factory=list)
     last: int = START
     slab: BlockSlab = attrs.field(init=False)
@@ -101,7 +101,7 @@ class Store:
         place, exhausted, calls = self.slab.begin(stream, filter_, first), False, []
         while not exhausted:
             step = self.slab.next(stream, filter_, place, bound=bound, **{**PLENTY, **limits})
-            assert exhausted or step.place > place
+            assert step.exhausted or step.place > place
             place, exhausted = step.place, step.exhausted
             calls.append(rows_of(step.batch))
         assert int.from_bytes(place, "big") == max(bound + 1, first)
@@ -231,7 +231,7 @@ def test_each_part_of_a_cut_batch_is_split_by_itself(store: Store) -> None:
     store.check("b", limit=1_000, stream=2)
 
 
-def test_every_column_comes_back(store: Store) -> None:
+def test_every_column_comes_back() -> None:
     """Through split, mixed and single blocks, joined into one batch and not."""
 
     @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=40)
@@ -686,13 +686,13 @@ def test_verify_checks_what_blocks_hold(store: Store, change: str) -> None:
     match change:
         case "positions":
             order = np.array([0, 2, 1, *range(3, block.rows)])
-            columns = attrs_like(columns, positions=columns.positions[order])
+            columns = replaced(columns, positions=columns.positions[order])
         case "topics":
-            columns = attrs_like(columns, topics=Constant(1, block.rows))
+            columns = replaced(columns, topics=Constant(1, block.rows))
         case "unknown topic":
-            columns = attrs_like(columns, topics=Constant(7, block.rows))
+            columns = replaced(columns, topics=Constant(7, block.rows))
         case "unknown client":
-            columns = attrs_like(columns, client_ids=Constant(7, block.rows))
+            columns = replaced(columns, client_ids=Constant(7, block.rows))
         case "stream":
             stream = 2
         case _:
@@ -705,7 +705,7 @@ def test_verify_checks_what_blocks_hold(store: Store, change: str) -> None:
     assert [f"block that ends at position {block.last}"] == [d.place.split(", ")[-1] for d in store.verified()[1]]
 
 
-def attrs_like(columns: Any, **change: Any) -> Any:
+def replaced(columns: Any, **change: Any) -> Any:
     return type(columns)(**{name: getattr(columns, name) for name in columns.__struct_fields__} | change)
 
 

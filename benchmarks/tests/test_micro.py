@@ -1,0 +1,133 @@
+"""Micro-benchmarks of the data path. They run as tests; ``--benchmark-enable`` times them."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from topicstore import Message, MessageBatch, TopicFilter
+from topicstore.columns import Constant
+from topicstore.positions import commit_positions, message_positions
+from topicstore_layouts.block.codec import CODECS, Compressor
+from topicstore_layouts.block.format import MIXED, Block, Columns, encode_block
+from topicstore_layouts.learned import LearnedTopics
+
+pytest.importorskip("pytest_benchmark", reason="the extra 'bench' is not installed")
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+ROWS = 1_000
+FIRST = 1 << 60
+LAST = FIRST + ROWS - 1
+TOPICS = [f"fleet/line-{number % 30}/bus-{number}/speed" for number in range(ROWS)]
+
+every_codec = pytest.mark.parametrize("codec", CODECS)
+
+
+def messages() -> list[Message]:
+    source = random.Random(7)
+    return [
+        Message(topic, b'{"speed": %d, "heading": 90}' % source.randrange(90), f"gateway-{n % 10}", 1)
+        for n, topic in enumerate(TOPICS)
+    ]
+
+
+def columns() -> Columns:
+    """Return the columns of a thousand messages, as a store makes them."""
+    payloads = [message.payload for message in messages()]
+    return Columns(
+        positions=commit_positions(FIRST - 1, 0, ROWS),
+        topics=np.arange(ROWS, dtype=np.uint32),
+        client_ids=np.arange(ROWS, dtype=np.uint32) % 10,
+        qos=Constant(1, ROWS),
+        retain=Constant(False, ROWS),
+        timestamps=Constant(FIRST >> 11, ROWS),
+        properties=Constant(None, ROWS),
+        payloads=payloads,
+        sizes=list(map(len, payloads)),
+    )
+
+
+@every_codec
+def test_encode_block(benchmark: BenchmarkFixture, codec: str) -> None:
+    """A thousand rows into bytes."""
+    value = benchmark(encode_block, columns(), MIXED, FIRST, LAST, Compressor(codec, 1))
+    assert ROWS == Block(value, LAST).rows
+
+
+@every_codec
+def test_decode_block(benchmark: BenchmarkFixture, codec: str) -> None:
+    """Bytes into a thousand rows, payloads as objects."""
+    value = encode_block(columns(), MIXED, FIRST, LAST, Compressor(codec, 1))
+    found = benchmark(lambda: Block(value, LAST).columns())
+    assert columns().payloads == found.payloads
+
+
+@every_codec
+def test_decode_block_into_arrow(benchmark: BenchmarkFixture, codec: str) -> None:
+    """Bytes into the payloads' Arrow array, without objects."""
+    value = encode_block(columns(), MIXED, FIRST, LAST, Compressor(codec, 1))
+    found = benchmark(lambda: Block(value, LAST).payloads().toarrow())
+    assert columns().payloads == found.to_pylist()
+
+
+def test_learn_new_topics(benchmark: BenchmarkFixture) -> None:
+    """A thousand topics into an empty trie."""
+
+    def learn() -> LearnedTopics:
+        trie = LearnedTopics(1, (100, 20))
+        for topic in TOPICS:
+            trie.learn(topic)
+        return trie
+
+    assert 21 * 20 + 21 >= len(benchmark(learn)) > 20
+
+
+def test_learn_known_topics(benchmark: BenchmarkFixture) -> None:
+    """A thousand topics that the trie knows."""
+    trie = LearnedTopics(1, (100, 20))
+    known = list(map(trie.learn, TOPICS))
+    assert known == benchmark(lambda: list(map(trie.learn, TOPICS)))
+
+
+def test_match_streams(benchmark: BenchmarkFixture) -> None:
+    """The streams of a filter with two wildcards."""
+    trie = LearnedTopics(1, (100, 20))
+    streams = set(map(trie.learn, TOPICS))
+    assert sorted(streams) == benchmark(trie.match, TopicFilter("fleet/+/+/speed"))
+
+
+@pytest.mark.parametrize("text", ["fleet/line-7/bus-7/speed", "fleet/+/+/speed", "fleet/line-7/#", "#"])
+def test_filter_matches(benchmark: BenchmarkFixture, text: str) -> None:
+    """One filter against a thousand topics."""
+    matches = TopicFilter(text).matches
+    found = benchmark(lambda: [topic for topic in TOPICS if matches(topic)])
+    expected = {"fleet/line-7/bus-7/speed": 1, "fleet/line-7/#": len(range(7, ROWS, 30))}
+    assert expected.get(text, ROWS) == len(found)
+
+
+def test_batch_from_messages(benchmark: BenchmarkFixture) -> None:
+    """A thousand objects, checked, into columns."""
+    assert ROWS == len(benchmark(MessageBatch.from_messages, messages()))
+
+
+def test_batch_to_messages(benchmark: BenchmarkFixture) -> None:
+    """Columns into a thousand objects."""
+    batch = MessageBatch.from_messages(messages())
+    assert messages() == benchmark(batch.to_messages)
+
+
+def test_positions_of_a_commit(benchmark: BenchmarkFixture) -> None:
+    """A thousand in a row."""
+    positions = benchmark(commit_positions, FIRST, FIRST >> 11, ROWS)
+    assert [FIRST + 1, FIRST + ROWS] == positions[[0, -1]].tolist()
+
+
+def test_positions_of_messages(benchmark: BenchmarkFixture) -> None:
+    """A thousand times, some late, some equal."""
+    times = np.arange(ROWS, dtype=np.int64) // 3 % 100 + (FIRST >> 11)
+    positions = benchmark(message_positions, 0, times)
+    assert (np.diff(positions.astype(np.int64)) > 0).all()

@@ -1,0 +1,316 @@
+"""What is on disk stays readable: stored bytes of version 1, written down once and never changed.
+
+Whoever sees one of these tests fail has changed the stored format. Old databases must stay
+readable: make a new version byte or a new layout, and leave the bytes here as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from topicstore import Message, MessageBatch, Properties, TopicFilter
+from topicstore.columns import Constant, to_list
+from topicstore.engine import DATA, KEYSPACES, META, STATE, Engine, WriteBatch
+from topicstore.generations import GenerationRecord, Tail, load_generations, load_tail, put_generation, put_tail
+from topicstore.iterators import Iterator
+from topicstore.positions import COUNTER_BITS
+from topicstore_backends.memory import MemoryEngine
+from topicstore_layouts.block.codec import Compressor
+from topicstore_layouts.block.format import MIXED, Block, Columns, encode_block
+from topicstore_layouts.block.layout import BlockLayout, BlockOptions
+from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.names import NameTable
+from topicstore_layouts.reference import ReferenceLayout, ReferenceOptions
+
+FIRST = 1 << 60
+TIME = FIRST >> COUNTER_BITS
+GENERATION = 258
+
+
+def columns(payloads: list[bytes], **other: Any) -> Columns:
+    rows = len(payloads)
+    plain: dict[str, Any] = {
+        "positions": np.arange(rows, dtype=np.uint64) + np.uint64(FIRST),
+        "topics": Constant(7, rows),
+        "client_ids": Constant(0, rows),
+        "qos": Constant(1, rows),
+        "retain": Constant(False, rows),
+        "timestamps": Constant(TIME, rows),
+        "properties": Constant(None, rows),
+    }
+    return Columns(**{**plain, **other}, payloads=payloads, sizes=list(map(len, payloads)))
+
+
+# --- blocks: header, checksum, head, payloads ---------------------------------------
+
+# Constant columns, consecutive positions, one time.
+PLAIN = columns([b"41.5", b"42.0"])
+PLAIN_BYTES = (
+    "01000000020000000300000013000000130000000d0000000000000000000010000000000000001078cc4735a9c28cf8"
+    "98c00700010092cf000200000000000000c00492c40434312e35c40434322e30"
+)
+
+# Times that are the positions' times, and a payload of more than 255 bytes.
+OWN_TIMES = columns([b"", b"x" * 300], timestamps=[TIME, TIME])
+OWN_TIMES_BYTES = (
+    "0100000002000000030000000e0000000e0000003201000000000000000000100000000000000010e42551869d1da0fb"
+    "98c007000100c0c0c40400002c0192c400c5012c"
+) + "78" * 300
+
+# Every column with values of its own, numbers of one, two and four bytes, gaps, properties; its key
+# ends 100 above its last position, and its batch began 5 before it.
+FULL = columns(
+    [b"a", b"", b"bc"],
+    positions=np.array([FIRST, FIRST + 1, FIRST + 300], dtype=np.uint64),
+    topics=np.array([0, 256, 70_000], dtype=np.uint32),
+    client_ids=np.array([1, 0, 1], dtype=np.uint32),
+    qos=[0, 1, 2],
+    retain=[True, False, True],
+    timestamps=[1, 2**40, 0],
+    properties=[
+        None,
+        Properties(),
+        Properties(1, 3600, "text/plain", "reply/to", b"\0\xff", (("k", "v"), ("k", ""))),
+    ],
+)
+FULL_BYTES = (
+    "01000000030000000000000077000000770000000a000000fbffffffffffff0f0000000000000010adc080bc72af1ecb"
+    "98c406000001002c01c40c000000000001000070110100c403010001c403000102c4030100019200c418010000000000"
+    "00000000000000010000000000000000000093c096c0c0c0c0c0909601cd0e10aa746578742f706c61696ea87265706c"
+    "792f746fc40200ff9292a16ba17692a16ba0c40301000293c40161c400c4026263"
+)
+
+# Compressed head and payloads.
+LARGE = columns([b"payload"] * 200, topics=np.arange(200) % 2)
+LZ4_BYTES = (
+    "01020200c80000000000000018000000dc0000000b07000000000000000000100000000000000010dff13e1e7e1f297b"
+    "6f98c0c4c800010200b6d092cf000200000000000000c007cfdc00c8c4077061796c6f61640900ffffffffffffed5079"
+    "6c6f6164"
+)
+ZSTD_BYTES = (
+    "01010100c80000000000000023000000dc0000000b07000000000000000000100000000000000010e31c511f4b81121b"
+    "28b52ffd20dcd500009898c0c4c8000192cf000200000000000000c0070100c628570428b52ffd600b069d000060dc00"
+    "c8c4077061796c6f61640100fcf22f49"
+)
+
+BLOCKS = {
+    "plain": (PLAIN, PLAIN_BYTES, 3, FIRST, FIRST + 1),
+    "own times": (OWN_TIMES, OWN_TIMES_BYTES, 3, FIRST, FIRST + 1),
+    "full": (FULL, FULL_BYTES, MIXED, FIRST - 5, FIRST + 400),
+    "lz4": (LARGE, LZ4_BYTES, MIXED, FIRST, FIRST + 199),
+    "zstd": (LARGE, ZSTD_BYTES, MIXED, FIRST, FIRST + 199),
+}
+
+
+def rows_of(found: Columns) -> dict[str, list[Any]]:
+    return {name: to_list(getattr(found, name)) for name in found.__struct_fields__}
+
+
+@pytest.mark.parametrize("name", list(BLOCKS))
+def test_blocks_are_read(name: str) -> None:
+    """Every column, and what the header says."""
+    expected, stored, stream, base, last = BLOCKS[name]
+    block = Block(bytes.fromhex(stored), last)
+    assert rows_of(expected) == rows_of(block.columns())
+    assert (len(expected.positions), stream, base, FIRST) == (block.rows, block.stream, block.base, block.first)
+
+
+@pytest.mark.parametrize("name", ["plain", "own times", "full"])
+def test_blocks_are_written(name: str) -> None:
+    """Byte for byte; compressed ones may differ from one release of a codec to the next."""
+    given, stored, stream, base, last = BLOCKS[name]
+    assert stored == encode_block(given, stream, base, last, Compressor("none", 0)).hex()
+
+
+# --- the trie and names -------------------------------------------------------------
+
+LEARNED = ["a/1", "é", "b/", "$SYS/x", "/".join(["a"] * 34)]
+THRESHOLDS = (2, 0)
+PATTERNS = ["a/+", "é", "+/+", "$SYS/+", "a/" + "+/" * 31 + "#"]
+TRIE = [
+    ("00000102010000000061", "00000002"),
+    ("0000010201000000022b", "00000003"),
+    ("000001020200000003", "00000001"),
+    ("000001020100000000c3a9", "00000004"),
+    ("0000010201000000002b", "00000005"),
+    ("000001020200000004", "00000002"),
+    ("0000010201000000052b", "00000006"),
+    ("000001020200000006", "00000003"),
+    ("00000102010000000124535953", "00000007"),
+    ("0000010201000000072b", "00000008"),
+    ("000001020200000008", "00000004"),
+    ("0000010201000000032b", "00000009"),
+    ("0000010201000000092b", "0000000a"),
+    *((f"0000010201{node - 1:08x}2b", f"{node:08x}") for node in range(11, 39)),
+    ("00000102010000002623", "00000027"),
+    ("000001020200000027", "00000005"),
+]
+
+NAMES = ["a/é", ""]
+NAME_ENTRIES = [
+    ("000001021000000000", "00000003612fc3a9"),
+    ("0000010211612fc3a9", "00000000"),
+    ("000001021000000001", "00000000"),
+    ("0000010211", "00000001"),
+]
+
+
+def put(engine: Engine, entries: list[tuple[str, str]], keyspace: Any = META) -> None:
+    write = WriteBatch()
+    for key, value in entries:
+        write.put(keyspace, bytes.fromhex(key), bytes.fromhex(value))
+    engine.write(write)
+
+
+def hex_of(write: WriteBatch) -> list[tuple[str, str]]:
+    return [(key.hex(), value.hex()) for _, key, value in write.operations if value is not None]
+
+
+def test_the_trie_is_read() -> None:
+    """Streams, patterns and the numbers that come next."""
+    engine = MemoryEngine(KEYSPACES)
+    put(engine, TRIE)
+    trie = LearnedTopics.load(engine, GENERATION, THRESHOLDS)
+    assert (len(PATTERNS), 40) == (len(trie), trie.nodes)
+    assert PATTERNS == [trie.pattern(stream) for stream in range(1, 6)]
+    assert [1, 2, 3, 4, 5] == [trie.learn(topic) for topic in LEARNED]
+    assert [1, 2, 3, 5] == trie.match(TopicFilter("#"))
+    assert 6 == trie.learn("new")
+
+
+def test_the_trie_is_written() -> None:
+    """Edges as they grow, and the streams behind them."""
+    trie, write = LearnedTopics(GENERATION, THRESHOLDS), WriteBatch()
+    for topic in LEARNED:
+        trie.learn(topic)
+    trie.save(write)
+    assert TRIE == hex_of(write)
+
+
+def test_names_are_read() -> None:
+    """With their streams, and the number that comes next."""
+    engine = MemoryEngine(KEYSPACES)
+    put(engine, NAME_ENTRIES)
+    names = NameTable(engine, GENERATION, 0x10, len)
+    assert NAMES == to_list(names.names(np.array([0, 1])))
+    assert [3, 0] == names.streams(np.array([0, 1])).tolist()
+    assert [1, 2, 0] == to_list(names.encode(["", "new", "a/é"]))
+
+
+def test_names_are_written() -> None:
+    """Both ways."""
+    names, write = NameTable(MemoryEngine(KEYSPACES), GENERATION, 0x10, len), WriteBatch()
+    names.encode(NAMES)
+    names.save(write)
+    assert NAME_ENTRIES == hex_of(write)
+
+
+def test_a_slab_is_read() -> None:
+    """A block with the names and the structure that it needs, as a block slab finds them on disk."""
+    engine = MemoryEngine(KEYSPACES)
+    put(engine, [("0000010201" + "00000000" + "74", "00000002"), ("0000010202" + "00000002", "00000001")])
+    put(engine, [("0000010210" + f"{n:08x}", "00000001" + "74") for n in (7,)])
+    put(engine, [("0000010211" + "74", "00000007"), ("0000010220" + "00000000", "00000000" + "63")])
+    put(engine, [("0000010221" + "63", "00000000")])
+    write = WriteBatch()
+    write.put(DATA, (GENERATION, 0, FIRST + 1), bytes.fromhex(BLOCKS["plain"][1]))
+    engine.write(write)
+    slab = BlockLayout(BlockOptions()).open(engine, 0, GENERATION)
+    place = slab.begin(0, TopicFilter("t"), FIRST)
+    assert FIRST.to_bytes(8, "big") == place
+    step = slab.next(0, TopicFilter("t"), place, limit=9, limit_bytes=9, bound=FIRST + 9, deadline=None)
+    assert [Message("t", payload, "c", 1, False, TIME) for payload in (b"41.5", b"42.0")] == step.batch.to_messages()
+
+
+# --- the reference layout -----------------------------------------------------------
+
+REFERENCE = [
+    Message("a/é", b"\0\xff", "c", 2, True, 2**40, Properties(1, 3600, "t", "r", b"x", (("k", "v"),))),
+    Message("a", b"", "", 0, False, 0, None),
+]
+REFERENCE_BYTES = [
+    ("013c68a9e77aa5415797a4612fc3a9c40200ffa16302c3cf00000100000000009601cd0e10a174a172c401789192a16ba176"),
+    "019db24362f5b7cffe97a161c400a000c200c0",
+]
+
+
+def test_reference_values_are_read_and_written() -> None:
+    """One value a message, under its position."""
+    engine, write = MemoryEngine(KEYSPACES), WriteBatch()
+    slab = ReferenceLayout(ReferenceOptions()).open(engine, 0, GENERATION)
+    positions = np.array([FIRST, FIRST + 1], dtype=np.uint64)
+    batch = MessageBatch.from_messages(REFERENCE)
+    slab.store(batch.placed(positions, batch.timestamps, 0), write)
+    keys = [(GENERATION, 0, FIRST), (GENERATION, 0, FIRST + 1)]
+    entries = [(DATA, key, bytes.fromhex(value)) for key, value in zip(keys, REFERENCE_BYTES, strict=True)]
+    assert entries == write.operations
+    engine.write(write)
+    step = slab.next(0, TopicFilter("#"), bytes(8), limit=9, limit_bytes=9, bound=FIRST + 9, deadline=None)
+    assert REFERENCE == step.batch.to_messages()
+
+
+# --- the logical layer --------------------------------------------------------------
+
+TAIL = Tail(last_position=FIRST, last_time=5, lifted=1, messages=300, live_bytes=70_000)
+GENERATIONS = [
+    GenerationRecord(
+        number=2,
+        layout="block",
+        options={"thresholds": [100, 20], "compression": "lz4", "level": 1},
+        created=2**50,
+        first_position=FIRST,
+    ),
+    GenerationRecord(
+        number=258,
+        layout="reference",
+        options={},
+        created=1,
+        first_position=2,
+        sealed=3,
+        last_position=4,
+        dropped=True,
+        messages=5,
+        live_bytes=6,
+    ),
+]
+STATE_ENTRIES = [
+    ("007461696c", "9601cf10000000000000000501cd012cce00011170"),
+    (
+        "0067656e65726174696f6e00000002",
+        (
+            "9b0102a5626c6f636b83aa7468726573686f6c6473926414ab636f6d7072657373696f6ea36c7a34a56c6576656c01cf"
+            "0004000000000000cf1000000000000000c0c0c20000"
+        ),
+    ),
+    ("0067656e65726174696f6e00000102", "9b01cd0102a97265666572656e63658001020304c30506"),
+]
+
+
+def test_tails_and_generations_are_read() -> None:
+    """Every field; what a later version may append is passed over."""
+    engine = MemoryEngine(KEYSPACES)
+    put(engine, STATE_ENTRIES, STATE)
+    assert (TAIL, GENERATIONS) == (load_tail(engine), list(load_generations(engine)))
+    longer = msgspec.msgpack.encode([*msgspec.msgpack.decode(bytes.fromhex(STATE_ENTRIES[0][1])), "more"])
+    put(engine, [(STATE_ENTRIES[0][0], longer.hex())], STATE)
+    assert load_tail(engine) == TAIL
+
+
+def test_tails_and_generations_are_written() -> None:
+    """Byte for byte, under keys that begin with zero."""
+    write = WriteBatch()
+    put_tail(write, TAIL)
+    for record in GENERATIONS:
+        put_generation(write, record)
+    assert STATE_ENTRIES == hex_of(write)
+
+
+def test_iterators_are_read_and_written() -> None:
+    """Programs keep these bytes for years."""
+    iterator = Iterator(b"0123456789abcdef", 1, 2, 3, "fleet/+/#", bytes(8))
+    stored = "0133724144452dacd496c41030313233343536373839616263646566010203a9666c6565742f2b2f23c4080000000000000000"
+    assert stored == iterator.to_bytes().hex()
+    assert iterator == Iterator.from_bytes(bytes.fromhex(stored))
