@@ -326,12 +326,11 @@ def test_everything_at_once_during_a_flush(pair: Pair, quick: Path, durability: 
         gate = gated(db)
         works: list[Callable[[], Any]] = [db.flush, lambda db=db: db.store([Message("a", b"2")]), db.close]
         works += [lambda db=db: db.drop_generation(1), db.add_generation, lambda db=db: db.delete("a")]
-        first = begin(db.flush)
+        first = begin(lambda db=db: (db.store([Message("a", b"0")]), db.flush()))
         assert gate.flushing.wait(PATIENCE)
         begun = [begin(work) for work in works]
         gate.open.set()
-        first.result(PATIENCE)
-        for future in begun:
+        for future in (first, *begun):
             error = future.exception(PATIENCE)
             assert error is None or isinstance(error, ts.DatabaseClosedError)
 

@@ -100,8 +100,11 @@ class Model:
             return found
         newest = dict(self.newest)
         for index, message in enumerate(messages):
-            shard, time = self.shard_of(message.client_id), now if message.timestamp is None else message.timestamp
-            if time > now + int(self.max_skew * 1_000_000):
+            shard = self.shard_of(message.client_id)
+            time = max(now, newest[shard]) if message.timestamp is None else message.timestamp
+            if message.timestamp is None:
+                pass  # never refused: it follows what came before it
+            elif time > now + int(self.max_skew * 1_000_000):
                 found.add(("TimestampAheadError", index))
             elif time < newest[shard] and self.late == "raise":
                 found.add(("LateMessageError", index))
@@ -116,9 +119,9 @@ class Model:
             time = now if message.timestamp is None else message.timestamp
             wanted = now
             if self.timestamps == "message":
-                wanted = time
-                self.lifted += time < self.newest[shard]
-                self.newest[shard] = max(self.newest[shard], time)
+                wanted = time if message.timestamp is not None else max(now, self.newest[shard])
+                self.lifted += wanted < self.newest[shard]
+                self.newest[shard] = max(self.newest[shard], wanted)
             self.last[shard] = max(self.last[shard] + 1, first_of(wanted))
             stored.append(
                 Row(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import time
 import uuid
 import warnings
@@ -187,7 +189,9 @@ def _open(
         if value != is_:
             raise ManifestMismatchError(f"{directory} was created with {name}={is_!r}, not {value!r}")
     for plugin, values in options.items():
-        if plugin != manifest.backend and dict(values) != manifest.options.get(plugin):
+        if plugin != manifest.backend and _full_options(plugin, values) != _full_options(
+            plugin, manifest.options.get(plugin, {})
+        ):
             raise ManifestMismatchError(
                 f"{directory} has its own options of {plugin!r}; a new generation may have others"
             )
@@ -196,6 +200,12 @@ def _open(
         merged[manifest.backend] = {**merged.get(manifest.backend, {}), **options[manifest.backend]}
     names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)
     return Database(directory, manifest, merged, names, clock)
+
+
+def _full_options(layout: str, values: Mapping[str, Any]) -> Any:
+    """Return all options of a layout, the defaults among them, so that two ways to say the same are equal."""
+    target: type[Layout] = load_target(registry().layout(layout))
+    return make_options(layout, target.Options, values)
 
 
 class Database:
@@ -305,7 +315,7 @@ class Database:
         wanted = {record.number: record for shard in self.shards for record in shard.generations()}
         for shard in self.shards:
             for number in range(shard.current + 1, newest.current + 1):
-                record = wanted[number]
+                record = wanted.get(number, wanted[newest.current])  # one dropped since is only passed through
                 shard.add_generation(record.layout, record.options)
         live = set.intersection(*({r.number for r in shard.generations()} for shard in self.shards))
         for shard in self.shards:
@@ -530,7 +540,12 @@ class Database:
             options = current.options if name == current.layout else {}
         self._make_layout(name, options)
         with self._all_locked():
-            number = max(shard.add_generation(name, dict(options)) for shard in self.shards)
+            self._check_writable()
+            number = min(shard.current for shard in self.shards) + 1
+            for shard in self.shards:
+                if shard.current < number:  # else it was here that an earlier call was interrupted
+                    shard.add_generation(name, dict(options))
+        self.flush()
         self._hooks.topicstore_generation_added(db=self, generation=number)
         return number
 
@@ -538,7 +553,8 @@ class Database:
         """Return the live generations, oldest first."""
         self._check_open()
         with self._all_locked():  # else one shard may tell of a generation that another has dropped
-            records = [shard.generations() for shard in self.shards]
+            records = [{record.number: record for record in shard.generations()} for shard in self.shards]
+        everywhere = sorted(set.intersection(*map(set, records)))
         return [
             GenerationInfo(
                 number=same[0].number,
@@ -549,7 +565,7 @@ class Database:
                 messages=sum(record.messages for record in same),
                 live_bytes=sum(record.live_bytes for record in same),
             )
-            for same in zip(*records, strict=True)
+            for same in ([of_shard[number] for of_shard in records] for number in everywhere)
         ]
 
     def drop_generation(self, generation: int) -> bool:
@@ -561,12 +577,18 @@ class Database:
         """
         self._check_open()
         with self._all_locked():
+            self._check_writable()
             dropped = [shard.drop_generation(generation) for shard in self.shards]
+        self.flush()
         for shard in self.shards:
             shard.remove_dropped()
         if any(dropped):
             self._hooks.topicstore_generation_dropped(db=self, generation=generation)
         return any(dropped)
+
+    def _check_writable(self) -> None:
+        for shard in self.shards:
+            shard.check_writable()
 
     @contextlib.contextmanager
     def _all_locked(self) -> Iterator[None]:
@@ -590,11 +612,18 @@ class Database:
             raise UnsupportedError(f"backend {self.manifest.backend!r} can't make checkpoints")
         if target.exists():
             raise NotADatabaseError(f"{target} exists already; a checkpoint needs a new directory")
-        target.mkdir(parents=True)
-        with self._all_locked():
-            for shard in self.shards:
-                shard.engine().checkpoint(target / f"shard-{shard.number:04}")
-        write_manifest(target, self.manifest)  # last: without it the copy is not a database
+        draft = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
+        draft.mkdir(parents=True)
+        try:
+            with self._all_locked():
+                for shard in self.shards:
+                    shard.engine().checkpoint(draft / f"shard-{shard.number:04}")
+            write_manifest(draft, self.manifest)
+            draft.rename(target)  # only what is whole gets the name
+            sync_directory(target.parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
 
     def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
         """Read everything, check checksums, indexes and counts, and say what is damaged.
@@ -696,6 +725,14 @@ class Database:
 def _as_batch(messages: Iterable[Message] | MessageBatch | pa.RecordBatch) -> MessageBatch:
     if isinstance(messages, MessageBatch):
         return messages
-    if isinstance(messages, Iterable) and not hasattr(messages, "schema"):
+    if hasattr(messages, "num_rows") and hasattr(messages, "schema"):
+        import pyarrow as pa
+
+        if isinstance(messages, pa.Table):
+            messages = pa.RecordBatch.from_struct_array(messages.to_struct_array().combine_chunks())
+        return MessageBatch.from_arrow(messages)
+    if isinstance(messages, Iterable) and not isinstance(messages, (Message, str, bytes)):
         return MessageBatch.from_messages(messages)
-    return MessageBatch.from_arrow(messages)
+    raise InvalidArgumentError(
+        f"store takes messages (a list, say), a MessageBatch or a RecordBatch, not a {type(messages).__name__}"
+    )

@@ -5,7 +5,8 @@ Stored form (state keyspace, keys begin with a zero byte)::
     00 "tail"              -> Tail, written with every batch
     00 "generation" u32    -> GenerationRecord, written when one is added, sealed or dropped
 
-Both are msgpack arrays that begin with a version; fields are only ever appended.
+Both are sealed (see `topicstore.sealing`) msgpack arrays that begin with a version; fields are
+only ever appended.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from .engine import DATA, INDEX, KEYS, META, STATE, Reader, WriteBatch, encode_generation
 from .errors import CorruptionError, NewerFormatError
+from .sealing import seal, unseal
 
 __all__ = ["GenerationRecord", "Tail", "load_generations", "load_tail", "put_generation", "put_tail", "remove_messages"]
 
@@ -47,6 +49,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, k
     version: int = _VERSION
     number: int
     layout: str
+    format: int
+    """Version of the layout's stored form (`Layout.format`) that the generation may hold."""
     options: dict[str, Any]
     created: int
     """Microseconds since the epoch."""
@@ -64,37 +68,48 @@ class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, k
     """Once sealed: bytes of the values that hold them."""
 
 
-def _decode(data: bytes, kind: type[Any], what: str) -> Any:
+_VERSIONS = msgspec.msgpack.Decoder(list[Any])
+
+
+def _decode(key: bytes, data: bytes, kind: type[Any], what: str) -> Any:
     try:
-        record = msgspec.msgpack.decode(data, type=kind)
-    except msgspec.DecodeError as bad:
+        value = unseal(key, data)
+        version = _VERSIONS.decode(value)[0]
+        if version > _VERSION:
+            raise NewerFormatError(f"{what} has version {version}; this topicstore reads up to {_VERSION}")
+        return msgspec.msgpack.decode(value, type=kind)
+    except CorruptionError as bad:
+        raise CorruptionError(bad.reason, place=what) from bad
+    except (msgspec.DecodeError, IndexError, TypeError) as bad:
         raise CorruptionError(str(bad), place=what) from bad
-    if record.version > _VERSION:
-        raise NewerFormatError(f"{what} has version {record.version}; this topicstore reads up to {_VERSION}")
-    return record
+
+
+def _encode(key: bytes, record: Tail | GenerationRecord) -> bytes:
+    return seal(key, msgspec.msgpack.encode(record))
 
 
 def load_tail(reader: Reader) -> Tail:
     """Return the shard's tail; that of an empty shard if there is none."""
     data = reader.get(STATE, _TAIL)
-    return Tail() if data is None else _decode(data, Tail, "state: tail")
+    return Tail() if data is None else _decode(_TAIL, data, Tail, "state: tail")
 
 
 def put_tail(batch: WriteBatch, tail: Tail) -> None:
     """Add the tail to a write."""
-    batch.put(STATE, _TAIL, msgspec.msgpack.encode(tail))
+    batch.put(STATE, _TAIL, _encode(_TAIL, tail))
 
 
 def load_generations(reader: Reader) -> Iterator[GenerationRecord]:
     """Yield the shard's generations, oldest first, tombstones among them."""
     for chunk in reader.scan(STATE, _GENERATION, _GENERATION + b"\xff" * 5):
         for key, data in chunk:
-            yield _decode(data, GenerationRecord, f"state: generation {int.from_bytes(key[-4:], 'big')}")
+            yield _decode(key, data, GenerationRecord, f"state: generation {int.from_bytes(key[-4:], 'big')}")
 
 
 def put_generation(batch: WriteBatch, record: GenerationRecord) -> None:
     """Add a generation's record to a write."""
-    batch.put(STATE, _GENERATION + encode_generation(record.number), msgspec.msgpack.encode(record))
+    key = _GENERATION + encode_generation(record.number)
+    batch.put(STATE, key, _encode(key, record))
 
 
 def remove_messages(number: int) -> Iterator[WriteBatch]:

@@ -28,7 +28,7 @@ from .batch import MessageBatch
 from .engine import Engine, WriteBatch
 from .topics import TopicFilter
 
-__all__ = ["Damage", "Layout", "ReadCounters", "Slab", "SlabInfo", "SlabStep", "StreamInfo"]
+__all__ = ["Damage", "DeleteStep", "Layout", "ReadCounters", "Slab", "SlabInfo", "SlabStep", "StreamInfo"]
 
 
 @attrs.frozen(kw_only=True)
@@ -38,7 +38,8 @@ class StreamInfo:
     stream: int
     """The layout's number of the stream, unique within the slab."""
     pattern: str
-    """A topic filter that all topics of the stream match."""
+    """A topic filter that all topics of the stream match; for topics that begin with ``$``, whose
+    first level no wildcard matches, that level may be ``$+``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -60,6 +61,18 @@ class SlabStep:
     """Where to go on."""
     exhausted: bool
     """True if nothing up to the bound lies behind ``place``."""
+
+
+@attrs.frozen(kw_only=True)
+class DeleteStep:
+    """A part of a delete."""
+
+    write: WriteBatch
+    """May be empty."""
+    messages: int
+    """How many it removes."""
+    freed: int
+    """Bytes of the values that go, less those that are put in their place."""
 
 
 @attrs.frozen(kw_only=True)
@@ -145,11 +158,12 @@ class Slab(ABC):
         """
 
     @abstractmethod
-    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[tuple[WriteBatch, int]]:
-        """Yield writes that together remove the matching messages from ``first`` to ``last``.
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        """Yield steps that together remove the matching messages from ``first`` to ``last``.
 
-        With each, how many messages it removes. Each is small, is committed before the next is
-        asked for, and runs alone: nothing else writes between asking for it and committing it.
+        Each is committed before the next is asked for, and runs alone: nothing else writes between
+        asking for it and committing it. So a step looks at a bounded number of blocks or keys, and
+        may find nothing.
         """
 
     @abstractmethod
@@ -163,6 +177,10 @@ class Slab(ABC):
 
 class Layout(ABC):
     """Makes slabs with one set of options."""
+
+    format: ClassVar[int] = 1
+    """Version of the stored form. Recorded with each generation: one of a higher version is refused
+    with `NewerFormatError`, so raise it with whatever an older version of the layout would misread."""
 
     Options: ClassVar[type]
     """A frozen attrs class of the layout's options. They are stored with each generation."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 
 import numpy as np
 
 from .batch import MessageBatch
-from .errors import InvalidMessageError
+from .errors import InvalidMessageError, TopicstoreError, UnsupportedError
 from .iterators import Iterator
-from .plugins import hookimpl
+from .plugins import hookimpl, registry
 from .positions import first_position
 from .replay import Lane, ReplayPlan
 from .requests import IterateRequest, NextResult, ReplayRequest, StoreRequest, StoreResult, Stream, StreamsRequest
@@ -37,11 +38,13 @@ class LocalStore:
         with contextlib.ExitStack() as locks:
             for number, _, _ in parts:  # in ascending order, so that two batches can't block each other
                 locks.enter_context(shards[number].lock)
+            touched = [shards[number] for number, _, _ in parts]
             prepared = _prepare_all(parts, request)
-            tickets = [shards[n].commit(ready) for (n, _, _), ready in zip(parts, prepared, strict=True)]
-        for (number, _, _), ticket in zip(parts, tickets, strict=True):
-            shards[number].settle(ticket)
-        return StoreResult(batch=_rejoin(request.batch, parts, prepared), lifted=sum(p.lifted for p in prepared))
+            prepared = [shard.encode(ready) for shard, ready in zip(touched, prepared, strict=True)]
+            tickets = [shard.commit(ready) for shard, ready in zip(touched, prepared, strict=True)]
+        _settle_all(touched, tickets)
+        rejoin = functools.partial(_rejoin, request.batch, parts, prepared)
+        return StoreResult(count=len(request.batch), lifted=sum(p.lifted for p in prepared), rejoin=rejoin)
 
     @hookimpl
     def topicstore_streams(self, request: StreamsRequest) -> list[Stream]:
@@ -110,6 +113,18 @@ def _split(batch: MessageBatch, shard_map: ShardMap) -> list[tuple[int, _Rows]]:
     return shard_map.split(batch.client_ids) if len(batch) else []
 
 
+def _settle_all(shards: list[Shard], tickets: list[int]) -> None:
+    """Settle every shard's part, also behind one that fails: what is committed must become visible."""
+    failures = []
+    for shard, ticket in zip(shards, tickets, strict=True):
+        try:
+            shard.settle(ticket)
+        except TopicstoreError as failed:
+            failures.append(failed)
+    if failures:
+        raise failures[0]
+
+
 def _prepare_all(parts: list[tuple[int, _Rows, MessageBatch]], request: StoreRequest) -> list[Prepared]:
     """Check every shard's part; of the messages that shards refuse, the first in the batch is named."""
     prepared, refused = [], []
@@ -152,11 +167,24 @@ def _lane(shard: Shard, request: ReplayRequest) -> Lane:
     for record, slab in shard.slabs():
         if record.first_position > bound or (record.last_position is not None and record.last_position < first):
             continue
-        cover = slab.cover(request.topic_filter)
+        if request.order == "time":
+            _check_order(record.layout)
         stages.append(
             [
-                request.db.iterator_at(shard.number, record.number, stream, request.topic_filter, first)
-                for stream in cover
+                Iterator(
+                    bytes.fromhex(request.db.manifest.id),
+                    shard.number,
+                    record.number,
+                    stream,
+                    request.topic_filter.text,
+                    slab.begin(stream, request.topic_filter, first),
+                )
+                for stream in slab.cover(request.topic_filter)
             ]
         )
     return Lane(shard=shard.number, bound=bound, stages=stages if first <= bound else [])
+
+
+def _check_order(layout: str) -> None:
+    if "position_order" not in registry().layout(layout).capabilities:
+        raise UnsupportedError(f"layout {layout!r} can't replay in order of time (capability 'position_order')")

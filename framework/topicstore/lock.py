@@ -1,6 +1,6 @@
 """One process, and one `Database` object in it, writes a database.
 
-The lock is a POSIX advisory lock on the file ``LOCK``, which also says who holds it. The
+The lock is an advisory lock (flock) on the file ``LOCK``, which also says who holds it. The
 kernel gives it back however the process ends, so nothing is ever to be removed by hand.
 """
 
@@ -25,7 +25,7 @@ class DirectoryLock:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as busy:
+        except BlockingIOError as busy:
             holder = os.read(self._file, 1000).decode(errors="replace").strip() or "another process"
             os.close(self._file)
             raise DatabaseLockedError(f"{directory} is open elsewhere: {holder}") from busy

@@ -163,6 +163,7 @@ def _manager() -> pluggy.PluginManager:
     return manager
 
 
+_DATA_PATH = ("topicstore_store", "topicstore_streams", "topicstore_iterate", "topicstore_replay")
 _REGISTRATION = {
     "topicstore_backends": BackendSpec,
     "topicstore_layouts": LayoutSpec,
@@ -195,6 +196,10 @@ def data_path(wrappers: Iterable[tuple[str, Any]], implementation: Any) -> plugg
     manager.register(implementation, "topicstore")
     for name, plugin in reversed(list(wrappers)):
         manager.register(plugin, name)  # pluggy calls what was registered last first
+    for hook in _DATA_PATH:
+        for found in getattr(manager.hook, hook).get_hookimpls():
+            if found.plugin is not implementation and not (found.wrapper or found.hookwrapper):
+                raise PluginError(f"{hook} of plugin {found.plugin_name!r} must be a hookimpl(wrapper=True)")
     return manager
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -29,24 +30,26 @@ class StoreRequest:
     """State writes by shard, each shard's committed in one engine write with its messages."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class StoreResult:
     """What was stored. All of it is visible to the next read, and durable as the database was told."""
 
-    batch: MessageBatch
-    """The messages with shards, positions and times, in the order handed in."""
+    count: int
+    """How many messages."""
     lifted: int = 0
     """How many were late and took the next position instead of their own (``late="lift"``)."""
+    rejoin: Callable[[], MessageBatch] = attrs.field(repr=False)
+    """Makes `batch`, which few callers look at."""
 
-    @property
-    def count(self) -> int:
-        """Return the number of messages."""
-        return len(self.batch)
+    @functools.cached_property
+    def batch(self) -> MessageBatch:
+        """Return the messages with shards, positions and times, in the order handed in."""
+        return self.rejoin()
 
     @property
     def ids(self) -> list[MessageId]:
         """Return the messages' ids, in the order handed in."""
-        return self.batch.ids() if len(self.batch) else []
+        return self.batch.ids() if self.count else []
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +65,7 @@ class Stream:
     number: int
     """Unique within shard and generation."""
     pattern: str
-    """A topic filter that all topics of the stream match."""
+    """A topic filter that all topics of the stream match; see `topicstore.layout.StreamInfo`."""
     sealed: bool
     """The generation takes no more messages."""
 

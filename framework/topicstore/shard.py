@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from .batch import MessageBatch
-from .columns import Constant, to_iterable, to_list
+from .columns import Column, Constant, to_iterable, to_list
 from .counters import ShardCounters
 from .engine import GENERATION_END, Engine, Reader, WriteBatch
 from .errors import (
@@ -42,7 +42,7 @@ from .generations import (
     put_tail,
     remove_messages,
 )
-from .layout import Damage, Layout, Slab, SlabStep
+from .layout import Damage, DeleteStep, Layout, Slab, SlabStep
 from .options import options_dict
 from .positions import Times, commit_positions, late_rows, message_positions, time_of
 from .state import StateWrite, stage
@@ -93,9 +93,10 @@ class Shard:
         self._records = {record.number: record for record in load_generations(engine)}
         self._slabs: dict[int, Slab] = {}
         self._watermark = self._tail.last_position
-        self._written = 0  # engine writes so far, and how many of them are on disk
+        self._written = 1  # engine writes: all before the opening count as one, whether on disk or not
         self._flushed = 0
-        self._end = (0, self._watermark)  # the last write and its position, set in one step
+        self._end = (1, self._watermark)  # the last write and its position, set in one step
+        self.settle(1)
         self._open_slabs()
         self._warn_of_future()
 
@@ -108,6 +109,11 @@ class Shard:
 
     def _open_slab(self, record: GenerationRecord) -> Slab:
         layout = self._make_layout(record.layout, record.options)
+        if record.format > layout.format:
+            raise NewerFormatError(
+                f"generation {record.number} has format {record.format} of layout {record.layout!r}; "
+                f"the one installed reads up to {layout.format}"
+            )
         try:
             return layout.open(self._engine, self.number, record.number)
         except CorruptionError as bad:
@@ -202,24 +208,39 @@ class Shard:
         """Check a batch and its state, and give it positions; nothing has changed yet.
 
         The caller holds `lock` from here until `commit`, for all shards of its batch, so that a
-        message refused by one shard keeps the whole batch out of all of them.
+        message refused by one shard keeps the whole batch out of all of them. Then come `encode`
+        for all and `commit` for all.
         """
-        self._check_writable()
+        self.check_writable()
         write = WriteBatch()
         stage(state, self._engine, write)
         placed, tail = self._place(batch)
         return Prepared(placed, tail, write, tail.lifted - self._tail.lifted)
 
+    def encode(self, prepared: Prepared) -> Prepared:
+        """Add to the batch's write what keeps its messages; nothing is committed yet.
+
+        Whatever interrupts it closes the shard to writes: the layout's memory may be half changed.
+        """
+        if not len(prepared.batch):
+            return prepared
+        write = prepared.write
+        before = write.size
+        try:
+            self._slabs[self.current].store(prepared.batch, write)
+            live_bytes = prepared.tail.live_bytes + write.size - before
+            tail = msgspec.structs.replace(prepared.tail, live_bytes=live_bytes)
+            put_tail(write, tail)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return attrs.evolve(prepared, tail=tail)
+
     def commit(self, prepared: Prepared) -> int:
         """Commit messages and state in one engine write; return the ticket for `settle`."""
-        slab, write, tail = self._slabs[self.current], prepared.write, prepared.tail
         rows = len(prepared.batch)
-        if rows:
-            slab.store(prepared.batch, write)
-            tail = msgspec.structs.replace(tail, live_bytes=tail.live_bytes + write.size)
-            put_tail(write, tail)
-        # Without rows nothing was stored, and what an interrupted `store` left unsaved must stay so.
-        ticket = self._commit(write, tail, slab.committed if rows else bool)
+        slab = self._slabs[self.current]
+        ticket = self._commit(prepared.write, prepared.tail, slab.committed if rows else bool)
         self.counters.batches += 1
         self.counters.messages += rows
         return ticket
@@ -235,8 +256,7 @@ class Shard:
         if self._policy.timestamps == "commit":
             positions = commit_positions(tail.last_position, now, rows)
         else:
-            times = np.fromiter(to_iterable(timestamps), np.int64, rows)
-            lifted = self._check_times(times, now)
+            times, lifted = self._times(batch.timestamps, timestamps, now)
             positions = message_positions(tail.last_position, times)
             last_time = max(last_time, int(times.max()))
         placed = batch.placed(positions, timestamps, self.number)
@@ -248,10 +268,31 @@ class Shard:
             messages=tail.messages + rows,
         )
 
-    def _check_times(self, times: Times, now: int) -> int:
-        """Refuse times too far ahead, and late ones or else count them."""
-        limit = now + int(self._policy.max_skew * 1e6)
-        ahead = np.flatnonzero(times > limit)
+    def _times(self, given: Column, filled: Column, now: int) -> tuple[Times, int]:
+        """Return the times that make positions, and how many are late.
+
+        A message without a time is never late: it follows what came before it.
+        """
+        times = np.fromiter(to_iterable(filled), np.int64, len(filled))
+        self._refuse_ahead(times, now)
+        if isinstance(given, Constant):
+            absent = np.full(len(times), given.value is None)
+        else:
+            absent = np.fromiter((value is None for value in to_iterable(given)), np.bool_, len(times))
+        newest = np.maximum.accumulate(np.maximum(times, self._tail.last_time))
+        times = np.where(absent, newest, times)
+        late = np.flatnonzero(late_rows(self._tail.last_time, times))
+        if len(late) and self._policy.late == "raise":
+            first = int(late[0])
+            raise LateMessageError(
+                f"its time lies {(int(newest[first]) - int(times[first])) / 1e6:,.6f} s before that of a message "
+                f"stored before it in shard {self.number}",
+                first,
+            )
+        return times, len(late)
+
+    def _refuse_ahead(self, times: Times, now: int) -> None:
+        ahead = np.flatnonzero(times > now + int(self._policy.max_skew * 1e6))
         if len(ahead):
             first = int(ahead[0])
             raise TimestampAheadError(
@@ -259,16 +300,6 @@ class Shard:
                 f"{self._policy.max_skew:g} s are allowed",
                 first,
             )
-        late = np.flatnonzero(late_rows(self._tail.last_time, times))
-        if len(late) and self._policy.late == "raise":
-            first = int(late[0])
-            newest = max(self._tail.last_time, int(times[:first].max(initial=0)))
-            raise LateMessageError(
-                f"its time lies {(newest - int(times[first])) / 1e6:,.6f} s before that of a message "
-                f"already stored in shard {self.number}",
-                first,
-            )
-        return len(late)
 
     def _commit(self, write: WriteBatch, tail: Tail, then: Callable[[], object] = bool) -> int:
         """Apply a write, and ``then`` what memory must know of it.
@@ -305,7 +336,7 @@ class Shard:
         with self._flush_lock:
             if self._flushed >= ticket:
                 return  # a flush that began after this write has served it
-            self._check_writable()
+            self.check_writable()
             written, position = self._end
             started = time.perf_counter()
             try:
@@ -328,7 +359,7 @@ class Shard:
     def write_state(self, writes: Sequence[StateWrite]) -> None:
         """Commit state alone."""
         with self._lock:
-            self._check_writable()
+            self.check_writable()
             write = WriteBatch()
             stage(writes, self._engine, write)
             ticket = self._commit(write, self._tail)
@@ -349,30 +380,36 @@ class Shard:
             slab = self.slab(generation)
         except GenerationDroppedError:
             return 0  # dropped since it was listed: nothing is left to delete
+        if not slab.cover(topic_filter):
+            return 0
         steps = slab.delete(topic_filter, first, last)
         while True:
             with self._lock:  # a step at a time, so that writers get their turn in between
-                self._check_writable()
+                self.check_writable()
                 step = next(steps, None)
                 if step is None or generation not in self._slabs:
                     return deleted
-                write, rows = step
-                tail = self._discount(generation, rows, write)
-                ticket = self._commit(write, tail)
-                self.counters.deleted += rows
+                if not step.write:
+                    continue
+                ticket = self._commit_delete(generation, step)
             self.settle(ticket)
-            deleted += rows
+            deleted += step.messages
 
-    def _discount(self, generation: int, rows: int, write: WriteBatch) -> Tail:
-        """Take deleted messages off the books, in the same write."""
+    def _commit_delete(self, generation: int, step: DeleteStep) -> int:
+        """Commit a step of a delete, and take what it removes off the books in the same write."""
         record, tail = self._records[generation], self._tail
-        if record.sealed is None:
-            tail = msgspec.structs.replace(tail, messages=tail.messages - rows)
-            put_tail(write, tail)
+        books: Tail | GenerationRecord = tail if record.sealed is None else record
+        books = msgspec.structs.replace(
+            books, messages=books.messages - step.messages, live_bytes=books.live_bytes - step.freed
+        )
+        if isinstance(books, Tail):
+            put_tail(step.write, books)
+            ticket = self._commit(step.write, books)
         else:
-            self._records[generation] = msgspec.structs.replace(record, messages=record.messages - rows)
-            put_generation(write, self._records[generation])
-        return tail
+            put_generation(step.write, books)
+            ticket = self._commit(step.write, tail, lambda: self._records.update({generation: books}))
+        self.counters.deleted += step.messages
+        return ticket
 
     # --- reading ---
 
@@ -389,7 +426,7 @@ class Shard:
         deadline: float | None,
     ) -> tuple[SlabStep, bool]:
         """Read on in a stream; return the step, and whether it ended the stream for good."""
-        slab, record = self.slab(generation), self._records[generation]
+        slab, record = self.slab(generation), self._records.get(generation)
         bound = self._watermark if bound is None else min(bound, self._watermark)
         started = time.perf_counter()
         try:
@@ -404,19 +441,22 @@ class Shard:
             )
         except ValueError as bad:
             raise InvalidIteratorError(f"the iterator's place is not of this stream: {bad}") from bad
+        except CorruptionError:
+            self.slab(generation)  # dropped meanwhile? then it is no damage
+            raise
         self.slab(generation)  # dropped meanwhile? then what was read may be less than there was
         self.counters.reads += 1
         self.counters.read_messages += len(step.batch)
         self.counters.read_seconds += time.perf_counter() - started
-        ended = step.exhausted and record.last_position is not None and bound >= record.last_position
-        return step, ended
+        end = None if record is None else record.last_position
+        return step, step.exhausted and end is not None and bound >= end
 
     # --- generations ---
 
     def add_generation(self, layout_name: str, options: dict[str, Any]) -> int:
         """Seal the current generation and begin the next, in one engine write; return its number."""
         with self._lock:
-            self._check_writable()
+            self.check_writable()
             now, number, tail = self._policy.clock(), self.current + 1, self._tail
             if number >= GENERATION_END:
                 raise GenerationError(f"shard {self.number} has used up its generations")
@@ -426,6 +466,7 @@ class Shard:
             record = GenerationRecord(
                 number=number,
                 layout=layout_name,
+                format=layout.format,
                 options=options_dict(layout.options),
                 created=now,
                 first_position=tail.last_position + 1,
@@ -466,7 +507,7 @@ class Shard:
         `remove_dropped` then removes what it held.
         """
         with self._lock:
-            self._check_writable()
+            self.check_writable()
             record = self._records.get(number)
             if record is None or record.dropped:
                 if 0 < number < self.current:
@@ -553,7 +594,8 @@ class Shard:
         if self._closed:
             raise DatabaseClosedError("the database is closed")
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
+        """Raise `ShardReadOnlyError` if an earlier write failed, `DatabaseClosedError` after the close."""
         self._check_open()
         if self._failure is not None:
             raise ShardReadOnlyError(

@@ -83,9 +83,9 @@ class ShardState:
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) of all keys that begin with ``prefix``, in order, as of the first item."""
-        start = prefix if prefix > RESERVED else b"\1"
-        for chunk in self._shard.reader().scan(STATE, start, _after_prefix(prefix)):
-            yield from chunk
+        if not prefix.startswith(RESERVED):
+            for chunk in self._shard.reader().scan(STATE, max(prefix, b"\1"), _after_prefix(prefix)):
+                yield from chunk
 
     def write(self, writes: Iterable[StateWrite]) -> None:
         """Commit the writes together, as durable as the database's ``durability`` says.

@@ -44,7 +44,8 @@ class _Known:
         column = fold(values)
         texts = [column.value] if isinstance(column, Constant) else values
         try:
-            if self._texts.issuperset(texts):
+            # Of exactly this type: what equals a known text but isn't one would fail further down.
+            if list(map(type, texts)).count(str) == len(texts) and self._texts.issuperset(texts):
                 return column
         except TypeError:  # something unhashable: the loop below names it
             pass

@@ -15,7 +15,7 @@ big-endian)::
     generation 0x01 node:u32 token:utf-8 -> child:u32     token is a level, "+" or "#"
     generation 0x02 node:u32             -> stream:u32    topics end at the node
 
-Nodes 0 and 1 are the roots, the second that of ``$``; others and streams count from 2 and 1.
+All values are sealed (see `topicstore.sealing`). Nodes 0 and 1 are the roots, the second that of ``$``; others and streams count from 2 and 1.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 
 from topicstore.engine import META, Reader, WriteBatch, encode_generation
 from topicstore.errors import CorruptionError
+from topicstore.sealing import seal, unseal
 from topicstore.topics import TopicFilter
 
 __all__ = ["LearnedTopics"]
@@ -82,7 +83,7 @@ class LearnedTopics:
     def save(self, write: WriteBatch) -> None:
         """Add to ``write`` all that is not known to be saved; `saved` says that it is."""
         for key, value in self._unsaved:
-            write.put(META, key, value)
+            write.put(META, key, seal(key, value))
 
     def saved(self) -> None:
         """The last `save` was committed."""
@@ -135,6 +136,17 @@ class LearnedTopics:
                 self._unsaved.append((self._prefix + _LEAF + _U32.pack(node), _U32.pack(stream)))
             return stream
 
+    def find(self, topic: str) -> int | None:
+        """Return the stream of a topic without learning it; None if it leads nowhere."""
+        with self._lock:
+            node: int | None = _root_of(topic)
+            for depth, token in enumerate(topic.split("/")):
+                children = self._children[node] if node is not None else {}
+                node = children.get(_REST) if depth == MAX_LEVELS else children.get(token) or children.get(_PLUS)
+                if node is None or depth == MAX_LEVELS:
+                    break
+            return None if node is None else self._streams.get(node)
+
     def _step(self, node: int, token: str, depth: int) -> int:
         children = self._children[node]
         child = children.get(token) or children.get(_PLUS)
@@ -165,13 +177,12 @@ class LearnedTopics:
     def pattern(self, stream: int) -> str:
         """Return the topic filter that describes a stream.
 
-        Below the root of ``$`` a ``+`` in the first level stands for levels that begin with ``$``,
-        though as a filter it would not match them: MQTT has no filter that does.
+        A ``+`` in the first level below the root of ``$`` reads ``$+``: MQTT has no filter for that.
         """
         node, tokens = self._nodes[stream], []
         while node in self._parents:
             node, token = self._parents[node]
-            tokens.append(token)
+            tokens.append("$+" if node == _DOLLAR_ROOT and token == _PLUS else token)
         return "/".join(reversed(tokens))
 
     def match(self, topic_filter: TopicFilter) -> list[int]:
@@ -225,4 +236,8 @@ def _token(data: bytes) -> str:
 
 def _pairs(reader: Reader, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     for chunk in reader.scan(META, prefix, prefix[:-1] + bytes((prefix[-1] + 1,))):
-        yield from chunk
+        for key, stored in chunk:
+            try:
+                yield key, unseal(key, stored)
+            except CorruptionError as bad:
+                raise CorruptionError(bad.reason, place=f"learned topics, key {key[5:].hex()}") from bad

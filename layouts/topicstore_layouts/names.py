@@ -8,6 +8,8 @@ big-endian; KIND is chosen by whoever makes the dictionary)::
 
     generation KIND   id:u32     -> stream:u32 name:utf-8     stream is 0 where names have none
     generation KIND+1 name:utf-8 -> id:u32
+
+All values are sealed (see `topicstore.sealing`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy.typing as npt
 from topicstore.columns import Coded, Column, Constant, Texts, to_iterable, to_list
 from topicstore.engine import META, Reader, WriteBatch, encode_generation
 from topicstore.errors import CorruptionError
+from topicstore.sealing import seal, unseal
 
 __all__ = ["Ids", "NameTable"]
 
@@ -83,7 +86,7 @@ class NameTable:
             stored = self._reader.get_many(META, [self._back + name.encode() for name in missing])
             self._make_room(len(missing), keep=names)
             for name, value in zip(missing, stored, strict=True):
-                number = self._unsaved.get(name) if value is None else self._number(value)
+                number = self._unsaved.get(name) if value is None else self._number(name, value)
                 if number is None:
                     number = self._next
                     self._next += 1
@@ -91,8 +94,9 @@ class NameTable:
                 self._remember(number, name, self._stream_of(name))
             return self._ids
 
-    def _number(self, value: bytes) -> int:
+    def _number(self, name: str, stored: bytes) -> int:
         """Return the number that is stored for a name."""
+        value = unseal(self._back + name.encode(), stored)
         number = int.from_bytes(value, "big")
         if len(value) != _U32.size or number >= self._next:
             raise CorruptionError(f"{value[:8].hex()} is not the number of a name", place="names")
@@ -102,8 +106,9 @@ class NameTable:
         """Add to ``write`` all that is not known to be saved; `saved` says that it is."""
         for name, number in self._unsaved.items():
             text, id_ = name.encode(), _U32.pack(number)
-            write.put(META, self._forward + id_, _U32.pack(int(self._streams[number])) + text)
-            write.put(META, self._back + text, id_)
+            forward, back = self._forward + id_, self._back + text
+            write.put(META, forward, seal(forward, _U32.pack(int(self._streams[number])) + text))
+            write.put(META, back, seal(back, id_))
 
     def saved(self) -> None:
         """The last `save` was committed."""
@@ -117,7 +122,7 @@ class NameTable:
         number = self._ids.get(name)
         if number is None:
             value = self._reader.get(META, self._back + name.encode())
-            number = self._unsaved.get(name) if value is None else self._number(value)
+            number = self._unsaved.get(name) if value is None else self._number(name, value)
         return number
 
     def name(self, number: int) -> str:
@@ -155,10 +160,19 @@ class NameTable:
         if self._make_room(len(missing), keep=()):
             missing = np.unique(ids[~self._loaded[ids]]).tolist()  # but not what was kept, which may be unsaved
         values = self._reader.get_many(META, [self._forward + _U32.pack(number) for number in missing])
-        for number, value in zip(missing, values, strict=True):
-            if value is None or len(value) < _U32.size:
+        for number, stored in zip(missing, values, strict=True):
+            if stored is None:
                 raise CorruptionError(f"the name of number {number} is missing")
-            self._remember(number, _decode(value[4:], number), _U32.unpack(value[:4])[0])
+            name, stream = self._decode(number, stored)
+            self._remember(number, name, stream)
+
+    def _decode(self, number: int, stored: bytes) -> tuple[str, int]:
+        """Return the name and the stream that are stored for a number."""
+        try:
+            value = unseal(self._forward + _U32.pack(number), stored)
+            return value[4:].decode(), int(_U32.unpack(value[:4])[0])
+        except (CorruptionError, UnicodeDecodeError, struct.error) as bad:
+            raise CorruptionError(f"the name of number {number} is damaged: {bad}") from bad
 
     def _remember(self, number: int, name: str, stream: int) -> None:
         if number >= len(self._loaded):
@@ -184,21 +198,24 @@ class NameTable:
             self._remember(number, name, streams[number])
         return True
 
-    def verify(self) -> Iterator[str]:
-        """Read the whole dictionary and yield a sentence a damage."""
+    def verify(self, stream_of: Callable[[str], int | None]) -> Iterator[str]:
+        """Read the whole dictionary and yield a sentence a damage; names should have these streams."""
         expected = 0
         for chunk in self._reader.scan(META, self._forward, self._back):
-            back = self._reader.get_many(META, [self._back + value[4:] for _, value in chunk])
-            for (key, value), number in zip(chunk, back, strict=True):
-                if key[5:] != _U32.pack(expected):
-                    yield f"number {key[5:].hex()} is where {expected:08x} was expected"
-                expected = int.from_bytes(key[5:], "big") + 1
-                if number != key[5:]:
-                    yield f"name {value[4:84]!r} has number {key[5:].hex()} one way and {number!r} the other"
+            for key, stored in chunk:
+                number = int.from_bytes(key[5:], "big")
+                if number != expected:
+                    yield f"number {number} is where {expected} was expected"
+                expected = number + 1
+                yield from self._verify_one(number, stored, stream_of)
 
-
-def _decode(text: bytes, number: int) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError as bad:
-        raise CorruptionError(f"the name of number {number} is not UTF-8") from bad
+    def _verify_one(self, number: int, stored: bytes, stream_of: Callable[[str], int | None]) -> Iterator[str]:
+        try:
+            name, stream = self._decode(number, stored)
+            back = self._reader.get(META, self._back + name.encode())
+            if back is None or self._number(name, back) != number:
+                yield f"name {name[:80]!r} does not lead back to its number {number}"
+            elif stream != stream_of(name):
+                yield f"name {name[:80]!r} has stream {stream}, not the one that its levels lead to"
+        except CorruptionError as bad:
+            yield bad.reason

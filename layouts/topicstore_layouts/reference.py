@@ -26,14 +26,15 @@ from topicstore.batch import FIELDS
 from topicstore.columns import Constant, to_iterable
 from topicstore.engine import DATA, Engine, WriteBatch
 from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.layout import Damage, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
 
 __all__ = ["ReferenceLayout", "ReferenceOptions"]
 
 _VERSION = 1
 _STREAM = 0
 _HEAD = 9
-_DELETED_AT_ONCE = 1_000
+_LOOKED_AT = 1_000
+"""Messages that one step of a delete looks at."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -173,20 +174,22 @@ class ReferenceSlab(Slab):
     def _place(self, position: int) -> str:
         return f"shard {self._shard}, generation {self._generation}, message at position {position}"
 
-    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[tuple[WriteBatch, int]]:
-        """Delete matching keys, a thousand at a time."""
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        """Delete matching keys; each step looks at a thousand."""
         while True:
-            write, rows = WriteBatch(), 0
+            write, deleted, freed, seen = WriteBatch(), 0, 0, 0
             for position, value in self._scan(first, last):
                 if topic_filter.matches(self._read(position, value).topic):
                     write.delete(DATA, (self._generation, _STREAM, position))
-                    rows += 1
+                    deleted += 1
+                    freed += len(value)
                 first = position + 1
-                if rows >= _DELETED_AT_ONCE:
+                seen += 1
+                if seen == _LOOKED_AT:
                     break
-            if not rows:
+            yield DeleteStep(write=write, messages=deleted, freed=freed)
+            if seen < _LOOKED_AT:
                 return
-            yield write, rows
 
     def info(self) -> SlabInfo:
         """One stream."""

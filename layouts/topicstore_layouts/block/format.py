@@ -230,6 +230,11 @@ class Block:
         self._payloads = self.payloads()
 
     @property
+    def size(self) -> int:
+        """Bytes of the value."""
+        return len(self._value)
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes of the payloads, about."""
         size: int = self._sizes[3]

@@ -14,7 +14,10 @@ from topicstore_layouts.names import NameTable
 
 __all__ = ["Matcher", "Matchers"]
 
-_KEPT = 64
+_KEPT_BYTES = 16 << 20
+"""Verdicts kept for filters used before, a byte a topic and filter."""
+_LEAST_BYTES = 1 << 10
+"""What a filter counts at least."""
 _UNKNOWN, _NO, _YES = 0, 1, 2
 
 Mask = npt.NDArray[np.bool_]
@@ -23,13 +26,15 @@ Mask = npt.NDArray[np.bool_]
 class Matcher:
     """One filter over the topic numbers of one dictionary; remembers a verdict a topic, a byte each.
 
-    Threads may share it: a verdict never changes, so the worst is that it is found twice.
+    A filter without wildcards needs no verdicts: it wants one number. Threads may share a matcher:
+    a verdict never changes, so the worst is that it is found twice.
     """
 
     def __init__(self, topic_filter: TopicFilter, topics: NameTable) -> None:
         self._filter = topic_filter
         self._topics = topics
-        self._verdicts = np.zeros(max(len(topics), 16), dtype=np.uint8)
+        self._verdicts = np.zeros(0, dtype=np.uint8)
+        self._number: int | None = None
 
     def rows(self, topics: Constant[int] | npt.NDArray[Any]) -> Mask | bool:
         """Return which rows match: True for all, False for none, else a mask."""
@@ -44,12 +49,16 @@ class Matcher:
         return mask if matching else False
 
     def _judge(self, topics: npt.NDArray[Any]) -> Mask:
+        if self._filter.literal:
+            if self._number is None:
+                self._number = self._topics.find(self._filter.text)
+            return topics == (-1 if self._number is None else self._number)
         highest = int(topics.max())
         if highest >= len(self._topics):
             raise CorruptionError(f"topic number {highest} was never given to a name")
         verdicts = self._verdicts  # another thread may put a shorter array here at any moment
         if highest >= len(verdicts):
-            grown = np.zeros(max(2 * len(verdicts), highest + 1), dtype=np.uint8)
+            grown = np.zeros(max(2 * len(verdicts), highest + 1, 16), dtype=np.uint8)
             grown[: len(verdicts)] = verdicts
             self._verdicts = verdicts = grown
         found = verdicts[topics]
@@ -63,7 +72,7 @@ class Matcher:
 
 
 class Matchers:
-    """The matchers of a slab: those of the filters used last, 64 at most."""
+    """The matchers of a slab: those of the filters used last, as long as their verdicts are few."""
 
     def __init__(self, topics: NameTable) -> None:
         self._topics = topics
@@ -71,9 +80,12 @@ class Matchers:
 
     def of(self, topic_filter: TopicFilter) -> Matcher:
         """Return the matcher of a filter."""
-        matcher = self._kept.get(topic_filter.text)
+        kept = self._kept
+        matcher = kept.pop(topic_filter.text, None)
         if matcher is None:
             matcher = Matcher(topic_filter, self._topics)
-            kept = dict(list(self._kept.items())[1 - _KEPT :])
-            self._kept = {**kept, topic_filter.text: matcher}
+            room = max(_KEPT_BYTES // max(len(self._topics), _LEAST_BYTES), 1)
+            for text in list(kept)[: len(kept) - room + 1]:
+                kept.pop(text, None)
+        kept[topic_filter.text] = matcher  # now the last to go
         return matcher

@@ -18,7 +18,7 @@ from topicstore import MessageBatch, TopicFilter
 from topicstore.columns import Column, Constant, Indices, take, to_list
 from topicstore.engine import DATA, Engine, WriteBatch
 from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.layout import Damage, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
 
 from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.names import NameTable
@@ -42,8 +42,8 @@ _SPLIT_ROWS = 256
 _ENOUGH = 512
 """Rows after which a batch that is read ends. Smaller blocks are joined; joining larger ones costs
 more, in copies and cold memory, than the next call does."""
-_DELETED_BLOCKS = 16
-"""Blocks that one step of a delete rewrites."""
+_LOOKED_AT = 64
+"""Blocks that one step of a delete looks at."""
 
 
 @attrs.frozen
@@ -243,8 +243,9 @@ class BlockSlab(Slab):
         mask = self._matchers.of(topic_filter).rows(topics)
         if mask is False:
             return np.empty(0, dtype=np.intp)
-        if stream != _ALL and block.stream == MIXED and not isinstance(topics, Constant):
-            mask = mask & (self._topics.streams(topics) == stream)
+        if stream != _ALL and block.stream == MIXED:
+            numbers = np.full(block.rows, topics.value) if isinstance(topics, Constant) else topics
+            mask = mask & (self._topics.streams(numbers) == stream)
         if block.first < first or block.last > bound:
             positions = block.positions()
             mask = mask & (positions >= np.uint64(first)) & (positions <= np.uint64(bound))
@@ -282,37 +283,37 @@ class BlockSlab(Slab):
 
     # --- deleting ---
 
-    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[tuple[WriteBatch, int]]:
-        """Rewrite the blocks that hold matching messages, a few a step, under the same keys."""
-        while True:
-            write, deleted, blocks = WriteBatch(), 0, 0
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        """Rewrite the blocks that hold matching messages under the same keys; each step looks at a few."""
+        more = True
+        while more:
+            write, deleted, freed, seen = WriteBatch(), 0, 0, 0
+            more = False
             for together in self._batches(first, last):
                 for block in together:
-                    rows = self._delete_from(block, topic_filter, first, last, write)
-                    deleted += rows
-                    blocks += bool(rows)
+                    found = self._match(block, _ALL, topic_filter, first, last)
+                    if found is not None:
+                        deleted += block.rows if found.rows is None else len(found.rows)
+                        freed += block.size - self._rewrite(found, write)
                 first = together[-1].last + 1
-                if blocks >= _DELETED_BLOCKS:
+                seen += len(together)
+                if seen >= _LOOKED_AT:
+                    more = True
                     break
-            if not deleted:
-                return
-            yield write, deleted
+            yield DeleteStep(write=write, messages=deleted, freed=freed)
 
-    def _delete_from(self, block: Block, topic_filter: TopicFilter, first: int, last: int, write: WriteBatch) -> int:
-        found = self._match(block, _ALL, topic_filter, first, last)
-        if found is None:
-            return 0
+    def _rewrite(self, found: _Found, write: WriteBatch) -> int:
+        """Replace a block by one without the rows found; return the bytes of the new one."""
+        block = found.block
         key = self._key(block.last)
-        if found.rows is None:
+        rows = np.arange(block.rows) if found.rows is None else found.rows
+        keep = np.setdiff1d(np.arange(block.rows), rows, assume_unique=True)
+        if not len(keep):
             write.delete(DATA, key)
-            return block.rows
-        keep = np.setdiff1d(np.arange(block.rows), found.rows, assume_unique=True)
-        if len(keep):
-            rest = block.columns().take(keep)
-            write.put(DATA, key, encode_block(rest, block.stream, block.base, block.last, self._compress))
-        else:
-            write.delete(DATA, key)
-        return len(found.rows)
+            return 0
+        value = encode_block(block.columns().take(keep), block.stream, block.base, block.last, self._compress)
+        write.put(DATA, key, value)
+        return len(value)
 
     # --- care ---
 
@@ -325,8 +326,9 @@ class BlockSlab(Slab):
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
         """Decode every block, check it against the ones before, and check the dictionaries."""
-        for table, what in ((self._topics, "topic"), (self._clients, "client id")):
-            for sentence in table.verify():
+        tables = (self._topics, self.learned.find, "topic"), (self._clients, lambda _: 0, "client id")
+        for table, stream_of, what in tables:
+            for sentence in table.verify(stream_of):
                 yield Damage(place=f"shard {self._shard}, generation {self._generation}, {what} names", reason=sentence)
         end_of_batch_before = end = base = -1
         for chunk in self._engine.scan(DATA, self._key(0), (self._generation, _RUN + 1, 0)):
