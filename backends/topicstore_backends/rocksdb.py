@@ -23,6 +23,7 @@ so a single ``get`` or ``write`` can't overlap with ``close``; the others are co
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
@@ -535,6 +536,18 @@ class _Uses:
             return first
 
 
+_engines: WeakSet[RocksdbEngine] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child, keep databases from ever being closed: that would wait for threads a fork lacks."""
+    for engine in list(_engines):
+        engine.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 class RocksdbEngine(Engine):
     """One RocksDB database.
 
@@ -556,6 +569,12 @@ class RocksdbEngine(Engine):
         self._cursors: WeakSet[_Cursor] = WeakSet()
         self._uses = _Uses()
         self._closed = False
+        _engines.add(self)
+
+    def leave_to_parent(self) -> None:
+        """Leak RocksDB's objects, so that nothing, not even the end of the process, closes them."""
+        for held in (self._database, *self._families.values()):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
         """Apply the batch: ranges first, then the operations in their order.

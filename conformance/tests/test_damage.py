@@ -224,11 +224,10 @@ def test_missing_names(pair: Pair, tmp_path: Path) -> None:
 
 @persistent_pair
 def test_flipped_anything(pair: Pair, tmp_path: Path) -> None:
-    """Any byte changed in any value of any keyspace: told at open, by readers and by verify, or harmless; never wrong."""
+    """Any byte changed in any value of any keyspace is told, or harmless; no answer is wrong."""
     draw = random.Random(str(pair))
     with pair.open(tmp_path / "db", clock=lambda: START) as db:
         db.store([Message(f"t/{number}", b"%d" % number, f"c{number}") for number in range(5)])
-        db.state(0).write([ts.StateWrite(b"key", b"value")])
         db.add_generation()
         good = replayed(db)
     with pair.raw(tmp_path / "db") as engine:
@@ -253,8 +252,6 @@ def check_opened(path: Path, good: list[tuple[MessageId, Message]]) -> str:
         assert str(path) in str(error) or "shard 0" in str(error)
         return "not opened"
     with db:
-        value, _ = attempt(lambda: db.state(0).get(b"key"), ts.CorruptionError)
-        assert value in (None, b"value")
         seen, error = attempt(lambda: replayed(db), ts.CorruptionError, ts.NewerFormatError)
         damages = db.verify().damages
         if seen is None:

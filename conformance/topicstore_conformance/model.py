@@ -34,7 +34,7 @@ def match(topic_filter: str, topic: str) -> bool:
 
 def first_of(time: int) -> int:
     """Return the lowest position of a time."""
-    return max(0, min(time, _LAST_TIME)) * _COUNTER
+    return max(0, min(time, _LAST_TIME + 1)) * _COUNTER
 
 
 @attrs.frozen(kw_only=True)

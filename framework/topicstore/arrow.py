@@ -222,6 +222,11 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 def _ordered(array: pa.StructArray, field: pa.Field) -> pa.StructArray:
     """Put the fields of a struct in the order of the schema, which older Arrow's cast insists on."""
+    for inner in array.type:
+        if pa.types.is_list(inner.type) and pa.types.is_struct(inner.type.value_type):
+            extra = {pair.name for pair in inner.type.value_type} - {"name", "value"}
+            if extra:
+                raise InvalidMessageError(f"user properties that messages don't have: {sorted(extra)}")
     names = [inner.name for inner in array.type]
     known = [inner.name for inner in field.type if inner.name in names]
     if len(known) != len(names):

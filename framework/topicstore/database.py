@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import threading
 import time
 import uuid
 import warnings
@@ -28,13 +30,16 @@ from .errors import (
     InvalidIteratorError,
     ManifestMismatchError,
     NotADatabaseError,
+    StorageFullError,
     UnsupportedError,
     WrongDatabaseError,
 )
+from .identity import check_identity
 from .iterators import Iterator as StreamIterator
 from .layout import Damage, Layout
 from .local import LocalStore
 from .lock import DirectoryLock
+from .locking import held
 from .manifest import Manifest, existing_manifest, read_manifest, sync_directory, write_manifest
 from .model import Message
 from .options import make_options
@@ -97,8 +102,11 @@ def open(  # noqa: A001 - the name people know from every other store
                 the layout's are kept with each generation.
     clock:      returns the present as microseconds since the epoch.
 
-    Raises `DatabaseLockedError`, `NotADatabaseError`, `NewerFormatError`, `UnknownPluginError`,
-    `BackendUnavailableError`, `IncompatibleError`, `InvalidOptionError`, `CorruptionError`.
+    A database belongs to the process that opened it: after a fork, the child must open its own.
+
+    Raises `OSError` where the directory can't be used, `DatabaseLockedError`, `NotADatabaseError`,
+    `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`, `IncompatibleError`,
+    `InvalidOptionError`, `StorageFullError`, `CorruptionError`.
     """
     directory = Path(path)
     wanted = _wanted(
@@ -150,6 +158,9 @@ def _wanted(**arguments: Any) -> dict[str, Any]:
         if name in given and given[name] not in choices:
             raise InvalidArgumentError(f"{name} is one of {', '.join(choices)}, not {given[name]!r}")
     shards, skew = given.get("shards", 1), given.get("max_skew", 0.0)
+    for name in ("backend", "layout"):
+        if not isinstance(given.get(name, ""), str):
+            raise InvalidArgumentError(f"{name} is the name of a plugin")
     if type(shards) is not int or not 1 <= shards <= MAX_SHARDS:
         raise InvalidArgumentError(f"shards is a number from 1 to {MAX_SHARDS}, not {shards!r}")
     if not isinstance(skew, (int, float)) or isinstance(skew, bool) or not 0 <= skew < 1e9:
@@ -229,6 +240,8 @@ class Database:
         self.shards: list[Shard] = []
         """Internal to the framework."""
         self._closed = True  # until everything is open
+        self._owner = os.getpid()
+        self._closing = threading.Lock()
         self._options = options
         self._id = bytes.fromhex(manifest.id)
         self._clock = clock
@@ -243,7 +256,8 @@ class Database:
         self._hooks = data_path(wrappers, LocalStore()).hook
         self._lock: DirectoryLock | None = None
         try:
-            self._open_files(engine_backend)
+            with _full_disk_translated():
+                self._open_files(engine_backend)
             self._closed = False
             self._hooks.topicstore_opened(db=self)
         except BaseException:
@@ -288,6 +302,7 @@ class Database:
         for number in range(self.manifest.shards):
             engine = backend.open_shard(self.path / f"shard-{number:04}", KEYSPACES, create=creating)
             try:
+                check_identity(engine, self._id, number)
                 self.shards.append(Shard(number, engine, policy, self._make_layout))
             except BaseException:
                 engine.close()
@@ -391,6 +406,8 @@ class Database:
 
         Raises `GenerationDroppedError`, or `InvalidIteratorError` if there is no such stream.
         """
+        if not isinstance(stream, Stream):
+            raise InvalidArgumentError(f"iterate takes a Stream, not a {type(stream).__name__}")
         self._check_shard(stream.shard)
         parsed = TopicFilter(topic_filter)
         position = first_position(to_microseconds(start))
@@ -440,8 +457,7 @@ class Database:
             raise WrongDatabaseError("the iterator was made by another database")
         if not 0 <= iterator.shard < len(self.shards):
             raise InvalidIteratorError(f"there is no shard {iterator.shard}")
-        if limit < 1:
-            raise InvalidArgumentError(f"limit is at least 1, not {limit}")
+        _check_count("limit", limit)
         request = IterateRequest(db=self, iterator=iterator, limit=limit, until=until, bound=bound, timeout=timeout)
         result: NextResult = self._hooks.topicstore_iterate(request=request)
         return result
@@ -493,8 +509,7 @@ class Database:
         self._check_open()
         if order not in (None, "time"):
             raise InvalidArgumentError(f"order is None or 'time', not {order!r}")
-        if batch_size < 1:
-            raise InvalidArgumentError(f"batch_size is at least 1, not {batch_size}")
+        _check_count("batch_size", batch_size)
         request = ReplayRequest(
             db=self,
             topic_filter=TopicFilter(topic_filter),
@@ -578,6 +593,8 @@ class Database:
         self._check_open()
         with self._all_locked():
             self._check_writable()
+            for shard in self.shards:
+                shard.check_droppable(generation)  # all, before the first does it
             dropped = [shard.drop_generation(generation) for shard in self.shards]
         self.flush()
         for shard in self.shards:
@@ -590,12 +607,8 @@ class Database:
         for shard in self.shards:
             shard.check_writable()
 
-    @contextlib.contextmanager
-    def _all_locked(self) -> Iterator[None]:
-        with contextlib.ExitStack() as locks:
-            for shard in self.shards:
-                locks.enter_context(shard.lock)
-            yield
+    def _all_locked(self) -> contextlib.AbstractContextManager[None]:
+        return held(shard.lock for shard in self.shards)
 
     # --- care ---
 
@@ -610,6 +623,8 @@ class Database:
         target = Path(path)
         if "checkpoint" not in self._backend_spec.capabilities:
             raise UnsupportedError(f"backend {self.manifest.backend!r} can't make checkpoints")
+        if target.resolve().is_relative_to(self.path.resolve()):
+            raise NotADatabaseError(f"{target} lies inside the database; a checkpoint needs a place of its own")
         if target.exists():
             raise NotADatabaseError(f"{target} exists already; a checkpoint needs a new directory")
         draft = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
@@ -682,11 +697,12 @@ class Database:
 
     def close(self) -> None:
         """Close the database and give back its lock. May be called twice."""
-        if not self._closed:
-            try:
-                self._hooks.topicstore_closed(db=self)
-            finally:
-                self._release()
+        with self._closing:
+            if not self._closed:
+                try:
+                    self._hooks.topicstore_closed(db=self)
+                finally:
+                    self._release()
 
     def _release(self) -> None:
         self._closed = True
@@ -699,6 +715,10 @@ class Database:
     def _check_open(self) -> None:
         if self._closed:
             raise DatabaseClosedError(f"the database at {self.path} is closed")
+        if os.getpid() != self._owner:
+            raise DatabaseClosedError(
+                f"the database at {self.path} was opened by process {self._owner}; a fork can't use it"
+            )
 
     def _check_shard(self, shard: int) -> None:
         self._check_open()
@@ -706,7 +726,7 @@ class Database:
             raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {len(self.shards) - 1}")
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_closed", True) and os.getpid() == self._owner:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self._release()
 
@@ -722,6 +742,22 @@ class Database:
         return f"<Database {self.path} {self.manifest.backend}/{self.manifest.layout}{' closed' * self._closed}>"
 
 
+@contextlib.contextmanager
+def _full_disk_translated() -> Iterator[None]:
+    """Tell a full disk apart from what else can be wrong with a directory."""
+    try:
+        yield
+    except OSError as bad:
+        if bad.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFullError(str(bad)) from bad
+        raise
+
+
+def _check_count(name: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise InvalidArgumentError(f"{name} is a whole number of at least 1")
+
+
 def _as_batch(messages: Iterable[Message] | MessageBatch | pa.RecordBatch) -> MessageBatch:
     if isinstance(messages, MessageBatch):
         return messages
@@ -729,7 +765,7 @@ def _as_batch(messages: Iterable[Message] | MessageBatch | pa.RecordBatch) -> Me
         import pyarrow as pa
 
         if isinstance(messages, pa.Table):
-            messages = pa.RecordBatch.from_struct_array(messages.to_struct_array().combine_chunks())
+            return MessageBatch.concat([MessageBatch.from_arrow(batch) for batch in messages.to_batches()])
         return MessageBatch.from_arrow(messages)
     if isinstance(messages, Iterable) and not isinstance(messages, (Message, str, bytes)):
         return MessageBatch.from_messages(messages)

@@ -13,6 +13,7 @@ What must hold, for every engine (the conformance suite checks it):
   and don't declare the capability ``sync``.
 * A scan, once its first chunk was asked for, sees the engine as it was then, whatever is
   written while it runs. So does a snapshot from its making.
+* Keys of bytes may have 65,550 bytes (a topic and a few more), values 300 MB.
 * All methods may be called from any thread; writes are serialised by the caller.
 * Errors are `EngineError`, its kind `CorruptionError`, and `StorageFullError`; nothing is
   swallowed. After a failed write the caller writes no more until the engine is opened again.
@@ -109,11 +110,11 @@ def encode_generation(generation: int) -> bytes:
 
 
 class WriteBatch:
-    """Changes that `Engine.write` applies together, in the order in which they were added.
+    """Changes that `Engine.write` applies together.
 
-    ``operations`` holds (keyspace, key, value) to put, (keyspace, key, None) to delete, and in
-    ``ranges`` (keyspace, start, end) to delete the keys from ``start`` to before ``end``;
-    ranges apply first.
+    First ``ranges``: (keyspace, start, end) deletes the keys from ``start`` to before ``end``. Then
+    ``operations`` in the order in which they were added: (keyspace, key, value) puts, (keyspace,
+    key, None) deletes.
     """
 
     __slots__ = ("operations", "ranges", "size")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 
@@ -11,6 +10,7 @@ import numpy as np
 from .batch import MessageBatch
 from .errors import InvalidMessageError, TopicstoreError, UnsupportedError
 from .iterators import Iterator
+from .locking import held
 from .plugins import hookimpl, registry
 from .positions import first_position
 from .replay import Lane, ReplayPlan
@@ -35,10 +35,8 @@ class LocalStore:
         """Commit each shard's part; all parts are checked before the first is committed."""
         parts = _parts(request)
         shards = request.db.shards
-        with contextlib.ExitStack() as locks:
-            for number, _, _ in parts:  # in ascending order, so that two batches can't block each other
-                locks.enter_context(shards[number].lock)
-            touched = [shards[number] for number, _, _ in parts]
+        touched = [shards[number] for number, _, _ in parts]
+        with held(shard.lock for shard in touched):
             prepared = _prepare_all(parts, request)
             prepared = [shard.encode(ready) for shard, ready in zip(touched, prepared, strict=True)]
             tickets = [shard.commit(ready) for shard, ready in zip(touched, prepared, strict=True)]

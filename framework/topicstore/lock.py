@@ -29,13 +29,15 @@ class DirectoryLock:
             holder = os.read(self._file, 1000).decode(errors="replace").strip() or "another process"
             os.close(self._file)
             raise DatabaseLockedError(f"{directory} is open elsewhere: {holder}") from busy
+        self._owner = os.getpid()
         since = datetime.now(UTC).isoformat(timespec="seconds")
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
 
     def release(self) -> None:
-        """Give the lock back. May be called twice."""
-        if self._file >= 0:
+        """Give the lock back, also from processes forked since. May be called twice; not by those."""
+        if self._file >= 0 and os.getpid() == self._owner:
             os.ftruncate(self._file, 0)
+            fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1

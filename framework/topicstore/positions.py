@@ -53,7 +53,7 @@ def to_microseconds(time: int | datetime) -> int:
 
 def first_position(time: int) -> int:
     """Return the lowest position of a time; times outside the range are clamped to it."""
-    return min(max(time, 0), MAX_TIME) << COUNTER_BITS
+    return min(max(time, 0), MAX_TIME + 1) << COUNTER_BITS
 
 
 def time_of(position: int) -> int:

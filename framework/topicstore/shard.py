@@ -8,6 +8,7 @@ serves every batch written before it began (group commit).
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -44,7 +45,7 @@ from .generations import (
 )
 from .layout import Damage, DeleteStep, Layout, Slab, SlabStep
 from .options import options_dict
-from .positions import Times, commit_positions, late_rows, message_positions, time_of
+from .positions import MAX_TIME, Times, commit_positions, late_rows, message_positions, time_of
 from .state import StateWrite, stage
 from .topics import TopicFilter
 
@@ -88,9 +89,13 @@ class Shard:
         self._lock = threading.RLock()
         self._flush_lock = threading.Lock()
         self._closed = False
+        self._owner = os.getpid()
         self._failure: BaseException | None = None
-        self._tail = load_tail(engine)
-        self._records = {record.number: record for record in load_generations(engine)}
+        try:
+            self._tail = load_tail(engine)
+            self._records = {record.number: record for record in load_generations(engine)}
+        except CorruptionError as bad:
+            raise CorruptionError(bad.reason, f"shard {number}, {bad.place}") from bad
         self._slabs: dict[int, Slab] = {}
         self._watermark = self._tail.last_position
         self._written = 1  # engine writes: all before the opening count as one, whether on disk or not
@@ -154,12 +159,16 @@ class Shard:
     @property
     def failure(self) -> str | None:
         """Why the shard takes no writes, or None."""
-        return None if self._failure is None else str(self._failure)
+        return None if self._failure is None else str(self._failure) or type(self._failure).__name__
+
+    def _now(self) -> int:
+        """Return the present; a clock before 1970 or behind 2255 counts as their ends."""
+        return min(max(self._policy.clock(), 0), MAX_TIME)
 
     def ahead(self) -> int:
         """Return by how many microseconds the last position lies in the future; 0 if it doesn't."""
         # Without this allowance every store would look ahead by its own batch's counters.
-        return max(0, time_of(self._tail.last_position) - self._policy.clock() - 1_000)
+        return max(0, time_of(self._tail.last_position) - self._now() - 1_000)
 
     def reader(self) -> Reader:
         """Return the engine, to read state from."""
@@ -247,7 +256,7 @@ class Shard:
 
     def _place(self, batch: MessageBatch) -> tuple[MessageBatch, Tail]:
         """Give a batch its positions and times; return it and the tail that follows."""
-        rows, tail, now = len(batch), self._tail, self._policy.clock()
+        rows, tail, now = len(batch), self._tail, self._now()
         if not rows:
             return batch, tail
         timestamps = _fill(batch.timestamps, now)
@@ -457,7 +466,7 @@ class Shard:
         """Seal the current generation and begin the next, in one engine write; return its number."""
         with self._lock:
             self.check_writable()
-            now, number, tail = self._policy.clock(), self.current + 1, self._tail
+            now, number, tail = self._now(), self.current + 1, self._tail
             if number >= GENERATION_END:
                 raise GenerationError(f"shard {self.number} has used up its generations")
             layout = self._make_layout(layout_name, options)
@@ -501,13 +510,12 @@ class Shard:
         put_generation(write, sealed)
         return self._slabs[self.current], sealed
 
-    def drop_generation(self, number: int) -> bool:
-        """Make a sealed generation invisible, in one engine write; False if it was dropped before.
+    def check_droppable(self, number: int) -> bool:
+        """Return whether a generation is there to be dropped; False if it was dropped before.
 
-        `remove_dropped` then removes what it held.
+        Raises `GenerationError` for the current one and for one that never was.
         """
         with self._lock:
-            self.check_writable()
             record = self._records.get(number)
             if record is None or record.dropped:
                 if 0 < number < self.current:
@@ -515,6 +523,18 @@ class Shard:
                 raise GenerationError(f"there is no generation {number}")
             if record.sealed is None:
                 raise GenerationError(f"generation {number} is the current one; add another before dropping it")
+            return True
+
+    def drop_generation(self, number: int) -> bool:
+        """Make a sealed generation invisible, in one engine write; False if it was dropped before.
+
+        `remove_dropped` then removes what it held.
+        """
+        with self._lock:
+            self.check_writable()
+            if not self.check_droppable(number):
+                return False
+            record = self._records[number]
             record = msgspec.structs.replace(record, dropped=True)
             write = WriteBatch()
             put_generation(write, record)
@@ -580,11 +600,17 @@ class Shard:
 
     def close(self) -> None:
         """Close the engine. May be called twice."""
+        if os.getpid() != self._owner:
+            return  # the engine's threads and files are the other process's
         with self._lock, self._flush_lock:
             if not self._closed:
                 self._closed = True
                 self._slabs.clear()
-                self._engine.close()
+                try:
+                    self._engine.close()
+                except BaseException:
+                    self._closed = False  # interrupted: it may be called again
+                    raise
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -593,13 +619,15 @@ class Shard:
     def _check_open(self) -> None:
         if self._closed:
             raise DatabaseClosedError("the database is closed")
+        if os.getpid() != self._owner:
+            raise DatabaseClosedError(f"the database was opened by process {self._owner}; a fork can't use it")
 
     def check_writable(self) -> None:
         """Raise `ShardReadOnlyError` if an earlier write failed, `DatabaseClosedError` after the close."""
         self._check_open()
         if self._failure is not None:
             raise ShardReadOnlyError(
-                f"shard {self.number} takes no writes since one failed ({self._failure}); "
+                f"shard {self.number} takes no writes since one failed ({self.failure}); "
                 "remove the cause, then close and open the database"
             ) from self._failure
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from .batch import MessageBatch
-from .errors import DatabaseClosedError, InvalidArgumentError, InvalidMessageError
+from .errors import DatabaseClosedError, InvalidArgumentError, InvalidMessageError, PluginError
 from .model import Message, MessageId
 
 if TYPE_CHECKING:
@@ -17,26 +17,45 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
+_Item = tuple[Message, "Future[MessageId]"]
+_Outcome = tuple["Future[MessageId]", MessageId | None, BaseException | None]
+
+
+class _InterruptedError(InterruptedError):
+    """The thread that stored was interrupted: the message may be stored or not."""
+
+
+def _resolve(future: Future[MessageId], message_id: MessageId | None, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if message_id is None:
+        future.set_exception(error)
+    else:
+        future.set_result(message_id)
+
 
 class Writer:
     """Collects messages and stores them when there are ``max_items`` or after ``flush_interval`` seconds.
 
     Each `put` gives a `concurrent.futures.Future` of the message's `MessageId`, done once the
     message is stored as durably as the database promises, or failed with the error of its batch.
-    A message that can't be stored is refused by `put` itself, so it takes no others along.
-    Failed batches are not tried again: that could store messages twice.
+    A message that can't be stored is refused by `put` itself or, if only the store can tell (one
+    that is late), fails alone. If the engine fails, the whole batch fails and is not tried again:
+    that could store messages twice.
 
     All methods may be called from any thread. Messages are stored in the order of their puts.
     As a context manager it flushes at the end, whatever ended it.
     """
 
     def __init__(self, db: Database, max_items: int = 1_000, flush_interval: float = 0.1) -> None:
-        if max_items < 1 or flush_interval <= 0:
-            raise InvalidArgumentError("a writer needs max_items of at least 1 and a flush_interval above 0")
+        if type(max_items) is not int or max_items < 1:
+            raise InvalidArgumentError("max_items is a whole number of at least 1")
+        if not 0 < flush_interval <= threading.TIMEOUT_MAX:
+            raise InvalidArgumentError(f"flush_interval is seconds above 0, not {flush_interval!r}")
         self._db = db
         self._max_items = max_items
         self._interval = flush_interval
-        self._buffer: list[tuple[Message, Future[MessageId]]] = []
+        self._buffer: list[_Item] = []
         self._oldest = 0.0
         self._closed = False
         self._changed = threading.Condition()
@@ -68,26 +87,38 @@ class Writer:
 
     def flush(self) -> None:
         """Store what is buffered. Failures go to the futures, not to the caller."""
-        with self._storing:
-            with self._changed:
-                buffer, self._buffer = self._buffer, []
-            if not buffer:
-                return
-            live = [(message, future) for message, future in buffer if future.set_running_or_notify_cancel()]
-            if live:
-                self._store(live)
-
-    def _store(self, items: list[tuple[Message, Future[MessageId]]]) -> None:
+        outcomes: list[_Outcome] = []
         try:
-            ids = self._db.store([message for message, _ in items]).ids
-        except BaseException as error:
-            for _, future in items:
-                future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-        else:
-            for (_, future), message_id in zip(items, ids, strict=True):
-                future.set_result(message_id)
+            with self._storing:
+                with self._changed:
+                    buffer, self._buffer = self._buffer, []
+                    outcomes = [(future, None, _InterruptedError()) for _, future in buffer]
+                outcomes = self._store([pair for pair in buffer if pair[1].set_running_or_notify_cancel()])
+        finally:
+            # Outside the lock, because whoever waits for a future may put again at once.
+            for future, message_id, error in outcomes:
+                _resolve(future, message_id, error)
+
+    def _store(self, items: list[_Item]) -> list[_Outcome]:
+        """Store messages; one that is refused is left out, and the others are tried without it."""
+        refused: list[_Outcome] = []
+        while items:
+            try:
+                result = self._db.store([message for message, _ in items])
+                ids = result.ids
+            except InvalidMessageError as bad:  # nothing of the batch was stored
+                if bad.index is None:
+                    return refused + [(future, None, bad) for _, future in items]
+                refused.append((items[bad.index][1], None, type(bad)(bad.reason)))
+                items = items[: bad.index] + items[bad.index + 1 :]
+            except Exception as error:  # noqa: BLE001 - whatever it is, the futures tell
+                return refused + [(future, None, error) for _, future in items]
+            else:
+                if len(ids) != len(items):
+                    lost = PluginError("a plugin changed the number of messages, so ids can't be told apart")
+                    return refused + [(future, None, lost) for _, future in items]
+                return refused + [(future, id_, None) for (_, future), id_ in zip(items, ids, strict=True)]
+        return refused
 
     def _run(self) -> None:
         while True:
@@ -109,7 +140,8 @@ class Writer:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # a future's callback may close
+            self._thread.join()
         self.flush()
 
     def __enter__(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,14 @@ from topicstore.layout import Damage
 from topicstore.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import strategies
+from topicstore_layouts.block import matching
 from topicstore_layouts.block import slab as slab_module
 from topicstore_layouts.block.codec import Compressor
 from topicstore_layouts.block.format import MIXED, Block, encode_block
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
+from topicstore_layouts.block.matching import Matcher, Matchers
 from topicstore_layouts.block.slab import BlockSlab
+from topicstore_layouts.names import NameTable
 
 SHARD, GENERATION = 4, 2
 ALL = 0
@@ -73,9 +76,12 @@ class Store:
         """Delete from the slab and from the list; return how many."""
         last, before = self.last if last is None else last, len(self.rows)
         deleted = 0
-        for write, rows in self.slab.delete(TopicFilter(topic_filter), first, last):
-            self.engine.write(write)
-            deleted += rows
+        size = self.size()
+        for step in self.slab.delete(TopicFilter(topic_filter), first, last):
+            self.engine.write(step.write)
+            deleted += step.messages
+            size -= step.freed
+        assert size == self.size()
         matches = TopicFilter(topic_filter).matches
         self.rows = [(at, m) for at, m in self.rows if not (first <= at <= last and matches(m.topic))]
         assert before - len(self.rows) == deleted
@@ -115,6 +121,10 @@ class Store:
         assert self.wanted(topic_filter, first, bound, stream) == [row for call in calls for row in call]
         assert all(len(call) <= limits.get("limit", PLENTY["limit"]) for call in calls)
         return len(calls)
+
+    def size(self) -> int:
+        """Return the bytes of all blocks."""
+        return sum(len(value) for chunk in self.engine.scan(DATA) for _, value in chunk)
 
     def blocks(self) -> list[Block]:
         return [Block(value, key[2]) for chunk in self.engine.scan(DATA) for key, value in chunk]
@@ -159,7 +169,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
         "_MOST_ROWS": 12,
         "_MOST_BYTES": 300,
         "_ENOUGH": 6,
-        "_DELETED_BLOCKS": 2,
+        "_LOOKED_AT": 2,
     }.items():
         patch.setattr(slab_module, name, value)
 
@@ -198,10 +208,10 @@ def test_one_stream_is_never_mixed(store: Store) -> None:
 
 def test_streams_behind_each_other_are_read_apart(store: Store) -> None:
     """A block that nothing of its batch can interleave with is not held back for the rest."""
-    store.put([*messages(["a"], 300), *messages(["b"], 300), *messages(["a", "c"], 600)])
-    assert [(2, 300), (1, 600), (3, 300)] == [(block.stream, block.rows) for block in store.blocks()]
+    store.put([*messages(["a"], 300), *messages(["b", "c"], 600)])
+    assert [(1, 300), (2, 300), (3, 300)] == [(block.stream, block.rows) for block in store.blocks()]
     step = store.slab.next(ALL, TopicFilter("#"), bytes(8), bound=store.last, **{**PLENTY, "limit": 300})
-    assert (0, 300) == (store.slab.counters.visited, len(step.batch))
+    assert (1, 300) == (store.slab.counters.visited, len(step.batch))
     for stream in (ALL, 1, 2, 3):
         for limit in (100, 301, 2_000):
             store.check(stream=stream, limit=limit)
@@ -469,7 +479,7 @@ def test_an_empty_slab(store: Store) -> None:
     """Everything works and gives nothing."""
     assert [[]] == store.read(bound=START)
     assert ([], []) == (store.slab.streams(TopicFilter("#")), store.slab.cover(TopicFilter("#")))
-    assert [] == list(store.slab.delete(TopicFilter("#"), 0, START))
+    assert 0 == store.delete("#", 0, START)
     assert (0, []) == store.verified()
     assert 0 == store.slab.info().streams
 
@@ -548,29 +558,23 @@ def test_delete_twice(store: Store) -> None:
     """The second time there is nothing, and nothing is written."""
     store.put(messages(["a", "b"], 20))
     assert 10 == store.delete("a")
-    assert [] == list(store.slab.delete(TopicFilter("a"), 0, store.last))
+    assert [] == [step for step in store.slab.delete(TopicFilter("a"), 0, store.last) if step.write or step.messages]
 
 
 def test_delete_goes_in_small_steps(store: Store) -> None:
-    """Each write is of a few blocks, and may be the last: what it says was deleted is."""
-    for _ in range(40):
-        store.put(messages(["a", "b"], 10))
-    steps = store.slab.delete(TopicFilter("a"), 0, store.last)
-    write, rows = next(steps)
-    assert (80, 16) == (rows, len(write.operations))
-    store.engine.write(write)
-    steps.close()  # type: ignore[attr-defined]
-    assert 400 - 80 == sum(block.rows for block in store.blocks())
+    """Each looks at a few blocks, whether it finds something or not, and may be the last."""
+    for number in range(150):
+        store.put(messages(["a", "b"] if number < 100 else ["c"], 10))
+    steps = list(store.slab.delete(TopicFilter("a"), 0, store.last))
+    assert [(320, 64), (180, 36), (0, 0)] == [(step.messages, len(step.write.operations)) for step in steps]
+    store.engine.write(steps[0].write)
+    assert 1_500 - 320 == sum(block.rows for block in store.blocks())
     store.reopen()
-    assert 120 == sum(rows for _, rows in apply(store, store.slab.delete(TopicFilter("a"), 0, store.last)))
-    store.rows = [row for row in store.rows if row[1].topic == "b"]
+    again = list(store.slab.delete(TopicFilter("a"), 0, store.last))
+    assert [0, 180, 0] == [step.messages for step in again]
+    store.engine.write(again[1].write)
+    store.rows = [row for row in store.rows if row[1].topic != "a"]
     store.check()
-
-
-def apply(store: Store, steps: Iterator[tuple[WriteBatch, int]]) -> Iterator[tuple[WriteBatch, int]]:
-    for write, rows in steps:
-        store.engine.write(write)
-        yield write, rows
 
 
 def test_a_place_survives_the_deletion_of_what_it_stood_before(store: Store) -> None:
@@ -580,6 +584,49 @@ def test_a_place_survives_the_deletion_of_what_it_stood_before(store: Store) -> 
     store.delete("#", START + 150, START + 400)
     rest = store.slab.next(1, TopicFilter("a"), step.place, bound=store.last, **PLENTY)
     assert store.wanted("a", int.from_bytes(step.place, "big")) == rows_of(rest.batch)
+
+
+# --- filters ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["#", "t/+", "t/7", "t/never", "$x/#", "+/7/#"])
+def test_verdicts(text: str) -> None:
+    """Whatever came before: numbers in any order, constant or not, topics that are new since."""
+    names = NameTable(MemoryEngine(KEYSPACES), 1, 0x10, lambda _: 1)
+    matcher, matches = Matcher(TopicFilter(text), names), TopicFilter(text).matches
+    topics = [f"{'$x' if n % 3 == 0 else 't'}/{n}" for n in range(300)]
+    for count in (1, 2, 20, 300):
+        numbers = names.encode(topics[:count])
+        assert not isinstance(numbers, Constant)
+        for asked in (numbers, numbers[::-1], numbers[-1:], numbers[:1].astype(np.uint8)):
+            expected = [matches(topics[n]) for n in asked]
+            found = matcher.rows(asked)
+            assert expected == ([found] * len(asked) if isinstance(found, bool) else found.tolist())
+            assert not isinstance(found, np.ndarray) or {True, False} == set(expected)
+        for number in range(0, count, 7):
+            assert matcher.rows(Constant(number, 5)) is matches(topics[number])
+
+
+def test_an_unknown_topic_number_is_damage(store: Store) -> None:
+    """A filter can't judge a name that nobody has; it is not passed over."""
+    store.put(messages(["a", "b"], 4))
+    matcher = store.slab._matchers.of(TopicFilter("#"))
+    for numbers in (np.array([0, 2]), Constant(2, 3)):
+        with pytest.raises(CorruptionError, match="number 2"):
+            matcher.rows(numbers)
+
+
+def test_the_filters_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there is room for, and not fewer."""
+    monkeypatch.setattr(matching, "_KEPT_BYTES", 64)
+    monkeypatch.setattr(matching, "_LEAST_BYTES", 8)
+    matchers = Matchers(NameTable(MemoryEngine(KEYSPACES), 1, 0x10, lambda _: 1))
+    made = [matchers.of(TopicFilter(f"t/{number}/#")) for number in range(8)]
+    assert made == [matchers.of(TopicFilter(f"t/{number}/#")) for number in range(8)]
+    assert made[0] is matchers.of(TopicFilter("t/0/#"))
+    matchers.of(TopicFilter("new/#"))
+    assert made[0] is matchers.of(TopicFilter("t/0/#"))
+    assert made[1] is not matchers.of(TopicFilter("t/1/#"))
 
 
 # --- persistence --------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
 from topicstore.errors import CorruptionError
+from topicstore.sealing import seal
 from topicstore.topics import TopicFilter
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.strategies import EDGE_TOPICS, filters, filters_of, topics
@@ -57,7 +58,8 @@ def simple_pattern(taught: dict[tuple[str, ...], list[str]], limits: Sequence[in
     node: tuple[str, ...] = ("$",) if topic.startswith("$") else ("",)
     for depth, level in enumerate(topic.split("/")):
         if depth == 32:
-            return "/".join((*node[1:], "#"))
+            node = (*node, "#")
+            break
         children = taught.setdefault(node, [])
         if level not in children and "+" not in children:
             limit = limits[depth] if depth < len(limits) else limits[-1]
@@ -65,7 +67,8 @@ def simple_pattern(taught: dict[tuple[str, ...], list[str]], limits: Sequence[in
             if len(children) == limit:
                 children.append("+")
         node = (*node, level if level in children else "+")
-    return "/".join(node[1:])
+    pattern = "/".join(node[1:])
+    return f"${pattern}" if node[:2] == ("$", "+") else pattern
 
 
 # --- learning -----------------------------------------------------------------------
@@ -171,12 +174,11 @@ def test_65535_bytes_of_empty_levels() -> None:
 @given(st.lists(topics(), max_size=30), thresholds)
 def test_it_learns_what_a_simple_model_learns(taught: list[str], limits: tuple[int, ...]) -> None:
     """Whatever the topics and thresholds; streams are numbered from 1 as they are met."""
-    trie, model, numbers = learned([], *limits), dict[tuple[str, ...], list[str]](), dict[tuple[bool, str], int]()
+    trie, model, numbers = learned([], *limits), dict[tuple[str, ...], list[str]](), dict[str, int]()
     for topic in taught:
         pattern = simple_pattern(model, limits, topic)
         assert pattern == trie.pattern(trie.learn(topic))
-        key = topic.startswith("$"), pattern
-        assert numbers.setdefault(key, len(numbers) + 1) == trie.learn(topic)
+        assert numbers.setdefault(pattern, len(numbers) + 1) == trie.learn(topic)
     assert len(numbers) == len(trie)
     assert not any(number in trie for number in (0, len(numbers) + 1))
 
@@ -185,16 +187,16 @@ def test_it_learns_what_a_simple_model_learns(taught: list[str], limits: tuple[i
 
 
 def describes(pattern: str, topic: str) -> bool:
-    """Say whether a pattern matches a topic, `+` also where it stands for a first level with `$`."""
-    if topic.startswith("$") and pattern.startswith("+"):
-        pattern, topic = f"x{pattern[1:]}", f"x{topic[len(topic.split('/')[0]) :]}"
+    """Say whether a pattern matches a topic; `$+` stands for any first level that begins with `$`."""
+    if topic.startswith("$") and pattern.startswith("$+"):
+        pattern, topic = f"x{pattern[2:]}", "/".join(["x", *topic.split("/")[1:]])
     return TopicFilter(pattern).matches(topic)
 
 
 @quick
 @given(st.lists(st.one_of(topics(), st.sampled_from(EDGE_TOPICS)), max_size=20), thresholds)
 def test_patterns_match_their_topics(taught: list[str], limits: tuple[int, ...]) -> None:
-    """Each topic is matched by the pattern of its stream, which is a valid filter."""
+    """Each topic is matched by the pattern of its stream."""
     trie = learned(taught, *limits)
     assert [] == [topic for topic in taught if not describes(trie.pattern(trie.learn(topic)), topic)]
 
@@ -216,6 +218,8 @@ def test_match_finds_every_stream_with_a_matching_topic(
 def compatible(topic_filter: TopicFilter, pattern: str) -> bool:
     """Say whether some topic fits both, looking level by level; for filters without `#`."""
     mine, theirs = topic_filter.levels, pattern.split("/")
+    if theirs[0] == "$+" and mine[0].startswith("$"):
+        theirs[0] = mine[0]
     if theirs[-1] == "#" and len(mine) >= len(theirs):
         theirs = [*theirs[:-1], *["+"] * (len(mine) - len(theirs) + 1)]
     return len(mine) == len(theirs) and all(a == b or "+" in (a, b) for a, b in zip(mine, theirs, strict=True))
@@ -231,6 +235,19 @@ def test_match_is_tight_without_rest(taught: list[str], limits: tuple[int, ...],
         matched = trie.match(topic_filter)
         assert [] == [stream for stream in matched if not compatible(topic_filter, trie.pattern(stream))]
         assert len(matched) <= 1 or not topic_filter.literal
+
+
+@quick
+@given(st.lists(topics(), max_size=20), thresholds, st.lists(topics(), max_size=9))
+def test_find_learns_nothing(taught: list[str], limits: tuple[int, ...], asked: list[str]) -> None:
+    """It says where a topic is or would go, if there is such a stream."""
+    trie = learned(taught, *limits)
+    before = len(trie), trie.nodes
+    found = {topic: trie.find(topic) for topic in [*taught, *asked, "/".join(["a"] * 40)]}
+    assert before == (len(trie), trie.nodes)
+    assert {topic: trie.learn(topic) for topic in taught} == {topic: found[topic] for topic in taught}
+    for topic, stream in found.items():
+        assert ([] if stream is None else [stream]) == learned(taught, *limits).match(TopicFilter(topic))
 
 
 def test_match_of_an_exact_filter_is_its_one_stream() -> None:
@@ -430,12 +447,35 @@ def test_damage_is_found_when_it_is_loaded(key: bytes, value: bytes) -> None:
     """Nodes without parents, cycles, streams twice or with gaps, broken numbers and texts: none is believed."""
     engine = MemoryEngine(KEYSPACES)
     save(learned(["a/b"], 9), engine)
-    assert {EDGE + u32(0) + b"a": u32(2), EDGE + u32(2) + b"b": u32(3), LEAF + u32(3): u32(1)} == contents(engine)
+    good = {EDGE + u32(0) + b"a": u32(2), EDGE + u32(2) + b"b": u32(3), LEAF + u32(3): u32(1)}
+    assert {key: seal(key, value) for key, value in good.items()} == contents(engine)
     write = WriteBatch()
-    write.put(META, key, value)
+    write.put(META, key, seal(key, value))
     engine.write(write)
     with pytest.raises(CorruptionError, match="learned topics"):
         LearnedTopics.load(engine, GENERATION, (9,))
+
+
+def test_every_flipped_bit_and_truncation_is_found_when_it_is_loaded() -> None:
+    """Of every value; another key's value is refused too."""
+    engine = MemoryEngine(KEYSPACES)
+    save(learned(["a/b", "c"], 9), engine)
+    stored = contents(engine)
+    for key, value in stored.items():
+        flipped = [
+            value[:n] + bytes((value[n] ^ 1 << bit,)) + value[n + 1 :] for n in range(len(value)) for bit in range(8)
+        ]
+        others = [other for other in stored.values() if other != value]
+        for bad in [*flipped, *(value[:n] for n in range(len(value))), value + b"\0", *others]:
+            write = WriteBatch()
+            write.put(META, key, bad)
+            engine.write(write)
+            with pytest.raises(CorruptionError, match="learned topics"):
+                LearnedTopics.load(engine, GENERATION, (9,))
+        write = WriteBatch()
+        write.put(META, key, value)
+        engine.write(write)
+    assert 2 == len(LearnedTopics.load(engine, GENERATION, (9,)))
 
 
 @pytest.mark.parametrize("key", [EDGE + u32(0) + b"a", LEAF + u32(3)])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from topicstore.columns import Coded, Constant, to_list
 from topicstore.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
 from topicstore.errors import CorruptionError
+from topicstore.sealing import seal
 from topicstore_backends.memory import MemoryEngine
 from topicstore_layouts import names as names_module
 from topicstore_layouts.names import NameTable
@@ -50,12 +51,12 @@ def filled(engine: Engine, learn: Iterable[str]) -> NameTable:
 
 
 def put(engine: Engine, key: bytes, value: bytes | None) -> None:
-    """Write around the table."""
+    """Write around the table, with a checksum that is right."""
     write = WriteBatch()
     if value is None:
         write.delete(META, key)
     else:
-        write.put(META, key, value)
+        write.put(META, key, seal(key, value))
     engine.write(write)
 
 
@@ -134,7 +135,7 @@ def test_tables_keep_apart(engine: MemoryEngine) -> None:
         names = NameTable(engine, generation, kind, stream_of)
         assert index + 3 == len(names)
         assert f"{index}-{index}" == names.name(index)
-        assert [] == list(names.verify())
+        assert [] == list(names.verify(stream_of))
 
 
 # --- keeping ------------------------------------------------------------------------
@@ -205,7 +206,7 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
                 assert list(map(stream_of, known)) == names.streams(ids).tolist()
                 assert list(known.values()) == to_list(names.encode(list(known)))
         assert committed == {name: table(engine).find(name) for name in committed}
-        assert [] == list(names.verify())
+        assert [] == list(names.verify(stream_of))
 
 
 def test_reopening_finds_them_on_disk(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_reopening_finds_them_on_disk(tmp_path: Path) -> None:
     names = table(engine)
     assert learn == to_list(names.names(np.arange(len(learn))))
     assert list(range(len(learn))) == to_list(table(engine).encode(learn))
-    assert [] == list(names.verify())
+    assert [] == list(names.verify(stream_of))
     engine.close()
 
 
@@ -377,15 +378,40 @@ def test_a_damaged_number(engine: MemoryEngine, value: bytes) -> None:
         (BACK + b"b", None),
         (BACK + b"b", u32(0)),
         (BACK + b"b", b""),
+        (FORWARD + u32(1), u32(3) + b"b"),
     ],
 )
 def test_verify_finds_tampering(engine: MemoryEngine, key: bytes, value: bytes | None) -> None:
     """Whichever of the two ways was changed, though memory still knows better."""
     names = filled(engine, ["a", "b", "c"])
-    assert [] == list(names.verify())
+    assert [] == list(names.verify(stream_of))
     put(engine, key, value)
     for each in (names, table(engine)):
-        assert "" != "; ".join(each.verify())
+        assert "" != "; ".join(each.verify(stream_of))
+
+
+def test_every_flipped_bit_and_truncation_is_found(engine: MemoryEngine) -> None:
+    """Of either way; another key's value is refused too."""
+    filled(engine, ["a", "bb"])
+    forward, back = FORWARD + u32(1), BACK + b"bb"
+    for key, other in ((forward, FORWARD + u32(0)), (back, BACK + b"a")):
+        good, foreign = engine.get(META, key), engine.get(META, other)
+        assert good is not None
+        assert foreign is not None
+        flipped = [
+            good[:n] + bytes((good[n] ^ 1 << bit,)) + good[n + 1 :] for n in range(len(good)) for bit in range(8)
+        ]
+        for bad in [*flipped, *(good[:n] for n in range(len(good))), good + b"\0", foreign]:
+            write = WriteBatch()
+            write.put(META, key, bad)
+            engine.write(write)
+            names = table(engine)
+            with pytest.raises(CorruptionError):
+                names.name(1) if key == forward else names.find("bb")
+            assert 1 == len(list(names.verify(stream_of)))
+        write = WriteBatch()
+        write.put(META, key, good)
+        engine.write(write)
 
 
 # --- threads ------------------------------------------------------------------------
@@ -438,4 +464,4 @@ def test_readers_run_beside_the_writer(engine: MemoryEngine) -> None:
         for thread in threads:
             thread.join()
     assert [] == failures
-    assert [] == list(names.verify())
+    assert [] == list(names.verify(stream_of))

@@ -17,6 +17,7 @@ from topicstore.engine import DATA, KEYSPACES, META, STATE, Engine, WriteBatch
 from topicstore.generations import GenerationRecord, Tail, load_generations, load_tail, put_generation, put_tail
 from topicstore.iterators import Iterator
 from topicstore.positions import COUNTER_BITS
+from topicstore.sealing import seal
 from topicstore_backends.memory import MemoryEngine
 from topicstore_layouts.block.codec import Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, encode_block
@@ -131,30 +132,57 @@ LEARNED = ["a/1", "é", "b/", "$SYS/x", "/".join(["a"] * 34)]
 THRESHOLDS = (2, 0)
 PATTERNS = ["a/+", "é", "+/+", "$SYS/+", "a/" + "+/" * 31 + "#"]
 TRIE = [
-    ("00000102010000000061", "00000002"),
-    ("0000010201000000022b", "00000003"),
-    ("000001020200000003", "00000001"),
-    ("000001020100000000c3a9", "00000004"),
-    ("0000010201000000002b", "00000005"),
-    ("000001020200000004", "00000002"),
-    ("0000010201000000052b", "00000006"),
-    ("000001020200000006", "00000003"),
-    ("00000102010000000124535953", "00000007"),
-    ("0000010201000000072b", "00000008"),
-    ("000001020200000008", "00000004"),
-    ("0000010201000000032b", "00000009"),
-    ("0000010201000000092b", "0000000a"),
-    *((f"0000010201{node - 1:08x}2b", f"{node:08x}") for node in range(11, 39)),
-    ("00000102010000002623", "00000027"),
-    ("000001020200000027", "00000005"),
+    ("00000102010000000061", "793ed6d000000002"),
+    ("0000010201000000022b", "1b96845900000003"),
+    ("000001020200000003", "5725b9fb00000001"),
+    ("000001020100000000c3a9", "2cbe878100000004"),
+    ("0000010201000000002b", "bc54c97a00000005"),
+    ("000001020200000004", "7eae0bed00000002"),
+    ("0000010201000000052b", "a8232dc100000006"),
+    ("000001020200000006", "3ccc377f00000003"),
+    ("00000102010000000124535953", "317669f900000007"),
+    ("0000010201000000072b", "51d3b2c800000008"),
+    ("000001020200000008", "4a4d80bc00000004"),
+    ("0000010201000000032b", "993d202800000009"),
+    ("0000010201000000092b", "b03aab9e0000000a"),
+    ("00000102010000000a2b", "5a227fb60000000b"),
+    ("00000102010000000b2b", "fc8014730000000c"),
+    ("00000102010000000c2b", "05b093d00000000d"),
+    ("00000102010000000d2b", "dc5ac1fc0000000e"),
+    ("00000102010000000e2b", "fcc2e4870000000f"),
+    ("00000102010000000f2b", "e98c1e8e00000010"),
+    ("0000010201000000102b", "bda1441600000011"),
+    ("0000010201000000112b", "1fe794ef00000012"),
+    ("0000010201000000122b", "d9ba54b100000013"),
+    ("0000010201000000132b", "64aecbed00000014"),
+    ("0000010201000000142b", "cd7ea10900000015"),
+    ("0000010201000000152b", "9baf15b700000016"),
+    ("0000010201000000162b", "fefd3ef100000017"),
+    ("0000010201000000172b", "4c22393500000018"),
+    ("0000010201000000182b", "0d5e5bd900000019"),
+    ("0000010201000000192b", "0d30bd500000001a"),
+    ("00000102010000001a2b", "20a94f300000001b"),
+    ("00000102010000001b2b", "053bb50a0000001c"),
+    ("00000102010000001c2b", "eac20fb00000001d"),
+    ("00000102010000001d2b", "f88800e00000001e"),
+    ("00000102010000001e2b", "7a8c100b0000001f"),
+    ("00000102010000001f2b", "ec998f6000000020"),
+    ("0000010201000000202b", "c41d192b00000021"),
+    ("0000010201000000212b", "20b2b40300000022"),
+    ("0000010201000000222b", "5b8cf86100000023"),
+    ("0000010201000000232b", "6ca21d4b00000024"),
+    ("0000010201000000242b", "354ef2fa00000025"),
+    ("0000010201000000252b", "8370736500000026"),
+    ("00000102010000002623", "ab22742f00000027"),
+    ("000001020200000027", "b6ca613b00000005"),
 ]
 
 NAMES = ["a/é", ""]
 NAME_ENTRIES = [
-    ("000001021000000000", "00000003612fc3a9"),
-    ("0000010211612fc3a9", "00000000"),
-    ("000001021000000001", "00000000"),
-    ("0000010211", "00000001"),
+    ("000001021000000000", "c94cb7ba00000003612fc3a9"),
+    ("0000010211612fc3a9", "10935e0f00000000"),
+    ("000001021000000001", "2b10e90900000000"),
+    ("0000010211", "51de06c300000001"),
 ]
 
 
@@ -208,13 +236,21 @@ def test_names_are_written() -> None:
     assert NAME_ENTRIES == hex_of(write)
 
 
+# Topic 7, "t", of stream 1; client id 0, "c".
+SLAB = [
+    ("00000102010000000074", "43a4509c00000002"),
+    ("000001020200000002", "b3aa1a6600000001"),
+    ("000001021000000007", "3cf7e9870000000174"),
+    ("000001021174", "8730ca3e00000007"),
+    ("000001022000000000", "f07f13f50000000063"),
+    ("000001022163", "1bce70c900000000"),
+]
+
+
 def test_a_slab_is_read() -> None:
     """A block with the names and the structure that it needs, as a block slab finds them on disk."""
     engine = MemoryEngine(KEYSPACES)
-    put(engine, [("0000010201" + "00000000" + "74", "00000002"), ("0000010202" + "00000002", "00000001")])
-    put(engine, [("0000010210" + f"{n:08x}", "00000001" + "74") for n in (7,)])
-    put(engine, [("0000010211" + "74", "00000007"), ("0000010220" + "00000000", "00000000" + "63")])
-    put(engine, [("0000010221" + "63", "00000000")])
+    put(engine, SLAB)
     write = WriteBatch()
     write.put(DATA, (GENERATION, 0, FIRST + 1), bytes.fromhex(BLOCKS["plain"][1]))
     engine.write(write)
@@ -259,6 +295,7 @@ GENERATIONS = [
     GenerationRecord(
         number=2,
         layout="block",
+        format=1,
         options={"thresholds": [100, 20], "compression": "lz4", "level": 1},
         created=2**50,
         first_position=FIRST,
@@ -266,6 +303,7 @@ GENERATIONS = [
     GenerationRecord(
         number=258,
         layout="reference",
+        format=2,
         options={},
         created=1,
         first_position=2,
@@ -277,15 +315,15 @@ GENERATIONS = [
     ),
 ]
 STATE_ENTRIES = [
-    ("007461696c", "9601cf10000000000000000501cd012cce00011170"),
+    ("007461696c", "9fb25ea49601cf10000000000000000501cd012cce00011170"),
     (
         "0067656e65726174696f6e00000002",
         (
-            "9b0102a5626c6f636b83aa7468726573686f6c6473926414ab636f6d7072657373696f6ea36c7a34a56c6576656c01cf"
-            "0004000000000000cf1000000000000000c0c0c20000"
+            "bcab20139c0102a5626c6f636b0183aa7468726573686f6c6473926414ab636f6d7072657373696f6ea36c7a34a56c65"
+            "76656c01cf0004000000000000cf1000000000000000c0c0c20000"
         ),
     ),
-    ("0067656e65726174696f6e00000102", "9b01cd0102a97265666572656e63658001020304c30506"),
+    ("0067656e65726174696f6e00000102", "b0f7f6a79c01cd0102a97265666572656e6365028001020304c30506"),
 ]
 
 
@@ -294,8 +332,9 @@ def test_tails_and_generations_are_read() -> None:
     engine = MemoryEngine(KEYSPACES)
     put(engine, STATE_ENTRIES, STATE)
     assert (TAIL, GENERATIONS) == (load_tail(engine), list(load_generations(engine)))
-    longer = msgspec.msgpack.encode([*msgspec.msgpack.decode(bytes.fromhex(STATE_ENTRIES[0][1])), "more"])
-    put(engine, [(STATE_ENTRIES[0][0], longer.hex())], STATE)
+    key = STATE_ENTRIES[0][0]
+    longer = msgspec.msgpack.encode([*msgspec.structs.astuple(TAIL), "more"])
+    put(engine, [(key, seal(bytes.fromhex(key), longer).hex())], STATE)
     assert load_tail(engine) == TAIL
 
 

@@ -15,7 +15,8 @@ big-endian)::
     generation 0x01 node:u32 token:utf-8 -> child:u32     token is a level, "+" or "#"
     generation 0x02 node:u32             -> stream:u32    topics end at the node
 
-All values are sealed (see `topicstore.sealing`). Nodes 0 and 1 are the roots, the second that of ``$``; others and streams count from 2 and 1.
+All values are sealed (see `topicstore.sealing`). Nodes 0 and 1 are the roots, the second that of
+``$``; others and streams count from 2 and 1.
 """
 
 from __future__ import annotations

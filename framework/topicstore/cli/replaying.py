@@ -26,7 +26,7 @@ __all__ = ["replay"]
 @click.argument("path", type=PATH)
 @click.argument("topic_filter", metavar="[FILTER]", default="#")
 @time_options
-@click.option("--limit", type=click.IntRange(min=0), metavar="MESSAGES", help="Stop after so many.")
+@click.option("--limit", type=click.IntRange(min=0, max=2**63 - 1), metavar="MESSAGES", help="Stop after so many.")
 @click.option(
     "--format",
     "file_format",

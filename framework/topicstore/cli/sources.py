@@ -362,7 +362,7 @@ class _Csv(_TextSource):
         used: list[bytes] = []  # lines of the record at hand
         records = csv.reader(self._text(used), strict=True)
         try:
-            header = next(records, [])
+            header = next((record for record in records if record), [])
             parse = csv_parser(header) if header else None
         except (ValueError, csv.Error) as bad:
             raise ImportSourceError(f"{self.name}: {bad}") from bad

@@ -52,7 +52,7 @@ class Matcher:
         if self._filter.literal:
             if self._number is None:
                 self._number = self._topics.find(self._filter.text)
-            return topics == (-1 if self._number is None else self._number)
+            return np.asarray(topics == (-1 if self._number is None else self._number))
         highest = int(topics.max())
         if highest >= len(self._topics):
             raise CorruptionError(f"topic number {highest} was never given to a name")
@@ -67,8 +67,7 @@ class Matcher:
             matches = self._filter.matches
             verdicts[new] = [_YES if matches(name) else _NO for name in self._topics.names(new)]
             found = verdicts[topics]
-        wanted: Mask = found == _YES
-        return wanted
+        return np.asarray(found == _YES)
 
 
 class Matchers:
@@ -85,7 +84,7 @@ class Matchers:
         if matcher is None:
             matcher = Matcher(topic_filter, self._topics)
             room = max(_KEPT_BYTES // max(len(self._topics), _LEAST_BYTES), 1)
-            for text in list(kept)[: len(kept) - room + 1]:
+            for text in list(kept)[: max(len(kept) - room + 1, 0)]:
                 kept.pop(text, None)
         kept[topic_filter.text] = matcher  # now the last to go
         return matcher

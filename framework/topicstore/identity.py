@@ -1,0 +1,39 @@
+"""Whose shard it is, so that directories that were mixed up are noticed.
+
+Stored form (state keyspace): ``00 "identity"`` -> sealed (see `topicstore.sealing`) msgpack array
+of the version 1, the database's id and the shard's number; written when the shard is made.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .engine import STATE, Engine, WriteBatch
+from .errors import CorruptionError
+from .sealing import seal, unseal
+
+__all__ = ["check_identity"]
+
+_KEY = b"\0identity"
+_VERSION = 1
+
+
+def check_identity(engine: Engine, database: bytes, shard: int) -> None:
+    """Note in a new shard whose it is; raise `CorruptionError` if a used one is another's."""
+    mine = seal(_KEY, msgspec.msgpack.encode((_VERSION, database, shard)))
+    found = engine.get(STATE, _KEY)
+    if found == mine:
+        return
+    if found is None and not any(True for _ in engine.scan(STATE, limit=1)):
+        batch = WriteBatch()
+        batch.put(STATE, _KEY, mine)
+        engine.write(batch)
+        return
+    place = f"shard {shard}"
+    if found is None:
+        raise CorruptionError("it does not say whose shard it is", place)
+    try:
+        _, owner, number = msgspec.msgpack.decode(unseal(_KEY, found), type=tuple[int, bytes, int])
+    except (CorruptionError, msgspec.DecodeError) as bad:
+        raise CorruptionError(f"its identity can't be read: {bad}", place) from bad
+    raise CorruptionError(f"its directory holds shard {number} of database {owner.hex()}, put there by mistake", place)
