@@ -142,7 +142,9 @@ def test_a_position_holds_its_time(time: int, counter: int) -> None:
     assert time == time_of(first_position(time) + counter)
 
 
-@pytest.mark.parametrize(("time", "clamped"), [(-1, 0), (-(1 << 70), 0), (MAX_TIME + 2, MAX_TIME + 1), (1 << 70, MAX_TIME + 1)])
+@pytest.mark.parametrize(
+    ("time", "clamped"), [(-1, 0), (-(1 << 70), 0), (MAX_TIME + 2, MAX_TIME + 1), (1 << 70, MAX_TIME + 1)]
+)
 def test_first_position_clamps(time: int, clamped: int) -> None:
     """Times out of range are clamped to just outside it, so that open ends of ranges may be any number."""
     assert first_position(clamped) == first_position(time)

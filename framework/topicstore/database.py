@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import shutil
 import threading
@@ -49,6 +50,7 @@ from .reports import DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
 from .requests import IterateRequest, NextResult, ReplayRequest, StoreRequest, StoreResult, Stream, StreamsRequest
 from .shard import Policy, Shard
 from .sharding import ShardMap
+from .specs import BackendSpec
 from .state import ShardState, StateWrite
 from .topics import TopicFilter
 from .writer import Writer
@@ -213,6 +215,14 @@ def _open(
     return Database(directory, manifest, merged, names, clock)
 
 
+def _make_layout(backend: BackendSpec, name: str, options: Mapping[str, Any]) -> Layout:
+    """Return a layout with its options, if it can run on the backend."""
+    spec = registry().layout(name)
+    check_pair(backend, spec)
+    target: type[Layout] = load_target(spec)
+    return target(make_options(name, target.Options, options))
+
+
 def _full_options(layout: str, values: Mapping[str, Any]) -> Any:
     """Return all options of a layout, the defaults among them, so that two ways to say the same are equal."""
     target: type[Layout] = load_target(registry().layout(layout))
@@ -247,6 +257,8 @@ class Database:
         self._clock = clock
         self._shard_map = ShardMap(manifest.shards)
         self._backend_spec = registry().backend(manifest.backend)
+        # Not a method: shards keep it, and would keep the database from being closed when it is dropped.
+        self._make_layout = functools.partial(_make_layout, self._backend_spec)
         check_pair(self._backend_spec, registry().layout(manifest.layout))
         wrappers = [(name, registry().wrapper(name)) for name in plugins]
         self.plugins = tuple(plugins)
@@ -276,12 +288,6 @@ class Database:
     def _make_backend(self) -> Backend:
         target: type[Backend] = load_target(self._backend_spec)
         return target(make_options(self.manifest.backend, target.Options, self._options.get(self.manifest.backend, {})))
-
-    def _make_layout(self, name: str, options: Mapping[str, Any]) -> Layout:
-        spec = registry().layout(name)
-        check_pair(self._backend_spec, spec)
-        target: type[Layout] = load_target(spec)
-        return target(make_options(name, target.Options, options))
 
     def _open_files(self, backend: Backend) -> None:
         persistent = "persistent" in self._backend_spec.capabilities

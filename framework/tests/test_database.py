@@ -1,0 +1,397 @@
+"""What a database does when something is unusual: forks, interruptions, half-done changes, odd arguments."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import topicstore as ts
+from topicstore.generations import load_tail
+from topicstore.manifest import read_manifest
+from topicstore.sealing import seal, unseal
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", shards=2) as opened:
+        yield opened
+
+
+def messages(count: int) -> list[ts.Message]:
+    return [ts.Message("a/b", b"%d" % number, f"client-{number}") for number in range(count)]
+
+
+def payloads(db: ts.Database) -> list[bytes]:
+    return sorted(message.payload for message in db.replay("#"))
+
+
+# --- forks ---
+
+
+FORK = """
+import os, sys, topicstore as ts
+db = ts.open(sys.argv[1])
+db.store([ts.Message("a", b"1")])
+child = os.fork()
+if child == 0:
+    try:
+        db.store([ts.Message("a", b"2")])
+    except ts.DatabaseClosedError as refused:
+        print(f"refused: {refused}")
+    db.close()
+    sys.exit(0)
+os.waitpid(child, 0)
+db.store([ts.Message("a", b"3")])
+db.close()
+"""
+
+
+def test_a_fork_can_neither_write_nor_close_what_its_parent_opened(tmp_path: Path) -> None:
+    """The child is refused, ends by itself, and the parent's database stays whole."""
+    path = tmp_path / "db"
+    done = subprocess.run([sys.executable, "-c", FORK, str(path)], capture_output=True, text=True, timeout=60)
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "was opened by process" in done.stdout
+    with ts.open(path) as opened:
+        assert [b"1", b"3"] == payloads(opened)
+
+
+# --- generations over several shards ---
+
+
+def test_an_addition_that_fails_between_shards_is_finished_by_the_next(db: ts.Database) -> None:
+    """No generation is dropped that one of the shards still writes."""
+    broken = db.shards[1]
+    original = broken.add_generation
+
+    def fail(*_: object) -> int:
+        raise ts.StorageFullError("disk full")
+
+    broken.add_generation = fail  # type: ignore[method-assign]
+    with pytest.raises(ts.StorageFullError):
+        db.add_generation()
+    assert [1] == [generation.number for generation in db.generations()]
+    broken.add_generation = original  # type: ignore[method-assign]
+    assert 2 == db.add_generation()
+    assert [2, 2] == [shard.current for shard in db.shards]
+    db.store(messages(10))
+    with pytest.raises(ts.GenerationError, match="the current one"):
+        db.drop_generation(2)
+    assert 10 == len(payloads(db))
+
+
+def test_a_drop_that_one_shard_would_refuse_touches_none(tmp_path: Path) -> None:
+    """With one shard ahead of the other, the newest common generation stays in both."""
+    with ts.open(tmp_path / "db", shards=2) as opened:
+        opened.store(messages(10))
+        opened.shards[0].add_generation("block", {})
+        with pytest.raises(ts.GenerationError, match="the current one"):
+            opened.drop_generation(1)
+        assert 10 == len(payloads(opened))
+    with ts.open(tmp_path / "db") as opened:
+        assert 10 == len(payloads(opened))
+        assert [2, 2] == [shard.current for shard in opened.shards]
+
+
+def test_a_shard_far_behind_catches_up_at_open(tmp_path: Path) -> None:
+    """Generations that were added and dropped elsewhere meanwhile are passed through."""
+    with ts.open(tmp_path / "db", shards=2) as opened:
+        opened.store(messages(10))
+        for _ in range(3):
+            opened.shards[0].add_generation("block", {})
+        opened.shards[0].drop_generation(2)
+    with ts.open(tmp_path / "db") as opened:
+        assert [1, 3, 4] == [generation.number for generation in opened.generations()]
+        assert 10 == len(payloads(opened))
+        assert opened.verify().ok
+
+
+# --- interruptions ---
+
+
+def test_an_interrupted_encode_closes_the_shard_and_loses_nothing(tmp_path: Path) -> None:
+    """What a layout left half changed in memory never reaches the engine."""
+    with ts.open(tmp_path / "db") as opened:
+        opened.store([ts.Message("a", b"1")])
+        slab = opened.shards[0].slab(1)
+        original = slab.learned.learn  # type: ignore[attr-defined]
+
+        def interrupt(topic: str) -> int:
+            original(topic)
+            raise KeyboardInterrupt
+
+        slab._topics._stream_of = interrupt  # type: ignore[attr-defined]
+        with pytest.raises(KeyboardInterrupt):
+            opened.store([ts.Message("new/topic", b"2")])
+        with pytest.raises(ts.ShardReadOnlyError, match="KeyboardInterrupt"):
+            opened.store([ts.Message("a", b"3")])
+        assert [b"1"] == payloads(opened)
+    with ts.open(tmp_path / "db") as opened:
+        opened.store([ts.Message("new/topic", b"4")])
+        assert [b"1", b"4"] == payloads(opened)
+        assert opened.verify().ok
+
+
+def test_a_lock_is_given_back_when_taking_the_next_is_interrupted(db: ts.Database) -> None:
+    """Another thread can store afterwards."""
+
+    class Interrupted:
+        def acquire(self) -> None:
+            raise KeyboardInterrupt
+
+        def _is_owned(self) -> bool:
+            return False
+
+    second = db.shards[1]
+    original = second._lock
+    second._lock = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        db.store(messages(10))
+    second._lock = original
+    thread = threading.Thread(target=db.store, args=(messages(10),), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert (False, 10) == (thread.is_alive(), len(payloads(db)))
+
+
+# --- times ---
+
+
+def test_a_message_without_a_time_is_never_late(tmp_path: Path) -> None:
+    """It follows what came before, though that lay ahead of the clock."""
+    now = 1_700_000_000_000_000
+    with ts.open(tmp_path / "db", timestamps="message", clock=lambda: now) as opened:
+        opened.store([ts.Message("t", b"1", timestamp=now + 30_000_000), ts.Message("t", b"2")])
+        result = opened.store([ts.Message("t", b"3")])
+        assert [b"1", b"2", b"3"] == [message.payload for message in opened.replay("#")]
+        assert [now + 30_000_000, now, now] == [message.timestamp for message in opened.replay("#")]
+        assert 0 == result.lifted
+        with pytest.raises(ts.LateMessageError, match="message 0 of the batch"):
+            opened.store([ts.Message("t", b"4", timestamp=now)])
+
+
+def test_a_clock_out_of_range_counts_as_the_end_of_it(tmp_path: Path) -> None:
+    """What is stored can be read."""
+    with ts.open(tmp_path / "db", clock=lambda: -5) as opened:
+        opened.store([ts.Message("a", b"1")])
+        assert [0] == [message.timestamp for message in opened.replay("#")]
+
+
+# --- opening ---
+
+
+def test_the_same_options_open_it_again(tmp_path: Path) -> None:
+    """In whichever of the equal ways they are said; others are refused."""
+    options = {"block": {"thresholds": (50, 10)}}
+    for again in (options, options, {"block": {"thresholds": [50, 10], "level": "1"}}, None):
+        ts.open(tmp_path / "db", options=again).close()
+    with pytest.raises(ts.ManifestMismatchError, match="has its own options"):
+        ts.open(tmp_path / "db", options={"block": {"thresholds": (50, 11)}})
+
+
+def test_directories_that_were_mixed_up_are_noticed(tmp_path: Path) -> None:
+    """Neither another shard nor another database's passes for one's own."""
+    for name in ("one", "other"):
+        with ts.open(tmp_path / name, shards=2) as opened:
+            opened.store(messages(4))
+    shards = [tmp_path / "one" / f"shard-000{number}" for number in range(2)]
+    shards[0].rename(tmp_path / "kept")
+    shards[1].rename(shards[0])
+    (tmp_path / "kept").rename(shards[1])
+    with pytest.raises(ts.CorruptionError, match="shard 0: its directory holds shard 1"):
+        ts.open(tmp_path / "one")
+    shutil.rmtree(shards[0])
+    shutil.copytree(tmp_path / "other" / "shard-0000", shards[0])
+    with pytest.raises(ts.CorruptionError, match="shard 0: its directory holds shard 0 of database"):
+        ts.open(tmp_path / "one")
+
+
+def test_a_newer_form_of_a_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generation that a later version of the layout wrote is left as it is."""
+    from topicstore_layouts.block.layout import BlockLayout
+
+    with monkeypatch.context() as later:
+        later.setattr(BlockLayout, "format", 2)
+        with ts.open(tmp_path / "db") as opened:
+            opened.store(messages(1))
+    with pytest.raises(ts.NewerFormatError, match="format 2 of layout 'block'"):
+        ts.open(tmp_path / "db")
+
+
+def test_sealed_values_belong_to_their_keys() -> None:
+    """Neither another key, nor another value, nor less of it passes."""
+    stored = seal(b"key", b"value")
+    assert b"value" == unseal(b"key", stored)
+    for key, data in ((b"other", stored), (b"key", stored[:-1] + b"x"), (b"key", stored[:-1]), (b"key", b"")):
+        with pytest.raises(ts.CorruptionError):
+            unseal(key, data)
+
+
+def test_the_tail_survives_and_its_damage_is_noticed(tmp_path: Path) -> None:
+    """The last position is not a number that a flipped bit may change."""
+    with ts.open(tmp_path / "db") as opened:
+        result = opened.store(messages(3))
+        engine = opened.shards[0].engine()
+        assert result.ids[-1].position == load_tail(engine).last_position
+        value = engine.get(ts.engine.STATE, b"\0tail")  # type: ignore[attr-defined]
+        batch = ts.engine.WriteBatch()  # type: ignore[attr-defined]
+        batch.put(ts.engine.STATE, b"\0tail", value[:-1] + bytes((value[-1] ^ 1,)))  # type: ignore[attr-defined]
+        engine.write(batch)
+    with pytest.raises(ts.CorruptionError, match="state: tail"):
+        ts.open(tmp_path / "db")
+
+
+def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> None:
+    """A failed one leaves no directory; a good one is a database of its own; none goes inside."""
+    db.store(messages(10))
+    original = db.shards[1]._engine.checkpoint
+
+    def fail(_: Path) -> None:
+        raise ts.StorageFullError("disk full")
+
+    db.shards[1]._engine.checkpoint = fail  # type: ignore[method-assign]
+    with pytest.raises(ts.StorageFullError):
+        db.checkpoint(tmp_path / "copy")
+    assert ["db"] == [path.name for path in tmp_path.iterdir()]
+    db.shards[1]._engine.checkpoint = original  # type: ignore[method-assign]
+    with pytest.raises(ts.NotADatabaseError, match="inside the database"):
+        db.checkpoint(tmp_path / "db" / "copy")
+    db.checkpoint(tmp_path / "copy")
+    db.store(messages(1))
+    with ts.open(tmp_path / "copy") as copy:
+        assert 10 == len(payloads(copy))
+        assert read_manifest(tmp_path / "db") == read_manifest(tmp_path / "copy")
+
+
+# --- arguments ---
+
+
+@pytest.mark.parametrize("wrong", [ts.Message("a", b""), None, 3, "text", b"bytes"], ids=repr)
+def test_what_is_not_a_batch_is_refused_by_name(db: ts.Database, wrong: object) -> None:
+    """The first mistake that everybody makes gets a clear answer."""
+    with pytest.raises(ts.InvalidArgumentError, match=type(wrong).__name__):
+        db.store(wrong)  # type: ignore[arg-type]
+
+
+def test_tables_are_taken_like_batches(db: ts.Database) -> None:
+    """Chunks and the order of fields don't matter."""
+    batch = ts.MessageBatch.from_messages(messages(6)).to_arrow()
+    db.store(pa.Table.from_batches([batch.slice(0, 2), batch.slice(2)]))  # type: ignore[arg-type]
+    db.store(pa.Table.from_batches([], batch.schema))  # type: ignore[arg-type]
+    assert 6 == len(payloads(db))
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, float("nan"), "3", None, True])
+def test_limits_are_whole_numbers(db: ts.Database, limit: object) -> None:
+    """Whatever else is given."""
+    db.store(messages(2))
+    stream = db.streams("#")[0]
+    with pytest.raises(ts.InvalidArgumentError, match="limit is a whole number"):
+        db.next(db.iterate(stream, "#"), limit)  # type: ignore[arg-type]
+    with pytest.raises(ts.InvalidArgumentError, match="batch_size is a whole number"):
+        db.replay("#", batch_size=limit)  # type: ignore[arg-type]
+
+
+def test_a_database_that_is_dropped_unclosed_says_so_and_closes(tmp_path: Path) -> None:
+    """Its lock does not stay behind."""
+    opened: ts.Database | None = ts.open(tmp_path / "db")
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        opened = None  # noqa: F841
+    ts.open(tmp_path / "db").close()
+
+
+def test_the_lock_names_its_holder(db: ts.Database) -> None:
+    """Process and time."""
+    with pytest.raises(ts.DatabaseLockedError, match=f"process {os.getpid()} on "):
+        ts.open(db.path)
+
+
+# --- the buffered writer ---
+
+
+def test_a_callback_may_put_flush_and_close(db: ts.Database) -> None:
+    """Futures are done outside the writer's locks."""
+    writer = db.writer(max_items=2, flush_interval=30)
+    first = writer.put(ts.Message("a", b"1"))
+    first.add_done_callback(lambda _: (writer.put(ts.Message("a", b"3")), writer.flush(), writer.close()))
+    writer.put(ts.Message("a", b"2"))
+    assert [b"1", b"2", b"3"] == payloads(db)
+
+
+def test_a_late_message_fails_alone(tmp_path: Path) -> None:
+    """Those around it are stored, and their futures say where."""
+    now = 1_700_000_000_000_000
+    with (
+        ts.open(tmp_path / "db", timestamps="message", clock=lambda: now) as opened,
+        opened.writer(max_items=3, flush_interval=30) as writer,
+    ):
+        times = [now, now - 10, now]
+        futures = [writer.put(ts.Message("a", b"%d" % n, timestamp=time)) for n, time in enumerate(times)]
+        assert isinstance(futures[1].exception(), ts.LateMessageError)
+        ids = [futures[0].result(), futures[2].result()]
+        assert ids == sorted(ids)
+        assert [b"0", b"2"] == payloads(opened)
+
+
+@pytest.mark.parametrize(("items", "interval"), [(0, 1), (1.5, 1), (1, 0), (1, float("nan")), (1, float("inf"))])
+def test_a_writer_needs_sane_numbers(db: ts.Database, items: int, interval: float) -> None:
+    """It would never flush, or never rest."""
+    with pytest.raises(ts.InvalidArgumentError):
+        db.writer(max_items=items, flush_interval=interval)
+
+
+# --- counting ---
+
+
+def test_live_bytes_are_those_of_messages(tmp_path: Path) -> None:
+    """State doesn't count, and what is deleted no longer does."""
+    for layout in ("block", "reference"):
+        with ts.open(tmp_path / layout, layout=layout) as opened:
+            opened.store(messages(100), state={0: [ts.StateWrite(b"k", bytes(1 << 20))]})
+            full = opened.info().live_bytes
+            assert 0 < full < 20_000
+            assert 100 == opened.delete("#")
+            assert opened.info().live_bytes < full  # what is left are the names of topics and client ids
+            assert 0 == opened.info().messages
+
+
+def test_reserved_state_stays_hidden(db: ts.Database) -> None:
+    """The logical layer's own keys are neither listed nor written."""
+    state = db.state(0)
+    state.write([ts.StateWrite(b"mine", b"1")])
+    assert [(b"mine", b"1")] == list(state.scan())
+    assert [] == list(state.scan(b"\0"))
+    assert [] == list(state.scan(b"\0tail"))
+    with pytest.raises(ts.InvalidArgumentError):
+        ts.StateWrite(b"\0tail", b"")
+
+
+def test_a_plugin_may_only_wrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that would replace the store is refused when the database is opened."""
+    import types
+    from importlib.metadata import EntryPoint
+
+    from topicstore.plugins import GROUP, Registry
+
+    def replaces(request: object) -> None:
+        """Store nothing."""
+        del request
+
+    plugin = types.ModuleType("replaces_")
+    plugin.topicstore_store = ts.hookimpl(replaces)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "replaces_", plugin)
+    entries = [
+        EntryPoint("backends", "topicstore_backends.plugin", GROUP),
+        EntryPoint("layouts", "topicstore_layouts.plugin", GROUP),
+        EntryPoint("replaces", "replaces_", GROUP),
+    ]
+    monkeypatch.setattr("topicstore.database.registry", lambda: Registry(entries))
+    with pytest.raises(ts.PluginError, match="topicstore_store of plugin 'replaces' must be"):
+        ts.open(tmp_path / "db", plugins=["replaces"])
