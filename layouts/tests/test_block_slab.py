@@ -127,7 +127,7 @@ class Store:
         return sum(len(value) for chunk in self.engine.scan(DATA) for _, value in chunk)
 
     def blocks(self) -> list[Block]:
-        return [Block(value, key[2]) for chunk in self.engine.scan(DATA) for key, value in chunk]
+        return [Block(value, key[2], SHARD << 32 | key[0]) for chunk in self.engine.scan(DATA) for key, value in chunk]
 
     def verified(self) -> tuple[int, list[Damage]]:
         found = list(self.slab.verify(self.last))
@@ -347,9 +347,9 @@ def test_a_reader_with_a_small_limit_decodes_a_block_once(store: Store, monkeypa
     class Counted(Block):
         __slots__ = ()
 
-        def __init__(self, value: bytes, last: int) -> None:
+        def __init__(self, value: bytes, last: int, slab: int) -> None:
             opened.append(last)
-            super().__init__(value, last)
+            super().__init__(value, last, slab)
 
     monkeypatch.setattr(slab_module, "Block", Counted)
     assert 60 == store.check(limit=10)
@@ -751,7 +751,9 @@ def test_verify_checks_what_blocks_hold(store: Store, change: str) -> None:
             block = store.blocks()[-1]
             columns, base = block.columns(), block.base - 100
     write = WriteBatch()
-    write.put(DATA, (GENERATION, 0, block.last), encode_block(columns, stream, base, block.last, Compressor("none", 0)))
+    slab = SHARD << 32 | GENERATION
+    value = encode_block(columns, stream, base, block.last, Compressor("none", 0), slab)
+    write.put(DATA, (GENERATION, 0, block.last), value)
     store.engine.write(write)
     assert [f"block that ends at position {block.last}"] == [d.place.split(", ")[-1] for d in store.verified()[1]]
 

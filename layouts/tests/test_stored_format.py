@@ -247,12 +247,19 @@ SLAB = [
 ]
 
 
+# The block above, as shard 0 and this generation seal it.
+SLAB_BLOCK = (
+    "01000000020000000300000013000000130000000d00000000000000000000100000000000000010773adddaa8e84d1b"
+    "98c00700010092cf000200000000000000c00492c40434312e35c40434322e30"
+)
+
+
 def test_a_slab_is_read() -> None:
     """A block with the names and the structure that it needs, as a block slab finds them on disk."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, SLAB)
     write = WriteBatch()
-    write.put(DATA, (GENERATION, 0, FIRST + 1), bytes.fromhex(BLOCKS["plain"][1]))
+    write.put(DATA, (GENERATION, 0, FIRST + 1), bytes.fromhex(SLAB_BLOCK))
     engine.write(write)
     slab = BlockLayout(BlockOptions()).open(engine, 0, GENERATION)
     place = slab.begin(0, TopicFilter("t"), FIRST)

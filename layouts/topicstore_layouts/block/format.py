@@ -5,11 +5,12 @@ little-endian)::
 
     (generation, 0, last position) -> header head payloads
 
-    header    48 bytes: version:u8 = 1, codec of the head:u8, codec of the payloads:u8, 0:u8,
+    header    48 bytes: version:u8 = 1, codec of the head:u8, codec of the payloads:u8, flags:u8 = 0,
               rows:u32, stream:u32 (0: of several streams), stored bytes of the head:u32,
               its bytes uncompressed:u32, those of the payloads uncompressed:u32,
               base:u64 (first position of the batch), first:u64 (of the block), checksum:u64
-    checksum  xxh3 of 64 bits of everything but the checksum, with the last position as seed
+    checksum  xxh3 of 64 bits of everything but the checksum; its seed is the last position plus
+              0x9E3779B97F4A7C15 times (shard << 32 | generation), modulo 2 ** 64
     codec     0 as it is, 1 zstd, 2 lz4 (a raw block)
     head      msgpack array [positions, topics, client ids, qos, retain, timestamps,
               properties, lengths]
@@ -17,7 +18,7 @@ little-endian)::
 
     numbers     a number, which all rows have, or bytes: one unsigned integer a row, each of
                 as many bytes as there are bytes a row
-    positions   nil if they count up from ``first`` by one, else numbers to add to ``first``
+    positions   nil if they count up from ``first`` by one, else bytes: numbers to add to ``first``
     topics      numbers: names of kind 0x10 (see `topicstore_layouts.names`)
     client ids  numbers: names of kind 0x20
     qos, retain numbers
@@ -53,7 +54,8 @@ MIXED = 0
 """The stream number of a block that holds messages of several streams."""
 
 _VERSION = 1
-_HEADER = struct.Struct("<BBBxIIIIIQQ")
+_HEADER = struct.Struct("<BBBBIIIIIQQ")
+_SPREAD, _U64 = 0x9E3779B97F4A7C15, (1 << 64) - 1
 _CHECKSUM = struct.Struct("<Q")
 _BODY = _HEADER.size + _CHECKSUM.size
 _WIDTHS = (
@@ -71,7 +73,7 @@ Array = npt.NDArray[Any]
 
 
 class _Head(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    positions: _Numbers | None
+    positions: bytes | None
     topics: _Numbers
     client_ids: _Numbers
     qos: _Numbers
@@ -107,13 +109,13 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
         return Columns(*(getattr(self, name)[start:stop] for name in self.__struct_fields__))
 
 
-def encode_block(columns: Columns, stream: int, base: int, last: int, compress: Compressor) -> bytes:
-    """Return the value of a block whose key ends in ``last``."""
+def encode_block(columns: Columns, stream: int, base: int, last: int, compress: Compressor, slab: int = 0) -> bytes:
+    """Return the value of a block whose key ends in ``last``; ``slab`` is shard << 32 | generation."""
     positions, rows = columns.positions, len(columns.positions)
     first = int(positions[0])
     consecutive = int(positions[-1]) - first == rows - 1
     head = _Head(
-        None if consecutive else _pack(positions - np.uint64(first)),
+        None if consecutive else _pack_array(positions - np.uint64(first)),
         _pack(columns.topics),
         _pack(columns.client_ids),
         _pack(columns.qos),
@@ -131,6 +133,7 @@ def encode_block(columns: Columns, stream: int, base: int, last: int, compress: 
         _VERSION,
         head_codec,
         payload_codec,
+        0,
         rows,
         stream,
         len(stored_head),
@@ -139,12 +142,14 @@ def encode_block(columns: Columns, stream: int, base: int, last: int, compress: 
         base,
         first,
     )
-    checksum = _CHECKSUM.pack(_digest(header, stored_head, stored_payloads, last))
+    checksum = _CHECKSUM.pack(_digest(header, stored_head, stored_payloads, last, slab))
     return b"".join((header, checksum, stored_head, stored_payloads))
 
 
-def _digest(header: bytes | memoryview, head: bytes | memoryview, payloads: bytes | memoryview, last: int) -> int:
-    hasher = xxhash.xxh3_64(header, seed=last)
+def _digest(
+    header: bytes | memoryview, head: bytes | memoryview, payloads: bytes | memoryview, last: int, slab: int
+) -> int:
+    hasher = xxhash.xxh3_64(header, seed=(last + _SPREAD * slab) & _U64)
     hasher.update(head)
     hasher.update(payloads)
     return hasher.intdigest()
@@ -157,9 +162,13 @@ def _pack(values: Column) -> _Numbers:
         if values.count(values[0]) == len(values):
             return int(values[0])
         values = np.array(values, dtype=np.uint64)
+    return _pack_array(values)
+
+
+def _pack_array(values: Array) -> bytes:
     highest = int(values.max())
     dtype = next(dtype for limit, dtype in _WIDTHS if highest < limit)
-    return values.astype(dtype).tobytes()  # type: ignore[no-any-return]
+    return values.astype(dtype).tobytes()
 
 
 def _pack_times(values: Column, positions: Positions) -> tuple[int, _Numbers] | None:
@@ -189,7 +198,7 @@ class Block:
         "stream",
     )
 
-    def __init__(self, value: bytes, last: int) -> None:
+    def __init__(self, value: bytes, last: int, slab: int = 0) -> None:
         if len(value) < _BODY or value[0] != _VERSION:
             if value and value[0] > _VERSION:
                 raise NewerFormatError(f"a block of version {value[0]}; this topicstore reads up to {_VERSION}")
@@ -199,6 +208,7 @@ class Block:
             _,
             head_codec,
             payload_codec,
+            flags,
             self.rows,
             self.stream,
             head_size,
@@ -209,8 +219,10 @@ class Block:
         ) = fields
         view = memoryview(value)
         head, payloads = view[_BODY : _BODY + head_size], view[_BODY + head_size :]
-        if _digest(view[: _HEADER.size], head, payloads, last) != _CHECKSUM.unpack_from(value, _HEADER.size)[0]:
+        if _digest(view[: _HEADER.size], head, payloads, last, slab) != _CHECKSUM.unpack_from(value, _HEADER.size)[0]:
             raise CorruptionError("the checksum is wrong")
+        if flags:
+            raise NewerFormatError(f"a block with flags {flags:#x}, which this topicstore doesn't know")
         if not 0 < 2 * self.rows < raw_payloads:  # a payload has a prefix of two bytes or more
             raise CorruptionError(f"{self.rows} rows can't have {raw_payloads} bytes of payloads")
         self.last = last

@@ -66,6 +66,7 @@ class BlockSlab(Slab):
         self._engine = engine
         self._shard = shard
         self._generation = generation
+        self._slab = shard << 32 | generation
         self._topics = NameTable(engine, generation, _TOPICS, learned.learn)
         self._clients = NameTable(engine, generation, _CLIENTS, lambda _: 0)
         self._matchers = Matchers(self._topics)
@@ -98,7 +99,7 @@ class BlockSlab(Slab):
         base = int(columns.positions[0])
         for stream, part in self._by_stream(columns):
             last = int(part.positions[-1])
-            write.put(DATA, self._key(last), encode_block(part, stream, base, last, self._compress))
+            write.put(DATA, self._key(last), encode_block(part, stream, base, last, self._compress, self._slab))
 
     def _by_stream(self, columns: Columns) -> list[tuple[int, Columns]]:
         topics = columns.topics
@@ -213,7 +214,7 @@ class BlockSlab(Slab):
         if block is not None:
             return block
         try:
-            return Block(value, last)
+            return Block(value, last, self._slab)
         except CorruptionError as bad:
             raise self._damaged(last, bad) from bad
 
@@ -311,7 +312,8 @@ class BlockSlab(Slab):
         if not len(keep):
             write.delete(DATA, key)
             return 0
-        value = encode_block(block.columns().take(keep), block.stream, block.base, block.last, self._compress)
+        rest = block.columns().take(keep)
+        value = encode_block(rest, block.stream, block.base, block.last, self._compress, self._slab)
         write.put(DATA, key, value)
         return len(value)
 
@@ -335,7 +337,7 @@ class BlockSlab(Slab):
             for key, value in chunk:
                 last = key[2]
                 try:
-                    block = Block(value, last)
+                    block = Block(value, last, self._slab)
                     if block.base > bound:
                         return
                     if block.base != base:
