@@ -7,19 +7,18 @@ Matching works on whole levels; nothing is normalised, so ``a//b`` has an empty 
 
 from __future__ import annotations
 
-from .errors import InvalidFilterError, InvalidTopicError
+from .errors import InvalidArgumentError, InvalidFilterError, InvalidTopicError
 
-__all__ = ["MAX_TOPIC_BYTES", "TopicFilter", "check_topic", "matches"]
+__all__ = ["MAX_TOPIC_BYTES", "TopicFilter", "check_topic", "check_utf8", "matches"]
 
 MAX_TOPIC_BYTES = 65_535
 """Most bytes of a topic, a filter or a client id, in UTF-8."""
 
 
-def _check_text(text: object, what: str, error: type[InvalidTopicError | InvalidFilterError]) -> str:
+def check_utf8(text: object, what: str, error: type[InvalidArgumentError]) -> str:
+    """Return a text that MQTT can carry: no NUL, no unpaired surrogate, at most `MAX_TOPIC_BYTES`."""
     if not isinstance(text, str):
         raise error(f"a {what} is a str, not {type(text).__name__}")
-    if not text:
-        raise error(f"a {what} has at least one character")
     if "\0" in text:
         raise error(f"{what} {text[:80]!r} contains NUL")
     try:
@@ -29,6 +28,12 @@ def _check_text(text: object, what: str, error: type[InvalidTopicError | Invalid
     if size > MAX_TOPIC_BYTES:
         raise error(f"{what} {text[:40]!r}… has {size:,} bytes, more than {MAX_TOPIC_BYTES:,}")
     return text
+
+
+def _check_text(text: object, what: str, error: type[InvalidArgumentError]) -> str:
+    if text == "":
+        raise error(f"a {what} has at least one character")
+    return check_utf8(text, what, error)
 
 
 def check_topic(topic: object) -> str:

@@ -15,7 +15,7 @@ from .columns import Column, Constant, fold
 from .errors import InvalidMessageError, InvalidTopicError, MessageTooLargeError
 from .model import MAX_PAYLOAD, Properties
 from .positions import MAX_TIME
-from .topics import MAX_TOPIC_BYTES, check_topic
+from .topics import check_topic, check_utf8
 
 __all__ = [
     "check_client_ids",
@@ -75,16 +75,7 @@ def _check_client_id(value: Any) -> None:
 
 
 def _check_utf8(value: Any, what: str) -> None:
-    if not isinstance(value, str):
-        raise InvalidMessageError(f"a {what} is a str, not {type(value).__name__}")
-    if "\0" in value:
-        raise InvalidMessageError(f"{what} {value[:80]!r} contains NUL")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError as bad:
-        raise InvalidMessageError(f"{what} {value[:80]!r} is not valid Unicode: {bad.reason}") from None
-    if size > MAX_TOPIC_BYTES:
-        raise InvalidMessageError(f"{what} {value[:40]!r}… has {size:,} bytes, more than {MAX_TOPIC_BYTES:,}")
+    check_utf8(value, what, InvalidMessageError)
 
 
 check_topics = _Known(_check_topic).check
