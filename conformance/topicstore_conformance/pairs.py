@@ -5,7 +5,7 @@ Tests name capabilities, never engines::
     @pytest.mark.parametrize("pair", pairs("persistent"), ids=str)
     def test_it(pair, tmp_path): ...
 
-The result changes with what is installed: a plugin of yours is tested as the built-in ones are.
+The result changes with what is installed: a plugin of yours is among the pairs.
 """
 
 from __future__ import annotations

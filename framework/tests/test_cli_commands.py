@@ -150,13 +150,14 @@ def test_generations(db: Path) -> None:
     assert [one["layout"] for one in listed] == ["block", "block", "reference", "block"]
     assert listed[0].keys() == {"number", "layout", "options", "created", "sealed", "messages", "live_bytes"}
     assert listed[3]["options"]["level"] == 5
-    assert document("generations", "drop", db, 1) == {"path": str(db), "generation": 1, "dropped": True}
-    assert document("generations", "drop", db, 1)["dropped"] is False
+    assert document("generations", "drop", db, 1, "--yes") == {"path": str(db), "generation": 1, "dropped": True}
+    assert document("generations", "drop", db, 1, "--yes")["dropped"] is False
     assert document("generations", "list", db)["generations"][0]["number"] == 2
     assert "reference" in run("generations", db).stdout
     assert run("replay", db).stdout == ""
-    run("generations", "drop", db, 4, code=2)
-    run("generations", "drop", db, 9, code=2)
+    run("generations", "drop", db, 4, "--yes", code=2)
+    run("generations", "drop", db, 1, code=2)  # nobody can be asked here
+    run("generations", "drop", db, 9, "--yes", code=2)
     run("generations", "add", db, "--layout", "nonsense", code=2)
 
 

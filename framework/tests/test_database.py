@@ -347,7 +347,31 @@ def test_a_writer_needs_sane_numbers(db: ts.Database, items: int, interval: floa
         db.writer(max_items=items, flush_interval=interval)
 
 
+def test_closing_the_database_stores_what_writers_hold(tmp_path: Path) -> None:
+    """No message that was put is forgotten, and none is taken afterwards."""
+    opened = ts.open(tmp_path / "db")
+    writer = opened.writer(flush_interval=30)
+    future = writer.put(ts.Message("a", b"1"))
+    opened.close()
+    assert 0 == future.result().shard
+    with pytest.raises(ts.DatabaseClosedError):
+        writer.put(ts.Message("a", b"2"))
+    with ts.open(tmp_path / "db") as again:
+        assert [b"1"] == payloads(again)
+
+
 # --- counting ---
+
+
+def test_dropping_a_generation_gives_its_disk_back(tmp_path: Path) -> None:
+    """At once, not with some later write."""
+    with ts.open(tmp_path / "db", options={"rocksdb": {"write_buffer_bytes": 1 << 20}}) as opened:
+        for _ in range(40):
+            opened.store([ts.Message("a", os.urandom(1 << 10)) for _ in range(100)])
+        opened.add_generation()
+        full = opened.info().disk_bytes
+        opened.drop_generation(1)
+        assert (True, True) == (full > 4 << 20, opened.info().disk_bytes < full / 4)
 
 
 def test_live_bytes_are_those_of_messages(tmp_path: Path) -> None:
@@ -371,6 +395,8 @@ def test_reserved_state_stays_hidden(db: ts.Database) -> None:
     assert [] == list(state.scan(b"\0tail"))
     with pytest.raises(ts.InvalidArgumentError):
         ts.StateWrite(b"\0tail", b"")
+    with pytest.raises(ts.InvalidArgumentError, match="not a bytes"):
+        state.write({b"mine": b"2"})  # type: ignore[arg-type]
 
 
 def test_a_plugin_may_only_wrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

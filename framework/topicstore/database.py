@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
@@ -252,6 +253,7 @@ class Database:
         self._closed = True  # until everything is open
         self._owner = os.getpid()
         self._closing = threading.Lock()
+        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._options = options
         self._id = bytes.fromhex(manifest.id)
         self._clock = clock
@@ -373,7 +375,9 @@ class Database:
     def writer(self, *, max_items: int = 1_000, flush_interval: float = 0.1) -> Writer:
         """Return a buffered writer. ``flush_interval`` is in seconds."""
         self._check_open()
-        return Writer(self, max_items, flush_interval)
+        writer = Writer(self, max_items, flush_interval)
+        self._writers.add(writer)
+        return writer
 
     def shard_of(self, client_id: str) -> int:
         """Return the number of the shard that a publisher's messages go to."""
@@ -592,8 +596,9 @@ class Database:
     def drop_generation(self, generation: int) -> bool:
         """Drop a sealed generation with all its messages; False if it was dropped before.
 
-        Invisible at once and for good; its bytes are given back before it returns, and, if it is
-        interrupted, at the next open. Raises `GenerationError` for the current generation and for
+        Invisible at once and for good; what it held is removed before it returns or, if it is
+        interrupted, at the next open; the disk has its bytes back then if the backend
+        ``reclaims_disk``. Raises `GenerationError` for the current generation and for
         one that never was.
         """
         self._check_open()
@@ -702,10 +707,12 @@ class Database:
         )
 
     def close(self) -> None:
-        """Close the database and give back its lock. May be called twice."""
+        """Store what its writers hold, close the database and give back its lock. May be called twice."""
         with self._closing:
             if not self._closed:
                 try:
+                    for writer in list(self._writers):
+                        writer.close()
                     self._hooks.topicstore_closed(db=self)
                 finally:
                     self._release()

@@ -4,7 +4,7 @@ A **backend** opens the engine of one shard. An **engine** keeps a fixed set of 
 each an ordered map from keys of one shape to bytes. Layouts, and the logical layer for its
 state, are the only callers.
 
-What must hold, for every engine (the conformance suite checks it):
+What must hold, for every engine:
 
 * Keys are ordered as bytes, or as tuples of unsigned numbers; a keyspace keeps one value a key.
 * `Engine.write` is atomic over all keyspaces, for readers and across crashes. After it returns
@@ -13,7 +13,7 @@ What must hold, for every engine (the conformance suite checks it):
   and don't declare the capability ``sync``.
 * A scan, once its first chunk was asked for, sees the engine as it was then, whatever is
   written while it runs. So does a snapshot from its making.
-* Keys of bytes may have 65,550 bytes (a topic and a few more), values 300 MB.
+* Keys of bytes of up to 65,550 bytes (a topic and a few more) and values of up to 300 MB work.
 * All methods may be called from any thread; writes are serialised by the caller.
 * Errors are `EngineError`, its kind `CorruptionError`, and `StorageFullError`; nothing is
   swallowed. After a failed write the caller writes no more until the engine is opened again.
@@ -30,7 +30,7 @@ Capabilities a backend may declare (see `topicstore.specs.BackendSpec`):
 ``checkpoint``            `Engine.checkpoint`
 ``concurrent_readers``    another process may open the shard to read while this one writes
 ``fast_seek``             a scan's first chunk costs microseconds, so leaping beats walking
-``reclaims_disk``         deleted bytes go back to the disk without being asked
+``reclaims_disk``         deleted bytes go back to the disk, as later writes come or by `Engine.reclaim`
 ``sql``                   statements over the keyspaces
 ========================  =======================================================================
 """
@@ -62,6 +62,7 @@ __all__ = [
     "Key",
     "Keyspace",
     "Reader",
+    "Snapshot",
     "WriteBatch",
     "encode_generation",
 ]
@@ -222,6 +223,10 @@ class Engine(Reader):
     def close(self) -> None:
         """Give everything back. May be called twice."""
 
+    def reclaim(self, keyspace: Keyspace, start: Key, end: Key) -> None:
+        """Give the disk space of a range that was deleted back; by default nothing. May take long."""
+        return
+
     def verify(self) -> Iterator[str]:
         """Read everything with the engine's own checksums and yield a sentence a damage; by default nothing."""
         return iter(())
@@ -253,5 +258,6 @@ class Backend(ABC):
 
         Without ``create`` a shard that isn't there raises `EngineError`.
 
-        A backend that is not ``persistent`` leaves ``path`` alone.
+        The directory may be missing, its parent not. A backend that is not ``persistent`` leaves
+        ``path`` alone.
         """

@@ -16,11 +16,20 @@ from typing import Any
 
 import msgspec
 
-from .engine import DATA, INDEX, KEYS, META, STATE, Reader, WriteBatch, encode_generation
+from .engine import DATA, INDEX, KEYS, META, STATE, Key, Keyspace, Reader, WriteBatch, encode_generation
 from .errors import CorruptionError, NewerFormatError
 from .sealing import seal, unseal
 
-__all__ = ["GenerationRecord", "Tail", "load_generations", "load_tail", "put_generation", "put_tail", "remove_messages"]
+__all__ = [
+    "GenerationRecord",
+    "Tail",
+    "load_generations",
+    "load_tail",
+    "put_generation",
+    "put_tail",
+    "ranges_of",
+    "remove_messages",
+]
 
 _VERSION = 1
 _TAIL = b"\0tail"
@@ -112,17 +121,23 @@ def put_generation(batch: WriteBatch, record: GenerationRecord) -> None:
     batch.put(STATE, key, _encode(key, record))
 
 
+def ranges_of(number: int) -> Iterator[tuple[Keyspace, Key, Key]]:
+    """Yield (keyspace, start, end) of all that a generation's layout keeps."""
+    for keyspace in (DATA, INDEX, KEYS, META):
+        if keyspace.shape is None:
+            yield keyspace, encode_generation(number), encode_generation(number + 1)
+        else:
+            yield keyspace, (number, 0, 0), (number + 1, 0, 0)
+
+
 def remove_messages(number: int) -> Iterator[WriteBatch]:
     """Yield writes that remove everything of a dropped generation; its record goes last.
 
     Each may be applied again, so an interrupted removal simply starts anew.
     """
-    for keyspace in (DATA, INDEX, KEYS, META):
+    for keyspace, start, end in ranges_of(number):
         batch = WriteBatch()
-        if keyspace.shape is None:
-            batch.delete_range(keyspace, encode_generation(number), encode_generation(number + 1))
-        else:
-            batch.delete_range(keyspace, (number, 0, 0), (number + 1, 0, 0))
+        batch.delete_range(keyspace, start, end)
         yield batch
     batch = WriteBatch()
     batch.delete(STATE, _GENERATION + encode_generation(number))

@@ -41,6 +41,7 @@ from .generations import (
     load_tail,
     put_generation,
     put_tail,
+    ranges_of,
     remove_messages,
 )
 from .layout import Damage, DeleteStep, Layout, Slab, SlabStep
@@ -560,6 +561,8 @@ class Shard:
                 self._commit(write, self._tail)
         with self._lock:
             self._records.pop(number, None)
+        for keyspace, start, end in ranges_of(number):
+            self._engine.reclaim(keyspace, start, end)
 
     # --- care ---
 

@@ -92,7 +92,11 @@ class ShardState:
 
         Raises `StateConflictError`, with nothing written, if a condition doesn't hold.
         """
-        self._shard.write_state(list(writes))
+        listed = list(writes)
+        for write in listed:
+            if not isinstance(write, StateWrite):
+                raise InvalidArgumentError(f"a state write is a StateWrite, not a {type(write).__name__}")
+        self._shard.write_state(listed)
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import attrs
@@ -82,12 +83,22 @@ def add(path: Path, *, layout: str | None, options: tuple[str, ...], as_json: bo
 @generations.command()
 @click.argument("path", type=PATH)
 @click.argument("number", type=click.IntRange(min=1))
+@click.option("--yes", is_flag=True, help="Don't ask.")
 @json_option
-def drop(path: Path, number: int, *, as_json: bool) -> None:
-    """Drop generation NUMBER of PATH with all its messages, for good. The current one can't be dropped."""
+def drop(path: Path, number: int, *, yes: bool, as_json: bool) -> None:
+    """Drop generation NUMBER of PATH with all its messages, for good. The current one can't be dropped.
+
+    Asks first; where nobody can answer, --yes is needed.
+    """
     from . import display
 
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError("dropping needs --yes where nobody can be asked")
     with topicstore.open_existing(path) as db:
+        held = sum(generation.messages for generation in db.generations() if generation.number == number)
+        if held and not yes and not click.confirm(f"Drop generation {number} with {held:,} messages?", err=True):
+            click.echo("nothing was dropped", err=True)
+            return
         dropped = db.drop_generation(number)
     if as_json:
         display.print_json({"path": str(path), "generation": number, "dropped": dropped})

@@ -26,7 +26,7 @@ __all__ = ["replay"]
 @click.argument("path", type=PATH)
 @click.argument("topic_filter", metavar="[FILTER]", default="#")
 @time_options
-@click.option("--limit", type=click.IntRange(min=0, max=2**63 - 1), metavar="MESSAGES", help="Stop after so many.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="MESSAGES", help="Stop after so many.")
 @click.option(
     "--format",
     "file_format",
@@ -52,7 +52,7 @@ def replay(
     output: Path | None,
     order: str,
 ) -> None:
-    r"""Print the messages in PATH whose topics match FILTER (default: #).
+    """Print the messages in PATH whose topics match FILTER (default: #).
 
     Times are compared with positions: by the messages' own times if the database was made by
     `import` or with --timestamps message, else by the times of storing.
@@ -62,7 +62,8 @@ def replay(
       topicstore replay data 'fleet/+/+/speed' --start -2h
       topicstore replay data --start 2015-03-07 --until 2015-03-08T12:00:00-06:00 --limit 10
       topicstore replay data --output messages.parquet
-    """
+    """  # noqa: D301 - click wants the character
+    limit = None if limit is None else min(limit, sys.maxsize)
     file_format = file_format or format_of(output, terminal=sys.stdout.isatty())
     if file_format == "parquet" and output is None:
         raise click.UsageError("Parquet needs a file: --output FILE")

@@ -21,7 +21,8 @@ from .sources import BadRowError, Rows, Source
 __all__ = ["Imported", "Transfer"]
 
 _ADVICE = {
-    LateMessageError: "; sort the input by time, or import into a database that was created with --late lift",
+    LateMessageError: "; import files in order of time, each sorted by time. A database created with --late lift"
+    " takes them in any order, but finds what came late by topic only: its place in time is where it came",
     TimestampAheadError: "; correct it, or import into a database that was created with a larger --max-skew",
 }
 
