@@ -65,12 +65,16 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int) 
     from .display import console, size
 
     out = console()
-    _prepare(directory, file)
+    _check_directory(directory, file)
     if file is None:
+        _clear(directory)
         file = directory / _FLEET
         made = _made_up(file, messages)
         _step(out, "made a fleet", f"{DEVICES:,} vehicles, {messages:,} messages in {made:,.1f} s, in {file}")
-    source = _audit_source(file)
+        source = _audit_source(file)
+    else:
+        source = _audit_source(file)  # before the last demo's database goes: the file may be unreadable
+        _clear(directory)
     path = directory / _DATABASE
     _step(
         out,
@@ -100,8 +104,8 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int) 
         ctx.exit(DAMAGED)
 
 
-def _prepare(directory: Path, file: Path | None) -> None:
-    """Make the directory, or empty it of what an earlier demo left, and of nothing else."""
+def _check_directory(directory: Path, file: Path | None) -> None:
+    """Refuse a directory that is not the demo's own, and a file in it."""
     if file is not None:
         if not file.is_file():
             raise ImportSourceError(f"{file} is not a file")
@@ -110,7 +114,12 @@ def _prepare(directory: Path, file: Path | None) -> None:
     mark = directory / _MARK
     if directory.exists() and not mark.is_file() and (not directory.is_dir() or any(directory.iterdir())):
         raise Failure(f"{directory} was not made by the demo and is left as it is; choose another --directory", USAGE)
+
+
+def _clear(directory: Path) -> None:
+    """Make the directory, or empty it of what an earlier demo left, and of nothing else."""
     directory.mkdir(parents=True, exist_ok=True)
+    mark = directory / _MARK
     mark.write_text("The demo removes what it made here when it runs again.\n")
     database = directory / _DATABASE
     if database.is_dir():
