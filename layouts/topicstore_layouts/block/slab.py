@@ -106,9 +106,9 @@ class BlockSlab(Slab):
         if isinstance(topics, Constant):
             return [(self._topics.stream(topics.value), columns)]
         streams = self._topics.streams(topics)
+        if (streams == streams[0]).all():
+            return [(int(streams[0]), columns)]
         touched = np.unique(streams).tolist()
-        if len(touched) == 1:
-            return [(touched[0], columns)]
         if len(streams) < _SPLIT_ROWS * len(touched):
             return [(MIXED, columns)]
         return [(stream, columns.take(np.flatnonzero(streams == stream))) for stream in touched]
