@@ -34,7 +34,7 @@ def test_every_error_is_documented(error: type[Exception]) -> None:
 
 @pytest.mark.parametrize("error", KINDS, ids=lambda error: error.__name__)
 def test_every_error_is_of_one_family(error: type[Exception]) -> None:
-    """Each is recoverable or unrecoverable, not both, but for those that say so."""
+    """Each is recoverable or unrecoverable, not both."""
     families = [family for family in (RecoverableError, UnrecoverableError) if issubclass(error, family)]
     assert 1 == len(families)
 
