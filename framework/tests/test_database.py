@@ -280,6 +280,34 @@ def test_what_is_not_a_batch_is_refused_by_name(db: ts.Database, wrong: object) 
         db.store(wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"topics": ["a", "a/+/#"]},
+        {"qos": [0, 7]},
+        {"payloads": [b"x", "text"]},
+        {"payloads": [b"x"]},
+        {"client_ids": ("c", None)},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_batch_made_by_hand_is_checked_like_any_other(db: ts.Database, wrong: dict[str, object]) -> None:
+    """The constructor checks nothing, so the store does; nothing of a bad one is stored."""
+    columns: dict[str, object] = {
+        "topics": ["a", "b"],
+        "payloads": [b"x", b"y"],
+        "client_ids": ["c", "d"],
+        "qos": [0, 1],
+        "retain": [False, True],
+        "timestamps": [None, 5],
+        "properties": [None, None],
+    }
+    db.store(ts.MessageBatch(**columns))
+    with pytest.raises(ts.InvalidMessageError):
+        db.store(ts.MessageBatch(**{**columns, **wrong}))
+    assert [b"x", b"y"] == payloads(db)
+
+
 def test_tables_are_taken_like_batches(db: ts.Database) -> None:
     """Chunks and the order of fields don't matter."""
     batch = ts.MessageBatch.from_messages(messages(6)).to_arrow()

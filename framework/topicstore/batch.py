@@ -30,10 +30,11 @@ _CHECKS = {
 
 
 class MessageBatch:
-    """Messages as columns (see `topicstore.columns`), all valid: every way to make one checks.
+    """Messages as columns (see `topicstore.columns`).
 
-    Made by `from_messages`, `from_arrow`, `replace` and, from bytes that were checked when they
-    were stored, by layouts through the constructor. Treat a batch and its columns as immutable.
+    Made by `from_messages`, `from_arrow` and `replace`, which check. The constructor doesn't: it is
+    for layouts, whose bytes were checked when they were stored; `Database.store` checks whatever
+    batch it is handed. Treat a batch and its columns as immutable.
 
     ``positions`` is a uint64 array, one position a row and strictly increasing within a shard,
     or None before the messages are stored. ``shards`` is a column of shard numbers, or None.
@@ -116,6 +117,10 @@ class MessageBatch:
             new[name] = column if len(column) == 0 else _CHECKS[name](to_list(column))
         validation.check_equal_lengths(len(new[name]) for name in FIELDS)
         return MessageBatch(**new)
+
+    def checked(self) -> MessageBatch:
+        """Return the messages with every column checked, whoever made the batch."""
+        return self.replace(**{name: getattr(self, name) for name in FIELDS})
 
     def placed(self, positions: Column, timestamps: Column, shard: int) -> MessageBatch:
         """Return the same messages with the positions and times that a shard gave them."""

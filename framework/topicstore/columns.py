@@ -150,7 +150,7 @@ def to_list(column: Column) -> list[Any]:
         return [column.value] * column.length
     if isinstance(column, (np.ndarray, Coded, LazyColumn)):
         return column.tolist()
-    return column.to_pylist()  # type: ignore[no-any-return]
+    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)
 
 
 def take(column: Column, rows: Indices) -> Column:

@@ -773,7 +773,7 @@ def _check_count(name: str, value: object) -> None:
 
 def _as_batch(messages: Iterable[Message] | MessageBatch | pa.RecordBatch) -> MessageBatch:
     if isinstance(messages, MessageBatch):
-        return messages
+        return messages.checked()  # its constructor checks nothing
     if hasattr(messages, "num_rows") and hasattr(messages, "schema"):
         import pyarrow as pa
 

@@ -29,7 +29,7 @@ class BlockOptions:
     """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
     the first level, the second and so on, the last for all below. 0: ``+`` at once."""
     compression: Literal["lz4", "zstd", "none"] = attrs.field(default="lz4", validator=attrs.validators.in_(CODECS))
-    """Of blocks. zstd makes them about 40 % smaller than lz4, and a full replay takes about 40 % longer."""
+    """Of blocks. zstd makes them smaller than lz4, and storing and replaying slower."""
     level: int = attrs.field(default=1, validator=[attrs.validators.ge(-7), attrs.validators.le(19)])
     """Of zstd."""
 
