@@ -65,7 +65,7 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(tmp_path: Path, fi
     chance = random.Random(shards)
     killed = safe = 0
     while True:
-        strike = safe + chance.randrange(BATCH, MESSAGES // 4, BATCH)
+        strike = safe + chance.randrange(BATCH, MESSAGES // 6, BATCH)
         with importing(tmp_path / "db", file, *creation) as (child, reports):
             for safe in reports:
                 if safe >= strike and child.poll() is None:
@@ -84,18 +84,21 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(tmp_path: Path, fi
 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(tmp_path: Path, file: Path, shards: int) -> None:
+    """What it says is stored is what is stored: at least what it reported, and maybe one batch it had no time to."""
     with importing(tmp_path / "db", file, "--shards", str(shards)) as (child, reports):
         for safe in reports:
             if safe == 10 * BATCH:
                 child.send_signal(signal.SIGINT)
         out, error = child.communicate()
     assert (child.returncode, out) == (130, "")
-    assert error == f"error: interrupted; {safe:,} rows of {file} are stored; the same command goes on from there\n"
-    assert sum(map(len, rows(tmp_path / "db"))) == safe < MESSAGES
+    stored = sum(map(len, rows(tmp_path / "db")))
+    assert stored in (safe, safe + BATCH)
+    assert stored < MESSAGES
+    assert error == f"error: interrupted; {stored:,} rows of {file} are stored; the same command goes on from there\n"
     with importing(tmp_path / "db", file) as (child, _):
         out, error = child.communicate()
     assert (child.returncode, error) == (0, "")
-    assert f"went on behind row {safe:,}" in out
+    assert f"went on behind row {stored:,}" in out
     with importing(tmp_path / "clean", file, "--shards", str(shards)) as (child, _):
         assert child.wait() == 0
     assert rows(tmp_path / "db") == rows(tmp_path / "clean")
