@@ -10,10 +10,13 @@ The logical layer promises a slab:
 
 * Messages come in order of strictly increasing positions, one batch at a time.
 * Writers (`Slab.store`, `Slab.delete`) are serialised; readers run beside them, in any thread.
-* No read asks for positions above ``bound``, and all up to it are committed.
+* `Slab.compact` runs beside `Slab.store` and readers, but never beside `Slab.delete` or itself.
+* No read asks for positions above ``bound``, all up to it are committed, and in the generation
+  that is written ``bound`` is never above what `Slab.visible` allows.
 
 Capabilities a layout may declare: ``position_order`` (a whole stream comes in order of
-positions; without it, only each publisher's messages of each topic do).
+positions; without it, only each publisher's messages of each topic do, and `Slab.epoch` says
+within how many positions the others may change places).
 """
 
 from __future__ import annotations
@@ -28,7 +31,18 @@ from .batch import MessageBatch
 from .engine import Engine, WriteBatch
 from .topics import TopicFilter
 
-__all__ = ["Damage", "DeleteStep", "Layout", "ReadCounters", "Slab", "SlabInfo", "SlabStep", "StreamInfo"]
+__all__ = [
+    "CompactStep",
+    "Damage",
+    "DeleteStep",
+    "Layout",
+    "ReadCounters",
+    "Slab",
+    "SlabInfo",
+    "SlabStep",
+    "StreamInfo",
+    "TopicNode",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +90,29 @@ class DeleteStep:
 
 
 @attrs.frozen(kw_only=True)
+class CompactStep:
+    """A part of a compaction."""
+
+    write: WriteBatch
+    """Replaces what was stored by the same messages in another form. Not empty."""
+    messages: int
+    """How many it rewrites."""
+    freed: int
+    """Bytes of the values that go, less those that are put in their place."""
+
+
+@attrs.frozen(kw_only=True)
+class TopicNode:
+    """One node of what a slab learned of its topics' structure."""
+
+    path: tuple[str, ...]
+    """The levels from the root on: tokens, ``+``, or a last ``#``. Topics that begin with ``$`` have a
+    tree of their own, where a first level learned as ``+`` reads ``$+``."""
+    stream: int | None
+    """The stream of the topics that end here; None if none do."""
+
+
+@attrs.frozen(kw_only=True)
 class Damage:
     """One damaged place, as `Database.verify` reports it."""
 
@@ -104,6 +141,10 @@ class Slab(ABC):
 
     counters: ReadCounters
 
+    epoch: int = 1
+    """Positions of an epoch, a power of two. 1: streams come in order of positions. Above: epochs
+    follow each other, but within one messages come in an order of the layout's own."""
+
     @abstractmethod
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
         """Add to ``write`` all that keeps the batch, whose positions are set and times filled in.
@@ -128,6 +169,13 @@ class Slab(ABC):
         `streams` doesn't list, and that `begin` and `next` then know.
         """
         return [info.stream for info in self.streams(topic_filter)]
+
+    def visible(self, stream: int, watermark: int) -> int:
+        """Return the highest position of a stream that may be read while positions above ``watermark`` may follow.
+
+        In an epoch that has not ended, a message may still come before one that was read: it stays hidden.
+        """
+        return (watermark + 1) // self.epoch * self.epoch - 1
 
     @abstractmethod
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
@@ -165,6 +213,23 @@ class Slab(ABC):
         asking for it and committing it. So a step looks at a bounded number of blocks or keys, and
         may find nothing.
         """
+
+    def backlog(self, messages: int) -> int:
+        """Return how many of the ``messages`` that the slab holds wait to be compacted; cheap."""
+        return 0
+
+    def compact(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
+        """Yield steps that bring the messages up to ``bound`` into the form that is read fastest; by default none.
+
+        ``whole``: all of them, as well as it can be done. Else what is worth the work now. Each step
+        is committed before the next is asked for, or never, and then no other is. Readers, places
+        and order notice nothing. A step takes bounded memory, and well under a second.
+        """
+        return iter(())
+
+    def learned(self) -> Iterator[TopicNode]:
+        """Yield what was learned of the topics' structure, parents before children; by default nothing."""
+        return iter(())
 
     @abstractmethod
     def info(self) -> SlabInfo:
