@@ -121,7 +121,7 @@ def test_an_interrupted_encode_closes_the_shard_and_loses_nothing(tmp_path: Path
     with ts.open(tmp_path / "db") as opened:
         opened.store([ts.Message("a", b"1")])
         slab = opened.shards[0].slab(1)
-        original = slab.learned.learn  # type: ignore[attr-defined]
+        original = slab.trie.learn  # type: ignore[attr-defined]
 
         def interrupt(topic: str) -> int:
             original(topic)

@@ -26,6 +26,8 @@ class ShardCounters:
     flush_seconds: float = 0.0
     deleted: int = 0
     """Messages deleted."""
+    compacted: int = 0
+    """Messages rewritten by compactions."""
     reads: int = 0
     """Batches read by iterators."""
     read_messages: int = 0

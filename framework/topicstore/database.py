@@ -38,16 +38,17 @@ from .errors import (
 )
 from .identity import check_identity
 from .iterators import Iterator as StreamIterator
-from .layout import Damage, Layout
+from .layout import Damage, Layout, TopicNode
 from .local import LocalStore
 from .lock import DirectoryLock
 from .locking import held
+from .maintenance import Maintainer
 from .manifest import Manifest, existing_manifest, read_manifest, sync_directory, write_manifest
 from .model import Message
 from .options import make_options
 from .plugins import check_pair, data_path, load_target, registry
 from .positions import first_position, to_microseconds
-from .reports import DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
+from .reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
 from .requests import IterateRequest, NextResult, ReplayRequest, StoreRequest, StoreResult, Stream, StreamsRequest
 from .shard import Policy, Shard
 from .sharding import ShardMap
@@ -58,6 +59,8 @@ from .writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from .explain import Explanation
 
 __all__ = ["Database", "create", "open", "open_existing"]
 
@@ -82,6 +85,7 @@ def open(  # noqa: A001 - the name people know from every other store
     max_skew: float | None = None,
     plugins: Sequence[str] = (),
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    auto_compact: bool = True,
     clock: Callable[[], int] = _clock,
 ) -> Database:
     """Open the database in the directory ``path``, creating it where there is none.
@@ -103,6 +107,8 @@ def open(  # noqa: A001 - the name people know from every other store
                 later ones named here join for this opening only.
     options:    ``{"rocksdb": {...}, "block": {...}}``. The backend's may differ at every opening,
                 the layout's are kept with each generation.
+    auto_compact: merge what was stored in the background, when it is quiet (`Database.compact`);
+                may differ at every opening.
     clock:      returns the present as microseconds since the epoch.
 
     A database belongs to the process that opened it: after a fork, the child must open its own.
@@ -123,8 +129,12 @@ def open(  # noqa: A001 - the name people know from every other store
     )
     manifest = read_manifest(directory)
     if manifest is None:
-        return _create(directory, wanted, plugins, options or {}, clock)
-    return _open(directory, manifest, wanted, plugins, options or {}, clock)
+        manifest = _new_manifest(wanted, plugins, options or {})
+        return Database(directory, manifest, manifest.options, manifest.plugins, clock, auto_compact=auto_compact)
+    _check_same(directory, manifest, wanted, options or {})
+    merged = _merged_options(manifest, options or {})
+    names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)
+    return Database(directory, manifest, merged, names, clock, auto_compact=auto_compact)
 
 
 def create(path: str | Path, **arguments: Any) -> Database:
@@ -171,15 +181,9 @@ def _wanted(**arguments: Any) -> dict[str, Any]:
     return given
 
 
-def _create(
-    directory: Path,
-    wanted: dict[str, Any],
-    plugins: Sequence[str],
-    options: Mapping[str, Mapping[str, Any]],
-    clock: Callable[[], int],
-) -> Database:
+def _new_manifest(wanted: dict[str, Any], plugins: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> Manifest:
     fields = {**_DEFAULTS, **wanted}
-    manifest = Manifest(
+    return Manifest(
         id=uuid.uuid4().hex,
         **{**fields, "max_skew": float(fields["max_skew"])},
         plugins=tuple(plugins),
@@ -187,17 +191,12 @@ def _create(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         created_by=f"topicstore {__version__}",
     )
-    return Database(directory, manifest, manifest.options, manifest.plugins, clock)
 
 
-def _open(
-    directory: Path,
-    manifest: Manifest,
-    wanted: dict[str, Any],
-    plugins: Sequence[str],
-    options: Mapping[str, Mapping[str, Any]],
-    clock: Callable[[], int],
-) -> Database:
+def _check_same(
+    directory: Path, manifest: Manifest, wanted: dict[str, Any], options: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuse arguments that contradict what the database was created with."""
     for name, value in wanted.items():
         is_ = getattr(manifest, name)
         if value != is_:
@@ -209,11 +208,14 @@ def _open(
             raise ManifestMismatchError(
                 f"{directory} has its own options of {plugin!r}; a new generation may have others"
             )
-    merged = {**manifest.options}
+
+
+def _merged_options(manifest: Manifest, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the manifest's options, the backend's changed by those given."""
+    merged: dict[str, Mapping[str, Any]] = {**manifest.options}
     if manifest.backend in options:
         merged[manifest.backend] = {**merged.get(manifest.backend, {}), **options[manifest.backend]}
-    names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)
-    return Database(directory, manifest, merged, names, clock)
+    return merged
 
 
 def _make_layout(backend: BackendSpec, name: str, options: Mapping[str, Any]) -> Layout:
@@ -245,6 +247,8 @@ class Database:
         options: Mapping[str, Mapping[str, Any]],
         plugins: Sequence[str],
         clock: Callable[[], int],
+        *,
+        auto_compact: bool,
     ) -> None:
         self.path = path
         self.manifest = manifest
@@ -254,6 +258,7 @@ class Database:
         self._owner = os.getpid()
         self._closing = threading.Lock()
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._maintainer: Maintainer | None = None
         self._options = options
         self._id = bytes.fromhex(manifest.id)
         self._clock = clock
@@ -272,6 +277,8 @@ class Database:
         try:
             with _full_disk_translated():
                 self._open_files(engine_backend)
+            if auto_compact:
+                self._maintainer = Maintainer(self.shards)
             self._closed = False
             self._hooks.topicstore_opened(db=self)
         except BaseException:
@@ -370,6 +377,8 @@ class Database:
             self._check_shard(shard)
         request = StoreRequest(db=self, batch=_as_batch(messages), state=state or {})
         result: StoreResult = self._hooks.topicstore_store(request=request)
+        if self._maintainer is not None:
+            self._maintainer.stored(result.count)
         return result
 
     def writer(self, *, max_items: int = 1_000, flush_interval: float = 0.1) -> Writer:
@@ -623,6 +632,56 @@ class Database:
 
     # --- care ---
 
+    def compact(self) -> CompactReport:
+        """Bring everything stored before the call into the form that is read fastest; say what it did.
+
+        Layouts that merge do so whole; what is obsolete then is gone from the disk, if the backend
+        ``reclaims_disk``. Readers, iterators, order and writers notice nothing, and a crash loses
+        nothing: each step is one atomic write. Without the call, it happens in the background as
+        far as it is worth it (``auto_compact``).
+        """
+        self._check_open()
+        started, before = time.perf_counter(), self.info()
+        messages = sum(shard.compact(whole=True) for shard in self.shards)
+        for shard in self.shards:
+            shard.reclaim()
+        after = self.info()
+        return CompactReport(
+            messages=messages,
+            live_bytes_before=before.live_bytes,
+            live_bytes_after=after.live_bytes,
+            disk_bytes_before=before.disk_bytes,
+            disk_bytes_after=after.disk_bytes,
+            seconds=time.perf_counter() - started,
+        )
+
+    def explain(
+        self,
+        topic_filter: str,
+        start: int | datetime = 0,
+        until: int | datetime | None = None,
+        *,
+        order: replaying.Order | None = None,
+    ) -> Explanation:
+        """Run a replay and say what it read, and passed over, to find its messages."""
+        from .explain import explain
+
+        return explain(self, topic_filter, start, until, order=order)
+
+    def topics(self, generation: int | None = None) -> dict[tuple[int, int], list[TopicNode]]:
+        """Return what each (shard, generation), or those of one generation, learned of its topics' structure.
+
+        Parents come before children. Layouts that learn nothing are left out.
+        """
+        self._check_open()
+        found = {
+            (shard.number, record.number): list(slab.learned())
+            for shard in self.shards
+            for record, slab in shard.slabs()
+            if generation in (None, record.number)
+        }
+        return {place: nodes for place, nodes in found.items() if nodes}
+
     def checkpoint(self, path: str | Path) -> None:
         """Write a copy of the database, as it is now, into the new directory ``path``.
 
@@ -684,6 +743,7 @@ class Database:
             messages=sum(generation.messages for generation in generations),
             live_bytes=sum(generation.live_bytes for generation in generations),
             disk_bytes=sum(shard.disk_bytes for shard in shards),
+            compaction_failure=None if self._maintainer is None else self._maintainer.failure,
             generations=generations,
             shards=shards,
         )
@@ -719,6 +779,8 @@ class Database:
 
     def _release(self) -> None:
         self._closed = True
+        if self._maintainer is not None:
+            self._maintainer.stop()
         with contextlib.ExitStack() as undo:
             if self._lock is not None:
                 undo.callback(self._lock.release)

@@ -8,12 +8,13 @@ import time
 import numpy as np
 
 from .batch import MessageBatch
-from .errors import InvalidMessageError, TopicstoreError, UnsupportedError
+from .errors import InvalidMessageError, TopicstoreError
 from .iterators import Iterator
+from .layout import Slab
 from .locking import held
-from .plugins import hookimpl, registry
+from .plugins import hookimpl
 from .positions import first_position
-from .replay import Lane, ReplayPlan
+from .replay import Lane, ReplayPlan, Stage
 from .requests import IterateRequest, NextResult, ReplayRequest, StoreRequest, StoreResult, Stream, StreamsRequest
 from .shard import Prepared, Shard
 from .sharding import ShardMap
@@ -93,7 +94,8 @@ class LocalStore:
     @hookimpl
     def topicstore_replay(self, request: ReplayRequest) -> ReplayPlan:
         """Read each shard's generations in turn, by the streams that its layout finds cheapest."""
-        lanes = [_lane(shard, request) for shard in request.db.shards]
+        bounds = [_bound(shard, request) for shard in request.db.shards]  # of one moment: planning may wait
+        lanes = [_lane(shard, bound, request) for shard, bound in zip(request.db.shards, bounds, strict=True)]
         return ReplayPlan(lanes=[lane for lane in lanes if lane.stages], order=request.order)
 
 
@@ -156,33 +158,31 @@ def _rejoin(
     return MessageBatch.concat(stored).take(np.argsort(rows))
 
 
-def _lane(shard: Shard, request: ReplayRequest) -> Lane:
+def _bound(shard: Shard, request: ReplayRequest) -> int:
+    """Return the highest position that the replay is to return."""
+    if request.until is None:
+        return shard.watermark
+    return min(shard.watermark, first_position(request.until) - 1)
+
+
+def _lane(shard: Shard, bound: int, request: ReplayRequest) -> Lane:
     first = first_position(request.start)
-    bound = shard.watermark
-    if request.until is not None:
-        bound = min(bound, first_position(request.until) - 1)
     stages = []
-    for record, slab in shard.slabs():
+    for record, slab in shard.slabs() if first <= bound else ():
         if record.first_position > bound or (record.last_position is not None and record.last_position < first):
             continue
-        if request.order == "time":
-            _check_order(record.layout)
-        stages.append(
-            [
-                Iterator(
-                    bytes.fromhex(request.db.manifest.id),
-                    shard.number,
-                    record.number,
-                    stream,
-                    request.topic_filter.text,
-                    slab.begin(stream, request.topic_filter, first),
-                )
-                for stream in slab.cover(request.topic_filter)
-            ]
-        )
-    return Lane(shard=shard.number, bound=bound, stages=stages if first <= bound else [])
+        streams = slab.cover(request.topic_filter)
+        if record.sealed is None and any(slab.visible(stream, shard.watermark) < bound for stream in streams):
+            shard.end_epoch(record.number, bound, wait=True)
+        stages.append(Stage(_iterators(shard.number, record.number, slab, streams, first, request), slab.epoch))
+    return Lane(shard=shard.number, bound=bound, stages=stages)
 
 
-def _check_order(layout: str) -> None:
-    if "position_order" not in registry().layout(layout).capabilities:
-        raise UnsupportedError(f"layout {layout!r} can't replay in order of time (capability 'position_order')")
+def _iterators(
+    shard: int, generation: int, slab: Slab, streams: list[int], first: int, request: ReplayRequest
+) -> list[Iterator]:
+    database, topic_filter = bytes.fromhex(request.db.manifest.id), request.topic_filter
+    return [
+        Iterator(database, shard, generation, stream, topic_filter.text, slab.begin(stream, topic_filter, first))
+        for stream in streams
+    ]

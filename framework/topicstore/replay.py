@@ -3,6 +3,9 @@
 A plan obeys the rules for consumers: shards are independent; within a shard a generation
 comes only after the one before has been read to its end; within a generation streams are
 independent, and take turns batch by batch, so that none waits for another to finish.
+
+In order of time, streams are merged by position. Where a layout has epochs, a stream is first
+sorted an epoch at a time: that is how much of it is then in memory.
 """
 
 from __future__ import annotations
@@ -17,12 +20,21 @@ from .batch import MessageBatch
 from .iterators import Iterator as StreamIterator
 from .requests import NextResult
 
-__all__ = ["Fetch", "Lane", "Order", "ReplayPlan", "run"]
+__all__ = ["Fetch", "Lane", "Order", "ReplayPlan", "Stage", "run", "slices"]
 
 Order = Literal["time"]
 
 Fetch = Callable[[StreamIterator, int], NextResult]
 """Fetches the next batch of an iterator, up to a bound."""
+
+
+@attrs.frozen
+class Stage:
+    """One generation's part of a replay."""
+
+    iterators: list[StreamIterator]
+    epoch: int
+    """Positions within which its streams are not in order (`topicstore.layout.Slab.epoch`)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -32,8 +44,8 @@ class Lane:
     shard: int
     bound: int
     """The highest position to return."""
-    stages: list[list[StreamIterator]]
-    """Iterators by generation; a stage begins when the one before has ended."""
+    stages: list[Stage]
+    """By generation; a stage begins when the one before has ended."""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,12 +66,15 @@ def run(plan: ReplayPlan, fetch: Fetch) -> Iterator[MessageBatch]:
 
 def _staged(lane: Lane, fetch: Fetch) -> Iterator[MessageBatch]:
     for stage in lane.stages:
-        yield from _take_turns([_stream(iterator, lane.bound, fetch) for iterator in stage])
+        yield from _take_turns([_stream(iterator, lane.bound, fetch) for iterator in stage.iterators])
 
 
 def _in_order(lane: Lane, fetch: Fetch) -> Iterator[MessageBatch]:
     for stage in lane.stages:
-        yield from _merge([_stream(iterator, lane.bound, fetch) for iterator in stage])
+        streams = [_stream(iterator, lane.bound, fetch) for iterator in stage.iterators]
+        if stage.epoch > 1:
+            streams = [_by_epoch(stream, stage.epoch) for stream in streams]
+        yield from _merge(streams)
 
 
 def _stream(iterator: StreamIterator, bound: int, fetch: Fetch) -> Iterator[MessageBatch]:
@@ -70,6 +85,20 @@ def _stream(iterator: StreamIterator, bound: int, fetch: Fetch) -> Iterator[Mess
         if result.caught_up or result.end_of_stream:
             return
         iterator = result.iterator
+
+
+def _by_epoch(stream: Iterator[MessageBatch], epoch: int) -> Iterator[MessageBatch]:
+    """Put a stream whose epochs follow each other in order of positions, an epoch at a time."""
+    held: list[MessageBatch] = []
+    for batch in stream:
+        epochs = batch.positions // np.uint64(epoch)
+        cut = int(np.searchsorted(epochs, epochs[-1]))  # the last epoch may go on in the next batch
+        if cut or (held and held[-1].positions[-1] // np.uint64(epoch) != epochs[-1]):
+            yield _sorted([*held, batch[:cut]])
+            held = []
+        held.append(batch[cut:])
+    if held:
+        yield _sorted(held)
 
 
 def _take_turns(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]:
@@ -111,9 +140,10 @@ def _merge(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]:
 
 def _sorted(batches: list[MessageBatch]) -> MessageBatch:
     joined = MessageBatch.concat(batches)
-    if len(batches) == 1:
+    positions = joined.positions
+    if (positions[1:] >= positions[:-1]).all():
         return joined
-    return joined.take(np.argsort(joined.positions, kind="stable"))
+    return joined.take(np.argsort(positions, kind="stable"))
 
 
 def slices(batches: Iterable[MessageBatch], rows: int) -> Iterator[MessageBatch]:

@@ -9,7 +9,7 @@ import attrs
 from .counters import ShardCounters
 from .layout import Damage, ReadCounters, SlabInfo
 
-__all__ = ["DatabaseInfo", "GenerationInfo", "ShardInfo", "VerifyReport"]
+__all__ = ["CompactReport", "DatabaseInfo", "GenerationInfo", "ShardInfo", "VerifyReport"]
 
 
 @attrs.frozen(kw_only=True)
@@ -71,6 +71,8 @@ class DatabaseInfo:
     messages: int
     live_bytes: int
     disk_bytes: int
+    compaction_failure: str | None
+    """Why background compaction has ended before the database was closed."""
     generations: list[GenerationInfo]
     shards: list[ShardInfo]
 
@@ -79,6 +81,19 @@ class DatabaseInfo:
         """Return the shards' counters, added up."""
         rows = [attrs.astuple(shard.counters) for shard in self.shards]
         return ShardCounters(*(sum(column) for column in zip(*rows, strict=True)))
+
+
+@attrs.frozen(kw_only=True)
+class CompactReport:
+    """What a compaction did."""
+
+    messages: int
+    """Rewritten; one that was merged twice counts twice."""
+    live_bytes_before: int
+    live_bytes_after: int
+    disk_bytes_before: int
+    disk_bytes_after: int
+    seconds: float
 
 
 @attrs.frozen(kw_only=True)

@@ -4,6 +4,11 @@ Positions are assigned and committed under the lock, so no reader sees a positio
 lower one. Readers see up to the watermark, which moves after the commit, or, under
 ``sync``, after the flush: never what power loss could take back. Flushes are shared: one
 serves every batch written before it began (group commit).
+
+Layouts that order messages by something else within an epoch hide the epoch that is being
+written. A reader who wants to see all there is has it ended (`Shard.end_epoch`): once it is over,
+the shard's last position moves to its end, in a commit of its own, so that nothing can come
+before what was read, whatever the clock does later.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ from .generations import (
     ranges_of,
     remove_messages,
 )
-from .layout import Damage, DeleteStep, Layout, Slab, SlabStep
+from .layout import CompactStep, Damage, Layout, Slab, SlabStep
 from .options import options_dict
 from .positions import MAX_TIME, Times, commit_positions, late_rows, message_positions, time_of
 from .state import StateWrite, stage
@@ -88,6 +93,11 @@ class Shard:
         self._policy = policy
         self._make_layout = make_layout
         self._lock = threading.RLock()
+        self._moved_on = threading.Condition(self._lock)
+        """Told when the last position moves."""
+        self._rewriting = threading.Lock()
+        """Held, before `_lock`, by who replaces what is stored: deletes and compactions keep out of each other."""
+        self._last_commit = time.monotonic()
         self._flush_lock = threading.Lock()
         self._closed = False
         self._owner = os.getpid()
@@ -321,6 +331,9 @@ class Shard:
         try:
             self._engine.write(write)
             then()
+            if tail.last_position != self._tail.last_position:
+                self._last_commit = time.monotonic()
+                self._moved_on.notify_all()
             self._tail = tail
             self._written += 1
             self._end = (self._written, tail.last_position)
@@ -392,34 +405,120 @@ class Shard:
             return 0  # dropped since it was listed: nothing is left to delete
         if not slab.cover(topic_filter):
             return 0
-        steps = slab.delete(topic_filter, first, last)
-        while True:
-            with self._lock:  # a step at a time, so that writers get their turn in between
-                self.check_writable()
-                step = next(steps, None)
-                if step is None or generation not in self._slabs:
-                    return deleted
-                if not step.write:
-                    continue
-                ticket = self._commit_delete(generation, step)
-            self.settle(ticket)
-            deleted += step.messages
+        with self._rewriting:
+            steps = slab.delete(topic_filter, first, last)
+            while True:
+                with self._lock:  # a step at a time, so that writers get their turn in between
+                    self.check_writable()
+                    step = next(steps, None)
+                    if step is None or generation not in self._slabs:
+                        return deleted
+                    if not step.write:
+                        continue
+                    ticket = self._replace(generation, step.write, step.messages, step.freed)
+                    self.counters.deleted += step.messages
+                self.settle(ticket)
+                deleted += step.messages
 
-    def _commit_delete(self, generation: int, step: DeleteStep) -> int:
-        """Commit a step of a delete, and take what it removes off the books in the same write."""
+    def _replace(self, generation: int, write: WriteBatch, messages: int, freed: int) -> int:
+        """Commit a write that takes messages and bytes away, off the books too; return its ticket."""
         record, tail = self._records[generation], self._tail
         books: Tail | GenerationRecord = tail if record.sealed is None else record
-        books = msgspec.structs.replace(
-            books, messages=books.messages - step.messages, live_bytes=books.live_bytes - step.freed
-        )
+        books = msgspec.structs.replace(books, messages=books.messages - messages, live_bytes=books.live_bytes - freed)
         if isinstance(books, Tail):
-            put_tail(step.write, books)
-            ticket = self._commit(step.write, books)
-        else:
-            put_generation(step.write, books)
-            ticket = self._commit(step.write, tail, lambda: self._records.update({generation: books}))
-        self.counters.deleted += step.messages
-        return ticket
+            put_tail(write, books)
+            return self._commit(write, books)
+        put_generation(write, books)
+        return self._commit(write, tail, lambda: self._records.update({generation: books}))
+
+    # --- compacting ---
+
+    def backlog(self) -> int:
+        """Return how many messages wait to be compacted."""
+        return sum(slab.backlog(record.messages) for record, slab in self.slabs())
+
+    def compact(self, *, whole: bool, stop: Callable[[], bool] = bool) -> int:
+        """Compact the generations, a step at a time, until ``stop`` says so; return the messages rewritten.
+
+        ``whole``: everything stored before the call, whatever the work.
+        """
+        rewritten = 0
+        for record, slab in self.slabs():
+            bound = self._watermark if record.last_position is None else record.last_position
+            steps = slab.compact(bound, whole=whole)
+            while not stop():
+                messages = self._compact_step(record.number, steps)
+                if messages is None:
+                    break
+                rewritten += messages
+        return rewritten
+
+    def _compact_step(self, generation: int, steps: Iterator[CompactStep]) -> int | None:
+        """Make the next step beside readers and writers, and commit it; None after the last."""
+        with self._rewriting:
+            try:
+                self.check_writable()
+                step = next(steps, None)
+            except (CorruptionError, DatabaseClosedError):
+                if generation not in self._slabs:
+                    return None  # dropped under it
+                raise
+            if step is None:
+                return None
+            with self._lock:
+                self.check_writable()
+                if generation not in self._slabs:
+                    return None
+                ticket = self._replace(generation, step.write, 0, step.freed)
+                self.counters.compacted += step.messages
+            self.settle(ticket)
+        return step.messages
+
+    def reclaim(self) -> None:
+        """Give back the disk space of what was replaced. May take long."""
+        for record in self.generations():
+            for keyspace, start, end in ranges_of(record.number):
+                self._engine.reclaim(keyspace, start, end)
+
+    # --- epochs ---
+
+    def end_epoch(self, generation: int, position: int, *, wait: bool) -> None:
+        """See that readers of a generation may see everything up to ``position``.
+
+        If that lies in the epoch being written, it must be over: with ``wait``, return when it is, at
+        most an epoch later; else do nothing while it isn't.
+        """
+        epoch = self.slab(generation).epoch
+        if epoch == 1:
+            return
+        with self._moved_on:
+            while True:
+                end = self._tail.last_position | (epoch - 1)
+                if generation != self.current or position < end - end % epoch or self._tail.last_position == end:
+                    return
+                seconds = self._left_of_epoch(end, epoch)
+                if seconds <= 0 or not wait:
+                    break
+                self.check_writable()
+                self._moved_on.wait(seconds)
+            if seconds > 0 or (self._failure is not None and not wait):
+                return
+            self.check_writable()
+            tail = msgspec.structs.replace(self._tail, last_position=end)
+            write = WriteBatch()
+            put_tail(write, tail)
+            ticket = self._commit(write, tail)
+        self.settle(ticket)
+
+    def _left_of_epoch(self, end: int, epoch: int) -> float:
+        """Return the seconds until the epoch that ends at a position is over.
+
+        By the clock, where positions go by it; or when it has lasted for its length since the last commit.
+        """
+        lasted = self._last_commit + time_of(epoch) / 1e6 - time.monotonic()
+        if self._policy.timestamps != "commit":
+            return lasted
+        return min(lasted, (time_of(end + 1) - self._now()) / 1e6)
 
     # --- reading ---
 
@@ -438,6 +537,8 @@ class Shard:
         """Read on in a stream; return the step, and whether it ended the stream for good."""
         slab, record = self.slab(generation), self._records.get(generation)
         bound = self._watermark if bound is None else min(bound, self._watermark)
+        if record is not None and record.sealed is None:
+            bound = self._visible(generation, stream, bound)
         started = time.perf_counter()
         try:
             step = slab.next(
@@ -460,6 +561,13 @@ class Shard:
         self.counters.read_seconds += time.perf_counter() - started
         end = None if record is None else record.last_position
         return step, step.exhausted and end is not None and bound >= end
+
+    def _visible(self, generation: int, stream: int, bound: int) -> int:
+        """Return how far a stream of the generation being written may be read, at most to ``bound``."""
+        slab = self.slab(generation)
+        if slab.visible(stream, self._watermark) < bound:
+            self.end_epoch(generation, bound, wait=False)
+        return min(bound, slab.visible(stream, self._watermark))
 
     # --- generations ---
 

@@ -88,7 +88,7 @@ class Store:
         return deleted
 
     def stream(self, topic: str) -> int:
-        return self.slab.learned.learn(topic)
+        return self.slab.trie.learn(topic)
 
     def wanted(self, topic_filter: str = "#", first: int = 0, bound: int | None = None, stream: int = ALL) -> list[Row]:
         """Return what a reader should get."""
@@ -201,7 +201,7 @@ def test_one_stream_is_never_mixed(store: Store) -> None:
     store.put(messages(["a/b/1"], 1))
     store.put(messages([f"a/b/{number}" for number in range(50)], 50))
     assert {1} == {block.stream for block in store.blocks()}
-    assert "a/b/+" == store.slab.learned.pattern(1)
+    assert "a/b/+" == store.slab.trie.pattern(1)
     for number in range(50):
         store.check(f"a/b/{number}", stream=1)
 
@@ -665,7 +665,7 @@ def test_a_generation_inherits_the_structure() -> None:
     child = layout.open(store.engine, SHARD, GENERATION + 1)
     assert isinstance(child, BlockSlab)
     assert (0, {"topics": 0, "client ids": 0, "trie nodes": 4}) == (child.info().streams, child.info().details)
-    assert "t/+" == child.learned.pattern(child.learned.learn("t/0"))
+    assert "t/+" == child.trie.pattern(child.trie.learn("t/0"))
     first = WriteBatch()
     layout.create(store.engine, SHARD, 1, None, first)
     assert not first

@@ -44,7 +44,7 @@ class BlockLayout(Layout):
         """Persist what the parent's topics taught, so that streams stay few from the first message on."""
         if isinstance(parent, BlockSlab):
             trie = LearnedTopics(generation, self.options.thresholds)
-            trie.inherit(parent.learned)
+            trie.inherit(parent.trie)
             trie.save(write)
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:

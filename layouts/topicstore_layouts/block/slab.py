@@ -18,7 +18,7 @@ from topicstore import MessageBatch, TopicFilter
 from topicstore.columns import Column, Constant, Indices, take, to_list
 from topicstore.engine import DATA, Engine, WriteBatch
 from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
 
 from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.names import NameTable
@@ -62,7 +62,7 @@ class BlockSlab(Slab):
         self, engine: Engine, shard: int, generation: int, learned: LearnedTopics, compression: str, level: int
     ) -> None:
         self.counters = ReadCounters()
-        self.learned = learned
+        self.trie = learned
         self._engine = engine
         self._shard = shard
         self._generation = generation
@@ -91,7 +91,7 @@ class BlockSlab(Slab):
         )
         for part in _by_size(columns):
             self._put(part, write)
-        self.learned.save(write)
+        self.trie.save(write)
         self._topics.save(write)
         self._clients.save(write)
 
@@ -115,7 +115,7 @@ class BlockSlab(Slab):
 
     def committed(self) -> None:
         """Names and structure are saved."""
-        self.learned.saved()
+        self.trie.saved()
         self._topics.saved()
         self._clients.saved()
 
@@ -126,18 +126,18 @@ class BlockSlab(Slab):
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
         """Return the learned streams that the filter may touch."""
-        return [StreamInfo(stream=s, pattern=self.learned.pattern(s)) for s in self.learned.match(topic_filter)]
+        return [StreamInfo(stream=s, pattern=self.trie.pattern(s)) for s in self.trie.match(topic_filter)]
 
     def cover(self, topic_filter: TopicFilter) -> list[int]:
         """Return the one stream that is touched, or that of everything: one pass serves them all."""
-        streams = self.learned.match(topic_filter)
+        streams = self.trie.match(topic_filter)
         if not streams or (topic_filter.literal and self._topics.find(topic_filter.text) is None):
             return []
         return streams if len(streams) == 1 else [_ALL]
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
         """A place is a position."""
-        if stream != _ALL and stream not in self.learned:
+        if stream != _ALL and stream not in self.trie:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
 
@@ -155,7 +155,7 @@ class BlockSlab(Slab):
         deadline: float | None,
     ) -> SlabStep:
         """Read blocks from the place on until there are enough rows."""
-        if len(place) != 8 or (stream != _ALL and stream not in self.learned):
+        if len(place) != 8 or (stream != _ALL and stream not in self.trie):
             raise ValueError(place)
         at = int.from_bytes(place, "big")
         batches: list[MessageBatch] = []
@@ -319,16 +319,20 @@ class BlockSlab(Slab):
 
     # --- care ---
 
+    def learned(self) -> Iterator[TopicNode]:
+        """Yield the trie's nodes."""
+        return self.trie.describe()
+
     def info(self) -> SlabInfo:
         """Streams, and what the dictionaries and the trie hold."""
         return SlabInfo(
-            streams=len(self.learned),
-            details={"topics": len(self._topics), "client ids": len(self._clients), "trie nodes": self.learned.nodes},
+            streams=len(self.trie),
+            details={"topics": len(self._topics), "client ids": len(self._clients), "trie nodes": self.trie.nodes},
         )
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
         """Decode every block, check it against the ones before, and check the dictionaries."""
-        tables = (self._topics, self.learned.find, "topic"), (self._clients, lambda _: 0, "client id")
+        tables = (self._topics, self.trie.find, "topic"), (self._clients, lambda _: 0, "client id")
         for table, stream_of, what in tables:
             for sentence in table.verify(stream_of):
                 yield Damage(place=f"shard {self._shard}, generation {self._generation}, {what} names", reason=sentence)

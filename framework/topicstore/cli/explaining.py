@@ -1,0 +1,111 @@
+"""``topicstore explain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+import topicstore
+from topicstore.explain import Explanation, SlabCost
+from topicstore.replay import Order
+
+from .options import PATH, json_option, time_options
+from .times import format_time
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["explain"]
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("topic_filter", metavar="FILTER")
+@time_options
+@click.option(
+    "--order",
+    type=click.Choice(["time", "none"]),
+    default="time",
+    show_default=True,
+    help="Merge everything by position, as `replay` does, or keep just each publisher's order in each topic.",
+)
+@json_option
+def explain(path: Path, topic_filter: str, start: int, until: int | None, *, order: str, as_json: bool) -> None:
+    """Replay FILTER from PATH, printing none of the messages but what finding them has cost.
+
+    For each generation of each shard: how many of its streams may hold such messages, and in how many
+    passes they were read; seeks (scans begun); how many blocks or keys, by its layout, were visited
+    (decoded) and skipped (passed over); the messages found; the time, with the layouts' caches still cold.
+    """
+    from . import display
+
+    merged: Order | None = "time" if order == "time" else None
+    with topicstore.open_existing(path, auto_compact=False) as db:
+        found = db.explain(topic_filter, start, until, order=merged)
+    if as_json:
+        display.print_json({"path": str(path), **attrs.asdict(found), "rate": found.rate})
+        return
+    out = display.console()
+    _print_total(out, found)
+    if found.slabs:
+        _print_slabs(out, found)
+        _print_patterns(out, found)
+    for slab in found.unread:
+        click.echo(f"not read: shard {slab.shard}, generation {slab.generation} ({slab.layout}): {slab.reason}")
+
+
+def _print_total(out: Console, found: Explanation) -> None:
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from .display import fields, size, visible
+
+    reading = sum(slab.seconds for slab in found.slabs)
+    pairs = [
+        ("messages", f"{found.messages:,}, with {size(found.payload_bytes)} of payloads, in {found.batches:,} batches"),
+        ("took", f"{_ms(found.seconds)} ms" + (f": {found.rate:,.0f} messages a second" if found.messages else "")),
+        ("of that", f"planning {_ms(found.planning_seconds)} ms, reading {_ms(reading)} ms; the rest merges, and makes messages"),
+        ("order", "of time, over all streams and shards" if found.order else "each publisher's, in each topic"),
+        ("from", format_time(found.start) if found.start else "the beginning"),
+        ("until", "the end" if found.until is None else format_time(found.until)),
+    ]
+    title = Text(visible(found.topic_filter))
+    out.print(Panel(fields(pairs), title=title, title_align="left", expand=False, border_style="cyan"))
+
+
+def _print_slabs(out: Console, found: Explanation) -> None:
+    from .display import make_table
+
+    headers = ("shard>", "generation>", "layout", "streams>", "passes>", "batches>")
+    counted = ("seeks>", "visited>", "skipped>", "messages>", "ms>")
+    out.print(make_table(*headers, *counted, title="Read", rows=map(_row, found.slabs)))
+    for layout, seconds in {slab.layout: slab.epoch_seconds for slab in found.slabs if slab.epoch_seconds}.items():
+        click.echo(f"{layout} shows a message once its epoch is over, up to {seconds:,.3g} s after it was stored")
+
+
+def _row(slab: SlabCost) -> tuple[object, ...]:
+    reads = slab.reads
+    streams = f"{slab.matching:,} of {slab.streams:,}"
+    place = (slab.shard, slab.generation, slab.layout, streams, slab.passes, slab.batches)
+    return (*place, reads.seeks, reads.visited, reads.skipped, reads.rows, _ms(slab.seconds))
+
+
+def _print_patterns(out: Console, found: Explanation) -> None:
+    """Show what the layouts have learned of the topics that match."""
+    from rich.text import Text
+
+    from .display import make_table, visible
+
+    rows = []
+    for slab in found.slabs:
+        more = slab.matching - len(slab.patterns)
+        lines = [visible(pattern) for pattern in slab.patterns] + [f"and {more:,} more"] * (more > 0)
+        rows.append((slab.shard, slab.generation, Text("\n".join(lines) or "-")))
+    out.print(make_table("shard>", "generation>", "topics", title="Streams that may match", rows=rows))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f}"

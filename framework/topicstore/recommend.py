@@ -1,0 +1,367 @@
+"""Which layout for whose messages: all that are installed, measured side by side on a sample.
+
+`compare` stores the sample in a database of each layout, compacts it, and replays each filter
+several times. Everything is interleaved, batch by batch and replay by replay, so that what
+disturbs the machine disturbs all layouts alike; of the replays, medians count.
+
+The rule. A layout's *total* is the time of its replays of the filters, each as often as it was
+given. The smallest total wins. Layouts within a tenth of it, or nearer to it than the replays
+themselves vary, are as fast; of these, the one wins that has the smallest product of the time to
+store a message, compaction included, and the bytes it takes. ``reference`` is measured, because
+all others must return as many messages as it does; it is there to be right, and never recommended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import attrs
+import numpy as np
+
+from .batch import MessageBatch
+from .columns import to_iterable
+from .database import Database, create
+from .errors import BackendUnavailableError, IncompatibleError, InvalidArgumentError, PluginError, UnsupportedError
+from .layout import ReadCounters
+from .plugins import check_pair, load_target, registry
+from .positions import time_of
+from .topics import TopicFilter
+
+__all__ = ["Comparison", "LayoutFigures", "Question", "ReplayFigures", "compare", "representative_filters"]
+
+ORACLE = "reference"
+TIE = 1.1
+"""Times the smallest total; up to there others count as equal."""
+LEAST_ROUNDS, MOST_ROUNDS = 3, 9
+ENOUGH_SECONDS = 1.0
+"""After which a replay that was measured often enough is not measured again."""
+SMALL_SECONDS = 0.005
+"""A total below this says little of a larger database."""
+LATE_PART = 0.99
+"""Of the sample lies before the late start."""
+
+_TICK = 10_000
+"""Microseconds by which the databases' clock moves on a batch, for messages that have no time of their own."""
+_ANY_SKEW = 9e8
+_MOST_LEVELS = 16
+"""Of a topic that are tried as ``+``."""
+
+
+@attrs.frozen(kw_only=True)
+class Question:
+    """One replay that all layouts are asked for."""
+
+    topic_filter: str
+    start: int = 0
+    """Microseconds since the epoch."""
+    weight: int = 0
+    """How often it counts in the totals; 0: it is only shown."""
+
+
+@attrs.frozen(kw_only=True)
+class ReplayFigures:
+    """One layout's replays of one question."""
+
+    messages: int
+    seconds: float
+    """Median."""
+    spread: float
+    """Between the quartiles, in seconds."""
+    rate: float
+    """Messages a second."""
+    runs: int
+    reads: ReadCounters
+    """Of the first replay."""
+
+
+@attrs.frozen(kw_only=True)
+class LayoutFigures:
+    """What was measured of one layout."""
+
+    layout: str
+    store_rate: float
+    """Messages a second."""
+    compact_seconds: float
+    bytes_per_message: float
+    """On disk after compaction; of the stored values, where the backend has no disk."""
+    delay_seconds: float
+    """How long a message may stay hidden after it was stored: an epoch, where the layout has them."""
+    replays: list[ReplayFigures]
+    """By question."""
+    total_seconds: float
+    """Of the questions, each by its weight."""
+    spread_seconds: float
+    """Of that."""
+    cost: float
+    """Seconds to store and compact a message, times its bytes; decides between those as fast."""
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """All layouts on one sample."""
+
+    backend: str
+    messages: int
+    topics: int
+    questions: list[Question]
+    layouts: list[LayoutFigures]
+    """Smallest total first."""
+    left_out: dict[str, str]
+    """Layouts that can't run here, with the reason."""
+    recommended: str
+    reason: str
+    caveats: list[str]
+    """What to know before relying on it; sentences."""
+
+
+def compare(
+    batches: Sequence[MessageBatch],
+    filters: Sequence[str],
+    directory: Path,
+    *,
+    backend: str = "rocksdb",
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Measure all layouts that run on a backend and recommend one; see the head of the module.
+
+    batches:   the sample, in the order of storing. Messages may be late, or ahead of the clock.
+    filters:   what will be replayed; one that is there twice counts twice. The replay of everything,
+               and one that starts in the last hundredth, are measured too, but don't count.
+    directory: exists, and is empty; gets a database of each layout.
+    options:   as of `topicstore.open`.
+    progress:  is told what is done now.
+
+    Takes seconds to minutes. Raises `InvalidArgumentError` for an empty sample, `InvalidFilterError`,
+    `UnsupportedError` if there is nothing to choose from, `PluginError` if layouts differ in what
+    they return, and what `topicstore.open` and `Database.store` raise.
+    """
+    if not any(map(len, batches)):
+        raise InvalidArgumentError("the sample has no messages")
+    weights = Counter(TopicFilter(text).text for text in filters)
+    usable, left_out = _layouts_on(backend)
+    with contextlib.ExitStack() as stack:
+        bench = _Bench(stack, directory, usable, backend=backend, options=options)
+        progress("storing")
+        late_start = bench.store(batches)
+        progress("compacting")
+        bench.compact()
+        weights.setdefault("#", 0)
+        questions = [Question(topic_filter=text, weight=weight) for text, weight in weights.items()]
+        questions.append(Question(topic_filter="#", start=late_start))
+        for question in questions:
+            progress(f"replaying {question.topic_filter}")
+            bench.replay(question)
+        layouts = sorted(bench.figures(questions), key=lambda one: one.total_seconds)
+    recommended, reason = _choose([one for one in layouts if one.layout != ORACLE])
+    return Comparison(
+        backend=backend,
+        messages=sum(map(len, batches)),
+        topics=len({topic for batch in batches for topic in to_iterable(batch.topics)}),
+        questions=questions,
+        layouts=layouts,
+        left_out=left_out,
+        recommended=recommended.layout,
+        reason=reason,
+        caveats=list(_caveats(recommended, questions)),
+    )
+
+
+def representative_filters(counts: Mapping[str, int]) -> list[str]:
+    """Return filters for topics with these numbers of messages.
+
+    The topic of median traffic, the busiest, and the first of them with each of its levels that vary
+    as ``+``, at most three: the deepest.
+    """
+    by_traffic = sorted(counts, key=lambda topic: (counts[topic], topic))
+    median = by_traffic[len(by_traffic) // 2]
+    levels = median.split("/")
+    wild = ["/".join([*levels[:n], "+", *levels[n + 1 :]]) for n in range(min(len(levels), _MOST_LEVELS))]
+    varying = [text for text in wild if sum(map(TopicFilter(text).matches, counts)) > 1]
+    return list(dict.fromkeys([median, by_traffic[-1], *varying[-3:]]))
+
+
+def _layouts_on(backend: str) -> tuple[list[str], dict[str, str]]:
+    """Return the layouts that run on a backend, the oracle first, and the others with the reason."""
+    spec = registry().backend(backend)
+    load_target(spec)
+    usable, left_out = [], {}
+    for name, layout in registry().layouts().items():
+        try:
+            check_pair(spec, layout)
+            load_target(layout)
+        except (IncompatibleError, BackendUnavailableError) as unfit:
+            left_out[name] = str(unfit)
+        else:
+            usable.append(name)
+    if not set(usable) - {ORACLE}:
+        raise UnsupportedError(f"no layout to choose runs on {backend!r}: {'; '.join(left_out.values()) or 'none'}")
+    return sorted(usable, key=lambda name: (name != ORACLE, name)), left_out
+
+
+# --- measuring ---
+
+
+@attrs.define
+class _Contender:
+    """One layout's database, and what was measured of it so far."""
+
+    layout: str
+    db: Database
+    store_seconds: float = 0.0
+    compact_seconds: float = 0.0
+    delay_seconds: float = 0.0
+    found: dict[Question, tuple[int, ReadCounters]] = attrs.field(factory=dict)
+    """Messages, and what reading them the first time has cost."""
+    times: dict[Question, list[float]] = attrs.field(factory=dict)
+
+    def explain(self, question: Question) -> int:
+        """Replay once, which also warms the caches; return the number of messages."""
+        explanation = self.db.explain(question.topic_filter, question.start)
+        reads = [attrs.astuple(slab.reads) for slab in explanation.slabs]
+        self.found[question] = explanation.messages, ReadCounters(*map(sum, zip(*reads, strict=True)))
+        self.times[question] = []
+        self.delay_seconds = max(self.delay_seconds, *(slab.epoch_seconds for slab in explanation.slabs), 0.0)
+        return explanation.messages
+
+    def measure(self, question: Question) -> None:
+        """Replay once more, unless it was measured enough."""
+        times = self.times[question]
+        if len(times) < LEAST_ROUNDS or sum(times) < ENOUGH_SECONDS:
+            started = perf_counter()
+            deque(self.db.replay(question.topic_filter, question.start), maxlen=0)
+            times.append(perf_counter() - started)
+
+    def figures(self, questions: Sequence[Question]) -> LayoutFigures:
+        """Return what was measured."""
+        info = self.db.info()
+        replays = [self._replay_figures(question) for question in questions]
+        weighted = [(question.weight, replay) for question, replay in zip(questions, replays, strict=True)]
+        bytes_per_message = (info.disk_bytes or info.live_bytes) / info.messages
+        return LayoutFigures(
+            layout=self.layout,
+            store_rate=info.messages / self.store_seconds,
+            compact_seconds=self.compact_seconds,
+            bytes_per_message=bytes_per_message,
+            delay_seconds=self.delay_seconds,
+            replays=replays,
+            total_seconds=sum(weight * replay.seconds for weight, replay in weighted),
+            spread_seconds=sum(weight * replay.spread for weight, replay in weighted),
+            cost=(self.store_seconds + self.compact_seconds) / info.messages * bytes_per_message,
+        )
+
+    def _replay_figures(self, question: Question) -> ReplayFigures:
+        messages, reads = self.found[question]
+        lower, median, upper = np.quantile(self.times[question], (0.25, 0.5, 0.75)).tolist()
+        return ReplayFigures(
+            messages=messages,
+            seconds=median,
+            spread=upper - lower,
+            rate=messages / median,
+            runs=len(self.times[question]),
+            reads=reads,
+        )
+
+
+class _Bench:
+    """A database of each layout, which all get the same to do, in turns."""
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        directory: Path,
+        layouts: Sequence[str],
+        *,
+        backend: str,
+        options: Mapping[str, Mapping[str, Any]] | None,
+    ) -> None:
+        self._now = time.time_ns() // 1_000
+        self._contenders = [
+            _Contender(
+                layout,
+                stack.enter_context(
+                    create(
+                        directory / f"{number}",
+                        backend=backend,
+                        layout=layout,
+                        timestamps="message",
+                        late="lift",
+                        max_skew=_ANY_SKEW,
+                        options=options,
+                        auto_compact=False,
+                        clock=lambda: self._now,  # the same for all, so that they give the same positions
+                    )
+                ),
+            )
+            for number, layout in enumerate(layouts)
+        ]
+
+    def store(self, batches: Sequence[MessageBatch]) -> int:
+        """Store the sample everywhere; return the time from which on its last part lies."""
+        late_row = int(LATE_PART * sum(map(len, batches)))
+        late_start = 0
+        for batch in filter(len, batches):
+            self._now += _TICK
+            for contender in self._contenders:
+                started = perf_counter()
+                result = contender.db.store(batch)
+                contender.store_seconds += perf_counter() - started
+            if 0 <= late_row < len(batch):
+                late_start = time_of(int(result.batch.positions[late_row]))
+            late_row -= len(batch)
+        return late_start
+
+    def compact(self) -> None:
+        """Compact everywhere."""
+        for contender in self._contenders:
+            contender.compact_seconds = contender.db.compact().seconds
+
+    def replay(self, question: Question) -> None:
+        """Replay everywhere several times, the layouts in turns, in both directions."""
+        counts = {contender.layout: contender.explain(question) for contender in self._contenders}
+        expected = next(iter(counts.values()))
+        for layout, count in counts.items():
+            if count != expected:
+                raise PluginError(
+                    f"layout {layout!r} returned {count:,} messages for {question.topic_filter!r} from "
+                    f"{question.start} on, where {next(iter(counts))!r} returned {expected:,}"
+                )
+        for number in range(MOST_ROUNDS):
+            for contender in self._contenders[:: -1 if number % 2 else 1]:
+                contender.measure(question)
+
+    def figures(self, questions: Sequence[Question]) -> list[LayoutFigures]:
+        """Return what was measured of each."""
+        return [contender.figures(questions) for contender in self._contenders]
+
+
+# --- choosing ---
+
+
+def _choose(layouts: Sequence[LayoutFigures]) -> tuple[LayoutFigures, str]:
+    """Return the best of layouts, smallest total first, and why."""
+    fastest, *others = layouts
+    if not others:
+        return fastest, f"{fastest.layout} is the only one there is"
+    equal = [fastest, *(one for one in others if _as_fast(one, fastest))]
+    best = min(equal, key=lambda one: one.cost)
+    total = f"{best.total_seconds * 1e3:,.2f} ms for all filters"
+    if len(equal) > 1:
+        rivals = _named(one for one in equal if one is not best)
+        return best, f"{total}, no slower than {rivals}, and the cheapest of them to store"
+    return best, f"{total}; next comes {_named(others[:1])}"
+
+
+def _as_fast(one: LayoutFigures, fastest: LayoutFigures) -> bool:
+    noise = one.spread_seconds + fastest.spread_seconds
+    return one.total_seconds <= max(TIE * fastest.total_seconds, fastest.total_seconds + noise)
+
+
+def _named(layouts: Sequence[LayoutFigures]) -> str:
+    return ", ".join(f"{one.layout} ({one.total_seconds * 1e3:,.2f} ms)" for one in layouts)
