@@ -4,8 +4,19 @@ The trie grows a node a topic level. Once a node has as many children as the thr
 depth allows, it gets a child ``+``, and every token not seen before goes there. A token that
 has a node of its own keeps it, so a topic never moves to another stream. Each node at which
 topics end is a stream. Topics that begin with ``$`` grow from a root of their own, because
-filters that begin with a wildcard must not see them. Levels beyond the 32nd are not learned:
-they all end in a child ``#``.
+filters that begin with a wildcard must not see them.
+
+Two limits keep it small whatever the topics are. Levels beyond the 32nd are not learned. And a
+trie has room for 65,536 nodes, where a token counts once more for every 64 bytes that it has.
+A node that is beyond the 32nd level, or for which there is no room, is not made: its parent gets
+a child ``#``, in which all topics end that are unknown below that parent from then on, whatever
+their levels. So a flood of unrelated topics makes at most twice as many nodes and streams as there
+is room for; then unknown topics share the streams of the ``#``, which are stored and read as
+exactly as others, but hold more of what a narrow filter doesn't want. The next generation begins
+with at least half of the room free.
+
+A node has a ``+`` or a ``#`` or neither, and with one of them never gets another child. So a
+token's own node comes first, then ``+``, then ``#``.
 
 Source of the method: the learned topic structure of EMQX's durable storage (EIP 0023).
 
@@ -16,229 +27,323 @@ big-endian)::
     generation 0x02 node:u32             -> stream:u32    topics end at the node
 
 All values are sealed (see `topicstore.sealing`). Nodes 0 and 1 are the roots, the second that of
-``$``; others and streams count from 2 and 1.
+``$``; others and streams count from 2 and 1, without gaps.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from topicstore.engine import META, Reader, WriteBatch, encode_generation
 from topicstore.errors import CorruptionError
+from topicstore.layout import TopicNode
 from topicstore.sealing import seal, unseal
 from topicstore.topics import TopicFilter
 
-__all__ = ["LearnedTopics"]
+__all__ = ["CAPACITY", "MAX_LEVELS", "LearnedTopics"]
+
+MAX_LEVELS = 32
+"""Levels of a topic that are learned."""
+CAPACITY = 65_536
+"""Nodes that a trie has room for; those that are ``#`` don't count."""
+_TOKEN_BYTES = 64
+"""A node takes the room of one more for each so many bytes of its token."""
+_MOST_KNOWN = 65_536
+"""Topics whose streams are remembered."""
+_LONGEST_KNOWN = 128
+"""Characters of a topic that is remembered: longer ones would make the memory large."""
 
 _EDGE, _LEAF = b"\x01", b"\x02"
 _U32 = struct.Struct(">I")
-_ROOT, _DOLLAR_ROOT, _FIRST_NODE = 0, 1, 2
-_FIRST_STREAM = 1
+_FIRST_NODE, _FIRST_STREAM = 2, 1
 _PLUS, _REST = "+", "#"
-MAX_LEVELS = 32
+_DOLLAR_PLUS = "$+"
+_DOLLAR_WILD = {_PLUS: (_DOLLAR_PLUS,), _REST: (_DOLLAR_PLUS, _REST)}
+"""Paths of the wildcards below the root of ``$``, where MQTT has none for the first level."""
+
+
+class _Node:
+    """A place in the trie. Only ``children``, ``wild`` and ``stream`` change, the last two once."""
+
+    __slots__ = ("children", "number", "parent", "path", "stream", "varying", "wild")
+
+    def __init__(self, number: int, parent: _Node | None, path: tuple[str, ...], varying: tuple[int, ...]) -> None:
+        self.number = number
+        self.parent = parent
+        self.path = path
+        self.varying = varying
+        """Levels of the path that are ``+`` or ``$+``."""
+        self.children: dict[str, _Node] = {}
+        """By token; the wildcard, of which there is one at most, is the last."""
+        self.wild: _Node | None = None
+        """The child for tokens without one of their own. That of a ``#`` is itself: it takes all levels that follow."""
+        self.stream = 0
+        """0: no topic ends here."""
 
 
 class LearnedTopics:
     """The trie of one slab. One writer at a time; readers in any thread.
 
     ``thresholds``: most children of their own that nodes at each depth get, the last one for all
-    deeper ones; 0 makes ``+`` at once.
+    deeper ones; 0 makes ``+`` at once. ``capacity``: the room for nodes, which may be another at
+    each loading: no topic moves.
     """
 
-    def __init__(self, generation: int, thresholds: Sequence[int]) -> None:
+    def __init__(self, generation: int, thresholds: Sequence[int], capacity: int = CAPACITY) -> None:
         self._prefix = encode_generation(generation)
         self._thresholds = tuple(thresholds)
-        self._children: dict[int, dict[str, int]] = {_ROOT: {}, _DOLLAR_ROOT: {}}
-        self._parents: dict[int, tuple[int, str]] = {}
-        self._streams: dict[int, int] = {}
-        self._nodes: dict[int, int] = {}
-        self._next_node = _FIRST_NODE
+        self._root, self._dollar = _Node(0, None, (), ()), _Node(1, None, (), ())
+        self._nodes = [self._root, self._dollar]
+        """By number."""
+        self._ends: list[_Node] = []
+        """By stream."""
+        self._capacity = self._room = capacity
+        self._known: dict[str, int] = {}
         self._unsaved: list[tuple[bytes, bytes]] = []
-        self._lock = threading.Lock()  # readers walk dictionaries that the writer adds to
+        self._saving = 0
+        """How many of those the last `save` took."""
+        self._lock = threading.Lock()  # for the writer, and for readers that walk what it adds to
 
     # --- keeping ---
 
     @classmethod
-    def load(cls, reader: Reader, generation: int, thresholds: Sequence[int]) -> LearnedTopics:
+    def load(
+        cls, reader: Reader, generation: int, thresholds: Sequence[int], capacity: int = CAPACITY
+    ) -> LearnedTopics:
         """Return the trie as it was saved."""
-        trie = cls(generation, thresholds)
-        prefix = trie._prefix
-        for key, value in _pairs(reader, prefix + _EDGE):
-            parent, child = _unpack(key[5:9]), _unpack(value)
+        trie = cls(generation, thresholds, capacity)
+        nodes = dict(enumerate(trie._nodes))
+        for number, token, child in _entries(reader, trie._prefix + _EDGE):
+            parent = nodes.get(number)
             # A node is younger than its parent, and has one: so a loaded trie is a tree, without cycles.
-            if parent not in trie._children or child <= max(parent, _DOLLAR_ROOT) or child in trie._parents:
-                raise CorruptionError(f"node {child} can't be a child of node {parent}", place="learned topics")
-            trie._link(parent, _token(key[9:]), child)
-            trie._next_node = max(trie._next_node, child + 1)
-        for key, value in _pairs(reader, prefix + _LEAF):
-            node, stream = _unpack(key[5:9]), _unpack(value)
-            if node not in trie._parents or stream < _FIRST_STREAM or stream in trie._nodes:
-                raise CorruptionError(f"node {node} can't have stream {stream}", place="learned topics")
-            trie._streams[node], trie._nodes[stream] = stream, node
-        if max(trie._nodes, default=0) != len(trie._nodes):
-            raise CorruptionError("there are gaps between the streams", place="learned topics")
+            if parent is None or parent.wild is parent or child <= max(number, 1) or child in nodes:
+                raise _damaged(f"node {child} can't be a child of node {number}")
+            if parent.wild is not None and token in (_PLUS, _REST):
+                raise _damaged(f"node {number} has two wildcards")
+            nodes[child] = trie._link(parent, token, child)
+        trie._nodes = _in_order(nodes, 0, "nodes")
+        ends: dict[int, _Node] = {}
+        for number, _, stream in _entries(reader, trie._prefix + _LEAF):
+            if number < _FIRST_NODE or number not in nodes or stream in ends:
+                raise _damaged(f"node {number} can't have stream {stream}")
+            ends[stream] = nodes[number]
+            nodes[number].stream = stream
+        trie._ends = _in_order(ends, _FIRST_STREAM, "streams")
         return trie
 
     def save(self, write: WriteBatch) -> None:
         """Add to ``write`` all that is not known to be saved; `saved` says that it is."""
+        self._saving = len(self._unsaved)
         for key, value in self._unsaved:
             write.put(META, key, seal(key, value))
 
     def saved(self) -> None:
         """The last `save` was committed."""
-        self._unsaved.clear()
+        del self._unsaved[: self._saving]
+        self._saving = 0
 
     def inherit(self, parent: LearnedTopics) -> None:
-        """Take over the learned wildcards of ``parent``, and only the nodes on the way to them."""
-        copies = {_ROOT: _ROOT, _DOLLAR_ROOT: _DOLLAR_ROOT}
+        """Take over the learned ``+`` of ``parent``, and only the nodes on the way to them.
 
-        def copy(node: int) -> None:
-            missing: list[int] = []
-            while node not in copies:
-                missing.append(node)
-                node = parent._parents[node][0]
-            for child in reversed(missing):
-                above, token = parent._parents[child]
-                copies[child] = self._children[copies[above]].get(token) or self._grow(copies[above], token)
-
+        Into a trie that has learned nothing yet. At most half of its room is used: the deepest
+        ones may stay behind.
+        """
         with parent._lock:
-            for wildcard in [kids[_PLUS] for kids in parent._children.values() if _PLUS in kids]:
-                copy(wildcard)
+            wildcards = [node for node in parent._nodes if node.path and node.path[-1] in (_PLUS, _DOLLAR_PLUS)]
+        heirs: dict[_Node | None, _Node] = {parent._root: self._root, parent._dollar: self._dollar}
+        for wildcard in sorted(wildcards, key=lambda node: len(node.path)):
+            missing, node = [], wildcard
+            while node not in heirs and node.parent is not None:
+                missing.append(node)
+                node = node.parent
+            if sum(_size(_token(node)) for node in missing) <= self._room - self._capacity // 2:
+                for node in reversed(missing):
+                    heirs[node] = self._add(heirs[node.parent], _token(node))
 
-    def _link(self, parent: int, token: str, child: int) -> None:
-        self._children.setdefault(parent, {})[token] = child
-        self._children.setdefault(child, {})
-        self._parents[child] = (parent, token)
+    def _link(self, parent: _Node, token: str, number: int) -> _Node:
+        """Put a node into its place, where readers see it whole."""
+        depth = len(parent.path)
+        path = (*parent.path, token)
+        if parent is self._dollar:
+            path = _DOLLAR_WILD.get(token, path)
+        varying = parent.varying if path[depth] not in (_PLUS, _DOLLAR_PLUS) else (*parent.varying, depth)
+        node = _Node(number, parent, path, varying)
+        if token == _REST:
+            node.wild = node
+        else:
+            self._room -= _size(token)
+        parent.children[token] = node
+        if token in (_PLUS, _REST):
+            parent.wild = node
+        return node
 
-    def _grow(self, parent: int, token: str) -> int:
-        child = self._next_node
-        self._next_node += 1
-        self._link(parent, token, child)
-        self._unsaved.append((self._prefix + _EDGE + _U32.pack(parent) + token.encode(), _U32.pack(child)))
-        return child
+    def _add(self, parent: _Node, token: str) -> _Node:
+        """Return a new node, to be saved."""
+        node = self._link(parent, token, len(self._nodes))
+        self._nodes.append(node)
+        key = self._prefix + _EDGE + _U32.pack(parent.number) + token.encode()
+        self._unsaved.append((key, _U32.pack(node.number)))
+        return node
 
     # --- learning ---
 
     def learn(self, topic: str) -> int:
         """Return the stream of a topic, growing the trie where it is new."""
         with self._lock:
-            node = _root_of(topic)
-            for depth, token in enumerate(topic.split("/")):
-                if depth == MAX_LEVELS:
-                    node = self._children[node].get(_REST) or self._grow(node, _REST)
-                    break
-                node = self._step(node, token, depth)
-            stream = self._streams.get(node)
-            if stream is None:
-                stream = len(self._streams) + _FIRST_STREAM
-                self._streams[node], self._nodes[stream] = stream, node
-                self._unsaved.append((self._prefix + _LEAF + _U32.pack(node), _U32.pack(stream)))
-            return stream
+            return self._known.get(topic) or self._learn(topic)
+
+    def learn_all(self, topics: Iterable[str]) -> list[int]:
+        """Return the stream of each topic, growing the trie where they are new."""
+        known, learn = self._known.get, self._learn
+        with self._lock:
+            return [known(topic) or learn(topic) for topic in topics]
+
+    def _learn(self, topic: str) -> int:
+        """Return the stream of a topic, and remember it."""
+        node = self._dollar if topic[0] == "$" else self._root
+        for token in topic.split("/", MAX_LEVELS):
+            node = node.children.get(token) or node.wild or self._grow(node, token)
+        stream = node.stream or self._begin(node)
+        if len(topic) <= _LONGEST_KNOWN:
+            if len(self._known) == _MOST_KNOWN:
+                self._known.clear()
+            self._known[topic] = stream
+        return stream
+
+    def _grow(self, node: _Node, token: str) -> _Node:
+        """Return a new child for a token that has none."""
+        depth = len(node.path)
+        threshold = self._thresholds[min(depth, len(self._thresholds) - 1)]
+        if len(node.children) >= threshold:
+            token = _PLUS
+        if depth == MAX_LEVELS or self._room < _size(token):
+            return self._add(node, _REST)
+        child = self._add(node, token)
+        if len(node.children) >= threshold and token != _PLUS and self._room > 0:
+            self._add(node, _PLUS)
+        return child
+
+    def _begin(self, node: _Node) -> int:
+        """Return the new stream of a node at which no topic ended before."""
+        self._ends.append(node)
+        node.stream = len(self._ends)
+        self._unsaved.append((self._prefix + _LEAF + _U32.pack(node.number), _U32.pack(node.stream)))
+        return node.stream
 
     def find(self, topic: str) -> int | None:
         """Return the stream of a topic without learning it; None if it leads nowhere."""
-        with self._lock:
-            node: int | None = _root_of(topic)
-            for depth, token in enumerate(topic.split("/")):
-                children = self._children[node] if node is not None else {}
-                node = children.get(_REST) if depth == MAX_LEVELS else children.get(token) or children.get(_PLUS)
-                if node is None or depth == MAX_LEVELS:
-                    break
-            return None if node is None else self._streams.get(node)
-
-    def _step(self, node: int, token: str, depth: int) -> int:
-        children = self._children[node]
-        child = children.get(token) or children.get(_PLUS)
-        if child is not None:
-            return child
-        threshold = self._thresholds[min(depth, len(self._thresholds) - 1)]
-        if threshold == 0:
-            return self._grow(node, _PLUS)
-        child = self._grow(node, token)
-        if len(children) - (_REST in children) >= threshold:
-            self._grow(node, _PLUS)
-        return child
+        node = self._root_of(topic)
+        for token in topic.split("/", MAX_LEVELS):
+            child = node.children.get(token) or node.wild
+            if child is None:
+                return None
+            node = child
+        return node.stream or None
 
     # --- asking ---
 
     def __len__(self) -> int:
         """Return the number of streams."""
-        return len(self._streams)
+        return len(self._ends)
 
     @property
     def nodes(self) -> int:
         """How many nodes there are, the roots among them."""
-        return len(self._children)
+        return len(self._nodes)
 
     def __contains__(self, stream: int) -> bool:
-        return stream in self._nodes
+        return _FIRST_STREAM <= stream <= len(self._ends)
 
     def pattern(self, stream: int) -> str:
         """Return the topic filter that describes a stream.
 
-        A ``+`` in the first level below the root of ``$`` reads ``$+``: MQTT has no filter for that.
+        A first level below the root of ``$`` that varies reads ``$+``: MQTT has no filter for that.
         """
-        node, tokens = self._nodes[stream], []
-        while node in self._parents:
-            node, token = self._parents[node]
-            tokens.append("$+" if node == _DOLLAR_ROOT and token == _PLUS else token)
-        return "/".join(reversed(tokens))
+        return "/".join(self._end(stream).path)
+
+    def levels(self, stream: int) -> tuple[str, ...]:
+        """Return the levels of a stream's topics: tokens, ``+``, and a last ``#`` for any number of them."""
+        path = self._end(stream).path
+        return (_PLUS, *path[1:]) if path[0] == _DOLLAR_PLUS else path
+
+    def varying(self, stream: int) -> tuple[int, ...]:
+        """Return the indexes of the levels that are ``+``."""
+        return self._end(stream).varying
+
+    def _end(self, stream: int) -> _Node:
+        if stream not in self:
+            raise KeyError(stream)
+        return self._ends[stream - _FIRST_STREAM]
+
+    def describe(self) -> Iterator[TopicNode]:
+        """Yield the nodes but the roots, parents before children."""
+        with self._lock:
+            nodes = self._nodes[_FIRST_NODE:]
+        for node in nodes:
+            yield TopicNode(path=node.path, stream=node.stream or None)
 
     def match(self, topic_filter: TopicFilter) -> list[int]:
         """Return the streams whose topics may match, in order of their numbers."""
         with self._lock:
-            return sorted(self._streams[node] for node in self._ends(topic_filter) if node in self._streams)
+            return sorted([node.stream for node in self._matching(topic_filter) if node.stream])
 
-    def _ends(self, topic_filter: TopicFilter) -> Iterator[int]:
-        nodes = [_root_of(topic_filter.text)]
-        for depth, level in enumerate(topic_filter.levels):
+    def _matching(self, topic_filter: TopicFilter) -> list[_Node]:
+        """Return the nodes at which matching topics may end."""
+        nodes, found = [self._root_of(topic_filter.text)], []
+        for level in topic_filter.levels:
             if level == _REST:
-                yield from self._below(nodes)
-                return
-            if depth == MAX_LEVELS:
-                yield from (self._children[node][_REST] for node in nodes if _REST in self._children[node])
-                return
-            nodes = [child for node in nodes for child in self._matching_children(node, level)]
-        yield from nodes
+                while nodes:
+                    found += nodes
+                    nodes = _children(nodes)
+            elif level == _PLUS:
+                nodes = _children(nodes)
+            else:
+                nodes = [child for node in nodes if (child := node.children.get(level) or node.wild)]
+            found += [node for node in nodes if node.wild is node]
+            nodes = [node for node in nodes if node.wild is not node]
+            if not nodes:
+                break
+        return found + nodes
 
-    def _matching_children(self, node: int, level: str) -> list[int]:
-        children = self._children[node]
-        if level == _PLUS:
-            return [child for token, child in children.items() if token != _REST]
-        child = children.get(level) or children.get(_PLUS)
-        return [] if child is None else [child]
-
-    def _below(self, nodes: list[int]) -> Iterator[int]:
-        while nodes:
-            node = nodes.pop()
-            yield node
-            nodes.extend(self._children[node].values())
+    def _root_of(self, text: str) -> _Node:
+        return self._dollar if text[0] == "$" else self._root
 
 
-def _root_of(text: str) -> int:
-    return _DOLLAR_ROOT if text[0] == "$" else _ROOT
+def _children(nodes: list[_Node]) -> list[_Node]:
+    return [child for node in nodes for child in node.children.values()]
 
 
-def _unpack(data: bytes) -> int:
-    if len(data) != 4:
-        raise CorruptionError(f"{len(data)} bytes where a number of 4 was expected", place="learned topics")
-    number: int = _U32.unpack(data)[0]
-    return number
+def _token(node: _Node) -> str:
+    """Return what leads to a node from its parent."""
+    token = node.path[-1]
+    return _PLUS if token == _DOLLAR_PLUS else token
 
 
-def _token(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as bad:
-        raise CorruptionError(f"{data[:80]!r} is not UTF-8", place="learned topics") from bad
+def _size(token: str) -> int:
+    """Return the room that a node takes."""
+    return 1 + len(token.encode()) // _TOKEN_BYTES
 
 
-def _pairs(reader: Reader, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _entries(reader: Reader, prefix: bytes) -> Iterator[tuple[int, str, int]]:
+    """Yield the node, the token and the number in each entry of one kind."""
     for chunk in reader.scan(META, prefix, prefix[:-1] + bytes((prefix[-1] + 1,))):
         for key, stored in chunk:
             try:
-                yield key, unseal(key, stored)
-            except CorruptionError as bad:
-                raise CorruptionError(bad.reason, place=f"learned topics, key {key[5:].hex()}") from bad
+                yield _U32.unpack(key[5:9])[0], key[9:].decode(), _U32.unpack(unseal(key, stored))[0]
+            except (CorruptionError, struct.error, UnicodeDecodeError) as bad:
+                reason = bad.reason if isinstance(bad, CorruptionError) else str(bad)
+                raise CorruptionError(reason, place=f"learned topics, key {key[5:].hex()}") from bad
+
+
+def _in_order(numbered: dict[int, _Node], first: int, what: str) -> list[_Node]:
+    """Return nodes in order of their numbers, which have no gaps."""
+    try:
+        return [numbered[number] for number in range(first, first + len(numbered))]
+    except KeyError as gap:
+        raise _damaged(f"there are gaps between the {what}") from gap
+
+
+def _damaged(reason: str) -> CorruptionError:
+    return CorruptionError(reason, place="learned topics")

@@ -1,7 +1,9 @@
 """A dictionary of names: texts as small numbers, one dictionary a slab and kind of name.
 
-Numbers count from 0 and are never used for another name. In memory there are at most 65,536
-names, and 13 bytes for every number given out; the rest is read from the engine when needed.
+Numbers count from 0 and are never used for another name. A dictionary takes 65,536 names, the
+first that come; it is full for good then, and later names are stored as texts where they are
+used. So its memory, a few hundred bytes a name at most, is bounded whatever the topics do; names
+are read from the engine when needed, and all of them once it is full.
 
 Stored form, version 1 (keyspace ``meta``; keys begin with the generation, u32; integers are
 big-endian; KIND is chosen by whoever makes the dictionary)::
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,11 +28,12 @@ from topicstore.engine import META, Reader, WriteBatch, encode_generation
 from topicstore.errors import CorruptionError
 from topicstore.sealing import seal, unseal
 
-__all__ = ["Ids", "NameTable"]
+__all__ = ["CAPACITY", "Ids", "NameTable", "coded", "texts_of"]
 
 Ids = npt.NDArray[np.uint32]
 _U32 = struct.Struct(">I")
-CACHED = 65_536
+CAPACITY = 65_536
+"""Names that a dictionary takes."""
 
 
 class NameTable:
@@ -47,6 +50,8 @@ class NameTable:
         self._ids: dict[str, int] = {}
         self._unsaved: dict[str, int] = {}
         self._next = self._count()
+        self._loaded_whole = False
+        """The dictionary is full and all of it in memory: what isn't there has no number."""
         self._texts = Texts(np.full(self._next + 16, None, dtype=object))
         self._streams = np.zeros(self._next + 16, dtype=np.uint32)
         self._loaded = np.zeros(self._next + 16, dtype=bool)
@@ -60,39 +65,53 @@ class NameTable:
     def __len__(self) -> int:
         return self._next
 
+    @property
+    def complete(self) -> bool:
+        """Whether every name ever stored has a number: there is room left."""
+        return self._next < CAPACITY
+
     # --- writing ---
 
-    def encode(self, names: Column) -> Ids | Constant[int]:
-        """Return the number of each name of a batch; names that are new get one."""
+    def encode(self, names: Column) -> Ids | Constant[int] | Coded | Constant[str]:
+        """Return the names of a batch as numbers; those that are new get one, as long as there is room.
+
+        If there is none for one of them, all stay texts: `Coded` with a list of their own, or `Constant`.
+        """
         if isinstance(names, Constant):
-            return Constant(self._encode_one(names.value), len(names))
+            known = self._ids.get(names.value)
+            if known is None and self._learn([names.value]):
+                known = self._ids[names.value]
+            return names if known is None else Constant(known, len(names))
         try:
             return np.fromiter(map(self._ids.__getitem__, to_iterable(names)), np.uint32, len(names))
         except KeyError:
-            ids = self._learn(to_list(names))
-            return np.fromiter(map(ids.__getitem__, to_iterable(names)), np.uint32, len(names))
+            rows = to_list(names)
+            if not self._learn(rows):
+                return coded(rows)
+            return np.fromiter(map(self._ids.__getitem__, rows), np.uint32, len(rows))
 
-    def _encode_one(self, name: str) -> int:
-        number = self._ids.get(name)
-        return self._learn([name])[name] if number is None else number
-
-    def _learn(self, names: list[str]) -> dict[str, int]:
-        """Put all of these names into memory, from the engine or anew; return a dictionary that has them.
-
-        It is the memory of this moment: a reader in another thread may start it anew at once.
-        """
+    def _learn(self, names: list[str]) -> bool:
+        """Put all of these names into memory, from the engine or anew; return False if there is no room."""
         with self._lock:
             missing = [name for name in dict.fromkeys(names) if name not in self._ids]
+            if self._loaded_whole:
+                return not missing
             stored = self._reader.get_many(META, [self._back + name.encode() for name in missing])
-            self._make_room(len(missing), keep=names)
+            new = []
             for name, value in zip(missing, stored, strict=True):
-                number = self._unsaved.get(name) if value is None else self._number(name, value)
-                if number is None:
-                    number = self._next
-                    self._next += 1
-                    self._unsaved[name] = number
-                self._remember(number, name, self._stream_of(name))
-            return self._ids
+                if value is None:
+                    new.append(name)
+                else:
+                    self._remember(self._number(name, value), name, self._stream_of(name))
+            room = CAPACITY - self._next
+            for name in new[:room]:
+                self._unsaved[name] = self._next
+                self._next += 1
+                self._remember(self._unsaved[name], name, self._stream_of(name))
+            if len(new) > room:
+                self._load(np.arange(self._next - len(self._unsaved)))
+                self._loaded_whole = True
+            return len(new) <= room
 
     def _number(self, name: str, stored: bytes) -> int:
         """Return the number that is stored for a name."""
@@ -157,8 +176,6 @@ class NameTable:
         if loaded.all():
             return
         missing = np.unique(ids[~loaded]).tolist()
-        if self._make_room(len(missing), keep=()):
-            missing = np.unique(ids[~self._loaded[ids]]).tolist()  # but not what was kept, which may be unsaved
         values = self._reader.get_many(META, [self._forward + _U32.pack(number) for number in missing])
         for number, stored in zip(missing, values, strict=True):
             if stored is None:
@@ -184,20 +201,6 @@ class NameTable:
         self._streams[number] = stream
         self._loaded[number] = True
 
-    def _make_room(self, wanted: int, keep: Iterable[str]) -> bool:
-        """Start the memory anew when it is full, with what is being used now and what is not saved."""
-        if len(self._ids) + wanted <= CACHED:
-            return False
-        kept = {name: self._ids[name] for name in keep if name in self._ids} | self._unsaved
-        streams = {number: int(self._streams[number]) for number in kept.values()}
-        # New ones rather than cleared ones: columns handed out before still point into the old.
-        self._ids = {}
-        self._texts = Texts(np.full(self._next + 16, None, dtype=object))
-        self._loaded = np.zeros(len(self._streams), dtype=bool)  # the two grow together
-        for name, number in kept.items():
-            self._remember(number, name, streams[number])
-        return True
-
     def verify(self, stream_of: Callable[[str], int | None]) -> Iterator[str]:
         """Read the whole dictionary and yield a sentence a damage; names should have these streams."""
         expected = 0
@@ -219,3 +222,17 @@ class NameTable:
                 yield f"name {name[:80]!r} has stream {stream}, not the one that its levels lead to"
         except CorruptionError as bad:
             yield bad.reason
+
+
+def coded(names: list[str]) -> Coded:
+    """Return texts as numbers of a list of their own, in the order in which they first come."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    codes = np.fromiter(map(numbers.__getitem__, names), np.uint32, len(names))
+    return Coded(codes, texts_of(list(numbers)))
+
+
+def texts_of(names: list[str]) -> Texts:
+    """Return a list of texts that columns can point into."""
+    texts = Texts(np.array(names, dtype=object))
+    texts.count = len(names)
+    return texts

@@ -15,6 +15,19 @@ def topicstore_layouts() -> list[LayoutSpec]:
             capabilities={"position_order"},
         ),
         LayoutSpec(
+            name="wildcard_optimized",
+            target="topicstore_layouts.wildcard_optimized.layout:WildcardOptimizedLayout",
+            summary="keys of learned stream, epoch and a hash a varying level; wildcard filters leap from key to key",
+            requires={"fast_seek"},
+        ),
+        LayoutSpec(
+            name="skipstream",
+            target="topicstore_layouts.skipstream.layout:SkipstreamLayout",
+            summary="one value a message, an index entry a varying level; narrow filters leap between the entries",
+            capabilities={"position_order"},
+            requires={"fast_seek"},
+        ),
+        LayoutSpec(
             name="block",
             target="topicstore_layouts.block.layout:BlockLayout",
             summary="columnar, compressed blocks, one a batch; streams by learned topic structure",

@@ -1,15 +1,18 @@
-"""The stored form of a block: the columns of some messages of one batch.
+"""The stored form of a block: the columns of some messages.
 
 Stored form, version 1 (keyspace ``data``; integers in keys unsigned; integers in values
 little-endian)::
 
-    (generation, 0, last position) -> header head payloads
+    (generation, 0, last position)      -> header head payloads     a block, as a batch was written
+    (generation, end of segment, number) -> header head payloads     a frame, part of a merged segment
 
-    header    48 bytes: version:u8 = 1, codec of the head:u8, codec of the payloads:u8, flags:u8 = 0,
-              rows:u32, stream:u32 (0: of several streams), stored bytes of the head:u32,
-              its bytes uncompressed:u32, those of the payloads uncompressed:u32,
-              base:u64 (first position of the batch), first:u64 (of the block), checksum:u64
-    checksum  xxh3 of 64 bits of everything but the checksum; its seed is the last position plus
+    header    48 bytes: version:u8 = 1, codec of the head:u8, codec of the payloads:u8,
+              flags:u8 (1: a frame), rows:u32, stream:u32 (0: of several streams),
+              stored bytes of the head:u32, its bytes uncompressed:u32, those of the payloads
+              uncompressed:u32, base:u64 (first position of the batch or segment),
+              first:u64 (lowest position in it), checksum:u64
+    checksum  xxh3 of 64 bits of everything but the checksum; its seed is the last position, or for
+              a frame the end of its segment plus 0xC2B2AE3D27D4EB4F times (number + 1), plus
               0x9E3779B97F4A7C15 times (shard << 32 | generation), modulo 2 ** 64
     codec     0 as it is, 1 zstd, 2 lz4 (a raw block)
     head      msgpack array [positions, topics, client ids, qos, retain, timestamps,
@@ -18,17 +21,22 @@ little-endian)::
 
     numbers     a number, which all rows have, or bytes: one unsigned integer a row, each of
                 as many bytes as there are bytes a row
-    positions   nil if they count up from ``first`` by one, else bytes: numbers to add to ``first``
-    topics      numbers: names of kind 0x10 (see `topicstore_layouts.names`)
-    client ids  numbers: names of kind 0x20
+    positions   nil if they count up from ``first`` by one; else bytes: in a block, numbers to add to
+                ``first``; in a frame, the difference of each to the one before (of the first to
+                ``first``) modulo 2 ** 64, first the lowest bytes of all of them, then the next ones
+    names       numbers of names in the slab's dictionary (see `topicstore_layouts.names`), or
+                [array of texts, numbers: places in that array]
+    topics      names of kind 0x10
+    client ids  names of kind 0x20
     qos, retain numbers
     timestamps  nil if each is its position's time, else [lowest, numbers to add to it]
     properties  nil if no row has any, else an array: nil or the array of `topicstore.Properties`
     lengths     numbers: bytes of the payloads
 
-The key's position is the highest in the block, or higher once its last messages were
-deleted. Blocks of one batch share ``base``; their positions may interleave. Blocks of
-different batches don't overlap.
+A block's key is the highest position in it, or higher once its last messages were deleted; its
+rows are in order of position. Blocks of one batch share ``base``; their positions may interleave.
+Blocks of different batches don't overlap. A frame's rows are in order of stream, topic, position;
+its topics and client ids are texts.
 """
 
 from __future__ import annotations
@@ -41,21 +49,24 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 from topicstore import Properties
-from topicstore.columns import Column, Constant, Indices, take, to_list
+from topicstore.columns import Coded, Column, Constant, Indices, take, to_list
 from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.positions import COUNTER_BITS, Positions, consecutive_positions
+
+from topicstore_layouts.names import texts_of
 
 from .codec import Compressor, decompress
 from .payloads import PackedPayloads
 
-__all__ = ["MIXED", "Block", "Columns", "encode_block"]
+__all__ = ["MIXED", "Block", "Columns", "block_seed", "encode_block", "encode_frame", "frame_seed"]
 
 MIXED = 0
 """The stream number of a block that holds messages of several streams."""
 
 _VERSION = 1
 _HEADER = struct.Struct("<BBBBIIIIIQQ")
-_SPREAD, _U64 = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_FRAME = 1
+_SPREAD, _FRAME_SPREAD, _U64 = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, (1 << 64) - 1
 _CHECKSUM = struct.Struct("<Q")
 _BODY = _HEADER.size + _CHECKSUM.size
 _WIDTHS = (
@@ -69,13 +80,15 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Numbers = _Number | bytes
+# Not bounded here: a number with bounds beside a tuple makes msgspec 0.22's decoder crash when garbage is collected.
+_Names = int | bytes | tuple[list[str], int | bytes]
 Array = npt.NDArray[Any]
 
 
 class _Head(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     positions: bytes | None
-    topics: _Numbers
-    client_ids: _Numbers
+    topics: _Names
+    client_ids: _Names
     qos: _Numbers
     retain: _Numbers
     timestamps: tuple[_Number, _Numbers] | None
@@ -87,11 +100,12 @@ _HEADS = msgspec.msgpack.Decoder(_Head)
 
 
 class Columns(msgspec.Struct, frozen=True, gc=False):
-    """What goes into a block: the columns of a batch with names as numbers."""
+    """What goes into a block: the columns of a batch, with names as numbers where they have some."""
 
     positions: Positions
-    topics: Constant[int] | Array
-    client_ids: Constant[int] | Array
+    topics: Column
+    """Numbers of the dictionary (`Constant` or array), or texts (`Constant` or `Coded`); client ids too."""
+    client_ids: Column
     qos: Column
     retain: Column
     timestamps: Column
@@ -109,21 +123,47 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
         return Columns(*(getattr(self, name)[start:stop] for name in self.__struct_fields__))
 
 
-def encode_block(columns: Columns, stream: int, base: int, last: int, compress: Compressor, slab: int = 0) -> bytes:
-    """Return the value of a block whose key ends in ``last``; ``slab`` is shard << 32 | generation."""
+def block_seed(last: int, slab: int) -> int:
+    """Return the seed of the checksum of a block under its key; ``slab`` is shard << 32 | generation."""
+    return (last + _SPREAD * slab) & _U64
+
+
+def frame_seed(end: int, number: int, slab: int) -> int:
+    """Return the seed of the checksum of a frame."""
+    return (end + _FRAME_SPREAD * (number + 1) + _SPREAD * slab) & _U64
+
+
+def encode_block(columns: Columns, stream: int, base: int, seed: int, compress: Compressor) -> bytes:
+    """Return the value of a block."""
     positions, rows = columns.positions, len(columns.positions)
     first = int(positions[0])
     consecutive = int(positions[-1]) - first == rows - 1
+    packed = None if consecutive else _pack_array(positions - np.uint64(first))
+    return _encode(columns, packed, (0, stream, base, first), seed, compress)
+
+
+def encode_frame(columns: Columns, stream: int, base: int, seed: int, compress: Compressor) -> bytes:
+    """Return the value of a frame."""
+    positions = columns.positions
+    first = positions.min()
+    steps = np.diff(positions, prepend=first)
+    packed = None if steps[0] == 0 and (steps[1:] == 1).all() else steps.view(np.uint8).reshape(-1, 8).T.tobytes()
+    return _encode(columns, packed, (_FRAME, stream, base, int(first)), seed, compress)
+
+
+def _encode(
+    columns: Columns, packed: bytes | None, marks: tuple[int, int, int, int], seed: int, compress: Compressor
+) -> bytes:
+    flags, stream, base, first = marks
+    properties = columns.properties
     head = _Head(
-        None if consecutive else _pack_array(positions - np.uint64(first)),
-        _pack(columns.topics),
-        _pack(columns.client_ids),
+        packed,
+        _pack_names(columns.topics),
+        _pack_names(columns.client_ids),
         _pack(columns.qos),
         _pack(columns.retain),
-        _pack_times(columns.timestamps, positions),
-        None
-        if isinstance(columns.properties, Constant) and columns.properties.value is None
-        else to_list(columns.properties),
+        _pack_times(columns.timestamps, columns.positions),
+        None if isinstance(properties, Constant) and properties.value is None else to_list(properties),
         _pack(columns.sizes),
     )
     raw_head, raw_payloads = _ENCODER.encode(head), _ENCODER.encode(columns.payloads)
@@ -133,8 +173,8 @@ def encode_block(columns: Columns, stream: int, base: int, last: int, compress: 
         _VERSION,
         head_codec,
         payload_codec,
-        0,
-        rows,
+        flags,
+        len(columns.positions),
         stream,
         len(stored_head),
         len(raw_head),
@@ -142,17 +182,25 @@ def encode_block(columns: Columns, stream: int, base: int, last: int, compress: 
         base,
         first,
     )
-    checksum = _CHECKSUM.pack(_digest(header, stored_head, stored_payloads, last, slab))
+    checksum = _CHECKSUM.pack(_digest(header, stored_head, stored_payloads, seed))
     return b"".join((header, checksum, stored_head, stored_payloads))
 
 
-def _digest(
-    header: bytes | memoryview, head: bytes | memoryview, payloads: bytes | memoryview, last: int, slab: int
-) -> int:
-    hasher = xxhash.xxh3_64(header, seed=(last + _SPREAD * slab) & _U64)
+def _digest(header: bytes | memoryview, head: bytes | memoryview, payloads: bytes | memoryview, seed: int) -> int:
+    hasher = xxhash.xxh3_64(header, seed=seed)
     hasher.update(head)
     hasher.update(payloads)
     return hasher.intdigest()
+
+
+def _pack_names(names: Column) -> _Names:
+    if isinstance(names, Constant) and isinstance(names.value, str):
+        return [names.value], 0
+    if not isinstance(names, Coded):
+        return _pack(names)
+    used = np.unique(names.codes)
+    texts = names.texts.values[used].tolist()
+    return texts, _pack_array(np.searchsorted(used, names.codes)) if len(texts) > 1 else 0
 
 
 def _pack(values: Column) -> _Numbers:
@@ -162,6 +210,8 @@ def _pack(values: Column) -> _Numbers:
         if values.count(values[0]) == len(values):
             return int(values[0])
         values = np.array(values, dtype=np.uint64)
+    elif (values == values[0]).all():
+        return int(values[0])
     return _pack_array(values)
 
 
@@ -193,12 +243,13 @@ class Block:
         "_value",
         "base",
         "first",
+        "frame",
         "last",
         "rows",
         "stream",
     )
 
-    def __init__(self, value: bytes, last: int, slab: int = 0) -> None:
+    def __init__(self, value: bytes, last: int, seed: int) -> None:
         if len(value) < _BODY or value[0] != _VERSION:
             if value and value[0] > _VERSION:
                 raise NewerFormatError(f"a block of version {value[0]}; this topicstore reads up to {_VERSION}")
@@ -219,13 +270,15 @@ class Block:
         ) = fields
         view = memoryview(value)
         head, payloads = view[_BODY : _BODY + head_size], view[_BODY + head_size :]
-        if _digest(view[: _HEADER.size], head, payloads, last, slab) != _CHECKSUM.unpack_from(value, _HEADER.size)[0]:
+        if _digest(view[: _HEADER.size], head, payloads, seed) != _CHECKSUM.unpack_from(value, _HEADER.size)[0]:
             raise CorruptionError("the checksum is wrong")
-        if flags:
+        if flags & ~_FRAME:
             raise NewerFormatError(f"a block with flags {flags:#x}, which this topicstore doesn't know")
         if not 0 < 2 * self.rows < raw_payloads:  # a payload has a prefix of two bytes or more
             raise CorruptionError(f"{self.rows} rows can't have {raw_payloads} bytes of payloads")
+        self.frame = flags == _FRAME
         self.last = last
+        """What the key says: no position in it is higher."""
         self._value = value
         self._parts = head, payloads
         self._sizes = head_codec, raw_head, payload_codec, raw_payloads
@@ -262,22 +315,42 @@ class Block:
         return self._head
 
     def positions(self) -> Positions:
-        """Return the positions, strictly increasing."""
+        """Return the positions; those of a block strictly increase."""
         if self._positions is None:
             packed = self._columns().positions
             if packed is None:
                 self._positions = consecutive_positions(self.first, self.rows)
+            elif self.frame:
+                self._positions = np.cumsum(self._steps(packed), dtype=np.uint64) + np.uint64(self.first)
             else:
                 self._positions = np.uint64(self.first) + self._array(packed).astype(np.uint64)
         return self._positions
 
-    def topics(self) -> Constant[int] | Array:
-        """Return the topics' numbers."""
-        return self._numbers(self._columns().topics)
+    def _steps(self, packed: bytes) -> Positions:
+        if len(packed) != 8 * self.rows:
+            raise CorruptionError(f"positions of {len(packed)} bytes in a frame of {self.rows} rows")
+        planes = np.frombuffer(packed, np.uint8).reshape(8, self.rows)
+        return np.ascontiguousarray(planes.T).view(np.uint64)[:, 0]
 
-    def client_ids(self) -> Constant[int] | Array:
-        """Return the client ids' numbers."""
-        return self._numbers(self._columns().client_ids)
+    def topics(self) -> Column:
+        """Return the topics: numbers (`Constant` or array) or texts (`Constant` or `Coded`)."""
+        return self._names(self._columns().topics)
+
+    def client_ids(self) -> Column:
+        """Return the client ids, in the same forms."""
+        return self._names(self._columns().client_ids)
+
+    def _names(self, packed: _Names) -> Column:
+        if not isinstance(packed, tuple):
+            if isinstance(packed, int) and packed < 0:
+                raise CorruptionError(f"a name has the number {packed}")
+            return self._numbers(packed)
+        texts, places = packed
+        if not 0 <= (places if isinstance(places, int) else int(self._array(places).max())) < len(texts):
+            raise CorruptionError(f"a name that is not among the {len(texts)} of its block")
+        if isinstance(places, int):
+            return Constant(texts[places], self.rows)
+        return Coded(self._array(places), texts_of(texts))
 
     def qos(self) -> Constant[int] | Array:
         """Return the QoS of each row."""

@@ -10,7 +10,7 @@ from topicstore.layout import Layout, Slab
 
 from topicstore_layouts.learned import LearnedTopics
 
-from .codec import CODECS
+from .codec import CODECS, Compressor
 from .slab import BlockSlab
 
 __all__ = ["BlockLayout", "BlockOptions"]
@@ -29,7 +29,11 @@ class BlockOptions:
     """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
     the first level, the second and so on, the last for all below. 0: ``+`` at once."""
     compression: Literal["lz4", "zstd", "none"] = attrs.field(default="lz4", validator=attrs.validators.in_(CODECS))
-    """Of blocks. zstd makes them smaller than lz4, and storing and replaying slower."""
+    """Of blocks as they are written. zstd makes them smaller than lz4, and storing slower."""
+    merged_compression: Literal["lz4", "zstd", "none"] = attrs.field(
+        default="zstd", validator=attrs.validators.in_(CODECS)
+    )
+    """Of what was merged, which is written once and read often."""
     level: int = attrs.field(default=1, validator=[attrs.validators.ge(-7), attrs.validators.le(19)])
     """Of zstd."""
 
@@ -50,4 +54,6 @@ class BlockLayout(Layout):
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
         """Load the learned structure, which is small; everything else is read when needed."""
         trie = LearnedTopics.load(engine, generation, self.options.thresholds)
-        return BlockSlab(engine, shard, generation, trie, self.options.compression, self.options.level)
+        fresh = Compressor(self.options.compression, self.options.level)
+        merged = Compressor(self.options.merged_compression, self.options.level)
+        return BlockSlab(engine, shard, generation, trie, fresh, merged)

@@ -1,4 +1,7 @@
-"""Which rows of a block a topic filter wants: a verdict a topic, looked up for all rows at once."""
+"""Which topics a filter wants: a verdict a topic, looked up for all rows of a block at once.
+
+And for what is sorted by topic: between which texts those of a stream lie.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from topicstore.columns import Constant
+from topicstore.columns import Coded, Column, Constant
 from topicstore.errors import CorruptionError
 from topicstore.topics import TopicFilter
 
 from topicstore_layouts.names import NameTable
 
-__all__ = ["Matcher", "Matchers"]
+__all__ = ["Matcher", "Matchers", "Range", "topic_range"]
 
 _KEPT_BYTES = 16 << 20
 """Verdicts kept for filters used before, a byte a topic and filter."""
@@ -36,17 +39,31 @@ class Matcher:
         self._verdicts = np.zeros(0, dtype=np.uint8)
         self._number: int | None = None
 
-    def rows(self, topics: Constant[int] | npt.NDArray[Any]) -> Mask | bool:
-        """Return which rows match: True for all, False for none, else a mask."""
+    def rows(self, topics: Column) -> Mask | bool:
+        """Return which rows match: True for all, False for none, else a mask.
+
+        ``topics`` are numbers (`Constant` or array) or texts (`Constant` or `Coded`).
+        """
         if isinstance(topics, Constant):
-            number, verdicts = topics.value, self._verdicts
-            verdict = verdicts[number] if number < len(verdicts) else _UNKNOWN
-            return bool(verdict == _YES if verdict else self._judge(np.array([number]))[0])
-        mask = self._judge(topics)
+            return self._one(topics.value)
+        mask = self._texts(topics) if isinstance(topics, Coded) else self._judge(topics)
         matching = int(np.count_nonzero(mask))
         if matching == len(mask):
             return True
         return mask if matching else False
+
+    def _one(self, topic: int | str) -> bool:
+        if isinstance(topic, str):
+            return self._filter.matches(topic)
+        verdicts = self._verdicts
+        verdict = verdicts[topic] if topic < len(verdicts) else _UNKNOWN
+        return bool(verdict == _YES if verdict else self._judge(np.array([topic]))[0])
+
+    def _texts(self, topics: Coded) -> Mask:
+        matches = self._filter.matches
+        verdicts = np.array([matches(text) for text in topics.texts.values.tolist()], dtype=bool)
+        mask: Mask = verdicts[topics.codes]
+        return mask
 
     def _judge(self, topics: npt.NDArray[Any]) -> Mask:
         if self._filter.literal:
@@ -88,3 +105,25 @@ class Matchers:
                 kept.pop(text, None)
         kept[topic_filter.text] = matcher  # now the last to go
         return matcher
+
+
+Range = tuple[str, str | None]
+"""The lowest and the highest text that a matching topic can have; None: there is no highest."""
+
+
+def topic_range(levels: tuple[str, ...], topic_filter: TopicFilter) -> Range:
+    """Return where the topics lie that have a stream's learned levels and match a filter.
+
+    Up to the first level that is a wildcard in both, the topic is known.
+    """
+    known: list[str] = []
+    for depth, learned in enumerate(levels):
+        token = topic_filter.level(depth) if learned == "+" else learned
+        if token in ("+", "#"):
+            if not known:
+                return "", None
+            prefix = "/".join(known)
+            return prefix, prefix + "0"  # which is what follows "/", so all that begins with "prefix/" comes before
+        known.append(token)
+    topic = "/".join(known)
+    return topic, topic

@@ -1,0 +1,129 @@
+"""Verification: every block and frame is decoded, and compared with what lies around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from topicstore.columns import to_list
+from topicstore.engine import DATA, INDEX, Engine, Reader
+from topicstore.errors import CorruptionError, NewerFormatError
+from topicstore.layout import Damage
+
+from .format import MIXED, Block
+from .reading import Reading
+from .segments import Segment
+
+__all__ = ["Auditor"]
+
+
+class Auditor:
+    """Verifies one slab."""
+
+    def __init__(self, engine: Engine, reading: Reading, generation: int) -> None:
+        self._engine = engine
+        self._reading = reading
+        self._segments = reading.segments
+        self._fresh = reading.fresh
+        self._trie = reading.trie
+        self._place = f"shard {reading.shard}, generation {generation}"
+
+    def run(self, bound: int) -> Iterator[Damage | int]:
+        """Yield each damage, and the number of good messages as it goes."""
+        tables = (self._reading.topics, self._trie.find, "topic"), (self._reading.clients, lambda _: 0, "client id")
+        for table, stream_of, what in tables:
+            for sentence in table.verify(stream_of):
+                yield Damage(place=f"{self._place}, {what} names", reason=sentence)
+        with self._engine.snapshot() as view:
+            yield from self._all_segments(view, bound)
+            yield from self._all_blocks(view, bound)
+
+    # --- segments ---
+
+    def _all_segments(self, view: Reader, bound: int) -> Iterator[Damage | int]:
+        before, total = -1, 0
+        for chunk in view.scan(INDEX, self._segments.index_key(0), self._segments.behind()):
+            for key, value in chunk:
+                try:
+                    segment = self._segments.open(key[1], value)
+                    if segment.base <= before:
+                        raise CorruptionError(f"it begins at {segment.base}, before the end of the one before")
+                except (CorruptionError, NewerFormatError) as bad:  # the latter from a damaged version byte
+                    yield _damage(self._segments.place(key[1]), bad)
+                else:
+                    total += segment.messages
+                    yield from self._frames(view, segment)
+                before = key[1]
+        if total != self._segments.total():
+            yield Damage(
+                place=f"{self._place}, segments",
+                reason=f"they hold {total:,} messages, and should hold {self._segments.total():,}",
+            )
+
+    def _frames(self, view: Reader, segment: Segment) -> Iterator[Damage | int]:
+        for number in np.flatnonzero(segment.rows).tolist():
+            value = view.get(DATA, self._segments.frame_key(segment.end, number))
+            try:
+                block = self._segments.frame(segment, number, value)
+                self._check_frame(block, segment, number)
+            except (CorruptionError, NewerFormatError) as bad:
+                yield _damage(self._segments.place(segment.end, number), bad)
+            else:
+                yield block.rows
+
+    def _check_frame(self, block: Block, segment: Segment, number: int) -> None:
+        columns = block.columns()
+        positions, topics = columns.positions, to_list(columns.topics)
+        streams = self._trie.learn_all(topics)
+        rows = list(zip(streams, topics, positions.tolist(), strict=True))
+        if rows != sorted(rows):
+            raise CorruptionError("its rows are not in order of stream, topic and position")
+        if int(positions.min()) < segment.lowest[number] or int(positions.max()) > segment.highest[number]:
+            raise CorruptionError("its positions are not those that the segment's index says")
+        if rows[0][:2] < segment.first[number] or rows[-1][:2] > segment.last[number]:
+            raise CorruptionError("its topics are not those that the segment's index says")
+        if block.stream != MIXED and set(streams) != {block.stream}:
+            raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
+        _check_payloads(block, columns.payloads)
+
+    # --- blocks ---
+
+    def _all_blocks(self, view: Reader, bound: int) -> Iterator[Damage | int]:
+        end_of_batch_before = end = base = self._segments.end(view)
+        for chunk in view.scan(DATA, self._fresh.key(0), self._fresh.end()):
+            for key, value in chunk:
+                last = key[2]
+                try:
+                    block = self._fresh.decode(last, value)
+                    if block.base > bound:
+                        return
+                    if block.base != base:
+                        base, end_of_batch_before = block.base, end
+                    end = last
+                    self._check_block(block, end_of_batch_before)
+                except (CorruptionError, NewerFormatError) as bad:
+                    yield _damage(self._fresh.place(last), bad)
+                else:
+                    yield block.rows
+
+    def _check_block(self, block: Block, end_before: int) -> None:
+        columns = block.columns()
+        positions = columns.positions
+        if block.base <= end_before:
+            raise CorruptionError(f"its batch begins at {block.base}, before the end of the one before, {end_before}")
+        if int(positions[0]) < block.base or int(positions[-1]) > block.last or (positions[1:] <= positions[:-1]).any():
+            raise CorruptionError("its positions are not in order")
+        self._reading.texts(self._reading.clients, columns.client_ids)  # raises for numbers never given out
+        streams = set(self._trie.learn_all(set(to_list(self._reading.texts(self._reading.topics, columns.topics)))))
+        if block.stream != MIXED and streams != {block.stream}:
+            raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
+        _check_payloads(block, columns.payloads)
+
+
+def _damage(place: str, bad: CorruptionError | NewerFormatError) -> Damage:
+    return Damage(place=place, reason=bad.reason if isinstance(bad, CorruptionError) else str(bad))
+
+
+def _check_payloads(block: Block, payloads: list[bytes]) -> None:
+    if block.payloads().pick(np.arange(0, block.rows, 5, dtype=np.intp)) != payloads[::5]:
+        raise CorruptionError("its lengths don't fit its payloads")

@@ -1,0 +1,312 @@
+"""Reading a slab in order of position, piece by piece: from the segments, then from the fresh blocks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+
+import attrs
+import numpy as np
+from topicstore import MessageBatch, TopicFilter
+from topicstore.columns import Coded, Column, Constant, Indices, take, to_iterable
+from topicstore.engine import Engine, Reader
+from topicstore.errors import CorruptionError
+from topicstore.layout import ReadCounters
+
+from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.names import NameTable
+
+from .format import MIXED, Array, Block
+from .fresh import FreshBlocks
+from .gathered import Rows, gather
+from .matching import Matchers
+from .segments import Segment, Segments
+from .wanted import WantedStreams
+
+__all__ = ["ALL", "Piece", "Reading"]
+
+ALL = 0
+"""The stream of every message of the slab, in order of position."""
+_KEPT = 2
+"""Segments kept decoded and in order, for readers with small limits who are in the middle of them."""
+
+
+class Piece(ABC):
+    """Part of what a reader wants, up to a position."""
+
+    most: int
+    """It has no more rows than these."""
+    bytes: int
+    """Of payloads, about; known once it was read."""
+    last: int
+    """It goes up to this position."""
+
+    @abstractmethod
+    def read(self, limit: int, limit_bytes: int) -> tuple[MessageBatch, int]:
+        """Return the rows, in order, and the position at which to go on: behind the piece, unless it was cut."""
+
+
+@attrs.frozen
+class _Ask:
+    """What a reader wants."""
+
+    stream: int
+    topic_filter: TopicFilter
+    at: int
+    bound: int
+
+
+@attrs.frozen
+class _Kept:
+    """What a reader wants of a segment, found before."""
+
+    deletes: int
+    """`Reading.deletes` before it was read."""
+    first: int
+    """Positions from here"""
+    last: int
+    """to here were looked at."""
+    batch: MessageBatch
+    bytes: int
+    """Of payloads, at most."""
+
+    def rows(self, at: int, bound: int) -> tuple[int, int]:
+        """Return the first row at or behind a position, and the one behind the last up to another."""
+        if not len(self.batch):
+            return 0, 0
+        positions = self.batch.positions
+        start, stop = np.searchsorted(positions, np.array([at, bound + 1], dtype=np.uint64))
+        return int(start), int(stop)
+
+
+class Reading:
+    """Reads one slab, for any number of threads."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        shard: int,
+        fresh: FreshBlocks,
+        segments: Segments,
+        trie: LearnedTopics,
+        names: tuple[NameTable, NameTable],
+        counters: ReadCounters,
+    ) -> None:
+        self.engine = engine
+        self.shard = shard
+        self.fresh = fresh
+        self.segments = segments
+        self.trie = trie
+        self.topics, self.clients = names
+        self.counters = counters
+        self._wanted = WantedStreams(trie)
+        self.deletes = 0
+        """Changes whenever messages were deleted, so that what is kept isn't used any more."""
+        self._kept: dict[tuple[int, int, str], _Kept] = {}
+        self._matchers = Matchers(self.topics)
+
+    def pieces(self, stream: int, topic_filter: TopicFilter, at: int, bound: int) -> Generator[Piece, None, None]:
+        """Yield pieces that together hold what a reader wants, in order of position."""
+        if at > bound:
+            return
+        if at > self.segments.reach:
+            fresh = self._fresh_pieces(self.engine, _Ask(stream, topic_filter, at, bound))
+            first = next(fresh, None)  # this opens the scan
+            if at > self.segments.reach:  # still: so nothing from here on was merged before the scan was opened
+                if first is not None:
+                    yield first
+                    yield from fresh
+                return
+        begun = self._begun_piece(_Ask(stream, topic_filter, at, bound))
+        if begun is not None:
+            yield begun
+            at = begun.last + 1
+        with self.engine.snapshot() as view:
+            self.counters.seeks += 1
+            for segment in self.segments.between(view, at, bound):
+                ask = _Ask(stream, topic_filter, at, bound)
+                find = partial(self._find, view, segment, ask)
+                yield SegmentPiece(self, ask, segment.end, segment.messages, find)
+                at = segment.end + 1
+            yield from self._fresh_pieces(view, _Ask(stream, topic_filter, at, bound))
+
+    def _fresh_pieces(self, reader: Reader, ask: _Ask) -> Iterator[Piece]:
+        if ask.at > ask.bound:
+            return
+        self.counters.seeks += 1
+        for blocks in self.fresh.batches(reader, ask.at, ask.bound):
+            yield FreshPiece(self, blocks, ask)
+
+    def _begun_piece(self, ask: _Ask) -> SegmentPiece | None:
+        """Return the segment that a reader is in the middle of."""
+        for (end, stream, text), kept in self._kept.items():
+            same = (stream, text) == (ask.stream, ask.topic_filter.text) and kept.deletes == self.deletes
+            if same and kept.first <= ask.at <= end and min(ask.bound, end) <= kept.last:
+                return SegmentPiece(self, ask, end, len(kept.batch), lambda kept=kept: kept)  # type: ignore[misc]
+        return None
+
+    def _find(self, view: Reader, segment: Segment, ask: _Ask) -> _Kept:
+        """Read what is wanted of a segment."""
+        deletes = self.deletes
+        numbers = self.select(segment, ask.stream, ask.topic_filter, ask.at, ask.bound)
+        found: list[tuple[Block, Rows]] = []
+        for number, block in zip(numbers.tolist(), self.segments.frames(view, segment, numbers), strict=True):
+            try:
+                rows = self.match(block, ask.stream, ask.topic_filter, ask.at, ask.bound)
+            except CorruptionError as bad:
+                raise CorruptionError(bad.reason, self.segments.place(segment.end, number)) from bad
+            if not isinstance(rows, bool):
+                found.append((block, rows))
+        batch = gather(found, self.shard) if found else MessageBatch.empty()
+        size = sum(block.payload_bytes for block, _ in found)
+        return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, size)
+
+    def keep(self, key: tuple[int, int, str], kept: _Kept) -> None:
+        """Keep what was found, and let the oldest go."""
+        others = [(other, held) for other, held in self._kept.items() if other != key]
+        self._kept = dict([*others[-_KEPT + 1 :], (key, kept)])
+
+    def forget(self, key: tuple[int, int, str]) -> None:
+        """Let go what a reader is done with."""
+        if key in self._kept:
+            self._kept = {other: kept for other, kept in self._kept.items() if other != key}
+
+    # --- frames and rows ---
+
+    def select(self, segment: Segment, stream: int, topic_filter: TopicFilter, first: int, bound: int) -> Indices:
+        """Return the numbers of the frames that may hold what a reader wants."""
+        wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
+        numbers = segment.select(wanted, first, bound)
+        self.counters.skipped += len(segment.rows) - len(numbers)
+        return numbers
+
+    def match(self, block: Block, stream: int, topic_filter: TopicFilter, first: int, bound: int) -> Rows | bool:
+        """Return the rows of a block that a reader wants: None for all, False for none."""
+        if stream not in (ALL, block.stream) and block.stream != MIXED:
+            self.counters.skipped += 1
+            return False
+        topics = block.topics()
+        wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
+        mask = wanted.everything or block.stream in wanted.covered or self._matchers.of(topic_filter).rows(topics)
+        if mask is not False and stream != ALL and block.stream == MIXED:
+            mask = mask & (self._streams(topics, block.rows) == stream)
+        if mask is not False and (block.first < first or block.last > bound):
+            positions = block.positions()
+            mask = mask & (positions >= np.uint64(first)) & (positions <= np.uint64(bound))
+        if mask is True:
+            self.counters.visited += 1
+            return None
+        rows = np.flatnonzero(mask)
+        if mask is False or not len(rows):
+            self.counters.skipped += 1
+            return False
+        self.counters.visited += 1
+        return None if len(rows) == block.rows else rows
+
+    def _streams(self, topics: Column, rows: int) -> Array:
+        """Return the stream of each topic of a block."""
+        if isinstance(topics, Coded):
+            streams: Array = np.array(self.trie.learn_all(topics.texts.values.tolist()))[topics.codes]
+            return streams
+        if isinstance(topics, Constant):
+            known = isinstance(topics.value, int)
+            return np.full(rows, self.topics.stream(topics.value) if known else self.trie.find(topics.value))
+        return self.topics.streams(topics)
+
+    def batch(self, block: Block, rows: Rows) -> MessageBatch:
+        """Return rows of a fresh block."""
+        positions = block.positions()
+        return MessageBatch(
+            topics=self.texts(self.topics, _pick(block.topics(), rows)),
+            payloads=block.payloads() if rows is None else block.payloads().pick(rows),
+            client_ids=self.texts(self.clients, _pick(block.client_ids(), rows)),
+            qos=_pick(block.qos(), rows),
+            retain=_pick(block.retain(), rows),
+            timestamps=_pick(block.timestamps(positions), rows),
+            properties=_pick(block.properties(), rows),
+            positions=_pick(positions, rows),
+            shards=Constant(self.shard, block.rows if rows is None else len(rows)),
+        )
+
+    @staticmethod
+    def texts(table: NameTable, names: Column) -> Column:
+        """Return names as texts, whichever form a block has them in."""
+        if isinstance(names, Constant):
+            return names if isinstance(names.value, str) else Constant(table.name(names.value), len(names))
+        return names if isinstance(names, Coded) else table.names(names)
+
+
+class FreshPiece(Piece):
+    """The blocks of a batch."""
+
+    def __init__(self, reading: Reading, blocks: Sequence[Block], ask: _Ask) -> None:
+        self.most = sum(block.rows for block in blocks)
+        self.bytes = 0
+        self.last = blocks[-1].last
+        self._reading = reading
+        self._blocks = blocks
+        self._ask = ask
+
+    def read(self, limit: int, limit_bytes: int) -> tuple[MessageBatch, int]:
+        """Decode what matches."""
+        reading, ask = self._reading, self._ask
+        parts = []
+        for block in self._blocks:
+            try:
+                rows = reading.match(block, ask.stream, ask.topic_filter, ask.at, ask.bound)
+                if not isinstance(rows, bool):
+                    parts.append(reading.batch(block, rows))
+                    self.bytes += block.payload_bytes
+            except CorruptionError as bad:
+                raise CorruptionError(bad.reason, reading.fresh.place(block.last)) from bad
+        behind = min(self.last, ask.bound) + 1
+        if not parts:
+            return MessageBatch.empty(), behind
+        batch = parts[0]
+        if len(parts) > 1:
+            joined = MessageBatch.concat(parts)
+            batch = joined.take(np.argsort(joined.positions, kind="stable"))
+        if len(batch) > limit:
+            reading.fresh.recent.keep(self._blocks)
+            batch = batch[:limit]
+            behind = int(batch.positions[-1]) + 1
+        return batch, behind
+
+
+class SegmentPiece(Piece):
+    """A segment that ends at ``last``; ``find`` finds all that is wanted of it."""
+
+    def __init__(self, reading: Reading, ask: _Ask, last: int, most: int, find: Callable[[], _Kept]) -> None:
+        self.last = last
+        self.most = most
+        self.bytes = 0
+        self._reading = reading
+        self._ask = ask
+        self._find = find
+
+    def read(self, limit: int, limit_bytes: int) -> tuple[MessageBatch, int]:
+        """Return as much of what is wanted as the limits allow, and keep the rest for the next time."""
+        ask, key = self._ask, (self.last, self._ask.stream, self._ask.topic_filter.text)
+        kept = self._find()
+        start, stop = kept.rows(ask.at, ask.bound)
+        batch = kept.batch[start : min(stop, start + limit)]
+        self.bytes = kept.bytes
+        if kept.bytes > limit_bytes:
+            batch, self.bytes = _within(batch, limit_bytes)
+        if start + len(batch) < stop:
+            self._reading.keep(key, kept)
+            return batch, int(batch.positions[-1]) + 1
+        self._reading.forget(key)
+        return batch, min(self.last, ask.bound) + 1
+
+
+def _within(batch: MessageBatch, limit_bytes: int) -> tuple[MessageBatch, int]:
+    """Return the first rows, at least one, until their payloads have so many bytes; and how many they have."""
+    ends = np.cumsum(np.fromiter(map(len, to_iterable(batch.payloads)), np.int64, len(batch)))
+    rows = int(np.searchsorted(ends, limit_bytes)) + 1
+    return batch[:rows], int(ends[min(rows, len(ends)) - 1]) if len(ends) else 0
+
+
+def _pick(column: Column, rows: Indices | None) -> Column:
+    return column if rows is None else take(column, rows)

@@ -1,0 +1,311 @@
+"""Merged segments: all messages from one position to another, sorted by stream and topic, in frames.
+
+A segment holds up to 131,072 messages. Its rows are cut into frames of about a thousand, each
+compressed by itself, and an index beside them says of each frame which streams, topics and
+positions it spans: so a narrow filter opens few frames, and a late start few segments. Frames
+hold one stream, but for small streams, which share some.
+
+Stored form, version 1 (integers in keys unsigned)::
+
+    data   (generation, end, number) -> frame, see `format`; numbers count from 0
+    index  (generation, end, 0)      -> version:u8 = 1, checksum:u64, size:u32, zstd of a msgpack array
+    meta   generation(u32) 0x30      -> msgpack: messages in all segments of the generation; sealed
+
+``end`` is the segment's last position. The array is [base, bytes, rows, lowest, highest, streams,
+topics]: the first position that could be in the segment; bytes of all payloads when it was made;
+and for each frame its rows (u32), its lowest and highest position (u64), its first and last stream
+(u32 each), as bytes of little-endian integers; and the first and last topic of each. The checksum is xxh3 of 64 bits of
+what follows it, seeded like that of the frame with the number 2 ** 32 - 1. A frame whose
+messages were all deleted is not there, and has no rows in the index.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+
+import attrs
+import msgspec
+import numpy as np
+import xxhash
+import zstandard
+from topicstore.columns import Indices
+from topicstore.engine import DATA, INDEX, META, Engine, Reader, WriteBatch, encode_generation
+from topicstore.errors import CorruptionError, NewerFormatError
+from topicstore.sealing import seal, unseal
+
+from .format import Array, Block, frame_seed
+from .wanted import Wanted
+
+__all__ = ["FrameSpan", "Segment", "Segments", "make_segment"]
+
+_VERSION = 1
+_HEADER = struct.Struct(">BQ")
+_SIZE = struct.Struct(">I")
+_INDEX_NUMBER = 2**32 - 1
+_MOST_BYTES = 64 << 20
+"""Of an index uncompressed; more is damage."""
+_KEPT = 64
+"""Indexes kept decoded."""
+_TOTAL = b"\x30"
+
+
+class _Body(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    base: int
+    payload_bytes: int
+    rows: bytes
+    lowest: bytes
+    highest: bytes
+    streams: bytes
+    topics: list[str]
+
+
+_BODIES = msgspec.msgpack.Decoder(_Body)
+
+
+@attrs.frozen
+class FrameSpan:
+    """What a frame spans."""
+
+    rows: int
+    lowest: int
+    highest: int
+    first: tuple[int, str]
+    """Stream and topic of its first row."""
+    last: tuple[int, str]
+
+
+@attrs.frozen
+class Segment:
+    """The index of a segment."""
+
+    base: int
+    end: int
+    payload_bytes: int
+    """When it was made."""
+    rows: Array
+    lowest: Array
+    highest: Array
+    first: list[tuple[int, str]]
+    last: list[tuple[int, str]]
+
+    @property
+    def messages(self) -> int:
+        """How many messages it holds."""
+        return int(self.rows.sum())
+
+    def select(self, wanted: Wanted, first: int, bound: int) -> Indices:
+        """Return the numbers of the frames that may hold wanted topics with positions from ``first`` to ``bound``."""
+        alive = (self.rows > 0) & (self.highest >= np.uint64(first)) & (self.lowest <= np.uint64(bound))
+        if not wanted.everything:
+            spanned = np.zeros(len(alive), dtype=bool)
+            for stream, low, high in wanted.ranges:
+                start = bisect_left(self.last, (stream, low))
+                behind: tuple[int] | tuple[int, str] = (stream + 1,) if high is None else (stream, high)
+                spanned[start : bisect_right(self.first, behind, lo=start)] = True
+            alive &= spanned
+        return np.flatnonzero(alive)
+
+    def without(self, rows: dict[int, int]) -> Segment:
+        """Return the index with other numbers of rows in some frames."""
+        left = self.rows.copy()
+        for number, count in rows.items():
+            left[number] = count
+        return attrs.evolve(self, rows=left)
+
+
+def make_segment(base: int, end: int, size: int, spans: Sequence[FrameSpan]) -> Segment:
+    """Return the index of frames that span these."""
+    return Segment(
+        base,
+        end,
+        size,
+        np.array([span.rows for span in spans], dtype="<u4"),
+        np.array([span.lowest for span in spans], dtype="<u8"),
+        np.array([span.highest for span in spans], dtype="<u8"),
+        [span.first for span in spans],
+        [span.last for span in spans],
+    )
+
+
+class Segments:
+    """The segments of a slab. Reads go through a reader of the caller's, so that they see one moment."""
+
+    def __init__(self, engine: Engine, shard: int, generation: int) -> None:
+        self._engine = engine
+        self._shard = shard
+        self._generation = generation
+        self._slab = shard << 32 | generation
+        self._kept: dict[int, tuple[bytes, Segment]] = {}
+        self.reach = self.end(engine)
+        """No segment ends behind this position, nor does one that is being made."""
+
+    # --- keys ---
+
+    def put(self, segment: Segment, frames: Sequence[bytes | None], write: WriteBatch) -> int:
+        """Add a segment with the values of its frames (None: as it is) to a write; return the bytes of all."""
+        size = 0
+        for number, value in enumerate(frames):
+            if value is not None:
+                write.put(DATA, self.frame_key(segment.end, number), value)
+                size += len(value)
+        index = self._encode(segment)
+        write.put(INDEX, self.index_key(segment.end), index)
+        return size + len(index)
+
+    def replace_index(self, before: Segment, after: Segment, write: WriteBatch) -> int:
+        """Put a segment's index in the place of another, or remove one without messages; return the bytes freed."""
+        key = self.index_key(before.end)
+        freed = len(self._engine.get(INDEX, key) or b"")
+        if not after.messages:
+            write.delete(INDEX, key)
+            return freed
+        index = self._encode(after)
+        write.put(INDEX, key, index)
+        return freed - len(index)
+
+    def remove(self, segment: Segment, write: WriteBatch) -> None:
+        """Add to a write what removes a segment."""
+        write.delete_range(DATA, (self._generation, segment.end, 0), (self._generation, segment.end + 1, 0))
+        write.delete(INDEX, self.index_key(segment.end))
+
+    def frame_key(self, end: int, number: int) -> tuple[int, int, int]:
+        """Return the key of a frame."""
+        return self._generation, end, number
+
+    def frame_seed(self, end: int, number: int) -> int:
+        """Return the seed of a frame's checksum."""
+        return frame_seed(end, number, self._slab)
+
+    def index_key(self, end: int) -> tuple[int, int, int]:
+        """Return the key of a segment's index."""
+        return self._generation, end, 0
+
+    def behind(self) -> tuple[int, int, int]:
+        """Return the key behind the last index."""
+        return self._generation + 1, 0, 0
+
+    def end(self, reader: Reader) -> int:
+        """Return the last position of the last segment, -1 if there is none."""
+        for chunk in reader.scan(INDEX, self.index_key(0), self.behind(), reverse=True, limit=1):
+            return int(chunk[0][0][1])
+        return -1
+
+    def total(self) -> int:
+        """Return the number of messages in all segments."""
+        key = encode_generation(self._generation) + _TOTAL
+        stored = self._engine.get(META, key)
+        return 0 if stored is None else int(msgspec.msgpack.decode(unseal(key, stored), type=int))
+
+    def put_total(self, messages: int, write: WriteBatch) -> None:
+        """Add the number of messages in all segments to a write."""
+        key = encode_generation(self._generation) + _TOTAL
+        write.put(META, key, seal(key, msgspec.msgpack.encode(messages)))
+
+    # --- indexes ---
+
+    def newest(self) -> Segment | None:
+        """Return the last segment."""
+        for chunk in self._engine.scan(INDEX, self.index_key(0), self.behind(), reverse=True, limit=1):
+            return self.open(chunk[0][0][1], chunk[0][1])
+        return None
+
+    def between(self, reader: Reader, first: int, bound: int) -> Iterator[Segment]:
+        """Yield the segments that may hold positions from ``first`` to ``bound``, in order."""
+        for chunk in reader.scan(INDEX, self.index_key(first), self.behind()):
+            for key, value in chunk:
+                segment = self.open(key[1], value)
+                if segment.base > bound:
+                    return
+                yield segment
+
+    def stored_bytes(self, segment: Segment) -> int:
+        """Return the bytes of a segment's values."""
+        scan = self._engine.scan(DATA, self.frame_key(segment.end, 0), self.frame_key(segment.end + 1, 0))
+        index = self._engine.get(INDEX, self.index_key(segment.end)) or b""
+        return len(index) + sum(len(value) for chunk in scan for _, value in chunk)
+
+    def open(self, end: int, value: bytes) -> Segment:
+        """Return the segment whose index this is. Raises `CorruptionError` naming it."""
+        kept = self._kept.get(end)
+        if kept is not None and kept[0] == value:
+            return kept[1]
+        try:
+            segment = self._decode(end, value)
+        except CorruptionError as bad:
+            raise CorruptionError(bad.reason, self.place(end)) from bad
+        self._kept = dict(list(self._kept.items())[-_KEPT + 1 :]) | {end: (value, segment)}
+        return segment
+
+    def place(self, end: int, number: int | None = None) -> str:
+        """Return the words for a segment's place, or that of one of its frames."""
+        frame = "" if number is None else f", frame {number}"
+        return f"shard {self._shard}, generation {self._generation}, segment that ends at position {end}{frame}"
+
+    def _seed(self, end: int) -> int:
+        return frame_seed(end, _INDEX_NUMBER, self._slab)
+
+    def _encode(self, segment: Segment) -> bytes:
+        pairs = list(zip(segment.first, segment.last, strict=True))
+        body = _Body(
+            segment.base,
+            segment.payload_bytes,
+            segment.rows.tobytes(),
+            segment.lowest.tobytes(),
+            segment.highest.tobytes(),
+            np.array([(first[0], last[0]) for first, last in pairs], dtype="<u4").tobytes(),
+            [topic for first, last in pairs for topic in (first[1], last[1])],
+        )
+        raw = msgspec.msgpack.encode(body)
+        rest = _SIZE.pack(len(raw)) + zstandard.ZstdCompressor(level=1).compress(raw)
+        return _HEADER.pack(_VERSION, xxhash.xxh3_64_intdigest(rest, seed=self._seed(segment.end))) + rest
+
+    def _decode(self, end: int, value: bytes) -> Segment:
+        if len(value) < _HEADER.size + _SIZE.size or value[0] != _VERSION:
+            if value and value[0] > _VERSION:
+                raise NewerFormatError(f"a segment of version {value[0]}; this topicstore reads up to {_VERSION}")
+            raise CorruptionError("not the index of a segment")
+        rest = value[_HEADER.size :]
+        size = _SIZE.unpack_from(rest)[0]
+        digest = xxhash.xxh3_64_intdigest(rest, seed=self._seed(end))
+        if _HEADER.unpack_from(value)[1] != digest or size > _MOST_BYTES:
+            raise CorruptionError("the checksum of its index is wrong")
+        try:
+            raw = zstandard.ZstdDecompressor().decompress(rest[_SIZE.size :], max_output_size=size)
+            body = _BODIES.decode(raw)
+            streams = np.frombuffer(body.streams, dtype="<u4").tolist()
+            ends = list(zip(streams, body.topics, strict=True))
+            rows = np.frombuffer(body.rows, dtype="<u4")
+            lowest, highest = (np.frombuffer(data, dtype="<u8") for data in (body.lowest, body.highest))
+        except (zstandard.ZstdError, msgspec.DecodeError, ValueError) as bad:
+            raise CorruptionError(f"its index can't be decoded: {bad}") from bad
+        if not 2 * len(rows) == 2 * len(lowest) == 2 * len(highest) == len(ends):
+            raise CorruptionError("its index says more of some frames than of others")
+        return Segment(body.base, end, body.payload_bytes, rows, lowest, highest, ends[::2], ends[1::2])
+
+    # --- frames ---
+
+    def frames(self, reader: Reader, segment: Segment, numbers: Indices) -> list[Block]:
+        """Return frames. Raises `CorruptionError` naming one that is damaged or missing."""
+        if 2 * len(numbers) > len(segment.rows):  # most of it: reading on is cheaper than looking each up
+            chosen = set(numbers.tolist())
+            scan = reader.scan(DATA, self.frame_key(segment.end, 0), self.frame_key(segment.end + 1, 0))
+            values = {key[2]: value for chunk in scan for key, value in chunk if key[2] in chosen}
+        else:
+            keys = [self.frame_key(segment.end, number) for number in numbers.tolist()]
+            found = reader.get_many(DATA, keys)
+            values = {key[2]: value for key, value in zip(keys, found, strict=True) if value is not None}
+        return [self.frame(segment, number, values.get(number)) for number in numbers.tolist()]
+
+    def frame(self, segment: Segment, number: int, value: bytes | None) -> Block:
+        """Return a frame of its value."""
+        try:
+            if value is None:
+                raise CorruptionError("it is missing")
+            block = Block(value, segment.end, self.frame_seed(segment.end, number))
+            if not block.frame or block.base != segment.base or block.rows != segment.rows[number]:
+                raise CorruptionError("it is not the frame that its segment's index describes")
+            return block
+        except CorruptionError as bad:
+            raise CorruptionError(bad.reason, self.place(segment.end, number)) from bad

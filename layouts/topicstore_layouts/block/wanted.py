@@ -1,0 +1,63 @@
+"""What a filter wants of a slab: which streams, and between which topics in each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+from topicstore import TopicFilter
+
+from topicstore_layouts.learned import LearnedTopics
+
+from .matching import topic_range
+
+__all__ = ["Wanted", "WantedStreams"]
+
+_KEPT = 64
+
+
+@attrs.frozen
+class Wanted:
+    """What one filter wants of one stream, or of all."""
+
+    ranges: Sequence[tuple[int, str, str | None]]
+    """Streams in order of their numbers, with the lowest and highest topic (None: no highest) of each."""
+    everything: bool
+    """All topics of all streams match."""
+    covered: frozenset[int]
+    """Streams all of whose topics match."""
+
+
+class WantedStreams:
+    """What the filters used last want. Worked out anew when the trie has grown."""
+
+    def __init__(self, trie: LearnedTopics) -> None:
+        self._trie = trie
+        self._kept: dict[tuple[str, int | None], tuple[int, Wanted]] = {}
+
+    def of(self, topic_filter: TopicFilter, stream: int | None) -> Wanted:
+        """Return what a filter wants of a stream; None: of all."""
+        key, size = (topic_filter.text, stream), len(self._trie)
+        known, wanted = self._kept.get(key, (-1, None))
+        if wanted is None or known != size:
+            wanted = self._find(topic_filter, stream)
+            self._kept = dict(list(self._kept.items())[-_KEPT + 1 :]) | {key: (size, wanted)}
+        return wanted
+
+    def _find(self, topic_filter: TopicFilter, stream: int | None) -> Wanted:
+        streams = self._trie.match(topic_filter) if stream is None else [stream]
+        levels = [self._trie.levels(number) for number in streams]
+        covered = frozenset(s for s, learned in zip(streams, levels, strict=True) if _covers(topic_filter, learned))
+        ranges = [(s, *topic_range(learned, topic_filter)) for s, learned in zip(streams, levels, strict=True)]
+        return Wanted(ranges, len(covered) == len(self._trie), covered)
+
+
+def _covers(topic_filter: TopicFilter, learned: tuple[str, ...]) -> bool:
+    """Say whether a filter that matches some topics of a stream matches all of them."""
+    wanted = topic_filter.levels
+    for want, level in zip(wanted, learned, strict=False):
+        if want == "#":
+            return True
+        if level == "#" or want not in ("+", level):
+            return False
+    return len(wanted) == len(learned) or wanted[len(learned) :] == ("#",)

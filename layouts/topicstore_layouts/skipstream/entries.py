@@ -1,0 +1,102 @@
+"""Which index entries a topic has, and which a filter asks for.
+
+A message has an entry for each level of its topic that varies within its stream: those learned as
+``+``, and behind a last ``#`` the next eight levels, as far as the topic has them. An entry is a
+hash of the stream, the level's number and its text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from topicstore import TopicFilter
+from topicstore.columns import Column, to_list
+
+from topicstore_layouts.learned import LearnedTopics
+
+__all__ = ["Entries", "Hashes"]
+
+Hashes = npt.NDArray[np.uint64]
+
+_LEVEL = struct.Struct(">QH")
+_WORD = struct.Struct("=Q")
+_REST_LEVELS = 8
+"""Levels behind a ``#`` that have entries."""
+_KNOWN_TOPICS = 65_536
+_KNOWN_CHARACTERS = 16 << 20
+
+
+class Entries:
+    """The index entries of one slab's topics.
+
+    ``bits``: how many of a hash are kept, at most 64. Whoever looks something up must expect entries
+    of other levels, tokens and streams among those of the hash, however many bits there are.
+    """
+
+    def __init__(self, trie: LearnedTopics, bits: int = 64) -> None:
+        self._trie = trie
+        self._dropped = 64 - bits
+        self._depths: dict[int, tuple[int, ...]] = {}
+        self._known: dict[str, bytes] = {}
+        """Of a topic its stream and hashes, 8 bytes each: a cache of the writer's."""
+        self._characters = 0
+
+    # --- topics ---
+
+    def of(self, stream: int, topic: str) -> list[int]:
+        """Return the hashes of a topic of a stream."""
+        levels = topic.split("/")
+        return [self._hash(stream, depth, levels[depth]) for depth in self._varying(stream) if depth < len(levels)]
+
+    def learn(self, topics: Column) -> tuple[Hashes, npt.NDArray[np.intp], Hashes]:
+        """Return each topic's stream, how many entries it has, and the entries' hashes one behind the other.
+
+        Streams are learned where topics are new. For the writer alone.
+        """
+        names = to_list(topics)
+        try:
+            parts = list(map(self._known.__getitem__, names))
+        except KeyError:
+            self._learn(names)
+            parts = list(map(self._known.__getitem__, names))
+        sizes = np.fromiter(map(len, parts), np.intp, len(parts)) // _WORD.size
+        words = np.frombuffer(b"".join(parts), dtype=np.uint64)
+        firsts = np.cumsum(sizes) - sizes
+        hashes = np.ones(len(words), dtype=bool)
+        hashes[firsts] = False
+        return words[firsts], sizes - 1, words[hashes]
+
+    def _learn(self, names: Iterable[str]) -> None:
+        """Put all of these topics into the cache, in place of all others if it is full."""
+        distinct = dict.fromkeys(names)
+        missing = [name for name in distinct if name not in self._known]
+        if len(self._known) + len(missing) > _KNOWN_TOPICS or self._characters > _KNOWN_CHARACTERS:
+            self._known, self._characters, missing = {}, 0, list(distinct)
+        for name, stream in zip(missing, self._trie.learn_all(missing), strict=True):
+            self._known[name] = b"".join(map(_WORD.pack, (stream, *self.of(stream, name))))
+            self._characters += len(name)
+
+    # --- filters ---
+
+    def wanted(self, stream: int, topic_filter: TopicFilter) -> list[int]:
+        """Return the hashes that every matching topic of a stream has."""
+        asked = ((depth, topic_filter.level(depth)) for depth in self._varying(stream))
+        return [self._hash(stream, depth, level) for depth, level in asked if level != "+"]
+
+    # --- within ---
+
+    def _varying(self, stream: int) -> tuple[int, ...]:
+        depths = self._depths.get(stream)
+        if depths is None:
+            depths, levels = self._trie.varying(stream), self._trie.levels(stream)
+            if levels[-1] == "#":
+                depths += tuple(range(len(levels) - 1, len(levels) - 1 + _REST_LEVELS))
+            self._depths[stream] = depths
+        return depths
+
+    def _hash(self, stream: int, depth: int, token: str) -> int:
+        return xxhash.xxh3_64_intdigest(_LEVEL.pack(stream, depth) + token.encode()) >> self._dropped

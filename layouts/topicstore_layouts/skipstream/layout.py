@@ -1,0 +1,48 @@
+"""Options of the skipstream layout, and how its slabs are made and opened."""
+
+from __future__ import annotations
+
+import attrs
+from topicstore.engine import Engine, WriteBatch
+from topicstore.layout import Layout, Slab
+
+from topicstore_layouts.learned import LearnedTopics
+
+from .slab import SkipstreamSlab
+
+__all__ = ["SkipstreamLayout", "SkipstreamOptions"]
+
+
+def _thresholds(_: object, field: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
+    if not value or any(threshold < 0 for threshold in value):
+        raise ValueError(f"{field.name} is one number or more, each 0 or above")
+
+
+@attrs.frozen(kw_only=True)
+class SkipstreamOptions:
+    """Options of the skipstream layout, kept with each generation."""
+
+    thresholds: tuple[int, ...] = attrs.field(default=(100, 20), validator=_thresholds)
+    """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
+    the first level, the second and so on, the last for all below. 0: ``+`` at once. A message has
+    an index entry for each ``+`` of its stream, so higher ones make smaller databases of more streams."""
+
+
+class SkipstreamLayout(Layout):
+    """Makes skipstream slabs."""
+
+    Options = SkipstreamOptions
+    options: SkipstreamOptions
+
+    def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
+        """Persist what the parent's topics taught, so that streams stay few from the first message on."""
+        if isinstance(parent, SkipstreamSlab):
+            trie = LearnedTopics(generation, self.options.thresholds)
+            trie.inherit(parent.trie)
+            trie.save(write)
+
+    def open(self, engine: Engine, shard: int, generation: int) -> Slab:
+        """Load the learned structure, which is small; everything else is read when needed."""
+        return SkipstreamSlab(
+            engine, shard, generation, LearnedTopics.load(engine, generation, self.options.thresholds)
+        )

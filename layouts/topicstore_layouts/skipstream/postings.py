@@ -1,0 +1,129 @@
+"""Lists of positions from the index, and what several of them have in common.
+
+The lists are read in step, a chunk at a time. Where one has nothing up to a position, the others
+leap there; within a stretch the sparsest list drives, and a denser one is read only if that is
+cheaper than to fetch the messages that it would have ruled out.
+
+Source of the method: leapfrog join (T. L. Veldhuizen, "Leapfrog Triejoin", 2014), on chunks in
+place of keys, because a seek costs as much as reading dozens of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+
+import attrs
+import numpy as np
+from topicstore.engine import INDEX, Reader
+from topicstore.layout import ReadCounters
+from topicstore.positions import Positions
+
+__all__ = ["Postings", "Stretch", "common"]
+
+_WORTH = 3
+"""Index entries that are read in the time that it takes to fetch a message by its key."""
+_NONE: Positions = np.empty(0, dtype=np.uint64)
+_position = itemgetter(2)
+
+
+@attrs.frozen
+class Stretch:
+    """Candidates of one stretch of positions: every common position from ``first`` to ``last`` is among them."""
+
+    positions: Positions
+    first: int
+    last: int
+
+
+class Postings:
+    """The positions up to ``bound`` of one hash, read forward, those of the chunks at hand in memory."""
+
+    def __init__(self, reader: Reader, generation: int, hash_: int, bound: int, counters: ReadCounters) -> None:
+        self._reader = reader
+        self._list = (generation, hash_)
+        self._bound = bound
+        self._counters = counters
+        self._chunks: Iterator[list[tuple[tuple[int, int, int], bytes]]] | None = None
+        self.positions = _NONE
+        """At hand, all of them from the first one on up to `last`."""
+        self.last = -1
+        """How far the list was read."""
+
+    def seek(self, position: int) -> bool:
+        """Drop what lies before a position, and have the next entry at hand; return False if there is none."""
+        self._drop(position)
+        if not len(self.positions) and self.last < self._bound and self._chunks is not None:
+            self._read()  # it may well be among the next, and a chunk costs little more than a seek
+            self._drop(position)
+        if not len(self.positions) and self.last < self._bound:
+            self._chunks = self._reader.scan(INDEX, (*self._list, position), (*self._list, self._bound + 1))
+            self._counters.seeks += 1
+            self._read()
+        return bool(len(self.positions))
+
+    def read(self, last: int, most: int) -> bool:
+        """Have all entries up to a position at hand; give up, and return False, with more than ``most``."""
+        while self.last < last and len(self.positions) <= most:
+            self._read()
+        return self.last >= last
+
+    def expected(self, last: int) -> float:
+        """Return about how many entries there are from the first one at hand to a position."""
+        first = int(self.positions[0])
+        return len(self.positions) * max((last - first + 1) / (self.last - first + 1), 1.0)
+
+    def _drop(self, position: int) -> None:
+        if len(self.positions):
+            self.positions = self.positions[np.searchsorted(self.positions, np.uint64(position)) :]
+
+    def _read(self) -> None:
+        chunk = None if self._chunks is None else next(self._chunks, None)
+        if chunk is None:
+            self.last = self._bound
+            return
+        more = np.fromiter((_position(key) for key, _ in chunk), np.uint64, len(chunk))
+        self._counters.visited += len(chunk)
+        self.positions = np.concatenate([self.positions, more]) if len(self.positions) else more
+        self.last = int(more[-1])
+
+
+def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCounters) -> Iterator[Stretch]:
+    """Yield what may be common to all lists from ``first`` to ``bound``, a stretch at a time, without overlaps.
+
+    Not all candidates need be common: the messages' own topics say so in the end.
+    """
+    at = first
+    while at <= bound:
+        if not all(each.seek(at) for each in lists):
+            return
+        leap = max(int(each.positions[0]) for each in lists)
+        if any(each.last < leap for each in lists):
+            at = leap
+            continue
+        driver, *others = sorted(lists, key=lambda each: each.last, reverse=True)
+        last, found = driver.last, driver.positions[np.searchsorted(driver.positions, np.uint64(leap)) :]
+        for other in others:
+            found = _ruled_out(found, other, last)
+        counters.skipped += len(driver.positions) - len(found)
+        yield Stretch(found, leap, last)
+        at = last + 1
+
+
+def _ruled_out(found: Positions, other: Postings, last: int) -> Positions:
+    """Return the candidates up to ``last`` without those that are not in another list, if that is worth reading it."""
+    worth = _WORTH * len(found)
+    if other.last < last and (other.expected(last) > worth or not other.read(last, 2 * worth)):
+        return found
+    return _both(found, other.positions)
+
+
+def _both(some: Positions, others: Positions) -> Positions:
+    """Return the positions that are in both; each is in order and without repeats."""
+    if len(some) > len(others):
+        some, others = others, some
+    if not len(some):
+        return some
+    places = np.minimum(np.searchsorted(others, some), len(others) - 1)
+    both: Positions = some[others[places] == some]
+    return both

@@ -1,0 +1,291 @@
+"""A slab of values, one a message, and an index over the levels that vary.
+
+Stored form, version 1 (integers in keys are unsigned)::
+
+    keyspace data    (generation, stream, position) -> a message (see `topicstore_layouts.rows`)
+    keyspace index   (generation, hash, position)   -> nothing; a message has one for each level of
+                                                       its topic that varies within its stream
+    keyspace meta    the learned topic structure (see `topicstore_layouts.learned`)
+
+``hash`` is xxh3, 64 bits, of the stream (u64) and the number of the level, counted from 0 (u16),
+both big-endian, and the level's text in UTF-8. The levels that vary are those learned as ``+``,
+and the first eight that a last ``#`` stands for. Hashes of two levels may be the same: what a
+reader finds by the index counts only if the message's own topic matches.
+
+A place is the next position, 8 bytes big-endian.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from operator import itemgetter
+
+import attrs
+import numpy as np
+from topicstore import MessageBatch, TopicFilter
+from topicstore.engine import DATA, INDEX, Engine, WriteBatch
+from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
+from topicstore.positions import Positions
+
+from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.rows import Row, batch_of, encode_rows, read_rows
+
+from .audit import Audit
+from .entries import Entries
+from .postings import Postings, common
+
+__all__ = ["SkipstreamSlab"]
+
+_LEAST_READ = 256
+"""Messages that are read at once at least where not all may match."""
+_FETCHED_FIRST, _FETCHED_MOST, _FETCHED_BYTES = 16, 1_024, 1 << 20
+"""Messages fetched by their keys at once, at first and at most, and bytes, should they be as large as those before."""
+_LOOKED_AT, _LOOKED_AT_BYTES = 1_000, 8 << 20
+"""Messages that one step of a delete looks at."""
+_DENSE = 2
+"""Messages that are read in passing in the time that it takes to fetch one by its key."""
+_SAMPLE = 64
+"""Candidates above which it is worth finding out how dense they are."""
+
+_position = itemgetter(2)
+
+
+@attrs.frozen
+class _Query:
+    """What a reader wants of a stream."""
+
+    stream: int
+    topic_filter: TopicFilter
+    hashes: list[int]
+    """Those that every matching message has an entry of."""
+    certain: bool
+    """All messages of the stream match."""
+
+
+@attrs.frozen
+class _Helping:
+    """Messages that lie one behind the other among those a reader looks at."""
+
+    positions: Positions
+    values: Sequence[bytes]
+    last: int
+    """Nothing more is to be looked at up to here."""
+
+
+@attrs.frozen
+class _Chosen:
+    """Matching messages of a helping."""
+
+    rows: list[Row]
+    positions: Positions
+    sizes: list[int]
+    """Bytes of their values."""
+
+
+class SkipstreamSlab(Slab):
+    """See the head of the module. ``hash_bits`` narrows the hashes, for those who want them to collide."""
+
+    def __init__(
+        self, engine: Engine, shard: int, generation: int, learned: LearnedTopics, hash_bits: int = 64
+    ) -> None:
+        self.counters = ReadCounters()
+        self.trie = learned
+        self._engine = engine
+        self._shard = shard
+        self._generation = generation
+        self._slab = shard << 32 | generation
+        self._entries = Entries(learned, hash_bits)
+
+    # --- writing ---
+
+    def store(self, batch: MessageBatch, write: WriteBatch) -> None:
+        """Put each message and its entries, and what was learned."""
+        streams, counts, hashes = self._entries.learn(batch.topics)
+        positions = np.asarray(batch.positions, dtype=np.uint64)
+        for key, value in zip(self._keys(streams, positions), encode_rows(batch, self._slab), strict=True):
+            write.put(DATA, key, value)
+        # In order, because the engine then finds each one's place near that of the one before.
+        order = np.argsort(hashes, kind="stable")
+        for key in self._keys(hashes[order], np.repeat(positions, counts)[order]):
+            write.put(INDEX, key, b"")
+        self.trie.save(write)
+
+    def committed(self) -> None:
+        """The learned structure is saved."""
+        self.trie.saved()
+
+    def _keys(self, numbers: Positions, positions: Positions) -> Iterator[tuple[int, int, int]]:
+        return zip(repeat(self._generation), numbers.tolist(), positions.tolist(), strict=False)
+
+    # --- streams ---
+
+    def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
+        """Return the learned streams that the filter may touch."""
+        return [StreamInfo(stream=s, pattern=self.trie.pattern(s)) for s in self.trie.match(topic_filter)]
+
+    def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
+        """A place is a position."""
+        if stream not in self.trie:
+            raise KeyError(stream)
+        return position.to_bytes(8, "big")
+
+    # --- reading ---
+
+    def next(
+        self,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        *,
+        limit: int,
+        limit_bytes: int,
+        bound: int,
+        deadline: float | None,
+    ) -> SlabStep:
+        """Read helpings from the place on until there are enough rows."""
+        if stream not in self.trie or len(place) != 8:
+            raise ValueError(place)
+        query = self._query(stream, topic_filter)
+        at = int.from_bytes(place, "big")
+        batches: list[MessageBatch] = []
+        rows = size = 0
+        exhausted = True
+        for helping in self._helpings(query, at, bound, limit, limit_bytes):
+            found = self._choose(query, helping)
+            take = _within(found.sizes, limit - rows, limit_bytes - size)
+            batches.append(batch_of(found.rows[:take], found.positions[:take], self._shard))
+            rows += take
+            size += sum(found.sizes[:take])
+            at = (helping.last if take == len(found.rows) else int(found.positions[take - 1])) + 1
+            enough = rows >= limit or size >= limit_bytes
+            if at <= bound and (enough or (deadline is not None and time.monotonic() >= deadline)):
+                exhausted = False
+                break
+        self.counters.rows += rows
+        after = max(at, bound + 1) if exhausted else at
+        return SlabStep(batch=MessageBatch.concat(batches), place=after.to_bytes(8, "big"), exhausted=exhausted)
+
+    def _query(self, stream: int, topic_filter: TopicFilter) -> _Query:
+        pattern = self.trie.pattern(stream)
+        certain = not pattern.endswith("#") and topic_filter.matches(pattern)
+        return _Query(stream, topic_filter, self._entries.wanted(stream, topic_filter), certain)
+
+    def _helpings(self, query: _Query, first: int, last: int, limit: int, limit_bytes: int) -> Iterator[_Helping]:
+        """Yield all of a stream's messages from ``first`` to ``last`` that may match, in order, some at a time."""
+        most = limit if query.certain else max(limit, _LEAST_READ)
+        if not query.hashes:
+            yield from self._scan(query, first, last, most, limit_bytes)
+            return
+        lists = [Postings(self._engine, self._generation, each, last, self.counters) for each in query.hashes]
+        for stretch in common(lists, first, last, self.counters):
+            if self._dense(query, stretch.positions):
+                yield from self._scan(query, stretch.first, stretch.last, most, limit_bytes)
+            else:
+                yield from self._fetch(query, stretch.positions, stretch.last)
+
+    def _scan(self, query: _Query, first: int, last: int, most: int, most_bytes: int) -> Iterator[_Helping]:
+        """Yield all messages of a stretch."""
+        while first <= last:
+            self.counters.seeks += 1
+            pairs: list[tuple[tuple[int, int, int], bytes]] = []
+            size = 0
+            for chunk in self._engine.scan(DATA, self._key(query, first), self._key(query, last + 1), limit=most):
+                pairs += chunk
+                size += sum([len(value) for _, value in chunk])
+                if size >= most_bytes:
+                    break
+            whole = len(pairs) < most and size < most_bytes
+            positions = np.fromiter((_position(key) for key, _ in pairs), np.uint64, len(pairs))
+            end = last if whole else int(positions[-1])
+            yield _Helping(positions, [value for _, value in pairs], end)
+            first = end + 1
+
+    def _fetch(self, query: _Query, positions: Positions, last: int) -> Iterator[_Helping]:
+        """Yield the messages at some positions of a stretch that ends at ``last``."""
+        start, count = 0, _FETCHED_FIRST
+        while True:
+            part = positions[start : start + count]
+            start += count
+            keys = zip(repeat(self._generation), repeat(query.stream), part.tolist(), strict=False)
+            found = self._engine.get_many(DATA, list(keys))
+            values = [value for value in found if value is not None]
+            if len(values) < len(found):  # what has the same hash by chance, or was deleted meanwhile
+                part = part[[value is not None for value in found]]
+            yield _Helping(part, values, int(positions[start - 1]) if start < len(positions) else last)
+            if start >= len(positions):
+                return
+            largest = max(map(len, values), default=0)
+            count = max(min(4 * count, _FETCHED_MOST, _FETCHED_BYTES // (largest + 1)), 1)
+
+    def _dense(self, query: _Query, positions: Positions) -> bool:
+        """Say whether candidates lie so close together that it is quicker to read what is between them, too."""
+        if len(positions) < _SAMPLE:
+            return False
+        first, last = int(positions[0]), int(positions[-1])
+        self.counters.seeks += 1
+        sample = self._engine.scan(DATA, self._key(query, first), self._key(query, last + 1), limit=_FETCHED_FIRST)
+        keys = [key for chunk in sample for key, _ in chunk]
+        if len(keys) < _FETCHED_FIRST:
+            return False
+        span: int = _position(keys[-1]) - first + 1
+        return len(keys) * (last - first + 1) <= _DENSE * len(positions) * span
+
+    def _key(self, query: _Query, position: int) -> tuple[int, int, int]:
+        return self._generation, query.stream, position
+
+    def _choose(self, query: _Query, helping: _Helping) -> _Chosen:
+        """Return the messages of a helping that match."""
+        self.counters.visited += len(helping.values)
+        rows = read_rows(helping.values, helping.positions, self._slab)
+        sizes = list(map(len, helping.values))
+        if query.certain:
+            return _Chosen(rows, helping.positions, sizes)
+        topics = [row.topic for row in rows]
+        distinct = set(topics)
+        wanted = set(filter(query.topic_filter.matches, distinct))
+        if len(wanted) == len(distinct):
+            return _Chosen(rows, helping.positions, sizes)
+        chosen = [number for number, topic in enumerate(topics) if topic in wanted]
+        return _Chosen([rows[n] for n in chosen], helping.positions[chosen], [sizes[n] for n in chosen])
+
+    # --- deleting ---
+
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        """Delete matching messages and their entries; each step looks at a thousand messages at most."""
+        for stream in self.trie.match(topic_filter):
+            query = self._query(stream, topic_filter)
+            for helping in self._helpings(query, first, last, _LOOKED_AT, _LOOKED_AT_BYTES):
+                yield self._delete(query, self._choose(query, helping))
+
+    def _delete(self, query: _Query, found: _Chosen) -> DeleteStep:
+        write = WriteBatch()
+        hashes = {topic: self._entries.of(query.stream, topic) for topic in {row.topic for row in found.rows}}
+        for row, position in zip(found.rows, found.positions.tolist(), strict=True):
+            write.delete(DATA, self._key(query, position))
+            for hash_ in hashes[row.topic]:
+                write.delete(INDEX, (self._generation, hash_, position))
+        return DeleteStep(write=write, messages=len(found.rows), freed=sum(found.sizes))
+
+    # --- care ---
+
+    def learned(self) -> Iterator[TopicNode]:
+        """Yield the trie's nodes."""
+        return self.trie.describe()
+
+    def info(self) -> SlabInfo:
+        """Streams and nodes of the trie."""
+        return SlabInfo(streams=len(self.trie), details={"trie nodes": self.trie.nodes})
+
+    def verify(self, bound: int) -> Iterator[Damage | int]:
+        """Read every message of the moment, check that it lies where its topic leads, and compare with the index."""
+        with self._engine.snapshot() as view:
+            yield from Audit(view, self._shard, self._generation, self.trie, self._entries, bound).run()
+
+
+def _within(sizes: list[int], limit: int, limit_bytes: int) -> int:
+    """Return how many rows may go out: up to the one that reaches either limit."""
+    if sum(sizes) > limit_bytes:
+        limit = min(limit, int(np.searchsorted(np.cumsum(sizes), limit_bytes)) + 1)
+    return min(limit, len(sizes))

@@ -1,0 +1,192 @@
+"""Keys made of bit fields, and the next key that a filter lets through.
+
+A vector of numbers, one a dimension, becomes one key: a sequence of **sources**, each a run of
+bits of one dimension, from the most significant to the least, and zero bits behind the last one up
+to whole bytes. Keys are ordered as numbers, and as bytes, alike.
+
+Source of the method: the bitmask key mapper of EMQX's durable storage (EIP 0023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["KeyFilter", "KeyMapper", "Range", "Source"]
+
+Vector = npt.NDArray[np.uint64]
+Range = tuple[int, int]
+"""Lowest and highest value, both included."""
+
+_WORD = 64
+
+
+@attrs.frozen
+class Source:
+    """``size`` bits, 1 to 64, of a dimension: those from bit ``offset``, counted from the lowest, on."""
+
+    dimension: int
+    offset: int
+    size: int
+
+    @property
+    def full(self) -> int:
+        """The highest value of that many bits."""
+        return (1 << self.size) - 1
+
+    def of(self, value: int) -> int:
+        """Return these bits of a value of the dimension."""
+        return value >> self.offset & self.full
+
+
+class KeyMapper:
+    """Makes keys of vectors, and vectors of keys.
+
+    A dimension's sources stand in order of significance, and together hold all of its bits that
+    matter; the others are lost.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = tuple(sources)
+        self.dimensions = 1 + max(source.dimension for source in sources)
+        bits = sum(source.size for source in sources)
+        self.width = -(-bits // 8)
+        """Bytes of a key."""
+        self.bits = 8 * self.width
+        shift = self.bits
+        shifts = []
+        for source in self.sources:
+            shift -= source.size
+            shifts.append(shift)
+        self.shifts = tuple(shifts)
+        """Where each source's lowest bit stands in a key."""
+
+    def encode(self, vector: Sequence[int]) -> int:
+        """Return the key of a vector."""
+        return sum(
+            source.of(vector[source.dimension]) << shift
+            for source, shift in zip(self.sources, self.shifts, strict=True)
+        )
+
+    def decode(self, key: int) -> list[int]:
+        """Return the vector of a key; bits that no source holds are zero."""
+        vector = [0] * self.dimensions
+        for source, shift in zip(self.sources, self.shifts, strict=True):
+            vector[source.dimension] |= (key >> shift & source.full) << source.offset
+        return vector
+
+    def pack(self, vectors: Sequence[Vector]) -> npt.NDArray[np.uint8]:
+        """Return the keys of many vectors as rows of bytes; ``vectors`` has an array a dimension."""
+        rows = len(vectors[0])
+        words = np.zeros((-(-self.bits // _WORD) + 1, rows), dtype=np.uint64)
+        for source, shift in zip(self.sources, self.shifts, strict=True):
+            values = vectors[source.dimension] >> np.uint64(source.offset) & np.uint64(source.full)
+            word, first = divmod(self.bits - shift - source.size, _WORD)
+            room = _WORD - first - source.size  # bits left free behind the value; below 0, bits that go on
+            if room >= 0:
+                words[word] |= values << np.uint64(room)
+            else:
+                words[word] |= values >> np.uint64(-room)
+                words[word + 1] |= values << np.uint64(_WORD + room)
+        return words.T.astype(">u8", order="C").view(np.uint8)[:, : self.width]
+
+    def unpack(self, keys: npt.NDArray[np.uint8], dimension: int) -> Vector:
+        """Return one dimension of many keys, given as rows of bytes."""
+        padded = np.zeros((len(keys), 8 * (-(-self.bits // _WORD) + 1)), dtype=np.uint8)
+        padded[:, : self.width] = keys
+        words = padded.view(">u8").T.astype(np.uint64)
+        values = np.zeros(len(keys), dtype=np.uint64)
+        for source, shift in zip(self.sources, self.shifts, strict=True):
+            if source.dimension == dimension:
+                word, first = divmod(self.bits - shift - source.size, _WORD)
+                room = _WORD - first - source.size
+                if room >= 0:
+                    bits = words[word] >> np.uint64(room)
+                else:
+                    bits = words[word] << np.uint64(-room) | words[word + 1] >> np.uint64(_WORD + room)
+                values |= (bits & np.uint64(source.full)) << np.uint64(source.offset)
+        return values
+
+    def filter(self, ranges: Sequence[Range]) -> KeyFilter:
+        """Return a filter that lets through at least the keys of the vectors within ``ranges``, one a dimension.
+
+        It lets through no others where, in each dimension, all values agree in what the sources
+        above one hold unless they leave that one free: a range of values within an aligned block,
+        or of whole blocks.
+        """
+        spans: list[Range] = []
+        agreed = [True] * self.dimensions
+        for source in self.sources:
+            lowest, highest = (source.of(bound) for bound in ranges[source.dimension])
+            spans.append((lowest, highest) if agreed[source.dimension] else (0, source.full))
+            agreed[source.dimension] = agreed[source.dimension] and lowest == highest
+        return KeyFilter(self, spans)
+
+
+@attrs.frozen
+class _Field:
+    """What a filter wants of one source."""
+
+    shift: int
+    full: int
+    lowest: int
+    highest: int
+    floor: int
+    """The lowest that may follow behind the field."""
+
+
+class KeyFilter:
+    """For each source of a mapper a lowest and a highest value.
+
+    Fields that are left one value become an equality mask, so that most keys are judged by one
+    comparison. The zero bits at a key's end are such a field.
+    """
+
+    def __init__(self, mapper: KeyMapper, spans: Sequence[Range]) -> None:
+        self._bits = mapper.bits
+        self._mask = self._equal = self._floor = 0
+        self._ranges: list[tuple[int, int, int, int]] = []
+        fields: list[_Field] = []
+        padding = mapper.shifts[-1]
+        if padding:
+            fields.append(_Field(0, (1 << padding) - 1, 0, 0, 0))
+        parts = list(zip(mapper.sources, mapper.shifts, spans, strict=True))
+        for source, shift, (lowest, highest) in reversed(parts):
+            fields.append(_Field(shift, source.full, lowest, highest, self._floor))
+            self._floor |= lowest << shift
+            if lowest == highest:
+                self._mask |= source.full << shift
+                self._equal |= lowest << shift
+            elif (lowest, highest) != (0, source.full):
+                self._ranges.append((shift, source.full, lowest, highest))
+        self._fields = fields[::-1]
+        self.free = not self._mask and not self._ranges
+        """True if every key gets through."""
+
+    def select(self, keys: Sequence[bytes]) -> Sequence[int]:
+        """Return the indexes of the keys, which may have more bytes in front, that get through."""
+        if self.free:
+            return range(len(keys))
+        mask, equal, number = self._mask, self._equal, int.from_bytes
+        found = [index for index, key in enumerate(keys) if number(key, "big") & mask == equal]
+        for shift, full, lowest, highest in self._ranges:
+            found = [at for at in found if lowest <= number(keys[at], "big") >> shift & full <= highest]
+        return found
+
+    def ratchet(self, key: int) -> int | None:
+        """Return the lowest key at or above ``key`` that gets through; None if there is none."""
+        if key >> self._bits:
+            return None
+        raised = None  # the lowest key above this one that differs from it in one of the fields seen so far
+        for field in self._fields:
+            value = key >> field.shift & field.full
+            if value < field.lowest:
+                return (key >> field.shift) - value + field.lowest << field.shift | field.floor
+            if value > field.highest:
+                return raised
+            if value < field.highest:
+                raised = (key >> field.shift) + 1 << field.shift | field.floor
+        return key

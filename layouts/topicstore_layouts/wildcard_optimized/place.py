@@ -1,0 +1,169 @@
+"""Where a reader of a stream is.
+
+Within an epoch messages lie by hash, so "everything up to here" is no position. And bounds differ
+from call to call, up or down, and may fall into the middle of an epoch. What a reader has of the
+epoch that it is in is a **staircase**: steps ``(key, position)``, keys rising and positions
+falling. It has every message whose key is below a step's key and whose position is not above that
+step's. Of the epochs before it has everything, of those behind nothing.
+
+Stored form: the epoch, 8 bytes, and for each step the key below its epoch (as many bytes as the
+bits of such a key, and one more, take) and the position below its epoch (as many bytes as those
+bits take); all big-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+__all__ = ["Epochs", "Place", "Span"]
+
+_EPOCH = 8
+MOST_STEPS = 64
+"""Each takes one more bound within one epoch that is below all before, each left before the epoch's end."""
+
+Step = tuple[int, int]
+
+
+@attrs.frozen
+class Epochs:
+    """How a stream's positions and keys are made of epochs and what is below."""
+
+    position_bits: int
+    """Bits of a position below its epoch; 0 where keys are positions, and each its own epoch."""
+    key_bits: int
+    """Bits of a key below its epoch."""
+
+    @property
+    def last_position(self) -> int:
+        """The highest position below its epoch."""
+        return (1 << self.position_bits) - 1
+
+    @property
+    def end(self) -> int:
+        """What is above every key below its epoch."""
+        return 1 << self.key_bits
+
+    def top(self, epoch: int, bound: int) -> int:
+        """Return the highest position of an epoch, below that epoch, that is not above ``bound``."""
+        return self.last_position if bound >> self.position_bits > epoch else bound & self.last_position
+
+
+@attrs.frozen
+class Span:
+    """Keys from ``start`` to before ``end``, of which the messages from ``first`` to ``last`` are to be read."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+    whole: bool
+    """All keys of the span are of such messages."""
+
+
+@attrs.frozen
+class Place:
+    """What a reader has: all before ``epoch``, and of that epoch what lies below the steps."""
+
+    epochs: Epochs
+    epoch: int
+    steps: tuple[Step, ...] = ()
+
+    # --- as bytes ---
+
+    @classmethod
+    def before(cls, epochs: Epochs, position: int) -> Place:
+        """Return the place of a reader who wants everything from a position on."""
+        epoch, low = position >> epochs.position_bits, position & epochs.last_position
+        return cls(epochs, epoch, ((epochs.end, low - 1),) if low else ())
+
+    def encode(self) -> bytes:
+        """Return bytes that `decode` turns back."""
+        key_size, position_size = _sizes(self.epochs)
+        parts = [self.epoch.to_bytes(_EPOCH, "big")]
+        for key, position in self.steps:
+            parts += key.to_bytes(key_size, "big"), position.to_bytes(position_size, "big")
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, epochs: Epochs, data: bytes) -> Place:
+        """Return the place of `encode`. Raises `ValueError` for anything that it doesn't make for such a stream."""
+        key_size, position_size = _sizes(epochs)
+        size = key_size + position_size
+        count, rest = divmod(len(data) - _EPOCH, size)
+        if rest or not 0 <= count <= MOST_STEPS:
+            raise ValueError(f"{len(data)} bytes")
+        epoch = int.from_bytes(data[:_EPOCH], "big")
+        steps = []
+        for at in range(_EPOCH, len(data), size):
+            key = int.from_bytes(data[at : at + key_size], "big")
+            steps.append((key, int.from_bytes(data[at + key_size : at + size], "big")))
+        place = cls(epochs, epoch, tuple(steps))
+        place._check()
+        return place
+
+    def _check(self) -> None:
+        last_key, last_position = 0, self.epochs.last_position + 1
+        for key, position in self.steps:
+            if not (last_key < key <= self.epochs.end and position < last_position):
+                raise ValueError("steps out of order")
+            last_key, last_position = key, position
+        if self.steps and not self.epochs.position_bits:
+            raise ValueError("steps in a stream without epochs")
+
+    # --- moving ---
+
+    def spans(self, bound: int) -> Iterator[Span]:
+        """Yield what is left to read up to a position, in order of keys."""
+        epochs, bits = self.epochs, self.epochs.key_bits
+        last_epoch = bound >> epochs.position_bits
+        if self.epoch > last_epoch:
+            return
+        base, low, top = self.epoch << bits, self.epoch << epochs.position_bits, epochs.top(self.epoch, bound)
+        start = 0
+        for key, position in self.steps:
+            if position < top:
+                yield Span(base + start, base + key, low + position + 1, low + top, whole=False)
+            start = key
+        yield from self._behind(base + start, last_epoch, bound)
+
+    def _behind(self, start: int, last_epoch: int, bound: int) -> Iterator[Span]:
+        """Yield what is left behind the steps: whole epochs as one span, and the one that the bound cuts."""
+        epochs, bits = self.epochs, self.epochs.key_bits
+        cut = epochs.top(last_epoch, bound) < epochs.last_position
+        end = last_epoch + (not cut) << bits
+        if start < end:
+            yield Span(start, end, 0, bound, whole=True)
+        if cut and max(start, end) < end + epochs.end:
+            first = last_epoch << epochs.position_bits
+            yield Span(max(start, end), end + epochs.end, first, bound, whole=False)
+
+    def moved(self, key: int, bound: int) -> Place:
+        """Return the place after everything below a key, which is above 0, was read up to a bound.
+
+        Raises `ValueError` where that would take more than `MOST_STEPS` steps.
+        """
+        epochs = self.epochs
+        epoch = key - 1 >> epochs.key_bits
+        below, top = key - (epoch << epochs.key_bits), epochs.top(epoch, bound)
+        if below == epochs.end and top == epochs.last_position:
+            return Place(epochs, epoch + 1)
+        old = self.steps if epoch == self.epoch else ()
+        above = [(step, to) for step, to in old if to > top or (to == top and step >= below)]
+        behind = [(step, to) for step, to in old if to < top and step > below]
+        new = [(below, top)] if not above or above[-1][0] < below else []
+        steps = (*above, *new, *behind)
+        if len(steps) > MOST_STEPS:
+            raise ValueError(f"it stopped within one epoch at {MOST_STEPS} ever lower bounds; go on with a higher one")
+        return Place(epochs, epoch, steps)
+
+    def done(self, bound: int) -> Place:
+        """Return the place after everything up to a bound was read."""
+        last_epoch = bound >> self.epochs.position_bits
+        return self if last_epoch < self.epoch else self.moved(last_epoch + 1 << self.epochs.key_bits, bound)
+
+
+def _sizes(epochs: Epochs) -> tuple[int, int]:
+    """Return how many bytes a step's key and position take."""
+    return -(-(epochs.key_bits + 1) // 8), -(-epochs.position_bits // 8)

@@ -1,0 +1,323 @@
+"""A slab of bit-field keys: one value a message, under a key that a wildcard filter can leap by.
+
+Stored form, version 1 (keyspace ``keys``; fields are unsigned, from the most significant bit on)::
+
+    generation:32 index:8*I epoch:53-E hash:B ... hash:B low:11+E 0...0  -> a row
+    generation:32 index:8*I position:64                                  -> a row
+
+with the options I = ``topic_index_bytes``, B = ``bits_per_topic_level`` and E = ``epoch_bits``.
+``index`` is the number of the topic's stream in the learned topic structure (keyspace ``meta``,
+see `topicstore_layouts.learned`). Each ``+`` of the stream's pattern, of the first ten, has a hash:
+the highest B bits of the 64-bit xxh3 digest of the topic's level, in UTF-8. Further ones and what
+a pattern's ``#`` stands for have none. ``epoch`` and ``low`` are the higher and the lower bits of
+the position; zero bits fill up the last byte. The second form is that of streams whose pattern
+has no ``+``, and of the highest index, which serves every stream of that number and above.
+
+Rows are as in `topicstore_layouts.rows`, and the place of a reader as in `place`.
+
+A read goes to the lowest key at or above its place that its filter lets through, walks on as long
+as such keys come, and leaps from where they end to the next one that can be there. Hashes may
+collide, so each message's topic is looked at as well.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, groupby, repeat
+
+import attrs
+import numpy as np
+from topicstore import MessageBatch, TopicFilter
+from topicstore.engine import KEYS, Engine, WriteBatch, encode_generation
+from topicstore.errors import CorruptionError, NewerFormatError
+from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
+from topicstore.positions import COUNTER_BITS
+
+from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.rows import Row, batch_of, encode_rows, read_rows
+
+from .keymapper import KeyFilter
+from .place import Place, Span
+from .streams import KeyOptions, StreamKeys, Streams
+
+__all__ = ["WildcardSlab"]
+
+_LEAP = 16
+"""Keys of no use, at the end of a list that was read, from which on a leap costs less than walking on."""
+_LOOKED_AT = 1_000
+"""Keys that one step of a delete looks at, and up to a list more."""
+_DELETED_BYTES = 1 << 20
+"""Of values that one step of a delete takes in."""
+
+Pair = tuple[bytes, bytes]
+
+
+@attrs.frozen
+class _Found:
+    """What a list of pairs held."""
+
+    keys: Sequence[bytes]
+    """Of messages that may match."""
+    values: Sequence[bytes]
+    looked_at: int
+    after: int
+    """What is below this key was looked at."""
+
+
+@attrs.frozen(kw_only=True)
+class _Limits:
+    """What ends a read that has this many of something."""
+
+    rows: int
+    bytes: int
+    """Of values, which are little more than their payloads."""
+    keys: int
+    """Looked at."""
+    deadline: float | None
+    """A time, of `time.monotonic`."""
+
+
+class _Taken:
+    """What a read has."""
+
+    def __init__(self, limits: _Limits) -> None:
+        self.keys: list[bytes] = []
+        self.values: list[bytes] = []
+        self._limits = limits
+        self._bytes = self._looked_at = 0
+
+    def take(self, found: _Found) -> int:
+        """Take what there is room for, at least one if there is any; return how many."""
+        count = self._fitting(found.values)
+        self.keys += found.keys[:count]
+        self.values += found.values[:count]
+        self._bytes += sum(map(len, found.values[:count]))
+        self._looked_at += found.looked_at
+        return count
+
+    def _fitting(self, values: Sequence[bytes]) -> int:
+        room = self._limits.rows - len(self.values)
+        ends = list(accumulate(map(len, values[:room])))
+        return min(bisect_left(ends, self._limits.bytes - self._bytes) + 1, len(ends))
+
+    @property
+    def enough(self) -> bool:
+        """Whether the read ends here."""
+        limits = self._limits
+        return (
+            len(self.values) >= limits.rows
+            or self._bytes >= limits.bytes
+            or self._looked_at >= limits.keys
+            or (limits.deadline is not None and time.monotonic() >= limits.deadline)
+        )
+
+
+@attrs.frozen
+class _Read:
+    """What a read brought."""
+
+    keys: Sequence[bytes]
+    values: Sequence[bytes]
+    place: Place
+    exhausted: bool
+
+
+class WildcardSlab(Slab):
+    """See the head of the module."""
+
+    def __init__(self, engine: Engine, shard: int, generation: int, trie: LearnedTopics, options: KeyOptions) -> None:
+        self.counters = ReadCounters()
+        self.epoch = 1 << COUNTER_BITS + options.epoch_bits
+        self.trie = trie
+        self._engine = engine
+        self._shard = shard
+        self._generation = generation
+        self._number = shard << 32 | generation
+        self._streams = Streams(generation, trie, options)
+
+    # --- writing ---
+
+    def store(self, batch: MessageBatch, write: WriteBatch) -> None:
+        """Put every message, in order of keys, and what its topic taught."""
+        values = encode_rows(batch, self._number)
+        streams = self._streams
+        for rows, keys in streams.pack(streams.learn(batch.topics), np.asarray(batch.positions)):
+            ordered = list(map(values.__getitem__, rows.tolist()))
+            write.operations += zip(repeat(KEYS), keys, ordered)
+        write.size += sum(map(len, values))
+        self.trie.save(write)
+
+    def committed(self) -> None:
+        """The learned structure is saved."""
+        self.trie.saved()
+
+    # --- streams ---
+
+    def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
+        """Return the streams that the filter may touch."""
+        streams = self._streams
+        return [StreamInfo(stream=s, pattern=streams.describe(s)) for s in streams.match(topic_filter)]
+
+    def visible(self, stream: int, watermark: int) -> int:
+        """Streams without hashes are in order of positions, and show everything."""
+        ordered = not self._streams.keys(stream).epochs.position_bits
+        return watermark if ordered else super().visible(stream, watermark)
+
+    def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
+        """A place is an epoch and what is read of it."""
+        return Place.before(self._streams.keys(stream).epochs, position).encode()
+
+    # --- reading ---
+
+    def next(
+        self,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        *,
+        limit: int,
+        limit_bytes: int,
+        bound: int,
+        deadline: float | None,
+    ) -> SlabStep:
+        """Walk and leap from the place on until there are enough rows."""
+        try:
+            keys = self._streams.keys(stream)
+        except KeyError as bad:
+            raise ValueError(f"there is no stream {stream}") from bad
+        limits = _Limits(rows=limit, bytes=limit_bytes, keys=sys.maxsize, deadline=deadline)
+        read = self._read(stream, topic_filter, Place.decode(keys.epochs, place), bound, limits)
+        positions = keys.positions(read.keys)
+        rows = read_rows(read.values, positions, self._number)
+        chosen = _matching(keys, topic_filter, rows)
+        if len(chosen) < len(rows):
+            rows, positions = [rows[row] for row in chosen], positions[chosen]
+        batch = batch_of(rows, positions, self._shard)
+        self.counters.rows += len(batch)
+        return SlabStep(batch=batch, place=read.place.encode(), exhausted=read.exhausted)
+
+    def _read(self, stream: int, topic_filter: TopicFilter, place: Place, bound: int, limits: _Limits) -> _Read:
+        """Read on until there is enough, or nothing left up to the bound."""
+        taken, keys = _Taken(limits), self._streams.keys(stream)
+        hashes = self._streams.hashes(stream, topic_filter)
+        for span in place.spans(bound):
+            for found in self._walk(keys, keys.filter(hashes, span), span, limits.rows - len(taken.keys)):
+                count = taken.take(found)
+                if count < len(found.keys):
+                    after = keys.decode(found.keys[count])
+                elif taken.enough:
+                    after = found.after
+                else:
+                    continue
+                return _Read(taken.keys, taken.values, place.moved(after, bound), exhausted=False)
+        return _Read(taken.keys, taken.values, place.done(bound), exhausted=True)
+
+    def _walk(self, keys: StreamKeys, let_through: KeyFilter, span: Span, rows: int) -> Iterator[_Found]:
+        """Yield the keys of a span that a filter lets through, of which not more than so many rows are wanted."""
+        at = let_through.ratchet(span.start)
+        while at is not None and at < span.end:
+            leap = None
+            self.counters.seeks += 1
+            limit = rows if let_through.free else None
+            for chunk in self._engine.scan(KEYS, keys.encode(at), keys.encode(span.end), limit=limit):
+                found, idle = self._look(keys, let_through, chunk)
+                yield found
+                if idle >= _LEAP:
+                    leap = let_through.ratchet(found.after)
+                    break
+            at = leap
+
+    def _look(self, keys: StreamKeys, let_through: KeyFilter, chunk: list[Pair]) -> tuple[_Found, int]:
+        """Return what a list of pairs holds, and how many keys of no use it ends with."""
+        stored, values = zip(*chunk, strict=True)
+        chosen = let_through.select(stored)
+        self.counters.visited += len(chunk)
+        self.counters.skipped += len(chunk) - len(chosen)
+        after = keys.decode(stored[-1]) + 1
+        if len(chosen) == len(chunk):
+            return _Found(stored, values, len(chunk), after), 0
+        some = _Found([stored[at] for at in chosen], [values[at] for at in chosen], len(chunk), after)
+        return some, len(chunk) - 1 - chosen[-1] if chosen else len(chunk)
+
+    # --- deleting ---
+
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        """Read as for `next`, a bounded number of keys a step, and delete what matches."""
+        limits = _Limits(rows=_LOOKED_AT, bytes=_DELETED_BYTES, keys=_LOOKED_AT, deadline=None)
+        for stream in self._streams.match(topic_filter):
+            keys = self._streams.keys(stream)
+            place, exhausted = Place.before(keys.epochs, first), False
+            while not exhausted:
+                read = self._read(stream, topic_filter, place, last, limits)
+                yield self._deletion(keys, topic_filter, read)
+                place, exhausted = read.place, read.exhausted
+
+    def _deletion(self, keys: StreamKeys, topic_filter: TopicFilter, read: _Read) -> DeleteStep:
+        rows = read_rows(read.values, keys.positions(read.keys), self._number)
+        chosen = _matching(keys, topic_filter, rows)
+        write = WriteBatch()
+        for row in chosen:
+            write.delete(KEYS, read.keys[row])
+        return DeleteStep(write=write, messages=len(chosen), freed=sum(len(read.values[row]) for row in chosen))
+
+    # --- care ---
+
+    def learned(self) -> Iterator[TopicNode]:
+        """Yield the trie's nodes."""
+        return self.trie.describe()
+
+    def info(self) -> SlabInfo:
+        """Streams, and the size of the trie."""
+        return SlabInfo(streams=len(self._streams), details={"trie nodes": self.trie.nodes})
+
+    def verify(self, bound: int) -> Iterator[Damage | int]:
+        """Decode every message, and make its key anew of its topic and its position."""
+        first, end = (encode_generation(number) for number in (self._generation, self._generation + 1))
+        for chunk in self._engine.scan(KEYS, first, end):
+            yield from self._verify(chunk, bound)
+
+    def _verify(self, pairs: list[Pair], bound: int) -> Iterator[Damage | int]:
+        """Check messages all at once and, where that fails, one by one."""
+        try:
+            yield sum(self._check(*of_stream, bound) for of_stream in groupby(pairs, self._streams.stream_of))
+        except (CorruptionError, NewerFormatError) as bad:  # the latter from a damaged version byte
+            if len(pairs) > 1:
+                for pair in pairs:
+                    yield from self._verify([pair], bound)
+            else:
+                place = f"shard {self._shard}, generation {self._generation}, key {pairs[0][0].hex()}"
+                yield Damage(place=place, reason=bad.reason if isinstance(bad, CorruptionError) else str(bad))
+
+    def _check(self, stream: int, pairs: Iterable[Pair], bound: int) -> int:
+        """Return how many of a stream's messages are up to a bound; all of those are good."""
+        stored, values = map(list, zip(*pairs, strict=True))
+        try:
+            keys = self._streams.keys(stream)
+        except KeyError:
+            raise CorruptionError(f"there is no stream {stream}") from None
+        if any(len(key) != keys.width for key in stored):
+            raise CorruptionError(f"not a key of stream {stream}")
+        positions = keys.positions(stored)
+        seen = np.flatnonzero(positions <= np.uint64(max(bound, 0))).tolist()
+        if not seen:
+            return 0
+        stored, values, positions = [stored[row] for row in seen], [values[row] for row in seen], positions[seen]
+        topics = [row.topic for row in read_rows(values, positions, self._number)]
+        if any(self._streams.find(topic) != stream for topic in set(topics)):
+            raise CorruptionError(f"its topic is not of stream {stream}")
+        made = self._streams.pack(self._streams.parts(topics, stream), positions)
+        if [key for _, keys_made in made for key in keys_made] != stored:
+            raise CorruptionError("its key is not that of its topic")
+        return len(stored)
+
+
+def _matching(keys: StreamKeys, topic_filter: TopicFilter, rows: Sequence[Row]) -> Sequence[int]:
+    """Return the indexes of the rows whose topics match."""
+    if keys.covered(topic_filter):
+        return range(len(rows))
+    matches = topic_filter.matches
+    verdicts = {topic: matches(topic) for topic in {row.topic for row in rows}}
+    return [index for index, row in enumerate(rows) if verdicts[row.topic]]

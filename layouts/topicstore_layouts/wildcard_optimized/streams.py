@@ -1,0 +1,228 @@
+"""Which bit fields the keys of a stream have, and what a topic and a topic filter put into them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from topicstore.columns import Column, Constant, Indices, to_list
+from topicstore.engine import encode_generation
+from topicstore.positions import COUNTER_BITS, Positions
+from topicstore.topics import TopicFilter
+
+from topicstore_layouts.learned import LearnedTopics
+
+from .keymapper import KeyFilter, KeyMapper, Range, Source
+from .place import Epochs, Span
+
+__all__ = ["MOST_LEVELS", "KeyOptions", "StreamKeys", "Streams"]
+
+MOST_LEVELS = 10
+"""Varying levels of a pattern that get bits of a key: the first ones."""
+_POSITION_BITS = 64
+_EVERY_POSITION = 0, (1 << _POSITION_BITS) - 1
+_CACHED = 65_536
+"""Topics whose part of a key is remembered, 129 bytes each and their names."""
+Parts = npt.NDArray[np.uint64]
+"""A row a topic, each as `_TOPIC` has it."""
+_TOPIC = struct.Struct(f"={2 + MOST_LEVELS}Q")
+"""A topic's part of its keys: index, number of hashes, the hashes."""
+
+
+@attrs.frozen(kw_only=True)
+class KeyOptions:
+    """What all keys of a slab have in common."""
+
+    index_bytes: int
+    epoch_bits: int
+    level_bits: int
+
+
+class StreamKeys:
+    """The keys of one stream."""
+
+    def __init__(
+        self,
+        prefix: bytes,
+        mapper: KeyMapper,
+        epochs: Epochs,
+        varying: Sequence[int],
+        pattern: Sequence[str] | None,
+    ) -> None:
+        self.epochs = epochs
+        self.varying = varying
+        """Which levels of the topics have bits."""
+        self.pattern = pattern
+        """Levels of the topic filter that describes the stream; None for the one of topics of any kind."""
+        self.mapper = mapper
+        self.head = len(prefix)
+        """Bytes in front of those that the mapper makes."""
+        self.width = len(prefix) + mapper.width
+        self._first = int.from_bytes(prefix, "big") << mapper.bits
+
+    def encode(self, key: int) -> bytes:
+        """Return the stored form of a mapper's key, or of the end behind the last one."""
+        return (self._first + key).to_bytes(self.width, "big")
+
+    def decode(self, stored: bytes) -> int:
+        """Return the mapper's key of a stored one."""
+        return int.from_bytes(stored[self.head :], "big")
+
+    def positions(self, stored: Sequence[bytes]) -> Positions:
+        """Return the positions in stored keys."""
+        rows = np.frombuffer(b"".join(stored), dtype=np.uint8).reshape(len(stored), self.width)
+        return self.mapper.unpack(rows[:, self.head :], 0)
+
+    def filter(self, hashes: Sequence[Range], span: Span) -> KeyFilter:
+        """Return what lets through the keys of a span whose hashes are within these ranges."""
+        return self.mapper.filter([_EVERY_POSITION if span.whole else (span.first, span.last), *hashes])
+
+    def covered(self, topic_filter: TopicFilter) -> bool:
+        """Say whether every topic of the stream is known to match, without a look at it."""
+        pattern = self.pattern
+        if pattern is None or (pattern[0][0:1] == "$" and topic_filter.levels[0] in ("+", "#")):
+            return False
+        for depth, level in enumerate(topic_filter.levels):
+            if level == "#":
+                return True
+            if depth == len(pattern) or pattern[depth] == "#" or level not in ("+", pattern[depth]):
+                return False
+        return len(pattern) == len(topic_filter.levels)
+
+
+class Streams:
+    """The streams of a slab: those of the learned structure, as far as there are indexes for them.
+
+    The highest index serves all streams that have none of their own: there, keys are positions.
+    """
+
+    def __init__(self, generation: int, trie: LearnedTopics, options: KeyOptions) -> None:
+        self._trie = trie
+        self._options = options
+        self._prefix = encode_generation(generation)
+        self._shared = (1 << 8 * options.index_bytes) - 1
+        self._mappers = [_mapper(levels, options) for levels in range(MOST_LEVELS + 1)]
+        self._keys: dict[int, StreamKeys] = {}
+        self._topics: dict[str, bytes] = {}
+
+    # --- streams ---
+
+    def __len__(self) -> int:
+        """Return the number of streams."""
+        return min(len(self._trie), self._shared)
+
+    def match(self, topic_filter: TopicFilter) -> list[int]:
+        """Return the streams whose topics may match."""
+        return list(dict.fromkeys(min(stream, self._shared) for stream in self._trie.match(topic_filter)))
+
+    def find(self, topic: str) -> int | None:
+        """Return the stream of a topic; None if it leads nowhere."""
+        stream = self._trie.find(topic)
+        return None if stream is None else min(stream, self._shared)
+
+    def stream_of(self, pair: tuple[bytes, bytes]) -> int:
+        """Return the stream in a stored key, which comes with its value."""
+        return int.from_bytes(pair[0][len(self._prefix) :][: self._options.index_bytes], "big")
+
+    def describe(self, stream: int) -> str:
+        """Return the topic filter that all topics of a stream match."""
+        return "#" if stream == self._shared else self._trie.pattern(stream)
+
+    def keys(self, stream: int) -> StreamKeys:
+        """Return the keys of a stream. Raises `KeyError` for one that isn't there."""
+        keys = self._keys.get(stream)
+        if keys is None:
+            if not 0 < stream <= len(self):
+                raise KeyError(stream)
+            keys = self._keys[stream] = self._make_keys(stream)
+        return keys
+
+    def _make_keys(self, stream: int) -> StreamKeys:
+        shared = stream == self._shared
+        varying = () if shared else self._trie.varying(stream)[:MOST_LEVELS]
+        mapper = self._mappers[len(varying)]
+        low = COUNTER_BITS + self._options.epoch_bits if varying else 0
+        epochs = Epochs(low, mapper.bits - _POSITION_BITS + low)
+        prefix = self._prefix + stream.to_bytes(self._options.index_bytes, "big")
+        return StreamKeys(prefix, mapper, epochs, varying, None if shared else self._trie.pattern(stream).split("/"))
+
+    # --- filters ---
+
+    def hashes(self, stream: int, topic_filter: TopicFilter) -> list[Range]:
+        """Return what a filter wants of the hashes in a stream's keys."""
+        levels = topic_filter.levels
+        wanted = [levels[depth] if depth < len(levels) else "#" for depth in self.keys(stream).varying]
+        bits = self._options.level_bits
+        return [(0, (1 << bits) - 1) if level in ("+", "#") else (_hash(level, bits),) * 2 for level in wanted]
+
+    # --- topics ---
+
+    def pack(self, parts: Parts, positions: Positions) -> Iterator[tuple[Indices, list[bytes]]]:
+        """Yield the stored keys of messages: each time those of some, with their indexes, in order of keys."""
+        counts = parts[:, 1]
+        for count in np.unique(counts).tolist():
+            rows = np.flatnonzero(counts == count)
+            mapper = self._mappers[count]
+            part = parts[rows]
+            body = mapper.pack([positions[rows], *part[:, 2 : 2 + count].T])
+            keys = self._stored(part[:, 0], body)
+            order = np.argsort(keys.view(f"S{keys.shape[1]}").ravel())
+            yield rows[order], keys[order].view(f"V{keys.shape[1]}").ravel().tolist()
+
+    def _stored(self, indexes: npt.NDArray[np.uint64], body: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        size = self._options.index_bytes
+        stored = np.empty((len(body), len(self._prefix) + size + body.shape[1]), dtype=np.uint8)
+        stored[:, : len(self._prefix)] = np.frombuffer(self._prefix, dtype=np.uint8)
+        stored[:, len(self._prefix) : len(self._prefix) + size] = (
+            indexes.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - size :]
+        )
+        stored[:, len(self._prefix) + size :] = body
+        return stored
+
+    def learn(self, topics: Column) -> Parts:
+        """Return each topic's part of its key; streams are learned where topics are new. For the writer alone."""
+        names = [topics.value] if isinstance(topics, Constant) else to_list(topics)
+        try:
+            joined = b"".join(map(self._topics.__getitem__, names))
+        except KeyError:
+            self._learn(names)
+            joined = b"".join(map(self._topics.__getitem__, names))
+        parts = np.frombuffer(joined, dtype=np.uint64).reshape(len(names), -1)
+        return np.repeat(parts, len(topics), axis=0) if isinstance(topics, Constant) else parts
+
+    def parts(self, topics: Sequence[str], stream: int) -> Parts:
+        """Return the parts of topics of one stream."""
+        known = {topic: self._part(topic, stream) for topic in set(topics)}
+        return np.frombuffer(b"".join(map(known.__getitem__, topics)), dtype=np.uint64).reshape(len(topics), -1)
+
+    def _learn(self, names: Iterable[str]) -> None:
+        """Put all of these topics into memory, in place of all others if it is full."""
+        distinct = dict.fromkeys(names)
+        missing = [name for name in distinct if name not in self._topics]
+        if len(self._topics) + len(missing) > _CACHED:
+            self._topics, missing = {}, list(distinct)
+        for name, stream in zip(missing, self._trie.learn_all(missing), strict=True):
+            self._topics[name] = self._part(name, min(stream, self._shared))
+
+    def _part(self, name: str, stream: int) -> bytes:
+        varying = self.keys(stream).varying
+        levels, bits = name.split("/"), self._options.level_bits
+        hashes = [_hash(levels[depth], bits) for depth in varying]
+        return _TOPIC.pack(stream, len(varying), *hashes, *(0,) * (MOST_LEVELS - len(varying)))
+
+
+def _hash(level: str, bits: int) -> int:
+    return xxhash.xxh3_64_intdigest(level.encode()) >> 64 - bits
+
+
+def _mapper(levels: int, options: KeyOptions) -> KeyMapper:
+    """Return what makes the keys of a stream with some varying levels; dimension 0 is the position."""
+    if not levels:
+        return KeyMapper([Source(0, 0, _POSITION_BITS)])
+    low = COUNTER_BITS + options.epoch_bits
+    hashes = [Source(1 + level, 0, options.level_bits) for level in range(levels)]
+    return KeyMapper([Source(0, low, _POSITION_BITS - low), *hashes, Source(0, 0, low)])
