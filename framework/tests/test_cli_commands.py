@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore import errors
 from topicstore.cli import cli
 from topicstore.cli.exits import failure
+from topicstore.cli.rows import encode_lines
 from topicstore.engine import DATA, WriteBatch
+from topicstore.plugins import registry
 
 ROWS = [ts.Message(f"fleet/{n % 3}/speed", b"%d" % n, f"bus-{n % 5}", timestamp=1_000_000 * n) for n in range(60)]
 
@@ -105,6 +108,7 @@ def test_info(db: Path) -> None:
         "messages",
         "live_bytes",
         "disk_bytes",
+        "compaction_failure",
         "generations",
         "shards",
         "created_with",
@@ -159,6 +163,66 @@ def test_generations(db: Path) -> None:
     run("generations", "drop", db, 1, code=2)  # nobody can be asked here
     run("generations", "drop", db, 9, "--yes", code=2)
     run("generations", "add", db, "--layout", "nonsense", code=2)
+
+
+def test_replays_cross_generations_of_other_layouts(db: Path, tmp_path: Path) -> None:
+    """A change of layout is a new generation: what comes before and behind it is read in one order."""
+    layouts = ["reference", *sorted(set(registry().layouts()) - {"reference"})]
+    for number, layout in enumerate(layouts, 1):
+        run("generations", "add", db, "--layout", layout)
+        later = 60_000_000 * number
+        more = [msgspec.structs.replace(row, timestamp=(row.timestamp or 0) + later) for row in ROWS]
+        (tmp_path / "more.jsonl").write_bytes(encode_lines(more))
+        run("import", db, tmp_path / "more.jsonl")
+    times = [row["timestamp"] for row in map(json.loads, run("replay", db).stdout.splitlines())]
+    assert [1_000_000 * second for second in range(60 * (len(layouts) + 1))] == times
+    read = document("explain", db, "fleet/1/speed", "--start", "1970-01-01T00:01:00Z")
+    assert set(layouts) == {slab["layout"] for slab in read["slabs"]}
+    assert 20 * len(layouts) == read["messages"]
+    assert {"it ended before the start"} == {slab["reason"] for slab in read["unread"]}
+
+
+def test_options_of_generations(db: Path) -> None:
+    """Defaults are shown too; without any given, the layout's current ones stay."""
+    run("generations", "add", db, "--option", "level=5", "--option", "compression=zstd")
+    run("generations", "add", db)
+    run("generations", "add", db, "--layout", "reference")
+    run("generations", "add", db, "--layout", "block")
+    first, *changed, other, last = (one["options"] for one in document("generations", db)["generations"])
+    assert [{**first, "level": 5, "compression": "zstd"}] * 2 == changed
+    assert ({}, first) == (other, last)
+    assert first.keys() >= {"level", "compression", "thresholds"}
+    for command in ("generations", "info"):
+        shown = run(command, db).stdout
+        assert 2 == shown.count("level=5")
+        assert 4 == shown.count("thresholds=[100,20]")
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("colour=1", "'block' has no option 'colour'; it has: thresholds"),
+        ("level=high", "level"),
+        ("level=99", "'level' must be <= 19: 99"),
+        ("level=2.5", "level"),
+        ("thresholds=5", "thresholds"),
+        ("thresholds=[-1]", "thresholds is one number or more"),
+        ("thresholds=[]", "thresholds is one number or more"),
+        ("compression=rar", "compression"),
+        ("level", "is not NAME=VALUE"),
+    ],
+)
+def test_bad_options_of_generations(db: Path, option: str, says: str) -> None:
+    """One line that names the option; no generation was added."""
+    assert says in run("generations", "add", db, "--layout", "block", "--option", option, code=2).stderr
+    assert 1 == len(document("generations", db)["generations"])
+
+
+def test_info_shows_what_reading_counts(db: Path) -> None:
+    counted = {"seeks": 0, "visited": 0, "skipped": 0, "rows": 0}
+    assert [{"1": counted}] * 2 == [shard["reads"] for shard in document("info", db)["shards"]]
+    shown = run("info", db).stdout
+    assert all(name in shown for name in counted)
 
 
 def test_plugins() -> None:

@@ -87,14 +87,11 @@ class Explanation:
     """Choosing streams and finding the start in them; waiting for an epoch to end is a part of it."""
     seconds: float
     """All of it, from the call to the last `Message` object."""
+    rate: float
+    """Messages a second."""
     slabs: list[SlabCost]
     """That were read, by shard and generation."""
     unread: list[UnreadSlab]
-
-    @property
-    def rate(self) -> float:
-        """Return messages a second."""
-        return self.messages / self.seconds if self.seconds else 0.0
 
 
 @attrs.define
@@ -154,6 +151,7 @@ class _Run:
             batches=sum(fetches.batches for fetches in self._fetches.values()),
             planning_seconds=self._planning,
             seconds=self._seconds,
+            rate=self._messages / self._seconds,
             slabs=[
                 self._cost(key, *slabs[key], before[key], patterns.get(key, []))
                 for key in sorted(self._fetches.keys() & slabs.keys())
@@ -189,11 +187,14 @@ class _Run:
         """Make the next batch's messages; counting their bytes is our work, not the replay's."""
         began = perf_counter()
         batch = next(batches, None)
-        messages = [] if batch is None else batch.to_messages()
+        if batch is not None:
+            batch.to_messages()
         self._seconds += perf_counter() - began
-        self._messages += len(messages)
-        self._payload_bytes += sum(len(message.payload) for message in messages)
-        return batch is not None
+        if batch is None:
+            return False
+        self._messages += len(batch)
+        self._payload_bytes += batch.payload_bytes()
+        return True
 
     def _patterns(self) -> dict[_SlabKey, list[str]]:
         """Return the patterns of the streams that may match, by slab."""

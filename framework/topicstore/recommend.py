@@ -5,9 +5,9 @@ several times. Everything is interleaved, batch by batch and replay by replay, s
 disturbs the machine disturbs all layouts alike; of the replays, medians count.
 
 The rule. A layout's *total* is the time of its replays of the filters, each as often as it was
-given. The smallest total wins. Layouts within a tenth of it, or nearer to it than the replays
-themselves vary, are as fast; of these, the one wins that has the smallest product of the time to
-store a message, compaction included, and the bytes it takes. ``reference`` is measured, because
+given. The smallest total wins. Layouts within a tenth of it, or nearer to it than twice the standard
+error, are as fast; of these, the one wins that has the smallest product of the time to store a
+message, compaction included, and the bytes it takes. ``reference`` is measured, because
 all others must return as many messages as it does; it is there to be right, and never recommended.
 """
 
@@ -16,7 +16,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import hypot, sqrt
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -33,7 +34,7 @@ from .plugins import check_pair, load_target, registry
 from .positions import time_of
 from .topics import TopicFilter
 
-__all__ = ["Comparison", "LayoutFigures", "Question", "ReplayFigures", "compare", "representative_filters"]
+__all__ = ["Comparison", "LayoutFigures", "Question", "ReplayFigures", "choose", "compare", "representative_filters"]
 
 ORACLE = "reference"
 TIE = 1.1
@@ -46,9 +47,10 @@ SMALL_SECONDS = 0.005
 LATE_PART = 0.99
 """Of the sample lies before the late start."""
 
+_ERROR = 0.93
+"""Standard error of a median, by the distance of the quartiles over the root of the number, if errors are normal."""
 _TICK = 10_000
 """Microseconds by which the databases' clock moves on a batch, for messages that have no time of their own."""
-_ANY_SKEW = 9e8
 _MOST_LEVELS = 16
 """Of a topic that are tried as ``+``."""
 
@@ -71,8 +73,8 @@ class ReplayFigures:
     messages: int
     seconds: float
     """Median."""
-    spread: float
-    """Between the quartiles, in seconds."""
+    error: float
+    """Standard error of the median, in seconds, as the quartiles tell it."""
     rate: float
     """Messages a second."""
     runs: int
@@ -89,15 +91,15 @@ class LayoutFigures:
     """Messages a second."""
     compact_seconds: float
     bytes_per_message: float
-    """On disk after compaction; of the stored values, where the backend has no disk."""
+    """On disk after compaction, less what an empty database takes; of the values, where there is no disk."""
     delay_seconds: float
     """How long a message may stay hidden after it was stored: an epoch, where the layout has them."""
     replays: list[ReplayFigures]
     """By question."""
     total_seconds: float
     """Of the questions, each by its weight."""
-    spread_seconds: float
-    """Of that."""
+    error_seconds: float
+    """Standard error of that."""
     cost: float
     """Seconds to store and compact a message, times its bytes; decides between those as fast."""
 
@@ -144,10 +146,12 @@ def compare(
     """
     if not any(map(len, batches)):
         raise InvalidArgumentError("the sample has no messages")
+    if not filters:
+        raise InvalidArgumentError("without filters there is nothing to choose by")
     weights = Counter(TopicFilter(text).text for text in filters)
     usable, left_out = _layouts_on(backend)
     with contextlib.ExitStack() as stack:
-        bench = _Bench(stack, directory, usable, backend=backend, options=options)
+        bench = _Bench(stack, directory, usable, backend=backend, options=options, now=_latest(batches))
         progress("storing")
         late_start = bench.store(batches)
         progress("compacting")
@@ -159,7 +163,7 @@ def compare(
             progress(f"replaying {question.topic_filter}")
             bench.replay(question)
         layouts = sorted(bench.figures(questions), key=lambda one: one.total_seconds)
-    recommended, reason = _choose([one for one in layouts if one.layout != ORACLE])
+    recommended, reason = choose([one for one in layouts if one.layout != ORACLE])
     return Comparison(
         backend=backend,
         messages=sum(map(len, batches)),
@@ -196,13 +200,20 @@ def _layouts_on(backend: str) -> tuple[list[str], dict[str, str]]:
         try:
             check_pair(spec, layout)
             load_target(layout)
-        except (IncompatibleError, BackendUnavailableError) as unfit:
+        except (IncompatibleError, BackendUnavailableError, PluginError) as unfit:
             left_out[name] = str(unfit)
         else:
             usable.append(name)
     if not set(usable) - {ORACLE}:
         raise UnsupportedError(f"no layout to choose runs on {backend!r}: {'; '.join(left_out.values()) or 'none'}")
     return sorted(usable, key=lambda name: (name != ORACLE, name)), left_out
+
+
+def _latest(batches: Sequence[MessageBatch]) -> int:
+    """Return the present, or the latest time in the sample, so that nothing lies ahead of the clock."""
+    present = time.time_ns() // 1_000
+    times = (timestamp for batch in batches for timestamp in to_iterable(batch.timestamps) if timestamp is not None)
+    return max(present, max(times, default=0))
 
 
 # --- measuring ---
@@ -214,6 +225,8 @@ class _Contender:
 
     layout: str
     db: Database
+    empty_bytes: int
+    """On disk before anything was stored."""
     store_seconds: float = 0.0
     compact_seconds: float = 0.0
     delay_seconds: float = 0.0
@@ -243,7 +256,7 @@ class _Contender:
         info = self.db.info()
         replays = [self._replay_figures(question) for question in questions]
         weighted = [(question.weight, replay) for question, replay in zip(questions, replays, strict=True)]
-        bytes_per_message = (info.disk_bytes or info.live_bytes) / info.messages
+        bytes_per_message = (max(info.disk_bytes - self.empty_bytes, 0) or info.live_bytes) / info.messages
         return LayoutFigures(
             layout=self.layout,
             store_rate=info.messages / self.store_seconds,
@@ -252,19 +265,20 @@ class _Contender:
             delay_seconds=self.delay_seconds,
             replays=replays,
             total_seconds=sum(weight * replay.seconds for weight, replay in weighted),
-            spread_seconds=sum(weight * replay.spread for weight, replay in weighted),
+            error_seconds=hypot(*(weight * replay.error for weight, replay in weighted)),
             cost=(self.store_seconds + self.compact_seconds) / info.messages * bytes_per_message,
         )
 
     def _replay_figures(self, question: Question) -> ReplayFigures:
         messages, reads = self.found[question]
+        runs = len(self.times[question])
         lower, median, upper = np.quantile(self.times[question], (0.25, 0.5, 0.75)).tolist()
         return ReplayFigures(
             messages=messages,
             seconds=median,
-            spread=upper - lower,
+            error=_ERROR * (upper - lower) / sqrt(runs),
             rate=messages / median,
-            runs=len(self.times[question]),
+            runs=runs,
             reads=reads,
         )
 
@@ -280,35 +294,31 @@ class _Bench:
         *,
         backend: str,
         options: Mapping[str, Mapping[str, Any]] | None,
+        now: int,
     ) -> None:
-        self._now = time.time_ns() // 1_000
-        self._contenders = [
-            _Contender(
-                layout,
-                stack.enter_context(
-                    create(
-                        directory / f"{number}",
-                        backend=backend,
-                        layout=layout,
-                        timestamps="message",
-                        late="lift",
-                        max_skew=_ANY_SKEW,
-                        options=options,
-                        auto_compact=False,
-                        clock=lambda: self._now,  # the same for all, so that they give the same positions
-                    )
-                ),
+        self._now = now
+        self._contenders = []
+        for number, layout in enumerate(layouts):
+            db = create(
+                directory / f"{number}",
+                backend=backend,
+                layout=layout,
+                timestamps="message",
+                late="lift",
+                options=options,
+                auto_compact=False,
+                clock=lambda: self._now,  # the same for all, so that they give the same positions
             )
-            for number, layout in enumerate(layouts)
-        ]
+            stack.enter_context(db)
+            self._contenders.append(_Contender(layout, db, db.info().disk_bytes))
 
     def store(self, batches: Sequence[MessageBatch]) -> int:
         """Store the sample everywhere; return the time from which on its last part lies."""
         late_row = int(LATE_PART * sum(map(len, batches)))
         late_start = 0
-        for batch in filter(len, batches):
+        for number, batch in enumerate(filter(len, batches)):
             self._now += _TICK
-            for contender in self._contenders:
+            for contender in self._in_turn(number):
                 started = perf_counter()
                 result = contender.db.store(batch)
                 contender.store_seconds += perf_counter() - started
@@ -323,18 +333,24 @@ class _Bench:
             contender.compact_seconds = contender.db.compact().seconds
 
     def replay(self, question: Question) -> None:
-        """Replay everywhere several times, the layouts in turns, in both directions."""
+        """Replay everywhere several times, the layouts in turns."""
         counts = {contender.layout: contender.explain(question) for contender in self._contenders}
         expected = next(iter(counts.values()))
         for layout, count in counts.items():
             if count != expected:
+                since = f" since {question.start}" if question.start else ""
                 raise PluginError(
-                    f"layout {layout!r} returned {count:,} messages for {question.topic_filter!r} from "
-                    f"{question.start} on, where {next(iter(counts))!r} returned {expected:,}"
+                    f"layout {layout!r} returned {count:,} messages for {question.topic_filter!r}{since}, "
+                    f"where {next(iter(counts))!r} returned {expected:,}"
                 )
         for number in range(MOST_ROUNDS):
-            for contender in self._contenders[:: -1 if number % 2 else 1]:
+            for contender in self._in_turn(number):
                 contender.measure(question)
+
+    def _in_turn(self, number: int) -> Sequence[_Contender]:
+        """Begin with another each time: the first finds the messages, or the machine, colder."""
+        first = number % len(self._contenders)
+        return self._contenders[first:] + self._contenders[:first]
 
     def figures(self, questions: Sequence[Question]) -> list[LayoutFigures]:
         """Return what was measured of each."""
@@ -344,24 +360,38 @@ class _Bench:
 # --- choosing ---
 
 
-def _choose(layouts: Sequence[LayoutFigures]) -> tuple[LayoutFigures, str]:
+def choose(layouts: Sequence[LayoutFigures]) -> tuple[LayoutFigures, str]:
     """Return the best of layouts, smallest total first, and why."""
     fastest, *others = layouts
     if not others:
-        return fastest, f"{fastest.layout} is the only one there is"
+        return fastest, f"{fastest.layout} is the only layout to choose"
     equal = [fastest, *(one for one in others if _as_fast(one, fastest))]
     best = min(equal, key=lambda one: one.cost)
     total = f"{best.total_seconds * 1e3:,.2f} ms for all filters"
     if len(equal) > 1:
         rivals = _named(one for one in equal if one is not best)
-        return best, f"{total}, no slower than {rivals}, and the cheapest of them to store"
-    return best, f"{total}; next comes {_named(others[:1])}"
+        return best, f"{total}, as fast within 10 % or the noise as {rivals}; of these it costs least to store"
+    return best, f"{total}; the next is {_named(others[:1])}"
 
 
 def _as_fast(one: LayoutFigures, fastest: LayoutFigures) -> bool:
-    noise = one.spread_seconds + fastest.spread_seconds
+    noise = 2 * hypot(one.error_seconds, fastest.error_seconds)
     return one.total_seconds <= max(TIE * fastest.total_seconds, fastest.total_seconds + noise)
 
 
-def _named(layouts: Sequence[LayoutFigures]) -> str:
+def _named(layouts: Iterable[LayoutFigures]) -> str:
     return ", ".join(f"{one.layout} ({one.total_seconds * 1e3:,.2f} ms)" for one in layouts)
+
+
+def _caveats(best: LayoutFigures, questions: Sequence[Question]) -> Iterator[str]:
+    pairs = zip(questions, best.replays, strict=True)
+    empty = [question.topic_filter for question, replay in pairs if question.weight and not replay.messages]
+    if empty:
+        yield f"nothing in the sample matches {', '.join(empty)}"
+    if best.total_seconds < SMALL_SECONDS:
+        yield "the replays took too little time to tell layouts apart: take a larger sample"
+    elif (part := 2 * best.error_seconds / best.total_seconds) > TIE - 1:
+        yield f"the total is uncertain by {part:.0%}: measure on a quieter machine, or take a larger sample"
+    if best.delay_seconds:
+        delay = f"up to {best.delay_seconds:,.3g} s after it was stored"
+        yield f"{best.layout} shows a message once its epoch is over: {delay}"

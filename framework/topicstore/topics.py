@@ -72,6 +72,12 @@ class TopicFilter:
         """True if there is no wildcard in it: it matches the one topic that it spells."""
         return self._literal
 
+    def level(self, depth: int) -> str:
+        """Return what is asked of a level, counted from 0: its text, or ``+`` if it may be any, or missing."""
+        if depth < len(self.levels) and self.levels[depth] != "#":
+            return self.levels[depth]
+        return "+"
+
     def matches(self, topic: str) -> bool:
         """Say whether ``topic``, a valid topic name, matches."""
         if self._literal:

@@ -46,7 +46,7 @@ def explain(path: Path, topic_filter: str, start: int, until: int | None, *, ord
     with topicstore.open_existing(path, auto_compact=False) as db:
         found = db.explain(topic_filter, start, until, order=merged)
     if as_json:
-        display.print_json({"path": str(path), **attrs.asdict(found), "rate": found.rate})
+        display.print_json({"path": str(path), **attrs.asdict(found)})
         return
     out = display.console()
     _print_total(out, found)
@@ -63,11 +63,14 @@ def _print_total(out: Console, found: Explanation) -> None:
 
     from .display import fields, size, visible
 
-    reading = sum(slab.seconds for slab in found.slabs)
+    planning, reading = _ms(found.planning_seconds), _ms(sum(slab.seconds for slab in found.slabs))
     pairs = [
         ("messages", f"{found.messages:,}, with {size(found.payload_bytes)} of payloads, in {found.batches:,} batches"),
         ("took", f"{_ms(found.seconds)} ms" + (f": {found.rate:,.0f} messages a second" if found.messages else "")),
-        ("of that", f"planning {_ms(found.planning_seconds)} ms, reading {_ms(reading)} ms; the rest merges, and makes messages"),
+        (
+            "of that",
+            f"planning {planning} ms, reading {reading} ms; the rest merges, and makes messages",
+        ),
         ("order", "of time, over all streams and shards" if found.order else "each publisher's, in each topic"),
         ("from", format_time(found.start) if found.start else "the beginning"),
         ("until", "the end" if found.until is None else format_time(found.until)),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import click
+import msgspec
 
 import topicstore
 
 from .options import PATH, json_option, read_options
 from .times import format_time
 
-__all__ = ["generations"]
+__all__ = ["generations", "options_text"]
 
 
 class _ListByDefault(click.Group):
@@ -41,7 +44,7 @@ def list_(path: Path, *, as_json: bool) -> None:
     """List the generations in PATH, oldest first."""
     from . import display
 
-    with topicstore.open_existing(path) as db:
+    with topicstore.open_existing(path, auto_compact=False) as db:
         found = db.generations()
     if as_json:
         display.print_json({"path": str(path), "generations": [attrs.asdict(one) for one in found]})
@@ -50,7 +53,7 @@ def list_(path: Path, *, as_json: bool) -> None:
         (
             one.number,
             one.layout,
-            ", ".join(f"{name}={value}" for name, value in one.options.items()) or "-",
+            options_text(one.options),
             format_time(one.created)[:19] + "Z",
             "current" if one.sealed is None else format_time(one.sealed)[:19] + "Z",
             one.messages,
@@ -60,6 +63,15 @@ def list_(path: Path, *, as_json: bool) -> None:
     ]
     headers = ("generation>", "layout", "options", "created", "sealed", "messages>", "values>")
     display.console().print(display.make_table(*headers, rows=rows))
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Return options as they are written on a command line."""
+    return ", ".join(f"{name}={_value_text(value)}" for name, value in options.items()) or "-"
+
+
+def _value_text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 @generations.command()

@@ -11,12 +11,13 @@ import click
 import msgspec
 
 import topicstore
-from topicstore.layout import Damage
+from topicstore.layout import Damage, ReadCounters
 from topicstore.manifest import Manifest
 from topicstore.positions import time_of
-from topicstore.reports import DatabaseInfo, ShardInfo, VerifyReport
+from topicstore.reports import DatabaseInfo, VerifyReport
 
 from .exits import DAMAGED
+from .generations import options_text
 from .options import PATH, json_option
 from .times import TIME, TIME_HELP, format_time
 
@@ -35,7 +36,7 @@ def streams(path: Path, topic_filter: str, *, start: int, as_json: bool) -> None
     """List the streams in PATH that may hold messages whose topics match FILTER (default: #)."""
     from . import display
 
-    with topicstore.open_existing(path) as db:
+    with topicstore.open_existing(path, auto_compact=False) as db:
         found = db.streams(topic_filter, start)
     if as_json:
         display.print_json({"path": str(path), "filter": topic_filter, "streams": found})
@@ -52,7 +53,7 @@ def info(path: Path, *, as_json: bool) -> None:
     """Show what PATH is and holds: sizes, generations, shards."""
     from . import display
 
-    with topicstore.open_existing(path) as db:
+    with topicstore.open_existing(path, auto_compact=False) as db:
         found, manifest = db.info(), db.manifest
     if as_json:
         display.print_json({**msgspec.to_builtins(found), "created_with": attrs.asdict(manifest)})
@@ -103,6 +104,7 @@ def _print_generations(out: Console, found: DatabaseInfo) -> None:
         (
             generation.number,
             generation.layout,
+            options_text(generation.options),
             format_time(generation.created)[:19] + "Z",
             "current" if generation.sealed is None else format_time(generation.sealed)[:19] + "Z",
             generation.messages,
@@ -110,7 +112,7 @@ def _print_generations(out: Console, found: DatabaseInfo) -> None:
         )
         for generation in found.generations
     ]
-    headers = ("generation>", "layout", "created", "sealed", "messages>", "values>")
+    headers = ("generation>", "layout", "options", "created", "sealed", "messages>", "values>")
     out.print(make_table(*headers, title="Generations", rows=rows))
 
 
@@ -133,22 +135,20 @@ def _print_shards(out: Console, found: DatabaseInfo) -> None:
 
 
 def _print_reads(out: Console, found: DatabaseInfo) -> None:
-    """Show what the layouts say, and the counters since this opening where anything was counted."""
+    """Show what the layouts say, and what was counted since this opening."""
     from .display import make_table
 
     rows = [
-        (shard.number, number, slab.streams, _details(slab.details), _counted(shard, number))
+        (shard.number, number, slab.streams, _details(slab.details) or "-", *attrs.astuple(shard.reads[number]))
         for shard in found.shards
         for number, slab in shard.slabs.items()
     ]
-    out.print(make_table("shard>", "generation>", "streams>", "layout", "counted", title="Slabs", rows=rows))
+    counted = (f"{field.name}>" for field in attrs.fields(ReadCounters))
+    headers = ("shard>", "generation>", "streams>", "layout", *counted)
+    out.print(make_table(*headers, title="Slabs; reads are counted from the opening on", rows=rows))
     total = attrs.asdict(found.total)
     if any(total.values()):
         out.print(f"since it was opened: {_details(total)}", markup=False)
-
-
-def _counted(shard: ShardInfo, generation: int) -> str:
-    return _details({name: n for name, n in attrs.asdict(shard.reads[generation]).items() if n}) or "-"
 
 
 def _details(named: Mapping[str, str | int]) -> str:
@@ -164,7 +164,7 @@ def verify(ctx: click.Context, path: Path, *, as_json: bool) -> None:
     from . import display
 
     try:
-        with topicstore.open_existing(path) as db, display.bar("verifying") as bar:
+        with topicstore.open_existing(path, auto_compact=False) as db, display.bar("verifying") as bar:
             total = db.info().messages
             report = db.verify(lambda messages: bar.update(messages, total, messages))
     except topicstore.CorruptionError as bad:  # so damaged that it can't even be opened
