@@ -245,17 +245,20 @@ def compatible(topic_filter: TopicFilter, pattern: str) -> bool:
     mine, theirs = topic_filter.levels, pattern.split("/")
     if theirs[0] == "$+" and mine[0].startswith("$"):
         theirs[0] = mine[0]
-        theirs += ["#"] * (theirs[1:] == ["#"])  # TODO
+        if pattern == "$+/#":  # maybe of all topics that begin with `$`
+            return True
     if theirs[-1] == "#" and len(mine) >= len(theirs):
         theirs = [*theirs[:-1], *["+"] * (len(mine) - len(theirs) + 1)]
     return len(mine) == len(theirs) and all(a == b or "+" in (a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 @quick
-@given(st.lists(topics(), max_size=20), thresholds, st.data())
-def test_match_is_tight_without_rest(taught: list[str], limits: tuple[int, ...], data: st.DataObject) -> None:
+@given(st.lists(topics(), max_size=20), thresholds, capacities, st.data())
+def test_match_is_tight_without_rest(
+    taught: list[str], limits: tuple[int, ...], capacity: int, data: st.DataObject
+) -> None:
     """A filter of levels and `+` gets only streams whose pattern fits it; an exact one gets one at most."""
-    trie = learned(taught, *limits)
+    trie = learned(taught, *limits, capacity=capacity)
     for topic in taught[:5]:
         topic_filter = TopicFilter(data.draw(filters_of(topic).filter(lambda text: not text.endswith("#"))))
         matched = trie.match(topic_filter)
@@ -264,16 +267,17 @@ def test_match_is_tight_without_rest(taught: list[str], limits: tuple[int, ...],
 
 
 @quick
-@given(st.lists(topics(), max_size=20), thresholds, st.lists(topics(), max_size=9))
-def test_find_learns_nothing(taught: list[str], limits: tuple[int, ...], asked: list[str]) -> None:
+@given(st.lists(topics(), max_size=20), thresholds, capacities, st.lists(topics(), max_size=9))
+def test_find_learns_nothing(taught: list[str], limits: tuple[int, ...], capacity: int, asked: list[str]) -> None:
     """It says where a topic is or would go, if there is such a stream."""
-    trie = learned(taught, *limits)
+    trie = learned(taught, *limits, capacity=capacity)
     before = len(trie), trie.nodes
     found = {topic: trie.find(topic) for topic in [*taught, *asked, "/".join(["a"] * 40)]}
     assert before == (len(trie), trie.nodes)
     assert {topic: trie.learn(topic) for topic in taught} == {topic: found[topic] for topic in taught}
     for topic, stream in found.items():
-        assert ([] if stream is None else [stream]) == learned(taught, *limits).match(TopicFilter(topic))
+        again = learned(taught, *limits, capacity=capacity)
+        assert ([] if stream is None else [stream]) == again.match(TopicFilter(topic))
 
 
 def test_match_of_an_exact_filter_is_its_one_stream() -> None:
@@ -289,56 +293,223 @@ def test_rest_matches_the_level_above() -> None:
     assert [1, 2] == trie.match(TopicFilter("a/#"))
 
 
+@quick
+@given(st.lists(topics(), max_size=20), thresholds, capacities)
+def test_levels_say_what_varies(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
+    """They are those of the pattern, with `+` for `$+`; what varies are the indexes of `+`."""
+    trie = learned(taught, *limits, capacity=capacity)
+    for topic in taught:
+        stream = trie.learn(topic)
+        levels, own = trie.levels(stream), topic.split("/")
+        assert trie.pattern(stream).replace("$+", "+") == "/".join(levels)
+        assert tuple(depth for depth, level in enumerate(levels) if level == "+") == trie.varying(stream)
+        assert all(level in ("+", "#", own[depth]) for depth, level in enumerate(levels) if depth < len(own))
+
+
+@quick
+@given(st.lists(topics(), max_size=20), thresholds, capacities)
+def test_it_describes_itself(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
+    """Every node once, its parent before it, and every stream with its pattern."""
+    trie = learned(taught, *limits, capacity=capacity)
+    found = list(trie.describe())
+    assert trie.nodes - 2 == len(found) == len({node.path for node in found})
+    before: set[tuple[str, ...]] = {(), ("$+",)}  # the latter is no node where it is above a `#`
+    for node in found:
+        assert node.path[:-1] in before
+        before.add(node.path)
+    streams = {node.stream: "/".join(node.path) for node in found if node.stream is not None}
+    assert {stream: trie.pattern(stream) for stream in range(1, len(trie) + 1)} == streams
+
+
+def test_what_it_describes() -> None:
+    """Static levels, wildcards, and where nothing ends."""
+    trie = learned(["a", "a/b", "a/c", "$SYS/x", "$SYS/y"], 1)
+    assert [
+        TopicNode(path=("a",), stream=1),
+        TopicNode(path=("+",), stream=None),
+        TopicNode(path=("a", "b"), stream=2),
+        TopicNode(path=("a", "+"), stream=3),
+        TopicNode(path=("$SYS",), stream=None),
+        TopicNode(path=("$+",), stream=None),
+        TopicNode(path=("$SYS", "x"), stream=4),
+        TopicNode(path=("$SYS", "+"), stream=5),
+    ] == list(trie.describe())
+
+
+@pytest.mark.parametrize("stream", [-1, 0, 3])
+def test_streams_that_are_not_there(stream: int) -> None:
+    """They have neither pattern nor levels."""
+    trie = learned(["a", "b"], 9)
+    assert stream not in trie
+    for ask in (trie.pattern, trie.levels, trie.varying):
+        with pytest.raises(KeyError):
+            ask(stream)
+
+
+# --- many at once -------------------------------------------------------------------
+
+
+@quick
+@given(st.lists(st.lists(topics(), max_size=20), max_size=4), thresholds, capacities)
+def test_many_are_learned_as_one_by_one(batches: list[list[str]], limits: tuple[int, ...], capacity: int) -> None:
+    """From any iterable, and again from what is remembered."""
+    one, other = (learned([], *limits, capacity=capacity) for _ in range(2))
+    for batch in [*batches, *batches]:
+        assert [one.learn(topic) for topic in batch] == other.learn_all(iter(batch))
+
+
+def test_more_topics_than_are_remembered() -> None:
+    """They keep their streams, and take no more memory."""
+    trie = learned([], 100, 20)
+    first = [f"fleet/region-{number % 3}/bus-{number}/temp" for number in range(70_000)]
+    streams = trie.learn_all(first)
+    tracemalloc.start()
+    for start in range(70_000, 210_000, 10_000):
+        trie.learn_all(f"fleet/region-{number % 3}/bus-{number}/temp" for number in range(start, start + 10_000))
+    trie.learn_all(f"{number}/{'x' * 10_000}" for number in range(10_000))
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert streams == trie.learn_all(first)
+    assert 3 * 21 + 99 + 1 == len(trie)
+    assert grown < 20e6
+
+
+# --- floods -------------------------------------------------------------------------
+
+
+def test_what_has_no_room_ends_in_rest_whatever_follows() -> None:
+    """A filter finds the `#` of each node that it passes, not that of the one it ends at."""
+    trie = learned([], 9, capacity=2)
+    assert ["a/b", "a/#", "a/#", "#", "$+/#"] == patterns(trie, ["a/b", "a/c", "a/d/e", "x", "$SYS/x"])
+    exact, below, other, dollar = 1, 2, 3, 4
+    asked = {
+        "a/b": [exact],
+        "a/c": [below],
+        "a/d/+/f": [below],
+        "+/c": [below, other],
+        "a/+": [exact, below],
+        "a/#": [exact, below],
+        "a": [],
+        "+": [other],
+        "b/#": [other],
+        "a/b/#": [exact],
+        "a/b/c": [],
+        "#": [exact, below, other],
+        "$a": [dollar],
+        "$a/b/#": [dollar],
+    }
+    assert asked == {text: trie.match(TopicFilter(text)) for text in asked}
+    found = {"a": None, "a/z/z": below, "z": other, "a/b/c": None, "$": dollar}
+    assert found == {topic: trie.find(topic) for topic in found}
+    assert ("+", "#") == trie.levels(dollar)
+
+
+def test_a_flood_stops_at_the_room_there_is() -> None:
+    """Beyond it there is one node more for each that has it, and no stream beyond that."""
+    known = ["/".join(levels) for levels in itertools.product(map(str, range(30)), repeat=3)]
+    trie = learned(known, 100, capacity=1_000)
+    streams = {topic: trie.find(topic) for topic in known[:900]}
+    for topic in [*known, *(f"{topic}/{rest}" for topic in known for rest in ("x", "y/z"))]:
+        trie.learn(topic)
+    assert 1_900 < trie.nodes <= 2 * (1_000 + 2)
+    assert len(trie) <= trie.nodes - 2
+    before = trie.nodes, len(trie)
+    trie.learn_all(f"flood/{number}/of/{number}" for number in range(10_000))
+    trie.learn_all(f"{number}/{number}" for number in range(30, 10_000))
+    assert before == (trie.nodes, len(trie))
+    assert streams == {topic: trie.learn(topic) for topic in streams}
+
+
+def test_long_tokens_take_more_room() -> None:
+    """One more for every 64 bytes of UTF-8."""
+    trie = learned([], 9, capacity=10)
+    assert [text := "é" * 100, "#"] == patterns(trie, [text, "b" * 384])  # 1 + 3, and 7 of the 6 that are left
+    trie = learned([], 9, capacity=10)
+    assert [text, "b" * 383, "#"] == patterns(trie, [text, "b" * 383, "c"])
+
+
+def test_the_longest_tokens_take_bounded_memory() -> None:
+    """65,535 bytes each, in characters of which one makes a token four times as large in memory."""
+    tracemalloc.start()
+    trie = learned([], 10_000)
+    for number in range(500):
+        trie.learn(f"\U0001f68c{'x' * 65_526}{number:05}")
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "#" == trie.pattern(len(trie))
+    assert 65 == len(trie)
+    assert taken < 4 * 65_536 * 64 + 65_536 * 64 + 1e6  # the tokens, and what is to be saved
+
+
+@quick
+@given(st.lists(topics(), max_size=30), thresholds, capacities, capacities)
+def test_the_room_may_change(taught: list[str], limits: tuple[int, ...], before: int, after: int) -> None:
+    """More or less of it at the next loading: no topic moves, and what comes next finds a stream."""
+    engine = MemoryEngine(KEYSPACES)
+    trie = learned(taught, *limits, capacity=before)
+    known = {topic: trie.learn(topic) for topic in taught}
+    save(trie, engine)
+    loaded = LearnedTopics.load(engine, GENERATION, limits, after)
+    loaded.learn_all(f"{topic}/more" for topic in taught)
+    assert known == {topic: loaded.learn(topic) for topic in taught}
+    save(loaded, engine)
+    again = LearnedTopics.load(engine, GENERATION, limits, before)
+    assert known == {topic: again.learn(topic) for topic in taught}
+
+
 # --- keeping ------------------------------------------------------------------------
 
 Step = tuple[str, str]
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("learn"), topics()),
-        st.tuples(st.just("learn"), topics()),
-        st.tuples(st.sampled_from(["save", "save unheard", "lose", "reopen"]), st.just("")),
+        st.tuples(st.sampled_from(["learn", "learn and save", "save and learn"]), topics()),
+        st.tuples(st.sampled_from(["save unheard", "lose", "reopen"]), st.just("")),
     ),
     max_size=40,
 )
 
 
 @quick
-@given(steps, thresholds)
-def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[int, ...]) -> None:
+@given(steps, thresholds, capacities)
+def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[int, ...], capacity: int) -> None:
     """Whatever is learned, saved, lost and loaded: what was committed with a stream stays in it."""
     engine = MemoryEngine(KEYSPACES)
-    trie = learned([], *limits)
+    trie = learned([], *limits, capacity=capacity)
     known: dict[str, int] = {}
     committed: dict[str, int] = {}
     for step, topic in sequence:
         write = WriteBatch()
-        match step:
-            case "learn":
-                assert known.setdefault(topic, trie.learn(topic)) == trie.learn(topic)
-            case "lose":  # the write fails, and the process lives on
-                trie.save(write)
-            case "reopen":
-                trie = LearnedTopics.load(engine, GENERATION, limits)
-                known = dict(committed)
-            case _:
-                trie.save(write)
-                engine.write(write)
-                committed = dict(known)
-                if step == "save":
-                    trie.saved()
+        if step.startswith("learn"):
+            assert known.setdefault(topic, trie.learn(topic)) == trie.learn(topic)
+        if step == "reopen":
+            trie = LearnedTopics.load(engine, GENERATION, limits, capacity)
+            known = dict(committed)
+        if "save" in step:
+            trie.save(write)
+            engine.write(write)
+            committed = dict(known)
+        if step == "save and learn":  # before the first hears that it was committed
+            known.setdefault(topic, trie.learn(topic))
+        if step in ("learn and save", "save and learn"):
+            trie.saved()
+        if step == "lose":  # the write fails, and the process lives on
+            trie.save(write)
         assert known == {topic: trie.learn(topic) for topic in known}
-    again = LearnedTopics.load(engine, GENERATION, limits)
+    again = LearnedTopics.load(engine, GENERATION, limits, capacity)
     assert committed == {topic: again.learn(topic) for topic in committed}
 
 
 @quick
-@given(st.lists(topics(), max_size=15), st.lists(topics(), max_size=15), thresholds)
-def test_a_loaded_trie_goes_on_as_the_saved_one(first: list[str], then: list[str], limits: tuple[int, ...]) -> None:
-    """Saved at any point, it learns the same streams from the same topics, and needs no more room."""
+@given(st.lists(topics(), max_size=15), st.lists(topics(), max_size=15), thresholds, capacities)
+def test_a_loaded_trie_goes_on_as_the_saved_one(
+    first: list[str], then: list[str], limits: tuple[int, ...], capacity: int
+) -> None:
+    """Saved at any point, it learns the same streams from the same topics, and has as much room left."""
     engine = MemoryEngine(KEYSPACES)
-    trie = learned(first, *limits)
+    trie = learned(first, *limits, capacity=capacity)
     save(trie, engine)
-    loaded = LearnedTopics.load(engine, GENERATION, limits)
+    loaded = LearnedTopics.load(engine, GENERATION, limits, capacity)
     assert (len(trie), trie.nodes) == (len(loaded), loaded.nodes)
     for topic in [*then, *first]:
         assert trie.learn(topic) == loaded.learn(topic)
@@ -362,6 +533,17 @@ def test_unsaved_is_put_again_until_saved() -> None:
     third = WriteBatch()
     trie.save(third)
     assert not third
+
+
+def test_saved_is_what_was_put_last() -> None:
+    """What was learned after that is put the next time."""
+    trie = learned(["a"], 9)
+    trie.save(WriteBatch())
+    trie.learn("b")
+    trie.saved()
+    write = WriteBatch()
+    trie.save(write)
+    assert [EDGE + u32(0) + b"b", LEAF + u32(3)] == [key for _, key, _ in write.operations]
 
 
 def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
@@ -426,6 +608,32 @@ def test_levels_beyond_the_32nd_are_not_inherited() -> None:
     assert 2 == inherited(learned([deep], 9), 9).nodes
 
 
+def test_what_a_flood_left_is_not_inherited() -> None:
+    """Neither its `#`, nor wildcards that need more than half of the room: those of the upper levels go first."""
+    parent = learned(["a/b/c", "x", "a/e/f", "a/e/g"], 2, 1, capacity=8)
+    described = ["a", "a/b", "a/+", "a/b/c", "a/b/+", "x", "+", "a/+/f", "a/+/#"]
+    assert described == ["/".join(node.path) for node in parent.describe()]
+    child = LearnedTopics(GENERATION + 1, (2, 1), 8)
+    child.inherit(parent)
+    assert ["+", "a", "a/+"] == ["/".join(node.path) for node in child.describe()]
+
+
+@quick
+@given(st.lists(topics(), max_size=30), thresholds, capacities, capacities)
+def test_half_of_the_room_is_not_inherited(
+    taught: list[str], limits: tuple[int, ...], capacity: int, room: int
+) -> None:
+    """Whatever the parent was; what is inherited are wildcards of it, and nodes on the way to them."""
+    parent = learned(taught, *limits, capacity=capacity)
+    child = LearnedTopics(GENERATION + 1, limits, room)
+    child.inherit(parent)
+    assert child.nodes - 2 <= room - room // 2
+    paths = {node.path for node in child.describe()}
+    assert paths <= {node.path for node in parent.describe() if node.path[-1] != "#"}
+    ways = {path for path in paths if path[-1] not in ("+", "$+")}
+    assert all(any(path[: len(way)] == way for path in paths - ways) for way in ways)
+
+
 @quick
 @given(st.lists(topics(), max_size=30), thresholds, st.lists(topics(), max_size=10))
 def test_an_heir_has_its_parents_wildcards(taught: list[str], limits: tuple[int, ...], then: list[str]) -> None:
@@ -467,6 +675,7 @@ def test_an_heir_of_an_heir() -> None:
         (LEAF + u32(9), u32(2)),
         (LEAF + u32(0), u32(2)),
         (LEAF + b"", u32(2)),
+        (EDGE + u32(0) + b"x", u32(5)),
     ],
 )
 def test_damage_is_found_when_it_is_loaded(key: bytes, value: bytes) -> None:
@@ -479,6 +688,20 @@ def test_damage_is_found_when_it_is_loaded(key: bytes, value: bytes) -> None:
     write.put(META, key, seal(key, value))
     engine.write(write)
     with pytest.raises(CorruptionError, match="learned topics"):
+        LearnedTopics.load(engine, GENERATION, (9,))
+
+
+@pytest.mark.parametrize(("parent", "token"), [(2, "+"), (4, "x"), (4, "+"), (4, "#")])
+def test_wildcards_that_can_not_be(parent: int, token: str) -> None:
+    """Not two at a node, and nothing below a `#`."""
+    engine = MemoryEngine(KEYSPACES)
+    save(learned(["a/b", "a/c"], 9, capacity=2), engine)
+    assert seal(EDGE + u32(2) + b"#", u32(4)) == engine.get(META, EDGE + u32(2) + b"#")
+    write = WriteBatch()
+    key = EDGE + u32(parent) + token.encode()
+    write.put(META, key, seal(key, u32(5)))
+    engine.write(write)
+    with pytest.raises(CorruptionError, match=r"learned topics: node . (has two wildcards|can't be a child)"):
         LearnedTopics.load(engine, GENERATION, (9,))
 
 

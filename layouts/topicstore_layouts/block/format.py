@@ -385,8 +385,12 @@ class Block:
         if self._payloads is None:
             _, _, codec, size = self._sizes
             raw = decompress(codec, self._parts[1], size)
-            return PackedPayloads(raw, self._numbers(self._columns().lengths))
+            return PackedPayloads(raw, self.sizes())
         return self._payloads
+
+    def sizes(self) -> Constant[int] | Array:
+        """Return the bytes of each payload."""
+        return self._numbers(self._columns().lengths)
 
     def _numbers(self, packed: _Numbers) -> Constant[int] | Array:
         return Constant(packed, self.rows) if isinstance(packed, int) else self._array(packed)

@@ -13,7 +13,7 @@ from topicstore.columns import Coded, Column, Constant, Indices, LazyColumn, con
 
 from topicstore_layouts.names import texts_of
 
-from .format import Block
+from .format import Array, Block
 
 __all__ = ["Rows", "gather"]
 
@@ -71,14 +71,14 @@ def _arrow(block: Block, rows: Rows) -> pa.Array:
     return array if rows is None else array.take(pa.array(rows))
 
 
-def gather(found: Sequence[tuple[Block, Rows]], shard: int) -> MessageBatch:
-    """Return rows of frames, of one or more, in order of position."""
+def gather(found: Sequence[tuple[Block, Rows]], shard: int) -> tuple[MessageBatch, Array]:
+    """Return rows of frames, of one or more, in order of position; and the bytes of each row's payload."""
     positions = [block.positions() for block, _ in found]
     columns = [_picked(column, found) for column in zip(*map(_columns, found, positions), strict=True)]
     at = _joined(_picked(positions, found))
     order = np.argsort(at)
-    topics, clients, qos, retain, timestamps, properties = columns
-    return MessageBatch(
+    topics, clients, qos, retain, timestamps, properties, sizes = columns
+    batch = MessageBatch(
         topics=take(_names(topics), order),
         payloads=_Payloads(_Parts(found), order),
         client_ids=take(_names(clients), order),
@@ -89,6 +89,7 @@ def gather(found: Sequence[tuple[Block, Rows]], shard: int) -> MessageBatch:
         positions=at[order],
         shards=Constant(shard, len(order)),
     )
+    return batch, take(_joined(sizes), order)
 
 
 def _columns(found: tuple[Block, Rows], positions: Any) -> tuple[Column, ...]:
@@ -100,6 +101,7 @@ def _columns(found: tuple[Block, Rows], positions: Any) -> tuple[Column, ...]:
         block.retain(),
         block.timestamps(positions),
         block.properties(),
+        block.sizes(),
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import attrs
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
-from topicstore.columns import Coded, Column, Constant, Indices, take, to_iterable
+from topicstore.columns import Coded, Column, Constant, Indices, take
 from topicstore.engine import Engine, Reader
 from topicstore.errors import CorruptionError
 from topicstore.layout import ReadCounters
@@ -68,8 +68,19 @@ class _Kept:
     last: int
     """to here were looked at."""
     batch: MessageBatch
-    bytes: int
-    """Of payloads, at most."""
+    sizes: Array
+    """Bytes of the payloads of all rows up to each."""
+
+    def bytes(self, start: int, stop: int) -> int:
+        """Return the bytes of some rows' payloads."""
+        return int(self.sizes[stop - 1]) - self._before(start) if start < stop else 0
+
+    def rows_within(self, start: int, limit_bytes: int) -> int:
+        """Return how many rows from a row on have so many bytes of payloads together; at least one."""
+        return int(np.searchsorted(self.sizes[start:], self._before(start) + limit_bytes)) + 1
+
+    def _before(self, row: int) -> int:
+        return int(self.sizes[row - 1]) if row else 0
 
     def rows(self, at: int, bound: int) -> tuple[int, int]:
         """Return the first row at or behind a position, and the one behind the last up to another."""
@@ -158,9 +169,8 @@ class Reading:
                 raise CorruptionError(bad.reason, self.segments.place(segment.end, number)) from bad
             if not isinstance(rows, bool):
                 found.append((block, rows))
-        batch = gather(found, self.shard) if found else MessageBatch.empty()
-        size = sum(block.payload_bytes for block, _ in found)
-        return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, size)
+        batch, sizes = gather(found, self.shard) if found else (MessageBatch.empty(), np.empty(0, dtype=np.int64))
+        return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, np.cumsum(sizes))
 
     def keep(self, key: tuple[int, int, str], kept: _Kept) -> None:
         """Keep what was found, and let the oldest go."""
@@ -290,22 +300,13 @@ class SegmentPiece(Piece):
         ask, key = self._ask, (self.last, self._ask.stream, self._ask.topic_filter.text)
         kept = self._find()
         start, stop = kept.rows(ask.at, ask.bound)
-        batch = kept.batch[start : min(stop, start + limit)]
-        self.bytes = kept.bytes
-        if kept.bytes > limit_bytes:
-            batch, self.bytes = _within(batch, limit_bytes)
-        if start + len(batch) < stop:
+        cut = min(stop, start + limit, start + kept.rows_within(start, limit_bytes))
+        self.bytes = kept.bytes(start, cut)
+        if cut < stop:
             self._reading.keep(key, kept)
-            return batch, int(batch.positions[-1]) + 1
+            return kept.batch[start:cut], int(kept.batch.positions[cut - 1]) + 1
         self._reading.forget(key)
-        return batch, min(self.last, ask.bound) + 1
-
-
-def _within(batch: MessageBatch, limit_bytes: int) -> tuple[MessageBatch, int]:
-    """Return the first rows, at least one, until their payloads have so many bytes; and how many they have."""
-    ends = np.cumsum(np.fromiter(map(len, to_iterable(batch.payloads)), np.int64, len(batch)))
-    rows = int(np.searchsorted(ends, limit_bytes)) + 1
-    return batch[:rows], int(ends[min(rows, len(ends)) - 1]) if len(ends) else 0
+        return kept.batch[start:cut], min(self.last, ask.bound) + 1
 
 
 def _pick(column: Column, rows: Indices | None) -> Column:
