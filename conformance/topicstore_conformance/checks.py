@@ -13,7 +13,16 @@ from topicstore import Message, MessageId
 
 from .model import Model, in_order
 
-__all__ = ["check_all", "check_publishers", "check_replay", "drain", "quick_directory", "replayed", "rows_of"]
+__all__ = [
+    "check_all",
+    "check_publishers",
+    "check_replay",
+    "drain",
+    "follow_epochs",
+    "quick_directory",
+    "replayed",
+    "rows_of",
+]
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[MessageId, Message]]:
@@ -69,9 +78,18 @@ def check_all(db: ts.Database, model: Model) -> None:
     assert {shard: dict(db.state(shard).scan()) for shard in model.state} == model.state
     info = db.info()
     assert len(model.rows) == info.messages
+    follow_epochs(db, model)
     assert model.last == {shard.number: shard.last_position for shard in info.shards}
     report = db.verify()
     assert (len(model.rows), []) == (report.messages, report.damages)
+
+
+def follow_epochs(db: ts.Database, model: Model) -> None:
+    """Move the model's last positions where a reader had an epoch ended: to the epoch's end, and nowhere else."""
+    for shard in db.shards:
+        ended = model.last[shard.number] | (shard.slab(shard.current).epoch - 1)
+        if shard.last_position == ended:
+            model.last[shard.number] = ended
 
 
 def drain(

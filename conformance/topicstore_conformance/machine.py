@@ -16,11 +16,12 @@ import topicstore as ts
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore import Message, MessageId, StateWrite
+from topicstore.plugins import registry
 
 from . import strategies
-from .checks import check_all, check_replay, drain, quick_directory
+from .checks import check_all, check_replay, drain, follow_epochs, quick_directory
 from .model import Model, Row, match
-from .pairs import Pair, layouts_on, small_options
+from .pairs import Pair, layouts_on, quick_options, small_options
 
 __all__ = ["DatabaseMachine"]
 
@@ -74,6 +75,7 @@ class DatabaseMachine(RuleBasedStateMachine):
             late=late,
             max_skew=_SKEW,
             options={self.pair.layout: self.pair.small()} if small else None,
+            auto_compact=False,
             clock=lambda: self.now,
         )
         self.model = Model(
@@ -221,7 +223,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         """Begin a generation, with the same layout or another."""
         layouts = layouts_on(self.pair.backend)
         layout = (self.pair.layout, layouts[len(self.model.rows) % len(layouts)])[which]
-        options = small_options(layout) if small else {}
+        options = small_options(layout) if small else quick_options(layout)
         assert self.model.add_generation(layout) == self.db.add_generation(layout, options)
 
     @rule(number=st.integers(-1, 8))
@@ -318,7 +320,7 @@ class DatabaseMachine(RuleBasedStateMachine):
             assert (row.message, row.shard, row.generation) == (message, place[0], place[1])
             assert match(consumer.topic_filter, message.topic)
             assert row.position >= max(0, consumer.start) << 11
-        if "position_order" in self.pair.capabilities:
+        if "position_order" in registry().layout(self.model.generations[place[1]].layout).capabilities:
             positions = [id_.position for id_, _ in rows]
             assert sorted(positions) == positions
         consumer.seen.extend(id_ for id_, _ in rows)
@@ -328,6 +330,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     def catch_up(self, data: st.DataObject, limit: int) -> None:
         """A consumer lists streams again and reads all of them: then it has seen all there is."""
         consumer = data.draw(st.sampled_from(self.consumers))
+        self.db.replay("#")  # waits until nothing is hidden any more
         self._list_streams(consumer)
         for place, saved in sorted(consumer.places.items()):
             if self.model.generations[place[1]].dropped:
@@ -350,8 +353,17 @@ class DatabaseMachine(RuleBasedStateMachine):
         future = any(last >> 11 > self.now + 1_000 for last in self.model.last.values())
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            self.db = ts.open(self.directory / "db", clock=lambda: self.now)
+            self.db = ts.open(self.directory / "db", clock=lambda: self.now, auto_compact=False)
         assert future == bool(told)
+
+    @rule()
+    def compact(self) -> None:
+        """Bring everything into the form that is read fastest: nothing changes but bytes."""
+        before = self.db.info()
+        report = self.db.compact()
+        after = self.db.info()
+        assert (before.live_bytes, after.live_bytes) == (report.live_bytes_before, report.live_bytes_after)
+        assert before.messages == after.messages
 
     @rule()
     def verify(self) -> None:
@@ -372,4 +384,5 @@ class DatabaseMachine(RuleBasedStateMachine):
         """The numbers of messages and of the last positions are always right."""
         if hasattr(self, "db"):
             assert len(self.model.rows) == sum(generation.messages for generation in self.db.generations())
+            follow_epochs(self.db, self.model)
             assert self.model.last == {shard.number: shard.last_position for shard in self.db.shards}

@@ -23,7 +23,7 @@ from topicstore.options import make_options
 from topicstore.plugins import check_pair, load_target, registry
 from topicstore.specs import PluginSpec
 
-__all__ = ["Pair", "absent", "layouts_on", "pairs"]
+__all__ = ["Pair", "absent", "layouts_on", "pairs", "quick_options", "small_options"]
 
 
 @attrs.frozen(order=True)
@@ -38,9 +38,12 @@ class Pair:
     def __str__(self) -> str:
         return f"{self.backend}-{self.layout}"
 
-    def open(self, path: Path, **arguments: Any) -> ts.Database:
-        """Open a database of this pair."""
-        return ts.open(path, backend=self.backend, layout=self.layout, **arguments)
+    def open(
+        self, path: Path, *, options: Mapping[str, Mapping[str, Any]] | None = None, **arguments: Any
+    ) -> ts.Database:
+        """Open a database of this pair; unless told otherwise, with options that let tests run fast."""
+        merged = {self.layout: quick_options(self.layout), **(options or {})}
+        return ts.open(path, backend=self.backend, layout=self.layout, options=merged, **arguments)
 
     def small(self) -> dict[str, Any]:
         """Return options with which the layout learns from a handful of topics, if it learns at all."""
@@ -60,11 +63,19 @@ class Pair:
         return bool(db.streams("no such topic/was ever/published to"))
 
 
+def quick_options(layout: str) -> dict[str, Any]:
+    """Return options with which nobody waits: epochs of a millisecond, if the layout has epochs."""
+    return _known(layout, {"epoch_bits": 10})
+
+
 def small_options(layout: str) -> dict[str, Any]:
-    """Return options with which a layout learns from a handful of topics, if it learns at all."""
+    """Return options with which a layout learns from a handful of topics, and hashes collide, if it does either."""
+    return _known(layout, {"thresholds": [3, 2], "epoch_bits": 10, "bits_per_topic_level": 2})
+
+
+def _known(layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
     known = {field.name for field in attrs.fields(load_target(registry().layout(layout)).Options)}
-    small: Mapping[str, Any] = {"thresholds": [3, 2]}
-    return {name: value for name, value in small.items() if name in known}
+    return {name: value for name, value in options.items() if name in known}
 
 
 def _reason(spec: PluginSpec) -> str | None:

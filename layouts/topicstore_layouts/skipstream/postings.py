@@ -11,7 +11,6 @@ place of keys, because a seek costs as much as reading dozens of entries.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 
 import attrs
 import numpy as np
@@ -24,7 +23,6 @@ __all__ = ["Postings", "Stretch", "common"]
 _WORTH = 3
 """Index entries that are read in the time that it takes to fetch a message by its key."""
 _NONE: Positions = np.empty(0, dtype=np.uint64)
-_position = itemgetter(2)
 
 
 @attrs.frozen
@@ -82,7 +80,7 @@ class Postings:
         if chunk is None:
             self.last = self._bound
             return
-        more = np.fromiter((_position(key) for key, _ in chunk), np.uint64, len(chunk))
+        more = np.array([key[2] for key, _ in chunk], dtype=np.uint64)
         self._counters.visited += len(chunk)
         self.positions = np.concatenate([self.positions, more]) if len(self.positions) else more
         self.last = int(more[-1])

@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from operator import itemgetter
 
 import attrs
 import numpy as np
@@ -48,8 +47,6 @@ _DENSE = 2
 """Messages that are read in passing in the time that it takes to fetch one by its key."""
 _SAMPLE = 64
 """Candidates above which it is worth finding out how dense they are."""
-
-_position = itemgetter(2)
 
 
 @attrs.frozen
@@ -104,12 +101,13 @@ class SkipstreamSlab(Slab):
         """Put each message and its entries, and what was learned."""
         streams, counts, hashes = self._entries.learn(batch.topics)
         positions = np.asarray(batch.positions, dtype=np.uint64)
-        for key, value in zip(self._keys(streams, positions), encode_rows(batch, self._slab), strict=True):
-            write.put(DATA, key, value)
+        values = encode_rows(batch, self._slab)
+        write.operations.extend(zip(repeat(DATA), self._keys(streams, positions), values, strict=False))
+        write.size += sum(map(len, values))
         # In order, because the engine then finds each one's place near that of the one before.
         order = np.argsort(hashes, kind="stable")
-        for key in self._keys(hashes[order], np.repeat(positions, counts)[order]):
-            write.put(INDEX, key, b"")
+        entries = self._keys(hashes[order], np.repeat(positions, counts)[order])
+        write.operations.extend(zip(repeat(INDEX), entries, repeat(b""), strict=False))
         self.trie.save(write)
 
     def committed(self) -> None:
@@ -197,7 +195,7 @@ class SkipstreamSlab(Slab):
                 if size >= most_bytes:
                     break
             whole = len(pairs) < most and size < most_bytes
-            positions = np.fromiter((_position(key) for key, _ in pairs), np.uint64, len(pairs))
+            positions = np.array([key[2] for key, _ in pairs], dtype=np.uint64)
             end = last if whole else int(positions[-1])
             yield _Helping(positions, [value for _, value in pairs], end)
             first = end + 1
@@ -229,7 +227,7 @@ class SkipstreamSlab(Slab):
         keys = [key for chunk in sample for key, _ in chunk]
         if len(keys) < _FETCHED_FIRST:
             return False
-        span: int = _position(keys[-1]) - first + 1
+        span: int = keys[-1][2] - first + 1
         return len(keys) * (last - first + 1) <= _DENSE * len(positions) * span
 
     def _key(self, query: _Query, position: int) -> tuple[int, int, int]:
@@ -237,6 +235,8 @@ class SkipstreamSlab(Slab):
 
     def _choose(self, query: _Query, helping: _Helping) -> _Chosen:
         """Return the messages of a helping that match."""
+        if not helping.values:
+            return _Chosen([], helping.positions, [])
         self.counters.visited += len(helping.values)
         rows = read_rows(helping.values, helping.positions, self._slab)
         sizes = list(map(len, helping.values))
