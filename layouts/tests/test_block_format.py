@@ -19,15 +19,26 @@ from topicstore import Properties
 from topicstore.columns import Constant, to_list
 from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.positions import COUNTER_BITS, MAX_TIME
-from topicstore_conformance.strategies import properties
+from topicstore_conformance.strategies import properties, topics
 from topicstore_layouts.block.codec import CODECS, Compressor, decompress
-from topicstore_layouts.block.format import MIXED, Block, Columns, encode_block
+from topicstore_layouts.block.format import (
+    MIXED,
+    Block,
+    Columns,
+    block_seed,
+    encode_block,
+    encode_frame,
+    frame_seed,
+)
 from topicstore_layouts.block.layout import BlockOptions
 from topicstore_layouts.block.payloads import PackedPayloads
+from topicstore_layouts.names import coded
 
-HEADER = struct.Struct("<BBBxIIIIIQQ")
-VERSION, HEAD_CODEC, PAYLOAD_CODEC, ROWS, STREAM, HEAD_SIZE, RAW_HEAD, RAW_PAYLOADS, BASE, FIRST = range(10)
+HEADER = struct.Struct("<BBBBIIIIIQQ")
+VERSION, HEAD_CODEC, PAYLOAD_CODEC, FLAGS, ROWS, STREAM, HEAD_SIZE, RAW_HEAD, RAW_PAYLOADS, BASE, FIRST = range(11)
 BODY = HEADER.size + 8
+SLAB = 3 << 32 | 7
+FIRST_END = 1 << 60
 
 every_codec = pytest.mark.parametrize("codec", CODECS)
 careful = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -41,7 +52,12 @@ def rows_of(columns: Columns) -> dict[str, list[Any]]:
 def encoded(columns: Columns, codec: str = "none", *, stream: int = 5, gap: int = 0, above: int = 0) -> bytes:
     """Return a block whose batch began ``gap`` positions before it and whose key ends ``above`` higher."""
     base, last = int(columns.positions[0]) - gap, int(columns.positions[-1]) + above
-    return encode_block(columns, stream, base, last, Compressor(codec, 3))
+    return encode_block(columns, stream, base, block_seed(last, SLAB), Compressor(codec, 3))
+
+
+def opened(value: bytes, last: int) -> Block:
+    """Open a block under its key."""
+    return Block(value, last, block_seed(last, SLAB))
 
 
 def columns_of(payloads: list[bytes], first: int = 1 << 60, **other: Any) -> Columns:
@@ -78,6 +94,16 @@ def formed(draw: st.DrawFn, source: random.Random, rows: int, highest: int, *, k
 
 
 @st.composite
+def names(draw: st.DrawFn, source: random.Random, rows: int) -> Any:
+    """Make a column of names: as numbers, or as texts, one of them or several."""
+    form = draw(st.sampled_from(["numbers", "numbers", "text", "texts"]))
+    if form == "numbers":
+        return draw(formed(source, rows, 2**32 - 1))
+    texts = draw(st.lists(topics(), min_size=1, max_size=4))
+    return Constant(texts[0], rows) if form == "text" else coded([source.choice(texts) for _ in range(rows)])
+
+
+@st.composite
 def blocks(draw: st.DrawFn, row_counts: st.SearchStrategy[int]) -> Columns:
     """Make columns of all forms; a seed drawn by Hypothesis fills them."""
     rows, source = draw(row_counts), random.Random(draw(st.integers(0, 2**32)))
@@ -103,8 +129,8 @@ def blocks(draw: st.DrawFn, row_counts: st.SearchStrategy[int]) -> Columns:
         payloads[source.randrange(rows)] = source.randbytes(draw(st.sampled_from([65_535, 65_536, 70_000])))
     return Columns(
         positions,
-        draw(formed(source, rows, 2**32 - 1)),
-        draw(formed(source, rows, 2**32 - 1)),
+        draw(names(source, rows)),
+        draw(names(source, rows)),
         draw(formed(source, rows, 2)),
         draw(formed(source, rows, 1, kind=bool)),
         times,
@@ -117,13 +143,14 @@ def blocks(draw: st.DrawFn, row_counts: st.SearchStrategy[int]) -> Columns:
 def check_round_trip(columns: Columns, codec: str, stream: int, gap: int, above: int) -> None:
     gap = min(gap, int(columns.positions[0]))
     value = encoded(columns, codec, stream=stream, gap=gap, above=above)
-    block = Block(value, int(columns.positions[-1]) + above)
+    block = opened(value, int(columns.positions[-1]) + above)
     assert (len(columns.positions), stream) == (block.rows, block.stream)
     assert (int(columns.positions[0]) - gap, int(columns.positions[0])) == (block.base, block.first)
     expected, found = rows_of(columns), rows_of(block.columns())
     assert expected == found
     assert {bool} == set(map(type, found["retain"]))
     assert msgspec.msgpack.encode(expected["payloads"]) == bytes(block.payloads()._raw)
+    assert (False, expected["sizes"]) == (block.frame, to_list(block.sizes()))
 
 
 @every_codec
@@ -136,6 +163,44 @@ def test_what_goes_in_comes_out(codec: str) -> None:
         check_round_trip(columns, codec, stream, gap, above)
 
     check()
+
+
+@every_codec
+def test_frames_keep_any_order(codec: str) -> None:
+    """Rows in order of topic have positions in none, and nothing about them is lost."""
+
+    @careful
+    @given(blocks(st.integers(1, 20)), st.randoms(use_true_random=False), st.integers(0, 9))
+    def check(columns: Columns, source: random.Random, number: int) -> None:
+        end = int(columns.positions.max()) + 3
+        order = list(range(len(columns.positions)))
+        source.shuffle(order)
+        shuffled = columns.take(np.array(order, dtype=np.intp))
+        seed = frame_seed(end, number, SLAB)
+        value = encode_frame(shuffled, 6, 1, seed, Compressor(codec, 3))
+        block = Block(value, end, seed)
+        assert rows_of(shuffled) == rows_of(block.columns())
+        assert (True, 6, 1, end) == (block.frame, block.stream, block.base, block.last)
+        assert (int(columns.positions.min()), len(order)) == (block.first, block.rows)
+
+    check()
+
+
+def test_frames_of_one_run_of_positions_need_none() -> None:
+    """One topic, stored without a break: its positions count up, and take no room."""
+    columns = columns_of([b"x"] * 1_000, topics=Constant("a/b", 1_000))
+    seed = frame_seed(1 << 61, 0, SLAB)
+    value = encode_frame(columns, 1, 1, seed, Compressor("none", 0))
+    assert len(value) < BODY + 3 + 3 * 1_000 + 40
+    assert rows_of(columns) == rows_of(Block(value, 1 << 61, seed).columns())
+
+
+def test_texts_of_a_block_are_those_it_needs() -> None:
+    """A part of a batch keeps none of the other parts' names."""
+    columns = columns_of([b""] * 100, topics=coded([f"topic/{number}" for number in range(100)]))
+    few = opened(encoded(columns.window(3, 5)), (1 << 60) + 4).topics()
+    assert ["topic/3", "topic/4"] == few.texts.values.tolist() == to_list(few)
+    assert Constant == type(opened(encoded(columns.window(7, 8)), (1 << 60) + 7).topics())
 
 
 @every_codec
@@ -155,7 +220,7 @@ def test_more_rows_than_a_short_array_has() -> None:
     for rows in (65_535, 65_536):
         payloads = [bytes((number & 0xFF,)) * (number % 3) for number in range(rows)]
         columns = columns_of(payloads)
-        block = Block(encoded(columns), int(columns.positions[-1]))
+        block = opened(encoded(columns), int(columns.positions[-1]))
         few = np.array([rows - 1, 0, 255, 65_000])
         assert [payloads[row] for row in few] == block.payloads().pick(few)
         assert payloads == block.payloads().toarrow().to_pylist()
@@ -166,7 +231,7 @@ def test_more_rows_than_a_short_array_has() -> None:
 def test_any_kind_of_bytes_can_be_read(kind: Callable[[bytes], bytes]) -> None:
     """Engines may give views of memory of their own."""
     columns = columns_of([b"a" * 200, b"b"])
-    assert rows_of(columns) == rows_of(Block(kind(encoded(columns)), int(columns.positions[-1])).columns())
+    assert rows_of(columns) == rows_of(opened(kind(encoded(columns)), int(columns.positions[-1])).columns())
 
 
 def test_one_row_of_a_megabyte() -> None:
@@ -174,7 +239,7 @@ def test_one_row_of_a_megabyte() -> None:
     payload = random.Random(1).randbytes(1 << 20)
     columns = columns_of([payload])
     for codec in CODECS:
-        assert [payload] == Block(encoded(columns, codec), 1 << 60).payloads().tolist()
+        assert [payload] == opened(encoded(columns, codec), 1 << 60).payloads().tolist()
 
 
 def test_constant_columns_take_no_room() -> None:
@@ -243,7 +308,7 @@ def sample() -> Columns:
 def restamp(fields: list[int], body: bytes, last: int) -> bytes:
     """Return a block with this header and a checksum that is right."""
     header = HEADER.pack(*fields)
-    return header + xxhash.xxh3_64_intdigest(header + body, seed=last).to_bytes(8, "little") + body
+    return header + xxhash.xxh3_64_intdigest(header + body, seed=block_seed(last, SLAB)).to_bytes(8, "little") + body
 
 
 def take_apart(value: bytes) -> tuple[list[int], bytes]:
@@ -255,14 +320,14 @@ def test_every_flipped_bit_is_found(codec: str) -> None:
     """The checksum covers all of a block; only the version byte may say that it is newer."""
     columns = sample()
     value, last = encoded(columns, codec), int(columns.positions[-1])
-    assert rows_of(columns) == rows_of(Block(value, last).columns())
+    assert rows_of(columns) == rows_of(opened(value, last).columns())
     damaged = bytearray(value)
     for place in range(len(value)):
         for bit in range(8):
             damaged[place] ^= 1 << bit
             error = NewerFormatError if place == 0 and damaged[0] > 1 else CorruptionError
             with pytest.raises(error):
-                Block(bytes(damaged), last)
+                opened(bytes(damaged), last)
             damaged[place] ^= 1 << bit
 
 
@@ -273,10 +338,10 @@ def test_every_truncation_is_found(codec: str) -> None:
     value, last = encoded(columns, codec), int(columns.positions[-1])
     for place in range(len(value)):
         with pytest.raises(CorruptionError):
-            Block(value[:place], last)
+            opened(value[:place], last)
     for longer in (value + b"\0", value + value):
         with pytest.raises(CorruptionError):
-            Block(longer, last)
+            opened(longer, last)
 
 
 def test_a_block_is_bound_to_its_key() -> None:
@@ -285,17 +350,40 @@ def test_a_block_is_bound_to_its_key() -> None:
     value, last = encoded(columns), int(columns.positions[-1])
     for wrong in (0, last - 1, last + 1, 2**64 - 1):
         with pytest.raises(CorruptionError, match="checksum"):
-            Block(value, wrong)
+            opened(value, wrong)
+    for slab in (0, SLAB - 1, SLAB + 1, SLAB + (1 << 32)):
+        with pytest.raises(CorruptionError, match="checksum"):
+            Block(value, last, block_seed(last, slab))
+
+
+def test_seeds_differ() -> None:
+    """A block, the frames of a segment and those of its neighbours in other slabs are never taken for each other."""
+    ends = [*range(20), FIRST_END, FIRST_END + 1, 2**64 - 1]
+    slabs = [0, 1, 2, 1 << 32, SLAB]
+    seeds = [block_seed(end, slab) for end in ends for slab in slabs]
+    seeds += [frame_seed(end, number, slab) for end in ends for slab in slabs for number in (*range(200), 2**32 - 1)]
+    assert len(seeds) == len(set(seeds))
+    assert max(seeds) < 2**64
+
+
+def test_flags_of_a_later_version() -> None:
+    """They are refused by name, not passed over."""
+    columns = sample()
+    fields, body = take_apart(encoded(columns))
+    for flags in (2, 3, 255):
+        fields[FLAGS] = flags
+        with pytest.raises(NewerFormatError, match=f"{flags:#x}"):
+            opened(restamp(fields, body, 9), 9)
 
 
 def test_a_newer_block_says_so() -> None:
     """Any higher version; a lower one was never written."""
     for version in (2, 3, 255):
         with pytest.raises(NewerFormatError, match=f"version {version}"):
-            Block(bytes((version,)) + encoded(sample())[1:], 1)
+            opened(bytes((version,)) + encoded(sample())[1:], 1)
     for value in (b"", b"\0", b"\1", b"\0" * 100):
         with pytest.raises(CorruptionError, match="not a block"):
-            Block(value, 1)
+            opened(value, 1)
 
 
 @every_codec
@@ -312,7 +400,7 @@ def test_hostile_sizes(codec: str, field: int) -> None:
     }:
         fields[field] = hostile
         with pytest.raises(CorruptionError):
-            Block(restamp(fields, body, last), last).columns()
+            opened(restamp(fields, body, last), last).columns()
 
 
 def test_the_restamped_block_is_good() -> None:
@@ -352,8 +440,9 @@ numbers = st.one_of(
     st.sampled_from([b"\0\1\2", b"\xff" * 3, b"\xff" * 12, b"\xff" * 24, b"\0" * 24]),
     st.none(),
 )
+hostile_names = numbers | st.tuples(st.lists(st.text(max_size=2), max_size=3), numbers)
 heads = st.tuples(
-    numbers, numbers, numbers, numbers, numbers,
+    numbers, hostile_names, hostile_names, numbers, numbers,
     st.none() | st.tuples(numbers, numbers),
     st.none() | st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=7), max_size=4),
     numbers,
@@ -361,15 +450,16 @@ heads = st.tuples(
 
 
 @settings(careful, max_examples=400)
-@given(heads | st.binary(max_size=20))
-def test_a_hostile_head(head: tuple[Any, ...] | bytes) -> None:
-    """A head that somebody made up either gives three rows of numbers or is damage; nothing else is raised."""
+@given(heads | st.binary(max_size=20), st.booleans())
+def test_a_hostile_head(head: tuple[Any, ...] | bytes, frame: bool) -> None:
+    """A head that somebody made up either gives three rows or is damage; nothing else is raised."""
     columns = columns_of([b"a", b"", b"b" * 300])
     fields, body = take_apart(encoded(columns))
     payloads = body[fields[HEAD_SIZE] :]
     made = head if isinstance(head, bytes) else msgspec.msgpack.encode(head)
     fields[HEAD_SIZE] = fields[RAW_HEAD] = len(made)
-    block = Block(restamp(fields, made + payloads, 9), 9)
+    fields[FLAGS] = frame
+    block = opened(restamp(fields, made + payloads, 9), 9)
     for read in (block.columns, lambda: block.payloads().toarrow(), lambda: block.payloads().pick(np.array([2]))):
         try:
             found = read()
@@ -385,7 +475,7 @@ def test_a_head_that_is_not_utf_8() -> None:
     fields, body = take_apart(encoded(columns))
     assert 1 == body.count(b"\1\2\3")
     with pytest.raises(CorruptionError, match="decoded"):
-        Block(restamp(fields, body.replace(b"\1\2\3", b"\xff\2\3"), 9), 9).columns()
+        opened(restamp(fields, body.replace(b"\1\2\3", b"\xff\2\3"), 9), 9).columns()
 
 
 # --- payloads -----------------------------------------------------------------------

@@ -163,11 +163,12 @@ def test_plus_is_no_child() -> None:
     assert 2 + 3 == trie.nodes
 
 
-def test_200_topics_make_few_streams() -> None:
-    """With the thresholds that the block layout has by default."""
-    trie = learned((f"fleet/eu/bus-{number}/speed" for number in range(200)), 100, 20)
+@pytest.mark.parametrize(("shape", "above"), [("fleet/{}", 1), ("fleet/eu/{}/speed", 2), ("$SYS/a/b/c/{}/d", 4)])
+def test_200_topics_make_few_streams(shape: str, above: int) -> None:
+    """With the thresholds that layouts have by default: 20 with a stream each, and one for the rest."""
+    trie = learned((shape.format(number) for number in range(200)), 100, 20)
     assert 21 == len(trie)
-    assert 2 + 2 + 2 * 21 == trie.nodes
+    assert 2 + above + 21 * (len(shape.split("/")) - above) == trie.nodes
 
 
 def test_levels_beyond_the_32nd_are_not_learned() -> None:
@@ -701,7 +702,18 @@ def test_wildcards_that_can_not_be(parent: int, token: str) -> None:
     key = EDGE + u32(parent) + token.encode()
     write.put(META, key, seal(key, u32(5)))
     engine.write(write)
-    with pytest.raises(CorruptionError, match=r"learned topics: node . (has two wildcards|can't be a child)"):
+    with pytest.raises(CorruptionError, match="besides its wildcard"):
+        LearnedTopics.load(engine, GENERATION, (9,))
+
+
+def test_a_tree_deeper_than_any_that_was_learned() -> None:
+    """Nobody's memory is filled by paths of thousands of levels."""
+    engine, write = MemoryEngine(KEYSPACES), WriteBatch()
+    for parent in (0, *range(2, 40)):
+        key = EDGE + u32(parent) + b"a"
+        write.put(META, key, seal(key, u32(max(parent, 1) + 1)))
+    engine.write(write)
+    with pytest.raises(CorruptionError, match="too deep"):
         LearnedTopics.load(engine, GENERATION, (9,))
 
 

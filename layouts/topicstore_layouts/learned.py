@@ -118,10 +118,12 @@ class LearnedTopics:
         for number, token, child in _entries(reader, trie._prefix + _EDGE):
             parent = nodes.get(number)
             # A node is younger than its parent, and has one: so a loaded trie is a tree, without cycles.
-            if parent is None or parent.wild is parent or child <= max(number, 1) or child in nodes:
+            if parent is None or child <= max(number, _FIRST_NODE - 1) or child in nodes:
                 raise _damaged(f"node {child} can't be a child of node {number}")
-            if parent.wild is not None and token in (_PLUS, _REST):
-                raise _damaged(f"node {number} has two wildcards")
+            if parent.wild is not None and (parent.wild is parent or token in (_PLUS, _REST)):
+                raise _damaged(f"node {number} can't have a child {token[:80]!r} besides its wildcard")
+            if len(parent.path) > MAX_LEVELS:
+                raise _damaged(f"node {child} is too deep")
             nodes[child] = trie._link(parent, token, child)
         trie._nodes = _in_order(nodes, 0, "nodes")
         ends: dict[int, _Node] = {}
@@ -287,17 +289,19 @@ class LearnedTopics:
     def match(self, topic_filter: TopicFilter) -> list[int]:
         """Return the streams whose topics may match, in order of their numbers."""
         with self._lock:
+            if topic_filter.text == _REST:  # all but what is below `$`, without a walk
+                hidden = {node.stream for node in _below([self._dollar])}
+                return [stream for stream in range(_FIRST_STREAM, len(self) + _FIRST_STREAM) if stream not in hidden]
             return sorted([node.stream for node in self._matching(topic_filter) if node.stream])
 
     def _matching(self, topic_filter: TopicFilter) -> list[_Node]:
         """Return the nodes at which matching topics may end."""
-        nodes, found = [self._root_of(topic_filter.text)], []
+        nodes = [self._root_of(topic_filter.text)]
+        found: list[_Node] = []
         for level in topic_filter.levels:
             if level == _REST:
-                while nodes:
-                    found += nodes
-                    nodes = _children(nodes)
-            elif level == _PLUS:
+                return found + _below(nodes)
+            if level == _PLUS:
                 nodes = _children(nodes)
             else:
                 nodes = [child for node in nodes if (child := node.children.get(level) or node.wild)]
@@ -313,6 +317,15 @@ class LearnedTopics:
 
 def _children(nodes: list[_Node]) -> list[_Node]:
     return [child for node in nodes for child in node.children.values()]
+
+
+def _below(nodes: list[_Node]) -> list[_Node]:
+    """Return nodes and all that are below them."""
+    found: list[_Node] = []
+    while nodes:
+        found += nodes
+        nodes = _children(nodes)
+    return found
 
 
 def _token(node: _Node) -> str:

@@ -1,9 +1,9 @@
 """A dictionary of names: texts as small numbers, one dictionary a slab and kind of name.
 
 Numbers count from 0 and are never used for another name. A dictionary takes 65,536 names, the
-first that come; it is full for good then, and later names are stored as texts where they are
-used. So its memory, a few hundred bytes a name at most, is bounded whatever the topics do; names
-are read from the engine when needed, and all of them once it is full.
+first that come; it is full for good then, and later names, and those of more than 256 characters,
+are stored as texts where they are used. So its memory, some megabytes at most, is bounded whatever
+the topics do; names are read from the engine when needed, and all of them once it is full.
 
 Stored form, version 1 (keyspace ``meta``; keys begin with the generation, u32; integers are
 big-endian; KIND is chosen by whoever makes the dictionary)::
@@ -34,6 +34,8 @@ Ids = npt.NDArray[np.uint32]
 _U32 = struct.Struct(">I")
 CAPACITY = 65_536
 """Names that a dictionary takes."""
+LONGEST = 256
+"""Characters of the longest name that it takes: with longer ones it could grow to gigabytes."""
 
 
 class NameTable:
@@ -65,10 +67,9 @@ class NameTable:
     def __len__(self) -> int:
         return self._next
 
-    @property
-    def complete(self) -> bool:
-        """Whether every name ever stored has a number: there is room left."""
-        return self._next < CAPACITY
+    def lacks(self, name: str) -> bool:
+        """Say whether a name was certainly never stored, with a number or as text."""
+        return self._next < CAPACITY and len(name) <= LONGEST and self.find(name) is None
 
     # --- writing ---
 
@@ -93,9 +94,10 @@ class NameTable:
     def _learn(self, names: list[str]) -> bool:
         """Put all of these names into memory, from the engine or anew; return False if there is no room."""
         with self._lock:
-            missing = [name for name in dict.fromkeys(names) if name not in self._ids]
+            unknown = [name for name in dict.fromkeys(names) if name not in self._ids]
             if self._loaded_whole:
-                return not missing
+                return not unknown
+            missing = [name for name in unknown if len(name) <= LONGEST]
             stored = self._reader.get_many(META, [self._back + name.encode() for name in missing])
             new = []
             for name, value in zip(missing, stored, strict=True):
@@ -111,7 +113,7 @@ class NameTable:
             if len(new) > room:
                 self._load(np.arange(self._next - len(self._unsaved)))
                 self._loaded_whole = True
-            return len(new) <= room
+            return len(new) <= room and len(missing) == len(unknown)
 
     def _number(self, name: str, stored: bytes) -> int:
         """Return the number that is stored for a name."""
@@ -137,9 +139,10 @@ class NameTable:
     # --- reading ---
 
     def find(self, name: str) -> int | None:
-        """Return the number of a name, or None if it never was stored."""
+        """Return the number of a name, or None if it has none."""
+        whole = self._loaded_whole  # asked first: another thread may be loading
         number = self._ids.get(name)
-        if number is None:
+        if number is None and not whole:
             value = self._reader.get(META, self._back + name.encode())
             number = self._unsaved.get(name) if value is None else self._number(name, value)
         return number

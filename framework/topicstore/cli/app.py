@@ -27,6 +27,7 @@ _COMMANDS = {
     "replay": "replaying:replay",
     "explain": "explaining:explain",
     "streams": "inspecting:streams",
+    "topics": "topics:topics",
     "info": "inspecting:info",
     "verify": "inspecting:verify",
     "generations": "generations:generations",

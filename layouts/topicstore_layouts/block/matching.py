@@ -5,22 +5,29 @@ And for what is sorted by topic: between which texts those of a stream lie.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from topicstore.columns import Coded, Column, Constant
 from topicstore.errors import CorruptionError
 from topicstore.topics import TopicFilter
 
 from topicstore_layouts.names import NameTable
 
-__all__ = ["Matcher", "Matchers", "Range", "topic_range"]
+__all__ = ["Mask", "Matcher", "Matchers", "Range", "topic_range"]
 
 _KEPT_BYTES = 16 << 20
 """Verdicts kept for filters used before, a byte a topic and filter."""
 _LEAST_BYTES = 1 << 10
 """What a filter counts at least."""
+_WORTH_A_PATTERN = 32
+"""Texts from which on a regular expression is cheaper than splitting each."""
+_LONGEST_PATTERN = 1_000
+"""Characters of a filter beyond which RE2 might refuse the expression as too large."""
 _UNKNOWN, _NO, _YES = 0, 1, 2
 
 Mask = npt.NDArray[np.bool_]
@@ -38,6 +45,7 @@ class Matcher:
         self._topics = topics
         self._verdicts = np.zeros(0, dtype=np.uint8)
         self._number: int | None = None
+        self._pattern = _pattern(topic_filter) if len(topic_filter.text) <= _LONGEST_PATTERN else None
 
     def rows(self, topics: Column) -> Mask | bool:
         """Return which rows match: True for all, False for none, else a mask.
@@ -46,11 +54,7 @@ class Matcher:
         """
         if isinstance(topics, Constant):
             return self._one(topics.value)
-        mask = self._texts(topics) if isinstance(topics, Coded) else self._judge(topics)
-        matching = int(np.count_nonzero(mask))
-        if matching == len(mask):
-            return True
-        return mask if matching else False
+        return _simplified(self._texts(topics) if isinstance(topics, Coded) else self._judge(topics))
 
     def _one(self, topic: int | str) -> bool:
         if isinstance(topic, str):
@@ -59,11 +63,27 @@ class Matcher:
         verdict = verdicts[topic] if topic < len(verdicts) else _UNKNOWN
         return bool(verdict == _YES if verdict else self._judge(np.array([topic]))[0])
 
+    def sorted_rows(self, topics: Column, low: str, high: str | None) -> Mask | bool:
+        """Like `rows`, for texts in order, of which only those from ``low`` to ``high`` can match."""
+        if not isinstance(topics, Coded):
+            return self.rows(topics)
+        texts: list[str] = topics.texts.values.tolist()
+        start, stop = bisect_left(texts, low), len(texts) if high is None else bisect_right(texts, high)
+        verdicts = np.zeros(len(texts), dtype=bool)
+        verdicts[start:stop] = self._judge_texts(texts[start:stop])
+        return _simplified(verdicts[topics.codes])
+
     def _texts(self, topics: Coded) -> Mask:
-        matches = self._filter.matches
-        verdicts = np.array([matches(text) for text in topics.texts.values.tolist()], dtype=bool)
-        mask: Mask = verdicts[topics.codes]
+        mask: Mask = self._judge_texts(topics.texts.values.tolist())[topics.codes]
         return mask
+
+    def _judge_texts(self, texts: list[str]) -> Mask:
+        if self._pattern is None or len(texts) < _WORTH_A_PATTERN:
+            return np.array([self._filter.matches(text) for text in texts], dtype=bool)
+        verdicts: Mask = pc.match_substring_regex(pa.array(texts, pa.string()), self._pattern).to_numpy(
+            zero_copy_only=False
+        )
+        return verdicts
 
     def _judge(self, topics: npt.NDArray[Any]) -> Mask:
         if self._filter.literal:
@@ -85,6 +105,29 @@ class Matcher:
             verdicts[new] = [_YES if matches(name) else _NO for name in self._topics.names(new)]
             found = verdicts[topics]
         return np.asarray(found == _YES)
+
+
+def _simplified(mask: Mask) -> Mask | bool:
+    matching = int(np.count_nonzero(mask))
+    if matching == len(mask):
+        return True
+    return mask if matching else False
+
+
+def _pattern(topic_filter: TopicFilter) -> str:
+    """Return the filter as a regular expression of RE2's, which judges many texts several times as fast."""
+    levels = topic_filter.levels
+    pattern = "".join(
+        "(?:/.*)?" if level == "#" else ("/" if depth else "") + ("[^/]*" if level == "+" else _quoted(level))
+        for depth, level in enumerate(levels)
+    )
+    if levels[0] in ("+", "#"):  # which see no topics that begin with $
+        pattern = "(?:[^$].*)?" if levels[0] == "#" else "(?:[^$/][^/]*)?" + pattern[len("[^/]*") :]
+    return rf"(?s)\A{pattern}\z"
+
+
+def _quoted(level: str) -> str:
+    return "".join(c if c.isalnum() else rf"\x{{{ord(c):x}}}" for c in level)
 
 
 class Matchers:

@@ -8,6 +8,7 @@ the writer of new blocks, only against deletes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -107,12 +108,14 @@ class Merger:
             write.delete_range(DATA, self._fresh.key(blocks[0].last), self._fresh.key(end + 1))
         columns, streams = self._sorted([*frames, *blocks])
         values, spans = [], []
-        for number, (part, span) in enumerate(_frames(columns, streams)):
-            stream = span.first[0] if span.first[0] == span.last[0] else MIXED
+        small = _small(streams)
+        for number, (part, span) in enumerate(_frames(columns, streams, small)):
+            stream = MIXED if small[span.first[0]] else span.first[0]
             seed = self._segments.frame_seed(end, number)
             values.append(encode_frame(part, stream, base, seed, self._compress))
             spans.append(span)
-        size = self._segments.put(make_segment(base, end, sum(columns.sizes), spans), values, write)
+        own = sum(not small[span.first[0]] for span in spans)
+        size = self._segments.put(make_segment(base, end, sum(columns.sizes), spans, own), values, write)
         rows = len(columns.positions)
         self._segments.put_total(self._segments.total() - sum(s.messages for s in segments) + rows, write)
         return CompactStep(write=write, messages=rows, freed=freed - size)
@@ -126,7 +129,7 @@ class Merger:
         topics = _joined([self._reading.texts(self._reading.topics, part.topics) for part in parts])
         texts = topics.texts.values.tolist()
         streams = np.array(self._trie.learn_all(texts), dtype=np.int64)
-        ranked = _order(streams, texts)
+        ranked = _order(_small(streams[topics.codes])[streams], streams, texts)
         rank = np.empty(len(texts), dtype=np.int64)
         rank[ranked] = np.arange(len(texts))
         codes = rank[topics.codes]
@@ -146,11 +149,20 @@ class Merger:
         return columns, streams[topics.codes][order]
 
 
-def _order(streams: npt.NDArray[np.int64], texts: list[str]) -> Indices:
-    """Return the places of topics in order of stream and text; UTF-8 sorts as Python's text does."""
-    table = pa.table({"stream": streams, "topic": texts})
+def _small(streams: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Say of each stream whether it is too small for frames of its own."""
+    small: npt.NDArray[np.bool_] = np.bincount(streams) < FRAME_ROWS // 2
+    return small
+
+
+def _order(small: npt.NDArray[np.bool_], streams: npt.NDArray[np.int64], texts: list[str]) -> Indices:
+    """Return the places of topics in order of stream and text, those of small streams behind the others.
+
+    UTF-8 sorts as Python's text does.
+    """
+    table = pa.table({"small": small, "stream": streams, "topic": texts})
     order: Indices = (
-        pc.sort_indices(table, [("stream", "ascending"), ("topic", "ascending")]).to_numpy().astype(np.intp)
+        pc.sort_indices(table, [(name, "ascending") for name in table.column_names]).to_numpy().astype(np.intp)
     )
     return order
 
@@ -197,41 +209,47 @@ def _properties(columns: Sequence[Column], order: Indices) -> Column:
     return _taken([to_list(column) for column in columns], order)
 
 
-def _frames(columns: Columns, streams: npt.NDArray[np.int64]) -> Iterator[tuple[Columns, FrameSpan]]:
+def _frames(
+    columns: Columns, streams: npt.NDArray[np.int64], small: npt.NDArray[np.bool_]
+) -> Iterator[tuple[Columns, FrameSpan]]:
     """Cut sorted rows into frames, each with what it spans."""
-    for start, stop in _cuts(streams, np.cumsum(columns.sizes)):
-        part = columns.window(start, stop)
-        codes, texts = part.topics.codes, part.topics.texts.values
-        yield (
-            part,
-            FrameSpan(
-                stop - start,
-                int(part.positions.min()),
-                int(part.positions.max()),
-                (int(streams[start]), texts[codes[0]]),
-                (int(streams[stop - 1]), texts[codes[-1]]),
-            ),
-        )
+    ends = np.cumsum(columns.sizes)
+    for begin, end in _groups(streams, small):
+        for start, stop in _cuts(begin, end, ends):
+            part = columns.window(start, stop)
+            codes, texts = part.topics.codes, part.topics.texts.values
+            yield (
+                part,
+                FrameSpan(
+                    stop - start,
+                    int(part.positions.min()),
+                    int(part.positions.max()),
+                    (int(streams[start]), texts[codes[0]]),
+                    (int(streams[stop - 1]), texts[codes[-1]]),
+                ),
+            )
 
 
-def _cuts(streams: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield where frames begin and end: at a new stream once there are enough rows, and where one is full."""
+def _groups(streams: npt.NDArray[np.int64], small: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yield where the rows of each stream begin and end, and then those of all small streams together."""
     rows = len(streams)
-    changes = [*(np.flatnonzero(np.diff(streams)) + 1).tolist(), rows]
-    start = 0
-    for stop in changes:
-        while stop - start > FRAME_ROWS or _bytes(ends, start, stop) > FRAME_BYTES:
-            cut = min(start + FRAME_ROWS, int(np.searchsorted(ends, _before(ends, start) + FRAME_BYTES)) + 1, stop)
-            yield start, cut
-            start = cut
-        if start < stop and (stop == rows or stop - start >= FRAME_ROWS // 2):
+    large = rows - int(np.count_nonzero(small[streams]))
+    borders = [0, *(np.flatnonzero(np.diff(streams[:large])) + 1).tolist(), large, rows]
+    for start, stop in pairwise(borders):
+        if start < stop:
             yield start, stop
-            start = stop
+
+
+def _cuts(start: int, end: int, ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield where the frames of a group of rows begin and end: of one size, as far as their bytes allow."""
+    frames = -(-(end - start) // FRAME_ROWS)
+    rows = -(-(end - start) // frames)
+    while start < end:
+        full = int(np.searchsorted(ends, _before(ends, start) + FRAME_BYTES)) + 1
+        stop = min(start + rows, full, end)
+        yield start, stop
+        start = stop
 
 
 def _before(ends: npt.NDArray[np.int64], row: int) -> int:
     return int(ends[row - 1]) if row else 0
-
-
-def _bytes(ends: npt.NDArray[np.int64], start: int, stop: int) -> int:
-    return _before(ends, stop) - _before(ends, start)

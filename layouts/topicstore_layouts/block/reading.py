@@ -20,9 +20,9 @@ from topicstore_layouts.names import NameTable
 from .format import MIXED, Array, Block
 from .fresh import FreshBlocks
 from .gathered import Rows, gather
-from .matching import Matchers
+from .matching import Mask, Matchers
 from .segments import Segment, Segments
-from .wanted import WantedStreams
+from .wanted import Wanted, WantedStreams
 
 __all__ = ["ALL", "Piece", "Reading"]
 
@@ -198,7 +198,7 @@ class Reading:
             return False
         topics = block.topics()
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
-        mask = wanted.everything or block.stream in wanted.covered or self._matchers.of(topic_filter).rows(topics)
+        mask = wanted.everything or block.stream in wanted.covered or self._mask(block, topic_filter, wanted)
         if mask is not False and stream != ALL and block.stream == MIXED:
             mask = mask & (self._streams(topics, block.rows) == stream)
         if mask is not False and (block.first < first or block.last > bound):
@@ -213,6 +213,13 @@ class Reading:
             return False
         self.counters.visited += 1
         return None if len(rows) == block.rows else rows
+
+    def _mask(self, block: Block, topic_filter: TopicFilter, wanted: Wanted) -> Mask | bool:
+        matcher, topics = self._matchers.of(topic_filter), block.topics()
+        if not block.frame or block.stream == MIXED:
+            return matcher.rows(topics)
+        between = wanted.by_stream.get(block.stream)
+        return between is not None and matcher.sorted_rows(topics, *between)
 
     def _streams(self, topics: Column, rows: int) -> Array:
         """Return the stream of each topic of a block."""

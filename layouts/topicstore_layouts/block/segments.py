@@ -12,11 +12,13 @@ Stored form, version 1 (integers in keys unsigned)::
     meta   generation(u32) 0x30      -> msgpack: messages in all segments of the generation; sealed
 
 ``end`` is the segment's last position. The array is [base, bytes, rows, lowest, highest, streams,
-topics]: the first position that could be in the segment; bytes of all payloads when it was made;
+topics, small]: the first position that could be in the segment; bytes of all payloads when it was made;
 and for each frame its rows (u32), its lowest and highest position (u64), its first and last stream
-(u32 each), as bytes of little-endian integers; and the first and last topic of each. The checksum is xxh3 of 64 bits of
-what follows it, seeded like that of the frame with the number 2 ** 32 - 1. A frame whose
-messages were all deleted is not there, and has no rows in the index.
+(u32 each), as bytes of little-endian integers; and the first and last topic of each; and the number
+of the first frame that small streams share: those come last, so that no frame but theirs holds
+more than one stream. The checksum is xxh3 of 64 bits of what follows it, seeded like that of the
+frame with the number 2 ** 32 - 1. A frame whose messages were all deleted is not there, and has no
+rows in the index.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ class _Body(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     highest: bytes
     streams: bytes
     topics: list[str]
+    small: int
 
 
 _BODIES = msgspec.msgpack.Decoder(_Body)
@@ -89,6 +92,8 @@ class Segment:
     highest: Array
     first: list[tuple[int, str]]
     last: list[tuple[int, str]]
+    small: int
+    """The frames from this one on are shared by small streams."""
 
     @property
     def messages(self) -> int:
@@ -101,9 +106,10 @@ class Segment:
         if not wanted.everything:
             spanned = np.zeros(len(alive), dtype=bool)
             for stream, low, high in wanted.ranges:
-                start = bisect_left(self.last, (stream, low))
                 behind: tuple[int] | tuple[int, str] = (stream + 1,) if high is None else (stream, high)
-                spanned[start : bisect_right(self.first, behind, lo=start)] = True
+                for begin, end in ((0, self.small), (self.small, len(alive))):
+                    start = bisect_left(self.last, (stream, low), begin, end)
+                    spanned[start : bisect_right(self.first, behind, start, end)] = True
             alive &= spanned
         return np.flatnonzero(alive)
 
@@ -115,8 +121,8 @@ class Segment:
         return attrs.evolve(self, rows=left)
 
 
-def make_segment(base: int, end: int, size: int, spans: Sequence[FrameSpan]) -> Segment:
-    """Return the index of frames that span these."""
+def make_segment(base: int, end: int, size: int, spans: Sequence[FrameSpan], small: int) -> Segment:
+    """Return the index of frames that span these; from the number ``small`` on they are of small streams."""
     return Segment(
         base,
         end,
@@ -126,6 +132,7 @@ def make_segment(base: int, end: int, size: int, spans: Sequence[FrameSpan]) -> 
         np.array([span.highest for span in spans], dtype="<u8"),
         [span.first for span in spans],
         [span.last for span in spans],
+        small,
     )
 
 
@@ -256,6 +263,7 @@ class Segments:
             segment.highest.tobytes(),
             np.array([(first[0], last[0]) for first, last in pairs], dtype="<u4").tobytes(),
             [topic for first, last in pairs for topic in (first[1], last[1])],
+            segment.small,
         )
         raw = msgspec.msgpack.encode(body)
         rest = _SIZE.pack(len(raw)) + zstandard.ZstdCompressor(level=1).compress(raw)
@@ -282,7 +290,9 @@ class Segments:
             raise CorruptionError(f"its index can't be decoded: {bad}") from bad
         if not 2 * len(rows) == 2 * len(lowest) == 2 * len(highest) == len(ends):
             raise CorruptionError("its index says more of some frames than of others")
-        return Segment(body.base, end, body.payload_bytes, rows, lowest, highest, ends[::2], ends[1::2])
+        if not 0 <= body.small <= len(rows):
+            raise CorruptionError("its index says that more frames are of small streams than there are")
+        return Segment(body.base, end, body.payload_bytes, rows, lowest, highest, ends[::2], ends[1::2], body.small)
 
     # --- frames ---
 

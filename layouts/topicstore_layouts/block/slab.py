@@ -145,12 +145,9 @@ class BlockSlab(Slab):
     def cover(self, topic_filter: TopicFilter) -> list[int]:
         """Return the one stream that is touched, or that of everything: one pass serves them all."""
         streams = self.trie.match(topic_filter)
-        if not streams or self._never_stored(topic_filter):
+        if not streams or (topic_filter.literal and self._topics.lacks(topic_filter.text)):
             return []
         return streams if len(streams) == 1 else [ALL]
-
-    def _never_stored(self, topic_filter: TopicFilter) -> bool:
-        return topic_filter.literal and self._topics.complete and self._topics.find(topic_filter.text) is None
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
         """A place is a position."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 from topicstore import TopicFilter
 
 from topicstore_layouts.learned import LearnedTopics
 
-from .matching import topic_range
+from .matching import Range, topic_range
 
 __all__ = ["Wanted", "WantedStreams"]
 
@@ -26,6 +26,8 @@ class Wanted:
     """All topics of all streams match."""
     covered: frozenset[int]
     """Streams all of whose topics match."""
+    by_stream: Mapping[int, Range]
+    """The same ranges, to look up."""
 
 
 class WantedStreams:
@@ -49,7 +51,8 @@ class WantedStreams:
         levels = [self._trie.levels(number) for number in streams]
         covered = frozenset(s for s, learned in zip(streams, levels, strict=True) if _covers(topic_filter, learned))
         ranges = [(s, *topic_range(learned, topic_filter)) for s, learned in zip(streams, levels, strict=True)]
-        return Wanted(ranges, len(covered) == len(self._trie), covered)
+        by_stream = {stream: (low, high) for stream, low, high in ranges}
+        return Wanted(ranges, len(covered) == len(self._trie), covered, by_stream)
 
 
 def _covers(topic_filter: TopicFilter, learned: tuple[str, ...]) -> bool:

@@ -9,20 +9,22 @@ more and compared one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
+import attrs
 import numpy as np
 import numpy.typing as npt
-from topicstore.engine import DATA, INDEX, Reader
+from topicstore.engine import KEYS, Reader
 from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.layout import Damage
 from topicstore.positions import Positions
 
 from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.rows import Row, read_rows
+from topicstore_layouts.rows import read_rows
 
-from .entries import Entries, Hashes
+from .entries import Entries
+from .keys import Numbers, entry_keys, message_keys
 
 __all__ = ["Audit"]
 
@@ -30,11 +32,18 @@ _SUM_BITS = 16
 _MOST_COMPARED = 64
 """Sums whose entries are compared one by one."""
 
-Pairs = list[tuple[tuple[int, int, int], bytes]]
-Place = tuple[int, int]
-"""Stream and position of a message."""
 Entry = tuple[int, int]
 """Hash and position."""
+
+
+@attrs.frozen
+class _Read:
+    """Some messages as they were read."""
+
+    good: dict[int, tuple[int, str]]
+    """By position the stream and topic of those that are as they should be."""
+    damages: dict[int, str]
+    """By position what is wrong with the others."""
 
 
 class Audit:
@@ -44,82 +53,78 @@ class Audit:
         self, view: Reader, shard: int, generation: int, trie: LearnedTopics, entries: Entries, bound: int
     ) -> None:
         self._view = view
-        self._generation = generation
+        self._messages = message_keys(generation)
+        self._index = entry_keys(generation)
         self._slab = shard << 32 | generation
         self._place = f"shard {shard}, generation {generation}"
         self._trie = trie
         self._entries = entries
-        self._bound = bound
+        self._bound = np.uint64(bound)
         self._sums = np.zeros(1 << _SUM_BITS, dtype=np.uint64)
 
     def run(self) -> Iterator[Damage | int]:
         """Yield each damage, and the number of good messages as it goes."""
-        for pairs in self._messages():
-            good, damages = self._read(pairs)
-            yield from damages
-            yield len(good)
-            np.add.at(self._sums, *_summed(*self._expected(good)))
+        for read in self._read_all():
+            for position, reason in read.damages.items():
+                yield Damage(place=self._place_of(position), reason=reason)
+            yield len(read.good)
+            np.add.at(self._sums, *_summed(*self._expected(read)))
         for hashes, positions in self._stored():
             np.subtract.at(self._sums, *_summed(hashes, positions))
         if self._sums.any():
             yield from self._compare()
 
-    def _messages(self) -> Iterator[Pairs]:
-        for chunk in self._view.scan(DATA, (self._generation, 0, 0), (self._generation + 1, 0, 0)):
-            yield [pair for pair in chunk if pair[0][2] <= self._bound]
-
-    def _stored(self) -> Iterator[tuple[Hashes, Positions]]:
-        """Yield the entries that there are."""
-        for chunk in self._view.scan(INDEX, (self._generation, 0, 0), (self._generation + 1, 0, 0)):
-            entries = np.array([key[1:] for key, _ in chunk], dtype=np.uint64)
-            hashes, positions = entries[entries[:, 1] <= np.uint64(self._bound)].T
-            yield hashes, positions
-
-    # --- messages ---
-
-    def _read(self, pairs: Pairs) -> tuple[dict[Place, str], list[Damage]]:
-        """Return the topics of the good ones of some messages, and what is wrong with the others."""
-        good: dict[Place, str] = {}
-        damages: list[Damage] = []
-        for (_, stream, position), row in self._decoded(pairs):
-            if isinstance(row, Damage):
-                damages.append(row)
-            elif self._trie.find(row.topic) != stream:
-                reason = f"its topic {row.topic[:80]!r} does not lead to stream {stream}, where it lies"
-                damages.append(Damage(place=self._place_of(position), reason=reason))
-            else:
-                good[stream, position] = row.topic
-        return good, damages
-
-    def _decoded(self, pairs: Pairs) -> Iterator[tuple[tuple[int, int, int], Row | Damage]]:
-        keys, values = [key for key, _ in pairs], [value for _, value in pairs]
-        positions = np.array([key[2] for key in keys], dtype=np.uint64)
-        try:
-            yield from zip(keys, read_rows(values, positions, self._slab), strict=True)
-        except (CorruptionError, NewerFormatError):  # the latter from a damaged version byte
-            yield from zip(keys, map(self._one, values, positions), strict=True)
-
-    def _one(self, value: bytes, position: np.uint64) -> Row | Damage:
-        try:
-            return read_rows([value], np.array([position]), self._slab)[0]
-        except (CorruptionError, NewerFormatError) as bad:
-            reason = bad.reason if isinstance(bad, CorruptionError) else str(bad)
-            return Damage(place=self._place_of(int(position)), reason=reason)
-
     def _place_of(self, position: int) -> str:
         return f"{self._place}, message at position {position}"
 
+    # --- messages ---
+
+    def _read_all(self) -> Iterator[_Read]:
+        for chunk in self._view.scan(KEYS, *self._messages.all()):
+            keys = [key for key, _ in chunk]
+            positions = self._messages.positions(keys)
+            rows = np.flatnonzero(positions <= self._bound)
+            values = [chunk[row][1] for row in rows.tolist()]
+            yield self._read(self._messages.numbers(keys)[rows].tolist(), positions[rows], values)
+
+    def _read(self, streams: Sequence[int], positions: Positions, values: Sequence[bytes]) -> _Read:
+        read = _Read({}, {})
+        for stream, position, topic in zip(streams, positions.tolist(), self._topics(positions, values), strict=True):
+            if isinstance(topic, Exception):
+                read.damages[position] = topic.reason if isinstance(topic, CorruptionError) else str(topic)
+            elif self._trie.find(topic) != stream:
+                read.damages[position] = f"its topic {topic[:80]!r} does not lead to stream {stream}, where it lies"
+            else:
+                read.good[position] = stream, topic
+        return read
+
+    def _topics(self, positions: Positions, values: Sequence[bytes]) -> list[str | Exception]:
+        """Return the topic of each message, or what is wrong with it."""
+        try:
+            return [row.topic for row in read_rows(values, positions, self._slab)]
+        except (CorruptionError, NewerFormatError) as bad:
+            if len(values) == 1:
+                return [bad]
+        # One by one: whoever reads them all at once hears only of the first.
+        return [self._topics(positions[n : n + 1], [value])[0] for n, value in enumerate(values)]
+
     # --- entries ---
 
-    def _expected(self, topics: dict[Place, str]) -> tuple[Hashes, Positions]:
+    def _expected(self, read: _Read) -> tuple[Numbers, Positions]:
         """Return the entries that messages should have."""
-        known: dict[tuple[int, str], list[int]] = {(stream, topic): [] for (stream, _), topic in topics.items()}
-        for stream, topic in known:
-            known[stream, topic] = self._entries.of(stream, topic)
-        lists = [known[stream, topic] for (stream, _), topic in topics.items()]
+        known = {place: self._entries.of(*place) for place in set(read.good.values())}
+        lists = [known[place] for place in read.good.values()]
         hashes = np.array(list(chain.from_iterable(lists)), dtype=np.uint64)
-        positions = np.array([position for _, position in topics], dtype=np.uint64)
+        positions = np.array(list(read.good), dtype=np.uint64)
         return hashes, np.repeat(positions, list(map(len, lists)))
+
+    def _stored(self) -> Iterator[tuple[Numbers, Positions]]:
+        """Yield the entries that there are."""
+        for chunk in self._view.scan(KEYS, *self._index.all()):
+            keys = [key for key, _ in chunk]
+            hashes, positions = self._index.numbers(keys), self._index.positions(keys)
+            rows = positions <= self._bound
+            yield hashes[rows], positions[rows]
 
     def _compare(self) -> Iterator[Damage]:
         """Compare the entries of some of the sums that aren't nothing."""
@@ -127,10 +132,9 @@ class Audit:
         compared = suspects[:_MOST_COMPARED]
         expected: set[Entry] = set()
         damaged: set[int] = set()
-        for pairs in self._messages():
-            good, _ = self._read(pairs)
-            damaged.update(key[2] for key, _ in pairs if key[1:] not in good)
-            expected.update(_among(compared, *self._expected(good)))
+        for read in self._read_all():
+            damaged.update(read.damages)
+            expected.update(_among(compared, *self._expected(read)))
         found = {entry for stored in self._stored() for entry in _among(compared, *stored)}
         for hash_, position in sorted(expected - found):
             yield Damage(place=self._place_of(position), reason=f"its index entry {hash_:016x} is missing")
@@ -139,10 +143,10 @@ class Audit:
                 place = f"{self._place}, index entry {hash_:016x} at position {position}"
                 yield Damage(place=place, reason="it leads to no message")
         if len(suspects) > len(compared):
-            yield Damage(place=f"{self._place}, index", reason="there are more such entries")
+            yield Damage(place=f"{self._place}, index", reason="more entries are missing or lead to no message")
 
 
-def _summed(hashes: Hashes, positions: Positions) -> tuple[npt.NDArray[np.intp], Hashes]:
+def _summed(hashes: Numbers, positions: Positions) -> tuple[npt.NDArray[np.intp], Numbers]:
     """Return for each entry which sum it belongs to, and what it adds to it."""
     # The finish of splitmix64: every bit of an entry moves about half of the bits of the result.
     mixed = hashes + positions * np.uint64(0x9E37_79B9_7F4A_7C15)
@@ -152,7 +156,7 @@ def _summed(hashes: Hashes, positions: Positions) -> tuple[npt.NDArray[np.intp],
     return (mixed >> np.uint64(64 - _SUM_BITS)).astype(np.intp), mixed
 
 
-def _among(sums: npt.NDArray[np.intp], hashes: Hashes, positions: Positions) -> Iterator[Entry]:
+def _among(sums: npt.NDArray[np.intp], hashes: Numbers, positions: Positions) -> Iterator[Entry]:
     """Return the entries that belong to these sums."""
     rows = np.isin(_summed(hashes, positions)[0], sums)
     return zip(hashes[rows].tolist(), positions[rows].tolist(), strict=True)

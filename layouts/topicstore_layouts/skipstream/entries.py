@@ -18,9 +18,9 @@ from topicstore.columns import Column, to_list
 
 from topicstore_layouts.learned import LearnedTopics
 
-__all__ = ["Entries", "Hashes"]
+from .keys import Numbers
 
-Hashes = npt.NDArray[np.uint64]
+__all__ = ["Entries"]
 
 _LEVEL = struct.Struct(">QH")
 _WORD = struct.Struct("=Q")
@@ -48,11 +48,12 @@ class Entries:
     # --- topics ---
 
     def of(self, stream: int, topic: str) -> list[int]:
-        """Return the hashes of a topic of a stream."""
+        """Return the hashes of a topic of a stream, each once."""
         levels = topic.split("/")
-        return [self._hash(stream, depth, levels[depth]) for depth in self._varying(stream) if depth < len(levels)]
+        depths = [depth for depth in self._varying(stream) if depth < len(levels)]
+        return list(dict.fromkeys(self._hash(stream, depth, levels[depth]) for depth in depths))
 
-    def learn(self, topics: Column) -> tuple[Hashes, npt.NDArray[np.intp], Hashes]:
+    def learn(self, topics: Column) -> tuple[Numbers, npt.NDArray[np.intp], Numbers]:
         """Return each topic's stream, how many entries it has, and the entries' hashes one behind the other.
 
         Streams are learned where topics are new. For the writer alone.

@@ -14,14 +14,17 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
-from topicstore.engine import INDEX, Reader
+from topicstore.engine import KEYS, Reader
 from topicstore.layout import ReadCounters
 from topicstore.positions import Positions
+
+from .keys import Keys
 
 __all__ = ["Postings", "Stretch", "common"]
 
 _WORTH = 3
 """Index entries that are read in the time that it takes to fetch a message by its key."""
+_LEAST_RULED_OUT = 1 / 16
 _NONE: Positions = np.empty(0, dtype=np.uint64)
 
 
@@ -37,14 +40,17 @@ class Stretch:
 class Postings:
     """The positions up to ``bound`` of one hash, read forward, those of the chunks at hand in memory."""
 
-    def __init__(self, reader: Reader, generation: int, hash_: int, bound: int, counters: ReadCounters) -> None:
+    def __init__(self, reader: Reader, keys: Keys, hash_: int, bound: int, counters: ReadCounters) -> None:
         self._reader = reader
-        self._list = (generation, hash_)
+        self._keys = keys
+        self._hash = hash_
         self._bound = bound
         self._counters = counters
-        self._chunks: Iterator[list[tuple[tuple[int, int, int], bytes]]] | None = None
+        self._chunks: Iterator[list[tuple[bytes, bytes]]] | None = None
         self.positions = _NONE
         """At hand, all of them from the first one on up to `last`."""
+        self.rules_out = 0.5
+        """Which part of other lists' candidates is probably not in this one: an average, the newest counting most."""
         self.last = -1
         """How far the list was read."""
 
@@ -55,13 +61,13 @@ class Postings:
             self._read()  # it may well be among the next, and a chunk costs little more than a seek
             self._drop(position)
         if not len(self.positions) and self.last < self._bound:
-            self._chunks = self._reader.scan(INDEX, (*self._list, position), (*self._list, self._bound + 1))
+            self._chunks = self._reader.scan(KEYS, *self._keys.span(self._hash, position, self._bound))
             self._counters.seeks += 1
             self._read()
         return bool(len(self.positions))
 
     def read(self, last: int, most: int) -> bool:
-        """Have all entries up to a position at hand; give up, and return False, with more than ``most``."""
+        """Have all entries up to a position at hand; give up, and return False, with more than ``most`` of them."""
         while self.last < last and len(self.positions) <= most:
             self._read()
         return self.last >= last
@@ -80,7 +86,7 @@ class Postings:
         if chunk is None:
             self.last = self._bound
             return
-        more = np.array([key[2] for key, _ in chunk], dtype=np.uint64)
+        more = self._keys.positions([key for key, _ in chunk])
         self._counters.visited += len(chunk)
         self.positions = np.concatenate([self.positions, more]) if len(self.positions) else more
         self.last = int(more[-1])
@@ -110,10 +116,13 @@ def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCoun
 
 def _ruled_out(found: Positions, other: Postings, last: int) -> Positions:
     """Return the candidates up to ``last`` without those that are not in another list, if that is worth reading it."""
-    worth = _WORTH * len(found)
-    if other.last < last and (other.expected(last) > worth or not other.read(last, 2 * worth)):
+    worth = int(_WORTH * other.rules_out * len(found))
+    if other.last < last and (other.expected(last) > worth or not other.read(last, worth)):
+        other.rules_out = max(other.rules_out / 2, _LEAST_RULED_OUT)
         return found
-    return _both(found, other.positions)
+    both = _both(found, other.positions)
+    other.rules_out = max((other.rules_out + 1 - len(both) / max(len(found), 1)) / 2, _LEAST_RULED_OUT)
+    return both
 
 
 def _both(some: Positions, others: Positions) -> Positions:

@@ -1,16 +1,16 @@
 """A slab of values, one a message, and an index over the levels that vary.
 
-Stored form, version 1 (integers in keys are unsigned)::
+Stored form, version 1: keyspace ``keys`` (see `keys` for the keys)::
 
-    keyspace data    (generation, stream, position) -> a message (see `topicstore_layouts.rows`)
-    keyspace index   (generation, hash, position)   -> nothing; a message has one for each level of
-                                                       its topic that varies within its stream
-    keyspace meta    the learned topic structure (see `topicstore_layouts.learned`)
+    message (stream, position)     -> the message (see `topicstore_layouts.rows`)
+    index entry (hash, position)   -> nothing; a message has one for each level of its topic that
+                                      varies within its stream
 
-``hash`` is xxh3, 64 bits, of the stream (u64) and the number of the level, counted from 0 (u16),
-both big-endian, and the level's text in UTF-8. The levels that vary are those learned as ``+``,
-and the first eight that a last ``#`` stands for. Hashes of two levels may be the same: what a
-reader finds by the index counts only if the message's own topic matches.
+and keyspace ``meta`` the learned topic structure (see `topicstore_layouts.learned`). ``hash`` is
+xxh3, 64 bits, of the stream (u64) and the number of the level, counted from 0 (u16), both
+big-endian, and the level's text in UTF-8. The levels that vary are those learned as ``+``, and the
+first eight that a last ``#`` stands for. Hashes of two levels may be the same: what a reader finds
+by the index counts only if the message's own topic matches.
 
 A place is the next position, 8 bytes big-endian.
 """
@@ -24,7 +24,7 @@ from itertools import repeat
 import attrs
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
-from topicstore.engine import DATA, INDEX, Engine, WriteBatch
+from topicstore.engine import KEYS, Engine, WriteBatch
 from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
 from topicstore.positions import Positions
 
@@ -33,10 +33,13 @@ from topicstore_layouts.rows import Row, batch_of, encode_rows, read_rows
 
 from .audit import Audit
 from .entries import Entries
+from .keys import entry_keys, message_keys
 from .postings import Postings, common
 
 __all__ = ["SkipstreamSlab"]
 
+_QUERIES = 4_096
+"""Queries that are kept: every batch of a replay asks for its own again."""
 _LEAST_READ = 256
 """Messages that are read at once at least where not all may match."""
 _FETCHED_FIRST, _FETCHED_MOST, _FETCHED_BYTES = 16, 1_024, 1 << 20
@@ -45,8 +48,8 @@ _LOOKED_AT, _LOOKED_AT_BYTES = 1_000, 8 << 20
 """Messages that one step of a delete looks at."""
 _DENSE = 2
 """Messages that are read in passing in the time that it takes to fetch one by its key."""
-_SAMPLE = 64
-"""Candidates above which it is worth finding out how dense they are."""
+_SAMPLED, _LEAST_SAMPLED = 4, 16
+"""Candidates for each message that is read to find out, and messages below which that says too little."""
 
 
 @attrs.frozen
@@ -94,6 +97,9 @@ class SkipstreamSlab(Slab):
         self._generation = generation
         self._slab = shard << 32 | generation
         self._entries = Entries(learned, hash_bits)
+        self._queries: dict[tuple[int, str], _Query] = {}
+        self._messages = message_keys(generation)
+        self._index = entry_keys(generation)
 
     # --- writing ---
 
@@ -102,20 +108,19 @@ class SkipstreamSlab(Slab):
         streams, counts, hashes = self._entries.learn(batch.topics)
         positions = np.asarray(batch.positions, dtype=np.uint64)
         values = encode_rows(batch, self._slab)
-        write.operations.extend(zip(repeat(DATA), self._keys(streams, positions), values, strict=False))
+        # Keys in order, because the engine then finds each one's place near that of the one before.
+        order = np.argsort(streams, kind="stable")
+        keys = self._messages.many(streams[order], positions[order])
+        write.operations.extend(zip(repeat(KEYS), keys, map(values.__getitem__, order.tolist()), strict=False))
         write.size += sum(map(len, values))
-        # In order, because the engine then finds each one's place near that of the one before.
         order = np.argsort(hashes, kind="stable")
-        entries = self._keys(hashes[order], np.repeat(positions, counts)[order])
-        write.operations.extend(zip(repeat(INDEX), entries, repeat(b""), strict=False))
+        keys = self._index.many(hashes[order], np.repeat(positions, counts)[order])
+        write.operations.extend(zip(repeat(KEYS), keys, repeat(b""), strict=False))
         self.trie.save(write)
 
     def committed(self) -> None:
         """The learned structure is saved."""
         self.trie.saved()
-
-    def _keys(self, numbers: Positions, positions: Positions) -> Iterator[tuple[int, int, int]]:
-        return zip(repeat(self._generation), numbers.tolist(), positions.tolist(), strict=False)
 
     # --- streams ---
 
@@ -166,9 +171,15 @@ class SkipstreamSlab(Slab):
         return SlabStep(batch=MessageBatch.concat(batches), place=after.to_bytes(8, "big"), exhausted=exhausted)
 
     def _query(self, stream: int, topic_filter: TopicFilter) -> _Query:
-        pattern = self.trie.pattern(stream)
-        certain = not pattern.endswith("#") and topic_filter.matches(pattern)
-        return _Query(stream, topic_filter, self._entries.wanted(stream, topic_filter), certain)
+        query = self._queries.get((stream, topic_filter.text))
+        if query is None:
+            pattern = self.trie.pattern(stream)
+            certain = not pattern.endswith("#") and topic_filter.matches(pattern)
+            query = _Query(stream, topic_filter, self._entries.wanted(stream, topic_filter), certain)
+            if len(self._queries) >= _QUERIES:
+                self._queries = {}
+            self._queries[stream, topic_filter.text] = query
+        return query
 
     def _helpings(self, query: _Query, first: int, last: int, limit: int, limit_bytes: int) -> Iterator[_Helping]:
         """Yield all of a stream's messages from ``first`` to ``last`` that may match, in order, some at a time."""
@@ -176,7 +187,7 @@ class SkipstreamSlab(Slab):
         if not query.hashes:
             yield from self._scan(query, first, last, most, limit_bytes)
             return
-        lists = [Postings(self._engine, self._generation, each, last, self.counters) for each in query.hashes]
+        lists = [Postings(self._engine, self._index, each, last, self.counters) for each in query.hashes]
         for stretch in common(lists, first, last, self.counters):
             if self._dense(query, stretch.positions):
                 yield from self._scan(query, stretch.first, stretch.last, most, limit_bytes)
@@ -187,15 +198,15 @@ class SkipstreamSlab(Slab):
         """Yield all messages of a stretch."""
         while first <= last:
             self.counters.seeks += 1
-            pairs: list[tuple[tuple[int, int, int], bytes]] = []
+            pairs: list[tuple[bytes, bytes]] = []
             size = 0
-            for chunk in self._engine.scan(DATA, self._key(query, first), self._key(query, last + 1), limit=most):
+            for chunk in self._engine.scan(KEYS, *self._messages.span(query.stream, first, last), limit=most):
                 pairs += chunk
                 size += sum([len(value) for _, value in chunk])
                 if size >= most_bytes:
                     break
             whole = len(pairs) < most and size < most_bytes
-            positions = np.array([key[2] for key, _ in pairs], dtype=np.uint64)
+            positions = self._messages.positions([key for key, _ in pairs])
             end = last if whole else int(positions[-1])
             yield _Helping(positions, [value for _, value in pairs], end)
             first = end + 1
@@ -206,8 +217,7 @@ class SkipstreamSlab(Slab):
         while True:
             part = positions[start : start + count]
             start += count
-            keys = zip(repeat(self._generation), repeat(query.stream), part.tolist(), strict=False)
-            found = self._engine.get_many(DATA, list(keys))
+            found = self._engine.get_many(KEYS, self._messages.many(query.stream, part))
             values = [value for value in found if value is not None]
             if len(values) < len(found):  # what has the same hash by chance, or was deleted meanwhile
                 part = part[[value is not None for value in found]]
@@ -219,19 +229,14 @@ class SkipstreamSlab(Slab):
 
     def _dense(self, query: _Query, positions: Positions) -> bool:
         """Say whether candidates lie so close together that it is quicker to read what is between them, too."""
-        if len(positions) < _SAMPLE:
+        sampled = len(positions) // _SAMPLED
+        if sampled < _LEAST_SAMPLED:
             return False
         first, last = int(positions[0]), int(positions[-1])
         self.counters.seeks += 1
-        sample = self._engine.scan(DATA, self._key(query, first), self._key(query, last + 1), limit=_FETCHED_FIRST)
-        keys = [key for chunk in sample for key, _ in chunk]
-        if len(keys) < _FETCHED_FIRST:
-            return False
-        span: int = keys[-1][2] - first + 1
-        return len(keys) * (last - first + 1) <= _DENSE * len(positions) * span
-
-    def _key(self, query: _Query, position: int) -> tuple[int, int, int]:
-        return self._generation, query.stream, position
+        sample = self._engine.scan(KEYS, *self._messages.span(query.stream, first, last), limit=sampled)
+        near = self._messages.positions([key for chunk in sample for key, _ in chunk])
+        return len(near) * (last - first + 1) <= _DENSE * len(positions) * (int(near[-1]) - first + 1)
 
     def _choose(self, query: _Query, helping: _Helping) -> _Chosen:
         """Return the messages of a helping that match."""
@@ -263,9 +268,9 @@ class SkipstreamSlab(Slab):
         write = WriteBatch()
         hashes = {topic: self._entries.of(query.stream, topic) for topic in {row.topic for row in found.rows}}
         for row, position in zip(found.rows, found.positions.tolist(), strict=True):
-            write.delete(DATA, self._key(query, position))
+            write.delete(KEYS, self._messages.one(query.stream, position))
             for hash_ in hashes[row.topic]:
-                write.delete(INDEX, (self._generation, hash_, position))
+                write.delete(KEYS, self._index.one(hash_, position))
         return DeleteStep(write=write, messages=len(found.rows), freed=sum(found.sizes))
 
     # --- care ---

@@ -163,8 +163,7 @@ class WildcardSlab(Slab):
 
     def visible(self, stream: int, watermark: int) -> int:
         """Streams without hashes are in order of positions, and show everything."""
-        ordered = not self._streams.keys(stream).epochs.position_bits
-        return watermark if ordered else super().visible(stream, watermark)
+        return watermark if self._streams.is_ordered(stream) else super().visible(stream, watermark)
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
         """A place is an epoch and what is read of it."""

@@ -141,6 +141,10 @@ class Streams:
             keys = self._keys[stream] = self._make_keys(stream)
         return keys
 
+    def is_ordered(self, stream: int) -> bool:
+        """Say whether a stream, if it is there, comes in order of positions."""
+        return 0 < stream <= len(self) and not self.keys(stream).varying
+
     def _make_keys(self, stream: int) -> StreamKeys:
         shared = stream == self._shared
         varying = () if shared else self._trie.varying(stream)[:MOST_LEVELS]

@@ -1,0 +1,55 @@
+"""The measurements of the learned topic structure: of what they say they measure."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
+
+from topicstore_benchmarks.trie import Outcome, devices, flood, measure_trie
+from topicstore_layouts.learned import CAPACITY
+
+TOPICS = 4_000
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    return measure_trie(TOPICS, 1)
+
+
+def test_sets_are_the_same_in_every_run() -> None:
+    """And of different topics: all of one shape, or of none."""
+    assert list(devices(TOPICS)) == list(devices(TOPICS))
+    assert list(flood(TOPICS)) == list(flood(TOPICS))
+    assert TOPICS == len(set(devices(TOPICS))) == len(set(flood(TOPICS)))
+
+
+def test_everything_took_time(outcome: Outcome) -> None:
+    """Rates, seconds and bytes are above 0."""
+    assert TOPICS == outcome.topics
+    assert all(rate > 0 for rate in (outcome.cached, outcome.cold, outcome.walked, outcome.flood_rate))
+    assert outcome.load_seconds > 0
+    assert outcome.flood_load_seconds > 0
+
+
+def test_topics_of_one_shape_stay_small(outcome: Outcome) -> None:
+    """Eight regions with 20 devices and one for the rest; a flood makes far more of as many topics."""
+    assert (8 * 21, 2 + 1 + 8 * (1 + 2 * 21)) == (outcome.streams, outcome.nodes)
+    assert outcome.memory < 500_000 < outcome.flood_memory
+    assert outcome.memory < outcome.learning_memory < TOPICS * 500
+    assert outcome.streams < outcome.flood_streams <= outcome.flood_nodes <= 2 * CAPACITY
+
+
+def test_filters_go_from_one_topic_to_all(outcome: Outcome) -> None:
+    """Each wants more than the one before."""
+    topic = next(flood(1))
+    assert [topic, "#"] == [outcome.matches[0].topic_filter, outcome.matches[-1].topic_filter]
+    streams = [match.streams for match in outcome.matches]
+    assert sorted(streams) == streams
+    assert (1, outcome.flood_streams) == (streams[0], streams[-1])
+    assert all(match.seconds > 0 for match in outcome.matches)
+
+
+def test_a_narrow_filter_does_not_walk_the_tree(outcome: Outcome) -> None:
+    """It takes a hundredth of the time that the one for all takes, at most a third in a bad moment."""
+    assert outcome.matches[0].seconds < outcome.matches[-1].seconds / 3

@@ -1,0 +1,76 @@
+"""The keys of messages and of index entries, made and read many at a time.
+
+Stored form (keyspace ``keys``; integers are big-endian)::
+
+    generation:u32 0x01 stream:u32 position:u64      a message
+    generation:u32 0x02 hash:u64   position:u64      an index entry
+
+Bytes, although both would fit keys of numbers: NumPy makes and reads thousands of them in a call,
+where each tuple of numbers costs as much as a third of a message's whole way in or out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from topicstore.positions import Positions
+
+__all__ = ["Keys", "Numbers", "entry_keys", "message_keys"]
+
+Numbers = npt.NDArray[np.uint64]
+
+
+class Keys:
+    """One kind of key of one generation: of a number, and a position."""
+
+    def __init__(self, generation: int, kind: int, number_bytes: int) -> None:
+        self._head = generation, kind
+        self._one = struct.Struct(f">IB{ {4: 'I', 8: 'Q'}[number_bytes] }Q")
+        number = f">u{number_bytes}"
+        self._fields = np.dtype([("generation", ">u4"), ("kind", "u1"), ("number", number), ("position", ">u8")])
+
+    def one(self, number: int, position: int) -> bytes:
+        """Return one key."""
+        key: bytes = self._one.pack(*self._head, number, position)
+        return key
+
+    def span(self, number: int, first: int, last: int) -> tuple[bytes, bytes]:
+        """Return between which keys, the second one not included, those of some positions lie."""
+        return self.one(number, first), self.one(number, last) + b"\0"
+
+    def all(self) -> tuple[bytes, bytes]:
+        """Return between which keys, the second one not included, all of the kind lie."""
+        generation, kind = self._head
+        return struct.pack(">IB", generation, kind), struct.pack(">IB", generation, kind + 1)
+
+    def many(self, numbers: Numbers | int, positions: Positions) -> list[bytes]:
+        """Return a key for each position, with its number or the one for all."""
+        keys = np.empty(len(positions), dtype=self._fields)
+        keys["generation"], keys["kind"] = self._head
+        keys["number"], keys["position"] = numbers, positions
+        as_bytes: list[bytes] = keys.view(f"V{self._fields.itemsize}").tolist()
+        return as_bytes
+
+    def positions(self, keys: Sequence[bytes]) -> Positions:
+        """Return the position of each key."""
+        return self._read(keys)["position"].astype(np.uint64)
+
+    def numbers(self, keys: Sequence[bytes]) -> Numbers:
+        """Return the number of each key."""
+        return self._read(keys)["number"].astype(np.uint64)
+
+    def _read(self, keys: Sequence[bytes]) -> npt.NDArray[np.void]:
+        return np.frombuffer(b"".join(keys), dtype=self._fields)
+
+
+def message_keys(generation: int) -> Keys:
+    """Return how messages are keyed: by stream and position."""
+    return Keys(generation, 1, 4)
+
+
+def entry_keys(generation: int) -> Keys:
+    """Return how index entries are keyed: by hash and position."""
+    return Keys(generation, 2, 8)
