@@ -45,7 +45,7 @@ from .locking import held
 from .maintenance import Maintainer
 from .manifest import Manifest, existing_manifest, read_manifest, sync_directory, write_manifest
 from .model import Message
-from .options import make_options
+from .options import make_options, options_dict
 from .plugins import check_pair, data_path, load_target, registry
 from .positions import first_position, to_microseconds
 from .reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
@@ -593,7 +593,7 @@ class Database:
             GenerationInfo(
                 number=same[0].number,
                 layout=same[0].layout,
-                options=same[0].options,
+                options=options_dict(_full_options(same[0].layout, same[0].options)),
                 created=min(record.created for record in same),
                 sealed=None if same[0].sealed is None else max(record.sealed or 0 for record in same),
                 messages=sum(record.messages for record in same),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +27,15 @@ def make_options(plugin: str, options_class: type, values: Mapping[str, Any]) ->
     try:
         return msgspec.convert({name: _read(value) for name, value in values.items()}, options_class, strict=False)
     except (msgspec.ValidationError, TypeError, ValueError) as bad:
-        raise InvalidOptionError(f"options of {plugin!r}: {bad}") from bad
+        raise InvalidOptionError(f"options of {plugin!r}: {bad}{_choices(options_class, str(bad))}") from bad
+
+
+def _choices(options_class: type, reason: str) -> str:
+    """Return what may be chosen, where an error is about an option that is one of a few words."""
+    named = re.search(r"`\$\.(\w+)`", reason)
+    hints = typing.get_type_hints(options_class)
+    choices = typing.get_args(hints.get(named[1])) if named else ()
+    return f" (one of {', '.join(choices)})" if choices and all(isinstance(one, str) for one in choices) else ""
 
 
 def _read(value: Any) -> Any:
