@@ -10,7 +10,7 @@ help:
 	@echo "make demo   fill a store, kill it in the middle, resume, replay (INPUT=file.parquet for your own messages)"
 	@echo "make test   run the tests"
 	@echo "make lint   ruff, mypy --strict"
-	@echo "make bench  measure against the limits of the engine"
+	@echo "make bench  measure layouts against SQLite and the engine, ten minutes (JSON=file writes all figures)"
 	@echo "make clean  remove the virtual environment and what tests and demos left"
 
 $(READY): pyproject.toml
@@ -32,7 +32,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python -m topicstore_benchmarks
+	$(BIN)/python -m topicstore_benchmarks $(if $(JSON),--json "$(JSON)")
 
 clean:
 	rm -rf $(VENV) demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks dist build

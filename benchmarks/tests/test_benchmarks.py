@@ -1,131 +1,99 @@
-"""The benchmarks measure what they say: complete rounds, true ratios, and a table at the end."""
+"""The command: all sections or one of them, as tables, as the README's Markdown, and as JSON."""
 
 from __future__ import annotations
 
-import random
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import topicstore
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
 
 from topicstore_benchmarks import __main__ as program
-from topicstore_benchmarks import ratios
-from topicstore_benchmarks.cases import BATCH, CASES, PAYLOAD, PAYLOADS, Case, batches
-from topicstore_benchmarks.limits import VALUE, RawEngine
-from topicstore_benchmarks.opening import measure_opening
-from topicstore_benchmarks.ratios import Outcome, Round, measure
+from topicstore_benchmarks import timing
+from topicstore_benchmarks.cases import CASES
+from topicstore_benchmarks.figures import Cell, Figure, Sheet, shown
 
-ONE_ROUND = ["--messages", "2000", "--rounds", "1"]
-
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+SMALL = ["--messages", "2000", "--rounds", "1"]
 
 
 @pytest.fixture(autouse=True)
 def all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the command from binding the tests' process to one core."""
-    monkeypatch.setattr(program.os, "sched_setaffinity", lambda *_: None, raising=False)
+    monkeypatch.setattr(timing.os, "sched_setaffinity", lambda *_: None, raising=False)
 
 
-@every_case
-@pytest.mark.parametrize("payload", list(PAYLOADS))
-def test_a_round_of_each_case(case: Case, payload: str) -> None:
-    """Every phase took time, and there are as many streams as the case claims."""
-    outcome = measure(case, payload, "lz4", 2_000, 1)
-    assert (case, payload, 2_000, 1) == (outcome.case, outcome.payload, outcome.messages, len(outcome.rounds))
-    assert case.streams == outcome.streams
-    assert all(outcome.rate(phase) > 0 for phase in ("put", "store", "scan", "replay", "arrow"))
-    assert all(ratio > 0 for ratio in (outcome.store, outcome.replay, outcome.arrow))
-    assert PAYLOAD < outcome.bytes_a_message < 2 * PAYLOAD or payload == "json"
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(program.main, list(arguments), catch_exceptions=False)
 
 
-@every_case
-def test_messages_are_the_same_in_every_run(case: Case) -> None:
-    """Batches of a thousand, the last one shorter; a topic's messages have one publisher."""
-    made = batches(case, "json", 2_500)
-    assert made == batches(case, "json", 2_500)
-    assert [BATCH, BATCH, 500] == list(map(len, made))
-    messages = [message for batch in made for message in batch]
-    assert set(case.topics) == {message.topic for message in messages}
-    assert {PAYLOAD} == {len(message.payload) for message in messages}
-    assert len(case.topics) == len({(message.topic, message.client_id) for message in messages})
-
-
-def test_payloads_are_of_one_size() -> None:
-    """Whatever a reading's numbers are."""
-    source = random.Random(1)
-    assert {PAYLOAD} == {len(make(source)) for make in PAYLOADS.values() for _ in range(500)}
-
-
-def test_ratios_are_medians_of_ratios_within_rounds() -> None:
-    """A slow round slows both sides, and doesn't count twice."""
-    rounds = tuple(
-        Round(put=speed * 2, store=speed * put, scan=speed * 3, replay=speed * 2, arrow=speed)
-        for speed, put in ((1, 1), (10, 4), (100, 2))
-    )
-    outcome = Outcome(case=CASES[0], payload="json", messages=100, streams=1, bytes_a_message=1, rounds=rounds)
-    assert (1.0, 1.5, 2.0) == (outcome.store, outcome.replay, outcome.arrow)
-    assert (100 / 20, 100 / 40) == (outcome.rate("put"), outcome.rate("store"))
-
-
-@pytest.mark.parametrize("lost", ["messages", "arrow"])
-def test_a_replay_that_is_not_complete_does_not_count(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fast answer that lacks a message is none."""
-    name = "replay" if lost == "messages" else "replay_arrow"
-    whole = getattr(topicstore.Database, name)
-
-    def partial(db: topicstore.Database, topic_filter: str) -> list[object]:
-        return list(whole(db, topic_filter))[:-1]
-
-    monkeypatch.setattr(topicstore.Database, name, partial)
-    with pytest.raises(AssertionError, match=r"a replay returned [\d,]+ of 2,000 messages"):
-        measure(CASES[0], "json", "lz4", 2_000, 1)
-
-
-def test_the_engine_alone(tmp_path: Path) -> None:
-    """It is put into, scanned, and counted too."""
-    raw = RawEngine(tmp_path / "raw", 2_500)
-    assert raw.put() > 0
-    assert raw.scan() > 0
-    assert {VALUE} == {len(value) for value in raw._values}
-    raw._keys.append(bytes(24))
-    with pytest.raises(AssertionError, match=r"2,500 of 2,501"):
-        raw.scan()
-    raw.close()
-
-
-def test_opening_is_timed() -> None:
-    """Even of an empty database."""
-    assert 0 < measure_opening(0, 2) < 60
-
-
-def test_the_command_prints_a_table() -> None:
+def test_limits_prints_a_table() -> None:
     """One line a case and payload, with both sides' rates and what a ratio should be."""
-    result = CliRunner().invoke(
-        program.main, [*ONE_ROUND, "--case", "1 topic", "--payload", "random", "--no-opening"], catch_exceptions=False
-    )
+    result = run("limits", *SMALL, "--case", "1 topic", "--payload", "random")
     assert 0 == result.exit_code
-    lines = [line for line in result.output.splitlines() if line.strip("│┃ ").startswith("1 topic")]
+    lines = [line for line in result.stdout.splitlines() if line.strip("│┃ ").startswith("1 topic")]
     assert 1 == len(lines)
     assert ["1 topic", "random", "1"] == [cell.strip() for cell in lines[0].strip("│").split("│")][:3]
-    assert "2,000 messages" in result.output
-    assert "(1.2)" in lines[0]
+    assert "2,000 messages" in result.stdout
+    assert "(≥ 1.2)" in lines[0]
+    assert "of 3 figures are as they should be" in result.stdout
 
 
-def test_the_command_times_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless it is told not to."""
-    monkeypatch.setattr(program, "measure_opening", lambda messages, rounds: messages / 1e7 * rounds)
-    result = CliRunner().invoke(program.main, [*ONE_ROUND, "--case", "1 topic", "--payload", "json"])
-    assert "opening a database of 1,000,000 messages: 100 ms" in result.output
+def test_layouts_writes_markdown_and_json(tmp_path: Path) -> None:
+    """Every figure is in the file, with what it should be and whether it is."""
+    file = tmp_path / "figures.json"
+    result = run("--markdown", "--json", str(file), "layouts", *SMALL, "--data", "fleet")
+    assert 0 == result.exit_code
+    assert "| store, 1,000 messages/s |" in result.stdout
+    assert "fleet, round 1 of 1: SQLite, store" in result.stderr
+    document = json.loads(file.read_bytes())
+    assert document["machine"].startswith("Python 3")
+    found = {(f["subject"], f["name"]): f for f in document["figures"]}
+    assert {"layouts"} == {f["section"] for f in document["figures"]}
+    assert found["SQLite", "store"]["value"] > 0
+    metric = found["block, merged", "one metric, times a fifth of all"]
+    assert (metric["value"] <= metric["most"]) == metric["held"]
+
+
+def test_what_is_absent_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And named, with the reason."""
+    monkeypatch.setenv("TOPICSTORE_DATA", str(tmp_path))
+    result = run("layouts", *SMALL, "--data", "bus")
+    assert f"bus is left out: there is no {tmp_path}/bus.parquet" in result.stderr
+    assert "0 of 0 figures are as they should be" in result.stdout
+
+
+def test_opening_is_a_section() -> None:
+    """With the time, and what it should be."""
+    result = run("opening", "--messages", "0", "--rounds", "1")
+    assert "(≤ 200)" in result.stdout
+    assert "of 1 figures" in result.stdout
+
+
+def test_trie_is_a_section() -> None:
+    """With what look-ups should be, and a line for each filter."""
+    result = run("trie", "--topics", "2000", "--rounds", "1")
+    assert "(≥ 1,000,000)" in result.stdout
+    assert "`#`" in result.stdout
+    assert "of 5 figures" in result.stdout
+
+
+def test_without_a_name_all_sections_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One behind the other."""
+    ran: list[str] = []
+    for name, command in program.main.commands.items():
+        monkeypatch.setattr(command, "callback", lambda name=name, **_: ran.append(name) or [])
+        monkeypatch.setattr(command, "params", [])
+    assert "0 of 0 figures are as they should be" in run().stdout
+    assert ["limits", "opening", "layouts", "trie"] == ran
 
 
 def test_the_command_refuses_what_it_does_not_know() -> None:
     """And lists what there is."""
-    result = CliRunner().invoke(program.main, ["--case", "2 topics"])
+    result = run("limits", "--case", "2 topics")
     assert 2 == result.exit_code
     assert CASES[1].name in result.output
 
@@ -134,12 +102,53 @@ def test_python_runs_the_package() -> None:
     """With ``-m``, as its docstring says."""
     command = [sys.executable, "-m", "topicstore_benchmarks", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert "Measure store and replay" in done.stdout
+    assert "Measure topicstore" in done.stdout
     assert "" == done.stderr
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text", "mark"),
+    [
+        ({}, "1.50", ""),
+        ({"least": 1.5}, "1.50 (≥ 1.5)", "good"),
+        ({"least": 2}, "1.50 (≥ 2)", "bad"),
+        ({"most": 1.5}, "1.50 (≤ 1.5)", "good"),
+        ({"most": 1.3}, "1.50 (≤ 1.3)", "bad"),
+    ],
+)
+def test_a_figure_shows_what_it_should_be(bounds: dict[str, float], text: str, mark: str) -> None:
+    """And whether it is."""
+    assert Cell(text, mark) == Figure(data="bus", subject="block", name="store", value=1.5, **bounds).cell()
+
+
+def test_a_sheet_for_a_readme() -> None:
+    """Texts left, numbers right, and bold what is marked."""
+    rows = [
+        ["block", Cell("2.00", "best"), Cell("0.10 (≥ 1)", "bad")],
+        ["reference", Cell("1.00"), Cell("2.00 (≥ 1)", "good")],
+    ]
+    sheet = Sheet(title="Title", columns=["layout", "rate", "ratio"], rows=rows, note="note")
+    assert [
+        "Title:",
+        "",
+        "| layout | rate | ratio |",
+        "| --- | ---: | ---: |",
+        "| block | **2.00** | **0.10 (≥ 1)** |",
+        "| reference | 1.00 | 2.00 (≥ 1) |",
+        "",
+        "note",
+    ] == sheet.markdown().splitlines()
+
+
+def test_values_have_three_digits() -> None:
+    """About."""
+    assert ["0.03", "1.20", "12.3", "-12.3", "123", "1,234"] == list(
+        map(shown, [0.031, 1.2, 12.31, -12.31, 123.1, 1_234])
+    )
 
 
 def test_every_replay_is_counted() -> None:
     """The check itself knows one from two."""
-    ratios._count(iter([]), 0)
+    timing.check(timing.drained(iter([])), 0)
     with pytest.raises(AssertionError, match="0 of 1"):
-        ratios._count(iter([]), 1)
+        timing.check(timing.drained(iter([])), 1)

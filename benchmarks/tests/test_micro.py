@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import topicstore
 from topicstore import Message, MessageBatch, TopicFilter
 from topicstore.columns import Constant
 from topicstore.positions import commit_positions, message_positions
+from topicstore_conformance.pairs import layouts_on
 from topicstore_layouts.block.codec import CODECS, Compressor
-from topicstore_layouts.block.format import MIXED, Block, Columns, encode_block
+from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block
 from topicstore_layouts.learned import LearnedTopics
 
 pytest.importorskip("pytest_benchmark", reason="the extra 'bench' is not installed")
@@ -22,8 +25,10 @@ if TYPE_CHECKING:
 ROWS = 1_000
 FIRST = 1 << 60
 LAST = FIRST + ROWS - 1
+SEED = block_seed(LAST, 0)
 TOPICS = [f"fleet/line-{number % 30}/bus-{number}/speed" for number in range(ROWS)]
 
+every_layout = pytest.mark.parametrize("layout", layouts_on("memory"))
 every_codec = pytest.mark.parametrize("codec", CODECS)
 
 
@@ -54,23 +59,23 @@ def columns() -> Columns:
 @every_codec
 def test_encode_block(benchmark: BenchmarkFixture, codec: str) -> None:
     """A thousand rows into bytes."""
-    value = benchmark(encode_block, columns(), MIXED, FIRST, LAST, Compressor(codec, 1))
-    assert ROWS == Block(value, LAST).rows
+    value = benchmark(encode_block, columns(), MIXED, FIRST, SEED, Compressor(codec, 1))
+    assert ROWS == Block(value, LAST, SEED).rows
 
 
 @every_codec
 def test_decode_block(benchmark: BenchmarkFixture, codec: str) -> None:
     """Bytes into a thousand rows, payloads as objects."""
-    value = encode_block(columns(), MIXED, FIRST, LAST, Compressor(codec, 1))
-    found = benchmark(lambda: Block(value, LAST).columns())
+    value = encode_block(columns(), MIXED, FIRST, SEED, Compressor(codec, 1))
+    found = benchmark(lambda: Block(value, LAST, SEED).columns())
     assert columns().payloads == found.payloads
 
 
 @every_codec
 def test_decode_block_into_arrow(benchmark: BenchmarkFixture, codec: str) -> None:
     """Bytes into the payloads' Arrow array, without objects."""
-    value = encode_block(columns(), MIXED, FIRST, LAST, Compressor(codec, 1))
-    found = benchmark(lambda: Block(value, LAST).payloads().toarrow())
+    value = encode_block(columns(), MIXED, FIRST, SEED, Compressor(codec, 1))
+    found = benchmark(lambda: Block(value, LAST, SEED).payloads().toarrow())
     assert columns().payloads == found.to_pylist()
 
 
@@ -131,3 +136,31 @@ def test_positions_of_messages(benchmark: BenchmarkFixture) -> None:
     times = np.arange(ROWS, dtype=np.int64) // 3 % 100 + (FIRST >> 11)
     positions = benchmark(message_positions, 0, times)
     assert (np.diff(positions.astype(np.int64)) > 0).all()
+
+
+def stored(layout: str, path: Path) -> topicstore.Database:
+    """Return a database of ten batches of the thousand messages, merged where the layout merges."""
+    db = topicstore.open(path, backend="memory", layout=layout, auto_compact=False)
+    for _ in range(10):
+        db.store(messages())
+    db.compact()
+    return db
+
+
+@every_layout
+def test_store(benchmark: BenchmarkFixture, layout: str, tmp_path: Path) -> None:
+    """A thousand objects of known topics, into an engine that costs next to nothing."""
+    with topicstore.open(tmp_path, backend="memory", layout=layout, auto_compact=False) as db:
+        batch = messages()
+        db.store(batch)
+        assert ROWS == benchmark(db.store, batch).count
+
+
+@every_layout
+@pytest.mark.parametrize("text", ["fleet/line-7/bus-7/speed", "fleet/+/bus-7/+", "fleet/line-7/#", "#"])
+def test_replay(benchmark: BenchmarkFixture, layout: str, text: str, tmp_path: Path) -> None:
+    """One filter, which a message in a thousand, a few in a hundred, or all match."""
+    with stored(layout, tmp_path) as db:
+        found = benchmark(lambda: list(db.replay(text)))
+        expected = sum(map(TopicFilter(text).matches, TOPICS))
+        assert 10 * expected == len(found)

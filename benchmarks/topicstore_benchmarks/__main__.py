@@ -1,81 +1,147 @@
-"""``python -m topicstore_benchmarks``: the ratios to the engine's own rates, as a table."""
+"""``python -m topicstore_benchmarks``: all sections, or the one that is named, as tables."""
 
 from __future__ import annotations
 
 import os
-import platform
-from importlib.metadata import version
+import time
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
 
+import attrs
 import click
+import msgspec
 from rich.console import Console
-from rich.table import Table
+from topicstore_conformance import datasets
 
 from .cases import CASES, PAYLOADS
-from .opening import measure_opening
-from .ratios import Outcome, measure
+from .comparison import Comparison, compare
+from .figures import Section
+from .growth import Growth, growth_of
+from .layouts import compared_layouts, layouts_section
+from .limits import limits_section, measure
+from .opening import measure_opening, opening_section
+from .sets import FLEET_MESSAGES, SETS
+from .timing import machine, one_core
+from .trie import measure_trie
+from .trie_figures import trie_section
+
+_STARTED = time.monotonic()
 
 
-@click.command()
+def _tell(text: str) -> None:
+    """Say on standard error what comes next."""
+    click.echo(f"{time.monotonic() - _STARTED:6.0f} s  {text}", err=True)
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures there.")
+@click.option("--markdown", is_flag=True, help="Print the tables as the README has them.")
+@click.pass_context
+def main(ctx: click.Context, /, **_shown_by: object) -> Iterable[Section]:
+    """Measure topicstore, all sections one behind the other or the one that is named."""
+    one_core()
+    if ctx.invoked_subcommand is not None:
+        return []
+    return chain.from_iterable(map(ctx.invoke, main.commands.values()))
+
+
+@main.result_callback()
+def _report(sections: Iterable[Section], json_file: Path | None, markdown: bool) -> None:
+    """Show each section when it is done."""
+    console = Console(width=None if os.isatty(1) else 180)
+    click.echo(machine())
+    done = []
+    for section in sections:
+        done.append(section)
+        for sheet in section.sheets:
+            if markdown:
+                click.echo(sheet.markdown())
+            else:
+                console.print(sheet.table())
+    bound = [figure.held for section in done for figure in section.figures if figure.held is not None]
+    click.echo(f"{sum(bound)} of {len(bound)} figures are as they should be")
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(_document(done))))
+
+
+def _document(sections: list[Section]) -> dict[str, object]:
+    figures = [
+        {"section": section.name, **attrs.asdict(figure), "held": figure.held}
+        for section in sections
+        for figure in section.figures
+    ]
+    return {"machine": machine(), "figures": figures}
+
+
+@main.command()
 @click.option("--messages", default=1_000_000, show_default=True, help="Messages a round.")
-@click.option("--rounds", default=5, show_default=True, help="Rounds that count, after one that warms up.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds that count, after one that warms up.")
 @click.option("--case", "wanted", multiple=True, type=click.Choice([case.name for case in CASES]), help="Only these.")
 @click.option("--payload", "payloads", multiple=True, type=click.Choice(list(PAYLOADS)), help="Only these.")
 @click.option("--compression", default="lz4", show_default=True, help="Of the block layout.")
-@click.option("--opening/--no-opening", default=True, help="Also time the opening of a million messages.")
-def main(
-    messages: int, rounds: int, wanted: tuple[str, ...], payloads: tuple[str, ...], compression: str, opening: bool
-) -> None:
-    """Measure store and replay of `block` on RocksDB against the engine's own put and scan."""
-    console = Console(width=None if os.isatty(1) else 150)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one core, the engine's threads included
-    console.print(_machine())
-    cases = [case for case in CASES if not wanted or case.name in wanted]
+def limits(
+    messages: int, rounds: int, wanted: tuple[str, ...], payloads: tuple[str, ...], compression: str
+) -> list[Section]:
+    """Store and replay of `block` against the engine's own put and scan."""
     outcomes = []
-    with console.status("measuring") as status:
-        for case in cases:
-            for payload in payloads or PAYLOADS:
-                status.update(f"measuring {case.name}, {payload} payloads")
-                outcomes.append(measure(case, payload, compression, messages, rounds))
-    console.print(_table(outcomes, compression, messages, rounds))
-    if opening:
-        seconds = measure_opening(1_000_000, rounds)
-        console.print(f"opening a database of 1,000,000 messages: {seconds * 1_000:.0f} ms (at most 200)")
+    for case in (case for case in CASES if not wanted or case.name in wanted):
+        for payload in payloads or PAYLOADS:
+            _tell(f"limits: {case.name}, {payload} payloads")
+            outcomes.append(measure(case, payload, compression, messages, rounds))
+    return [limits_section(outcomes, compression)]
 
 
-def _machine() -> str:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("topicstore", "rocksdict", "msgspec", "pyarrow"))
-    return f"Python {platform.python_version()}, {platform.machine()}, one core; {packages}"
+@main.command()
+@click.option("--messages", default=1_000_000, show_default=True, help="Messages in the database.")
+@click.option("--rounds", default=5, show_default=True, help="How often it is opened.")
+def opening(messages: int, rounds: int) -> list[Section]:
+    """How long it takes to open a database of `block`."""
+    _tell(f"opening: {messages:,} messages")
+    return [opening_section(messages, measure_opening(messages, rounds))]
 
 
-def _table(outcomes: list[Outcome], compression: str, messages: int, rounds: int) -> Table:
-    table = Table(
-        title=f"block ({compression}) on RocksDB, payloads of 128 bytes, {messages:,} messages in batches of 1,000",
-        caption=f"medians of {rounds} rounds, both sides in each; a ratio's least value in brackets",
-    )
-    table.add_column("case")
-    for name in ("payload", "streams", "bytes/msg", "put M/s", "store M/s", "store/put"):
-        table.add_column(name, justify="right")
-    for name in ("scan M/s", "replay M/s", "replay/scan", "arrow/replay"):
-        table.add_column(name, justify="right")
-    for o in outcomes:
-        table.add_row(
-            o.case.name,
-            o.payload,
-            str(o.streams),
-            f"{o.bytes_a_message:.0f}",
-            *(f"{o.rate(phase) / 1e6:.2f}" for phase in ("put", "store")),
-            _ratio(o.store, o.case.store),
-            *(f"{o.rate(phase) / 1e6:.2f}" for phase in ("scan", "replay")),
-            _ratio(o.replay, o.case.replay),
-            _ratio(o.arrow, 1.0),
-        )
-    return table
+@main.command()
+@click.option(
+    "--messages",
+    default=FLEET_MESSAGES,
+    show_default=True,
+    type=click.IntRange(min=1_000),
+    help="Most messages of a set.",
+)
+@click.option("--rounds", default=3, show_default=True, help="Rounds that count, after a small one that warms up.")
+@click.option("--data", multiple=True, type=click.Choice(list(SETS)), help="Only this set.")
+def layouts(messages: int, rounds: int, data: tuple[str, ...]) -> list[Section]:
+    """Every layout against SQLite and the engine, on real and on made messages."""
+    comparisons: list[Comparison] = []
+    growth: dict[str, Growth] = {}
+    for name in data or SETS:
+        if name == "bus" and (reason := datasets.why_absent(name)):
+            _tell(f"layouts: {name} is left out: {reason}")
+            continue
+        comparisons.append(compare(name, messages, compared_layouts(name), rounds, _tell))
+        if name == "fleet":
+            growth = _growth(messages)
+    return [layouts_section(comparisons, growth)]
 
 
-def _ratio(value: float, least: float) -> str:
-    style = "green" if value >= least else "red"
-    return f"[{style}]{value:.2f}[/] ({least:g})"
+def _growth(messages: int) -> dict[str, Growth]:
+    found = {}
+    for layout in compared_layouts("fleet"):
+        _tell(f"fleet: memory of {layout}, in a process of its own")
+        grown = growth_of(layout, messages)
+        if grown is not None:
+            found[layout] = grown
+    return found
+
+
+@main.command()
+@click.option("--topics", default=1_000_000, show_default=True, help="Topics of each set.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds that count, after one that warms up.")
+def trie(topics: int, rounds: int) -> list[Section]:
+    """The learned topic structure by itself."""
+    _tell(f"trie: {topics:,} topics")
+    return [trie_section(measure_trie(topics, rounds))]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,192 @@
+"""Every layout on RocksDB, SQLite, and the engine alone, with one set of messages.
+
+A round stores the set into each side, 1,000 messages a batch on every side, closes it, and opens
+it again, so that all is read from files. Then it runs each task, every replay of it on one side
+after the other. `block` is there twice, as it was stored and after `Database.compact`; nothing
+merges by itself. A small round comes first: it warms up, and in it what replays give is compared
+with what was stored; in the others it is counted.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+
+import attrs
+from topicstore import Message
+
+from .raw_engine import RawEngine
+from .sets import ALL, SETS, MessageSet, Request, Task
+from .sides import LayoutSide, Side
+from .sqlite import SqliteSide
+from .timing import check, drained, timed
+
+__all__ = ["ENGINE", "MERGE", "MERGED", "SQLITE", "STORE", "Comparison", "Round", "compare"]
+
+ENGINE, SQLITE, MERGED = "engine", "SQLite", "block, merged"
+"""Sides; each other one has the name of its layout."""
+STORE, MERGE = "store", "merge"
+"""Tasks besides the sets' own."""
+
+_MERGING = "block"
+"""The layout whose messages are merged."""
+_RUNS, _ENOUGH = 9, 0.3
+"""Most replays of a task in a round, and the seconds after which a side makes no more."""
+
+_WARM_UP = 20
+"""The small round has one message of so many."""
+
+Tell = Callable[[str], None]
+
+
+@attrs.frozen(kw_only=True)
+class Round:
+    """What one round gave."""
+
+    seconds: Mapping[tuple[str, str], float]
+    """By side and task."""
+    disk_bytes: Mapping[str, int]
+    """By side, the engine not among them."""
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """What all rounds with a set gave."""
+
+    data: MessageSet
+    """Without its messages, of which one set at a time is enough in memory."""
+    rounds: tuple[Round, ...]
+
+    @property
+    def sides(self) -> list[str]:
+        """All sides but the engine."""
+        return list(self.rounds[0].disk_bytes)
+
+    def median(self, value: Callable[[Round], float]) -> float:
+        """Return the median of a value over the rounds."""
+        return statistics.median(map(value, self.rounds))
+
+
+def compare(name: str, messages: int, layouts: Sequence[str], rounds: int, tell: Tell) -> Comparison:
+    """Make a set, of at most so many messages, and run the rounds with it. ``tell`` hears what comes next."""
+    ways: dict[str, str] = {}
+    tell(f"{name}: make the messages")
+    data = SETS[name](messages)
+    small = SETS[name](messages // _WARM_UP)
+    _round(small, layouts, {}, partial(_say, tell, f"{name}, small round"), check_contents=True)
+    found = [
+        _round(data, layouts, ways, partial(_say, tell, f"{name}, round {number} of {rounds}"))
+        for number in range(1, rounds + 1)
+    ]
+    return Comparison(data=attrs.evolve(data, batches=[]), rounds=tuple(found))
+
+
+def _say(tell: Tell, label: str, text: str) -> None:
+    tell(f"{label}: {text}")
+
+
+def _round(
+    data: MessageSet, layouts: Sequence[str], ways: dict[str, str], tell: Tell, *, check_contents: bool = False
+) -> Round:
+    with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as name:
+        directory = Path(name)
+        sides: list[Side] = [LayoutSide(layout, directory / layout, layout) for layout in layouts]
+        sides.insert(1, SqliteSide(SQLITE, directory / SQLITE, ways))  # it takes longest: near it are engine and block
+        return _Run(data, directory, tell).whole(sides, check_contents=check_contents)
+
+
+class _Run:
+    """A round under way."""
+
+    def __init__(self, data: MessageSet, directory: Path, tell: Tell) -> None:
+        self._data = data
+        self._directory = directory / ENGINE
+        self._tell = tell
+        self._seconds: dict[tuple[str, str], float] = {}
+
+    def whole(self, sides: Sequence[Side], *, check_contents: bool) -> Round:
+        """Run all of it."""
+        self._engine(STORE, RawEngine.put)
+        readers = [reader for side in sides for reader in self._stored(side)]
+        self._engine(ALL, RawEngine.scan)
+        with ExitStack() as opened:
+            for reader in readers:
+                reader.open()
+                opened.callback(reader.close)
+            for task in self._data.tasks:
+                self._tell(f"replay {task.name}")
+                for side, seconds in _replay(readers, task).items():
+                    self._seconds[side, task.name] = seconds
+            if check_contents:
+                self._tell("compare with what was stored")
+                self._check_contents(readers)
+        return Round(seconds=self._seconds, disk_bytes={reader.name: reader.disk_bytes() for reader in readers})
+
+    def _engine(self, task: str, work: Callable[[RawEngine], float]) -> None:
+        self._tell(f"{ENGINE}, {task}")
+        with closing(RawEngine(self._directory, self._data.messages)) as raw:
+            self._seconds[ENGINE, task] = work(raw)
+
+    def _stored(self, side: Side) -> list[Side]:
+        """Store into a side; return it and, of `block`, also a merged copy."""
+        self._tell(f"{side.name}, {STORE}")
+        with closing(side):
+            side.open()
+            self._seconds[side.name, STORE] = _store(side, self._data.batches)
+        if not (isinstance(side, LayoutSide) and side.name == _MERGING):
+            return [side]
+        self._tell(f"{MERGED}, {MERGE}")
+        with closing(side.copy(MERGED)) as merged:
+            merged.open()
+            self._seconds[MERGED, MERGE] = timed(merged.merge)
+        return [side, merged]
+
+    def _check_contents(self, readers: Sequence[Side]) -> None:
+        stored: defaultdict[str, list[Message]] = defaultdict(list)
+        for message in self._data.rows():
+            stored[message.topic].append(message)
+        for reader in readers:
+            for task in self._data.tasks:
+                _check_same(reader, task.requests[0], stored)
+
+
+def _store(side: Side, batches: list[list[Message]]) -> float:
+    def work() -> None:
+        for batch in batches:
+            side.store(batch)
+
+    return timed(work)
+
+
+def _replay(readers: Sequence[Side], task: Task) -> dict[str, float]:
+    """Run the requests of a task, each on one side after the other; return the median of each side."""
+    times: dict[str, list[float]] = {}
+    for reader in readers:
+        reader.prepare([request.topic_filter for request in task.requests])
+        times[reader.name] = []
+    for request in islice(cycle(task.requests), _RUNS):
+        for reader in readers:
+            if sum(times[reader.name]) < _ENOUGH:
+                times[reader.name].append(timed(lambda side=reader, one=request: _read(side, one)))  # type: ignore[misc]
+    return {side: statistics.median(taken) for side, taken in times.items()}
+
+
+def _read(side: Side, request: Request) -> None:
+    check(drained(side.replay(request.topic_filter, request.start)), request.messages)
+
+
+def _check_same(side: Side, request: Request, stored: Mapping[str, list[Message]]) -> None:
+    """Raise `AssertionError` unless each topic's messages are those stored, in their order."""
+    rest: dict[str, Iterator[Message]] = {}
+    for message in side.replay(request.topic_filter, request.start):
+        topic = message.topic
+        if topic not in rest:
+            rest[topic] = (other for other in stored.get(topic, ()) if (other.timestamp or 0) >= request.start)
+        if message != next(rest[topic], None):
+            raise AssertionError(f"{side.name} returned {message} to {request}, which isn't what was stored")
