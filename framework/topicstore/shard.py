@@ -295,12 +295,12 @@ class Shard:
         """
         times = np.fromiter(to_iterable(filled), np.int64, len(filled))
         self._refuse_ahead(times, now)
-        if isinstance(given, Constant):
-            absent = np.full(len(times), given.value is None)
-        else:
-            absent = np.fromiter((value is None for value in to_iterable(given)), np.bool_, len(times))
         newest = np.maximum.accumulate(np.maximum(times, self._tail.last_time))
-        times = np.where(absent, newest, times)
+        if isinstance(given, Constant):
+            times = newest if given.value is None else times
+        elif given is not filled:  # some were filled in
+            absent = np.fromiter((value is None for value in to_iterable(given)), np.bool_, len(times))
+            times = np.where(absent, newest, times)
         late = np.flatnonzero(late_rows(self._tail.last_time, times))
         if len(late) and self._policy.late == "raise":
             first = int(late[0])

@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _KNOWN_TEXTS, _KNOWN_CHARACTERS = 65_536, 1 << 24
+_SHORT = 0xFFFF // 4
+"""Characters that can't have too many bytes, whatever they are."""
 _TWO_BYTES, _FOUR_BYTES = 0xFFFF, 0xFFFF_FFFF
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -35,20 +37,24 @@ _ENCODER = msgspec.msgpack.Encoder()
 class _Known:
     """Texts that have passed their check before. Bounded in number and size: at the limit it starts anew."""
 
-    def __init__(self, check: Callable[[Any], None]) -> None:
+    def __init__(self, check: Callable[[Any], None], forbidden: str) -> None:
         self._check = check
+        self._forbidden = forbidden
+        """Characters without which a text that is neither empty nor long is good."""
         self._texts: set[str] = set()
         self._characters = 0
 
     def check(self, values: list[Any]) -> Column:
         column = fold(values)
         texts = [column.value] if isinstance(column, Constant) else values
-        try:
-            # Of exactly this type: what equals a known text but isn't one would fail further down.
-            if list(map(type, texts)).count(str) == len(texts) and self._texts.issuperset(texts):
+        # Of exactly this type: what equals a known text but isn't one would fail further down.
+        if list(map(type, texts)).count(str) == len(texts):
+            if self._texts.issuperset(texts):
                 return column
-        except TypeError:  # something unhashable: the loop below names it
-            pass
+            new = set(texts) - self._texts
+            if self._all_good(new):
+                self._remember(new)
+                return column
         for index, text in enumerate(texts):
             try:
                 self._check(text)
@@ -56,6 +62,17 @@ class _Known:
                 raise InvalidMessageError(str(bad), index) from bad
         self._remember(set(texts) - self._texts)
         return column
+
+    def _all_good(self, texts: set[str]) -> bool:
+        """Say whether texts are good beyond doubt: all at once, a fraction of what checking each costs."""
+        joined = "".join(texts)
+        if "" in texts or max(map(len, texts)) > _SHORT or any(map(joined.__contains__, self._forbidden)):
+            return False
+        try:
+            joined.encode()
+        except UnicodeEncodeError:  # an unpaired surrogate
+            return False
+        return True
 
     def _remember(self, new: set[str]) -> None:
         characters = sum(map(len, new))
@@ -78,8 +95,8 @@ def _check_utf8(value: Any, what: str) -> None:
     check_utf8(value, what, InvalidMessageError)
 
 
-check_topics = _Known(_check_topic).check
-check_client_ids = _Known(_check_client_id).check
+check_topics = _Known(_check_topic, "\0+#").check
+check_client_ids = _Known(_check_client_id, "\0").check
 
 
 def check_payloads(values: list[Any]) -> Column:
