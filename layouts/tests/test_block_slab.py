@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, TopicFilter
 from topicstore.columns import Constant, to_list
-from topicstore.engine import DATA, KEYSPACES, META, Engine, WriteBatch, encode_generation
+from topicstore.engine import (
+    DATA,
+    INDEX,
+    KEYSPACES,
+    META,
+    Engine,
+    Key,
+    Keyspace,
+    Snapshot,
+    WriteBatch,
+    encode_generation,
+)
 from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.layout import Damage
 from topicstore.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import strategies
-from topicstore_layouts.block import matching
+from topicstore_layouts import names as names_module
+from topicstore_layouts.block import deleting, fresh, merging
 from topicstore_layouts.block import slab as slab_module
 from topicstore_layouts.block.codec import Compressor
-from topicstore_layouts.block.format import MIXED, Block, encode_block
+from topicstore_layouts.block.format import MIXED, Block, block_seed, encode_block
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
-from topicstore_layouts.block.matching import Matcher, Matchers
 from topicstore_layouts.block.slab import BlockSlab
-from topicstore_layouts.names import NameTable
 
 SHARD, GENERATION = 4, 2
 ALL = 0
@@ -87,6 +97,16 @@ class Store:
         assert before - len(self.rows) == deleted
         return deleted
 
+    def compact(self, bound: int | None = None, *, whole: bool = True) -> int:
+        """Merge what lies in the slab; return how many messages were rewritten."""
+        rewritten, size = 0, self.size()
+        for step in self.slab.compact(self.last if bound is None else bound, whole=whole):
+            self.engine.write(step.write)
+            rewritten += step.messages
+            size -= step.freed
+        assert size == self.size()
+        return rewritten
+
     def stream(self, topic: str) -> int:
         return self.slab.trie.learn(topic)
 
@@ -123,11 +143,19 @@ class Store:
         return len(calls)
 
     def size(self) -> int:
-        """Return the bytes of all blocks."""
-        return sum(len(value) for chunk in self.engine.scan(DATA) for _, value in chunk)
+        """Return the bytes of all blocks, frames and indexes."""
+        return sum(
+            len(value) for keyspace in (DATA, INDEX) for chunk in self.engine.scan(keyspace) for _, value in chunk
+        )
 
     def blocks(self) -> list[Block]:
-        return [Block(value, key[2], SHARD << 32 | key[0]) for chunk in self.engine.scan(DATA) for key, value in chunk]
+        """Return the blocks that were not merged."""
+        return [
+            Block(value, last, block_seed(last, SHARD << 32 | generation))
+            for chunk in self.engine.scan(DATA)
+            for (generation, end, last), value in chunk
+            if not end
+        ]
 
     def verified(self) -> tuple[int, list[Damage]]:
         found = list(self.slab.verify(self.last))
@@ -164,14 +192,21 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shrink(patch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "_SPLIT_ROWS": 3,
-        "_MOST_ROWS": 12,
-        "_MOST_BYTES": 300,
-        "_ENOUGH": 6,
-        "_LOOKED_AT": 2,
+    for module, values in {
+        slab_module: {"_SPLIT_ROWS": 3, "_MOST_ROWS": 12, "_MOST_BYTES": 300, "_ENOUGH": 6},
+        deleting: {"_LOOKED_AT": 2},
+        merging: {
+            "SEGMENT_ROWS": 40,
+            "SEGMENT_BYTES": 2_000,
+            "FRAME_ROWS": 6,
+            "FRAME_BYTES": 500,
+            "WORTH_ROWS": 20,
+            "MOST_BLOCKS": 5,
+        },
+        names_module: {"CAPACITY": 5, "LONGEST": 60},
     }.items():
-        patch.setattr(slab_module, name, value)
+        for name, value in values.items():
+            patch.setattr(module, name, value)
 
 
 # --- how batches become blocks ------------------------------------------------------
@@ -276,8 +311,9 @@ def test_every_codec(compression: Any) -> None:
 
 # --- any sequence -------------------------------------------------------------------
 
-TOPICS = ["a", "b", "a/b", "a/c", "$x/a", "d/1/2", "d/2/2", "d/3/2"]
-FILTERS = ["#", "a", "+", "a/#", "a/+", "d/+/2", "d/1/2", "$x/#", "no/such", "b"]
+LONG = "long/" + "x" * 60
+TOPICS = ["a", "b", "a/b", "a/c", "$x/a", "d/1/2", "d/2/2", "d/3/2", "/", LONG]
+FILTERS = ["#", "a", "+", "a/#", "a/+", "d/+/2", "d/1/2", "$x/#", "no/such", "b", "+/+", "/#", LONG]
 
 
 @st.composite
@@ -289,23 +325,33 @@ def batches(draw: st.DrawFn) -> list[Message]:
     return [Message(topic, bytes((n,)) * size) for topic, rows in runs for n in range(rows)]
 
 
+STEPS = st.sampled_from(["put", "put", "put", "delete", "reopen", "compact", "compact some", "lose a step"])
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=150)
 @given(st.data())
 def test_any_sequence_of_batches_and_deletes(data: st.DataObject) -> None:
-    """Whatever is stored, deleted and reopened: every stream, filter, limit, place and bound is served right."""
+    """Whatever is stored, merged, deleted, reopened: every stream, filter, limit, place and bound is served right."""
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
         store = Store(options=BlockOptions(thresholds=(9, 1)))
-        for step in data.draw(st.lists(st.sampled_from(["put", "put", "delete", "reopen"]), min_size=1, max_size=8)):
+        for step in data.draw(st.lists(STEPS, min_size=1, max_size=10)):
             somewhere = st.integers(START, store.last + 3)
-            if step == "put":
-                gaps, ahead = data.draw(st.sampled_from([1, 1, 2, 5_000])), data.draw(st.sampled_from([1, 1, 9_000]))
-                store.put(data.draw(batches()), gaps=gaps, ahead=ahead)
-            elif step == "delete":
-                first, last = data.draw(somewhere), min(data.draw(somewhere), store.last)
-                store.delete(data.draw(st.sampled_from(FILTERS)), first, last)
-            else:
-                store.reopen()
+            match step:
+                case "put":
+                    gaps = data.draw(st.sampled_from([1, 1, 2, 5_000]))
+                    store.put(data.draw(batches()), gaps=gaps, ahead=data.draw(st.sampled_from([1, 1, 9_000])))
+                case "delete":
+                    first, last = data.draw(somewhere), min(data.draw(somewhere), store.last)
+                    store.delete(data.draw(st.sampled_from(FILTERS)), first, last)
+                case "compact":
+                    store.compact(min(data.draw(somewhere | st.just(store.last)), store.last))
+                case "compact some":
+                    store.compact(whole=False)
+                case "lose a step":  # whoever asked for it never committed it, nor came back for another
+                    next(store.slab.compact(store.last, whole=True), None)
+                case _:
+                    store.reopen()
             somewhere = st.integers(START, store.last + 3)
             streams = [ALL, *(info.stream for info in store.slab.streams(TopicFilter("#")))]
             for _ in range(3):
@@ -347,11 +393,11 @@ def test_a_reader_with_a_small_limit_decodes_a_block_once(store: Store, monkeypa
     class Counted(Block):
         __slots__ = ()
 
-        def __init__(self, value: bytes, last: int, slab: int) -> None:
+        def __init__(self, value: bytes, last: int, seed: int) -> None:
             opened.append(last)
-            super().__init__(value, last, slab)
+            super().__init__(value, last, seed)
 
-    monkeypatch.setattr(slab_module, "Block", Counted)
+    monkeypatch.setattr(fresh, "Block", Counted)
     assert 60 == store.check(limit=10)
     assert 2 == len(opened)
     store.check("a", limit=10)
@@ -488,7 +534,13 @@ def test_info(store: Store) -> None:
     """Streams, names and nodes."""
     store.put(messages(["a/1/x", "a/1/y", "b"], 9))
     info = store.slab.info()
-    assert (2, {"topics": 3, "client ids": 3, "trie nodes": 2 + 4}) == (info.streams, info.details)
+    details = {"topics with numbers": 3, "client ids with numbers": 3, "trie nodes": 2 + 4, "merged messages": 0}
+    assert (2, details) == (info.streams, info.details)
+    assert 9 == store.slab.backlog(9) == store.compact()
+    store.put(messages(["b"], 5))
+    assert (9, 5) == (store.slab.info().details["merged messages"], store.slab.backlog(14))
+    store.delete("b")
+    assert (6, 0) == (store.slab.info().details["merged messages"], store.slab.backlog(6))
 
 
 def test_slabs_keep_apart() -> None:
@@ -586,49 +638,6 @@ def test_a_place_survives_the_deletion_of_what_it_stood_before(store: Store) -> 
     assert store.wanted("a", int.from_bytes(step.place, "big")) == rows_of(rest.batch)
 
 
-# --- filters ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["#", "t/+", "t/7", "t/never", "$x/#", "+/7/#"])
-def test_verdicts(text: str) -> None:
-    """Whatever came before: numbers in any order, constant or not, topics that are new since."""
-    names = NameTable(MemoryEngine(KEYSPACES), 1, 0x10, lambda _: 1)
-    matcher, matches = Matcher(TopicFilter(text), names), TopicFilter(text).matches
-    topics = [f"{'$x' if n % 3 == 0 else 't'}/{n}" for n in range(300)]
-    for count in (1, 2, 20, 300):
-        numbers = names.encode(topics[:count])
-        assert not isinstance(numbers, Constant)
-        for asked in (numbers, numbers[::-1], numbers[-1:], numbers[:1].astype(np.uint8)):
-            expected = [matches(topics[n]) for n in asked]
-            found = matcher.rows(asked)
-            assert expected == ([found] * len(asked) if isinstance(found, bool) else found.tolist())
-            assert not isinstance(found, np.ndarray) or {True, False} == set(expected)
-        for number in range(0, count, 7):
-            assert matcher.rows(Constant(number, 5)) is matches(topics[number])
-
-
-def test_an_unknown_topic_number_is_damage(store: Store) -> None:
-    """A filter can't judge a name that nobody has; it is not passed over."""
-    store.put(messages(["a", "b"], 4))
-    matcher = store.slab._matchers.of(TopicFilter("#"))
-    for numbers in (np.array([0, 2]), Constant(2, 3)):
-        with pytest.raises(CorruptionError, match="number 2"):
-            matcher.rows(numbers)
-
-
-def test_the_filters_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as there is room for, and not fewer."""
-    monkeypatch.setattr(matching, "_KEPT_BYTES", 64)
-    monkeypatch.setattr(matching, "_LEAST_BYTES", 8)
-    matchers = Matchers(NameTable(MemoryEngine(KEYSPACES), 1, 0x10, lambda _: 1))
-    made = [matchers.of(TopicFilter(f"t/{number}/#")) for number in range(8)]
-    assert made == [matchers.of(TopicFilter(f"t/{number}/#")) for number in range(8)]
-    assert made[0] is matchers.of(TopicFilter("t/0/#"))
-    matchers.of(TopicFilter("new/#"))
-    assert made[0] is matchers.of(TopicFilter("t/0/#"))
-    assert made[1] is not matchers.of(TopicFilter("t/1/#"))
-
-
 # --- persistence --------------------------------------------------------------------
 
 
@@ -664,7 +673,7 @@ def test_a_generation_inherits_the_structure() -> None:
     store.engine.write(write)
     child = layout.open(store.engine, SHARD, GENERATION + 1)
     assert isinstance(child, BlockSlab)
-    assert (0, {"topics": 0, "client ids": 0, "trie nodes": 4}) == (child.info().streams, child.info().details)
+    assert (0, 4) == (child.info().streams, child.info().details["trie nodes"])
     assert "t/+" == child.trie.pattern(child.trie.learn("t/0"))
     first = WriteBatch()
     layout.create(store.engine, SHARD, 1, None, first)
@@ -751,8 +760,8 @@ def test_verify_checks_what_blocks_hold(store: Store, change: str) -> None:
             block = store.blocks()[-1]
             columns, base = block.columns(), block.base - 100
     write = WriteBatch()
-    slab = SHARD << 32 | GENERATION
-    value = encode_block(columns, stream, base, block.last, Compressor("none", 0), slab)
+    seed = block_seed(block.last, SHARD << 32 | GENERATION)
+    value = encode_block(columns, stream, base, seed, Compressor("none", 0))
     write.put(DATA, (GENERATION, 0, block.last), value)
     store.engine.write(write)
     assert [f"block that ends at position {block.last}"] == [d.place.split(", ")[-1] for d in store.verified()[1]]
@@ -770,6 +779,112 @@ def test_verify_checks_names(store: Store) -> None:
         write.put(META, encode_generation(GENERATION) + bytes((kind, 0, 0, 0, 1)), bytes(4) + b"other")
         store.engine.write(write)
     assert {"topic names", "client id names"} == {damage.place.split(", ")[-1] for damage in store.verified()[1]}
+
+
+# --- at any moment ------------------------------------------------------------------
+
+
+class Interleaved(MemoryEngine):
+    """Does something else before or after one of the things that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(KEYSPACES)
+        self._left = -1
+        self._action: Callable[[], object] = bool
+
+    def arm(self, moment: int, action: Callable[[], object]) -> None:
+        """Do something when so many moments have passed."""
+        self._left, self._action = moment, action
+
+    def disarm(self) -> bool:
+        """Say whether it was done."""
+        done, self._left = self._left < 0, -1
+        return done
+
+    def _moment(self) -> None:
+        self._left -= 1
+        if self._left == -1:
+            self._action()
+
+    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+        self._moment()
+        value = super().get_many(keyspace, [key])[0]
+        self._moment()
+        return value
+
+    def scan(self, *arguments: Any, **options: Any) -> Iterator[list[tuple[Key, bytes]]]:
+        self._moment()
+        for chunk in super().scan(*arguments, **options):
+            self._moment()
+            yield chunk
+
+    def snapshot(self) -> Snapshot:
+        self._moment()
+        view = super().snapshot()
+        self._moment()
+        return view
+
+
+def interleaved(merged: int) -> tuple[Store, Interleaved]:
+    """Return a slab of four batches, the first of which are in segments."""
+    engine = Interleaved()
+    store = Store(engine)
+    for number in range(4):
+        store.put(messages(["a", "b", "c"], 25 + number))
+        if number + 1 == merged:
+            store.compact()
+    return store, engine
+
+
+READS: list[dict[str, Any]] = [
+    {},
+    {"limit": 7},
+    {"limit": 1, "first": START + 40, "bound": START + 70},
+    {"limit": 20, "first": START + 80},
+    {"topic_filter": "b", "limit": 7},
+    {"topic_filter": "b", "stream": 2},
+]
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("merged", [0, 2, 4])
+@pytest.mark.parametrize("reads", READS, ids=range(len(READS)))
+def test_a_merge_at_any_moment_of_a_read(reads: dict[str, Any], merged: int) -> None:
+    """The reader gets everything, once and in order."""
+    moment, done = 0, True
+    while done:
+        store, engine = interleaved(merged)
+        if merged == 4:
+            store.put(messages(["a", "b"], 10))
+        engine.arm(moment, store.compact)
+        store.check(**reads)
+        done, moment = engine.disarm(), moment + 1
+    assert moment >= 3
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("merged", [0, 2, 4])
+@pytest.mark.parametrize("limit", [4, 7, 30, 1_000])
+def test_a_delete_at_any_moment_of_a_read(limit: int, merged: int) -> None:
+    """What isn't deleted comes once and in order; what is, in no call that began after the delete returned."""
+    moment, done = 0, True
+    while done:
+        store, engine = interleaved(merged)
+        everything, deletes = store.wanted(), list[int]()
+        engine.arm(moment, lambda store=store, deletes=deletes: deletes.append(store.delete("a")))  # type: ignore[misc]
+        place, exhausted, found = bytes(8), False, list[Row]()
+        while not exhausted:
+            began_behind = bool(deletes)
+            step = store.slab.next(ALL, TopicFilter("#"), place, bound=store.last, **{**PLENTY, "limit": limit})
+            rows = rows_of(step.batch)
+            assert not (began_behind and any(message.topic == "a" for _, message in rows))
+            found += rows
+            place, exhausted = step.place, step.exhausted
+        done, moment = engine.disarm(), moment + 1
+        left = [row for row in everything if row[1].topic != "a" or row in found]
+        assert left == found
+        store.check(limit=limit)
+    assert moment >= 3
 
 
 # --- threads ------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from topicstore.errors import CorruptionError
 from topicstore.sealing import seal
 from topicstore_backends.memory import MemoryEngine
 from topicstore_layouts import names as names_module
-from topicstore_layouts.names import NameTable
+from topicstore_layouts.names import CAPACITY, LONGEST, NameTable, coded
 
 GENERATION, KIND = 7, 0x10
 FORWARD, BACK = encode_generation(GENERATION) + b"\x10", encode_generation(GENERATION) + b"\x11"
@@ -75,8 +75,8 @@ def engine() -> MemoryEngine:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Let a table keep eight names in memory."""
-    monkeypatch.setattr(names_module, "CACHED", 8)
+    """Let a table take eight names."""
+    monkeypatch.setattr(names_module, "CAPACITY", 8)
     return 8
 
 
@@ -178,19 +178,23 @@ def test_what_was_never_written_is_given_out_again(engine: MemoryEngine) -> None
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["learn", "save", "unheard", "reopen"]), st.lists(texts, max_size=12))))
 def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> None:
-    """Whatever is learned, saved and loaded, with a memory for eight names."""
+    """Whatever is learned, saved and loaded, with room for eight names of up to three characters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(names_module, "CACHED", 8)
+        patch.setattr(names_module, "CAPACITY", 8)
+        patch.setattr(names_module, "LONGEST", 3)
         engine = MemoryEngine(KEYSPACES)
         names = table(engine)
         known: dict[str, int] = {}
         committed: dict[str, int] = {}
         for step, learn in steps:
             if learn:
-                known.update(
-                    {name: known.get(name, number) for name, number in zip(learn, names.encode(learn), strict=True)}
-                )
-            assert list(range(len(names))) == sorted(known.values())
+                encoded = names.encode(learn)
+                for name in learn:
+                    if name not in known and len(known) < 8 and len(name) <= 3:
+                        known[name] = len(known)
+                assert [known.get(name, name) for name in learn] == to_list(encoded) or learn == to_list(encoded)
+                assert all(name in known for name in learn) != isinstance(encoded, Coded)
+            assert len(known) == len(names)
             write = WriteBatch()
             if step in ("save", "unheard"):
                 names.save(write)
@@ -205,16 +209,17 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
                 assert list(known) == to_list(names.names(ids))
                 assert list(map(stream_of, known)) == names.streams(ids).tolist()
                 assert list(known.values()) == to_list(names.encode(list(known)))
+            assert [known.get(name) for name in learn] == [names.find(name) for name in learn]
         assert committed == {name: table(engine).find(name) for name in committed}
         assert [] == list(names.verify(stream_of))
 
 
 def test_reopening_finds_them_on_disk(tmp_path: Path) -> None:
-    """With a real engine between, and names of every length."""
+    """With a real engine between, and names of every length that gets a number."""
     rocksdb = pytest.importorskip("topicstore_backends.rocksdb", reason="the extra 'rocksdb' is not installed")
     backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
     engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
-    learn = ["", "a", "\U0001f68c/é", "x" * 65_535, *map(str, range(300))]
+    learn = ["", "a", "\U0001f68c/é", "\U0001f68c" * LONGEST, *map(str, range(300))]
     filled(engine, learn)
     engine.close()
     engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
@@ -237,61 +242,98 @@ def in_memory(names: NameTable) -> int:
     return len(held)
 
 
-def test_the_memory_has_a_bound(engine: MemoryEngine, small: int) -> None:
-    """Whether names come in through writing or through reading."""
+@pytest.mark.parametrize("size", [1, 3, 8, 30])
+def test_a_full_table_takes_no_more(engine: MemoryEngine, small: int, size: int) -> None:
+    """The first names have numbers, for good; batches with any other stay texts, whole."""
     names = table(engine)
-    for number in range(100):
-        assert [number] == to_list(names.encode([f"n{number}"]))
+    learn = [f"n{number}" for number in range(40)]
+    for start in range(0, len(learn), size):
+        batch = learn[start : start + size]
+        encoded = names.encode(batch)
+        assert isinstance(encoded, Coded) == (start + len(batch) > small)
+        assert (batch if isinstance(encoded, Coded) else list(range(start, start + len(batch)))) == to_list(encoded)
         save(names, engine)
-        assert in_memory(names) <= small
-    for number in reversed(range(100)):
-        assert f"n{number}" == names.name(number)
-        assert in_memory(names) <= small
+    for each in (names, table(engine)):
+        assert small == len(each)
+        assert learn == to_list(each.encode(learn))
+        assert [0, 7, 0] == to_list(each.encode(["n0", "n7", "n0"]))
+        assert [*range(small), None] == [each.find(f"n{number}") for number in range(small + 1)]
+        assert small == in_memory(each)
+        write = WriteBatch()
+        each.save(write)
+        assert not write
 
 
-def test_a_batch_of_more_names_than_the_memory_holds(engine: MemoryEngine, small: int) -> None:
-    """It is kept whole until it is stored."""
-    learn = [f"n{number}" for number in range(5 * small)]
+def test_a_batch_fills_the_table_as_far_as_there_is_room(engine: MemoryEngine, small: int) -> None:
+    """It stays texts, though the numbers it took are saved with it and serve later ones."""
     names = table(engine)
-    assert list(range(len(learn))) == to_list(names.encode(learn))
-    assert list(map(stream_of, learn)) == names.streams(np.arange(len(learn))).tolist()
+    names.encode(["a", "b"])
+    learn = [f"n{number}" for number in range(small)]
+    assert learn == to_list(names.encode(learn))
     save(names, engine)
-    assert [0, 40, 39] == to_list(names.encode(["n0", "new", "n39"]))
-    save(names, engine)
-    assert [41] == to_list(names.encode(["newer"]))
-    assert in_memory(names) <= small
+    for each in (names, table(engine)):
+        assert [2, 7, 1] == to_list(each.encode(["n0", "n5", "b"]))
+        assert ["n0", "n6"] == to_list(each.encode(["n0", "n6"]))
+        assert [] == list(each.verify(stream_of))
 
 
-def test_unsaved_names_are_never_evicted(engine: MemoryEngine, small: int) -> None:
-    """Nothing but memory has them: neither reading nor writing may push them out."""
-    old = [f"old{number}" for number in range(3 * small)]
-    filled(engine, old)
+def test_texts_in_every_form(engine: MemoryEngine, small: int) -> None:
+    """A constant stays one, and the texts of a batch are listed once each."""
+    filled(engine, [f"n{number}" for number in range(small)])
     names = table(engine)
-    new = to_list(names.encode(["new1", "new2", "old0"]))
-    for number in range(len(old)):
-        assert old[number] == names.name(number)
-    assert [24, 25, 0] == new
-    assert ["new1", "new2", "old0", "old23"] == to_list(names.names(array(24, 25, 0, 23)))
-    assert [5, 5, 5] == names.streams(array(*new)).tolist()
-    save(names, engine)
-    assert [24, 25] == [table(engine).find(name) for name in ("new1", "new2")]
+    encoded = names.encode(Constant("new", 3))
+    assert isinstance(encoded, Constant)
+    assert ("new", 3) == (encoded.value, len(encoded))
+    assert 7 == names.encode(Constant("n7", 3)).value
+    for column in (["b", "a", "b"], coded(["b", "a", "b"])):
+        encoded = names.encode(column)
+        assert isinstance(encoded, Coded)
+        assert ["b", "a"] == encoded.texts.values.tolist()
+        assert ["b", "a", "b"] == to_list(encoded)
+    assert not isinstance(names.encode(names.names(array(3, 3))), Coded)
 
 
-def test_a_full_memory_with_unsaved_names_among_those_asked_for(engine: MemoryEngine, small: int) -> None:
-    """What is kept when the memory starts anew isn't looked for in the engine, which doesn't have it."""
-    old = [f"old{number}" for number in range(2 * small)]
-    filled(engine, old)
+def test_long_names_get_no_number(engine: MemoryEngine) -> None:
+    """They would make the memory large; the others of their batch get theirs nevertheless."""
     names = table(engine)
-    unsaved = to_list(names.encode(["new"]))
-    names.names(np.arange(small - 1))
-    asked = array(*unsaved, *range(2 * small))
-    assert ["new", *old] == to_list(names.names(asked))
+    fits, long = "\U0001f68c" * LONGEST, "x" * (LONGEST + 1)
+    assert [fits, long, "a"] == to_list(names.encode([fits, long, "a"]))
+    assert isinstance(names.encode(Constant(long, 2)), Constant)
+    save(names, engine)
+    for each in (names, table(engine)):
+        assert [1, 0] == to_list(each.encode(["a", fits]))
+        assert 2 == len(each)
+        assert None is each.find(long)
 
 
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("stored", range(40))
-def test_growth_goes_on_after_the_memory_started_anew(engine: MemoryEngine, stored: int) -> None:
-    """Whatever the table held when it was opened, and whenever the memory was full."""
+def test_what_is_lacking_is_certain(engine: MemoryEngine, small: int) -> None:
+    """A name without a number may be stored as text, if it is long, or came when there was no room."""
+    names = table(engine)
+    long = "x" * (LONGEST + 1)
+    assert [True, True, False] == [names.lacks(name) for name in ("a", "b", long)]
+    names.encode(["a", long])
+    assert [False, True, False] == [names.lacks(name) for name in ("a", "b", long)]
+    save(names, engine)
+    assert [False, True, False] == [table(engine).lacks(name) for name in ("a", "b", long)]
+    names.encode([f"n{number}" for number in range(small)])
+    save(names, engine)
+    for each in (names, table(engine)):
+        assert [False, False, False] == [each.lacks(name) for name in ("a", "b", f"n{small - 1}")]
+
+
+def test_columns_outlive_what_is_learned_after_them(engine: MemoryEngine) -> None:
+    """A batch that was handed out keeps its texts while the table grows."""
+    names = table(engine)
+    columns = []
+    for start in range(0, 500, 5):
+        names.encode([f"n{number}" for number in range(start, start + 5)])
+        columns.append(names.names(np.arange(start, start + 5)))
+    assert [f"n{number}" for number in range(500)] == [text for column in columns for text in to_list(column)]
+
+
+@pytest.mark.parametrize("stored", [0, 1, 15, 16, 17, 40])
+def test_growth_goes_on_after_reopening(engine: MemoryEngine, stored: int) -> None:
+    """Whatever the table held when it was opened."""
     filled(engine, [f"n{number}" for number in range(stored)])
     names = table(engine)
     for number in range(stored, stored + 60):
@@ -302,31 +344,23 @@ def test_growth_goes_on_after_the_memory_started_anew(engine: MemoryEngine, stor
     assert learn == to_list(names.names(np.arange(len(learn))))
 
 
-def test_columns_outlive_the_memory_they_came_from(engine: MemoryEngine, small: int) -> None:
-    """A batch that was handed out keeps its texts while others push them out of the table."""
-    learn = [f"n{number}" for number in range(10 * small)]
-    names = filled(engine, learn)
-    columns = [names.names(np.arange(start, start + small)) for start in range(0, len(learn), small)]
-    for number in range(len(learn)):
-        names.name(number)
-    assert learn == [text for column in columns for text in to_list(column)]
-
-
 def test_200000_names() -> None:
-    """They are all found again, though a third of them fits into memory."""
+    """A third of them gets numbers; the memory stays as it is from then on, after reopening too."""
     engine = MemoryEngine(KEYSPACES)
     learn = [f"fleet/bus-{number}" for number in range(200_000)]
     names = table(engine)
     for start in range(0, len(learn), 5_000):
-        names.encode(learn[start : start + 5_000])
+        batch = learn[start : start + 5_000]
+        encoded = names.encode(batch)
         save(names, engine)
-    assert in_memory(names) <= names_module.CACHED
-    names = table(engine)
-    assert 200_000 == len(names)
-    for start in range(0, len(learn), 5_000):
-        assert learn[start : start + 5_000] == to_list(names.names(np.arange(start, start + 5_000)))
-    assert in_memory(names) <= names_module.CACHED
-    assert [0, 199_999, 200_000] == to_list(names.encode([learn[0], learn[-1], "new"]))
+        full = start + 5_000 > CAPACITY
+        assert (batch if full else list(range(start, start + 5_000))) == to_list(encoded)
+    for each in (names, table(engine)):
+        assert CAPACITY == len(each)
+        assert learn[:CAPACITY] == to_list(each.names(np.arange(CAPACITY)))
+        assert learn[-5_000:] == to_list(each.encode(learn[-5_000:]))
+        assert [0, CAPACITY - 1, None] == [each.find(learn[number]) for number in (0, CAPACITY - 1, CAPACITY)]
+        assert in_memory(each) == CAPACITY
 
 
 # --- damage -------------------------------------------------------------------------
@@ -426,23 +460,24 @@ def hasty() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.mark.usefixtures("hasty", "small")
-def test_readers_run_beside_the_writer(engine: MemoryEngine) -> None:
-    """They read what is committed, push names out of the memory, and break nothing of it."""
-    names = table(engine)
+@pytest.mark.usefixtures("hasty")
+def test_readers_run_beside_the_writer(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read what is committed, load names into the memory, and break nothing of it, also when it gets full."""
+    monkeypatch.setattr(names_module, "CAPACITY", 300)
     learn = [f"n{number}" for number in range(400)]
-    committed = 0
+    committed = 200
+    filled(engine, learn[:committed])
+    names = table(engine)
     done, failures = threading.Event(), []
 
     def read(seed: int) -> None:
         source = np.random.default_rng(seed)
         try:
             while not done.is_set():
-                if committed:
-                    ids = source.integers(0, committed, size=6)
-                    assert [learn[number] for number in ids] == to_list(names.names(ids))
-                    assert [stream_of(learn[number]) for number in ids] == names.streams(ids).tolist()
-                    assert int(ids[0]) == names.find(learn[ids[0]])
+                ids = source.integers(0, committed, size=6)
+                assert [learn[number] for number in ids] == to_list(names.names(ids))
+                assert [stream_of(learn[number]) for number in ids] == names.streams(ids).tolist()
+                assert int(ids[0]) == names.find(learn[ids[0]])
         except BaseException as error:  # noqa: BLE001 - shown by the main thread
             failures.append(error)
 
@@ -453,12 +488,10 @@ def test_readers_run_beside_the_writer(engine: MemoryEngine) -> None:
         for start in range(0, len(learn), 4):
             batch = learn[start : start + 4] + learn[start // 2 : start // 2 + 3]
             expected = [*range(start, start + 4), *range(start // 2, start // 2 + 3)]
-            encoded = names.encode(batch)
-            assert expected == to_list(encoded)
-            assert list(map(stream_of, batch)) == names.streams(np.asarray(encoded)).tolist()
-            assert [start] == to_list(names.encode(Constant(learn[start], 1)))
+            assert (expected if start < 300 else batch) == to_list(names.encode(batch))
+            assert [start if start < 300 else learn[start]] == to_list(names.encode(Constant(learn[start], 1)))
             save(names, engine)
-            committed = start + 4
+            committed = min(max(committed, start + 4), 300)
     finally:
         done.set()
         for thread in threads:

@@ -67,7 +67,8 @@ def encode_rows(batch: MessageBatch, slab: int) -> list[bytes]:
     if properties.count(None) < len(properties):
         rows = [row if its is None else (*row, its) for row, its in zip(rows, properties, strict=True)]
         starts = [_PLAIN if its is None else _WHOLE for its in properties]
-    bodies = _without(1, list(map(_ENCODER.encode, rows)))  # the header of an array without the checksum
+    arrays = list(map(_ENCODER.encode, rows))
+    bodies = _without(1, arrays, sum(map(len, arrays)))  # without the header of an array without the checksum
     checksums = map(xxhash.xxh3_64_digest, bodies, _seeds(positions, slab))
     return [start + checksum + body for start, checksum, body in zip(starts, checksums, bodies, strict=True)]
 
@@ -106,18 +107,19 @@ def read_rows(values: Sequence[bytes], positions: Positions, slab: int) -> list[
 
     Raises like `decode_rows`.
     """
+    # All at once, as one array of arrays: a call of the decoder for each would take twice as long.
+    joined = b"".join((b"\xdd", len(values).to_bytes(4, "big"), *values))
     try:
-        # All at once, as one array of arrays: a call of the decoder for each would take twice as long.
-        rows: list[Row] = _DECODER.decode(b"".join((b"\xdd", len(values).to_bytes(4, "big"), *values)))
+        rows: list[Row] = _DECODER.decode(joined)
     except (msgspec.DecodeError, UnicodeDecodeError):
         rows = []
-    if len(rows) == len(values) and _intact(rows, values, positions, slab):
+    if len(rows) == len(values) and _intact(rows, _without(_HEAD, values, len(joined)), positions, slab):
         return rows
     return [_read_one(value, position, slab) for value, position in zip(values, positions.tolist(), strict=True)]
 
 
-def _intact(rows: Sequence[Row], values: Sequence[bytes], positions: Positions, slab: int) -> bool:
-    checksums = list(map(xxhash.xxh3_64_digest, _without(_HEAD, values), _seeds(positions, slab)))
+def _intact(rows: Sequence[Row], bodies: Sequence[bytes], positions: Positions, slab: int) -> bool:
+    checksums = list(map(xxhash.xxh3_64_digest, bodies, _seeds(positions, slab)))
     kinds = {row.kind for row in rows}
     return [row.checksum for row in rows] == checksums and all(kind >> 3 == _VERSION for kind in kinds)
 
@@ -126,7 +128,7 @@ def _read_one(value: bytes, position: int, slab: int) -> Row:
     """Return one value decoded; the slow way, which says what is wrong."""
     place = f"shard {slab >> 32}, generation {slab & 0xFFFF_FFFF}, message at position {position}"
     seeds = _seeds(np.array([position], dtype=np.uint64), slab)
-    (checksum,) = map(xxhash.xxh3_64_digest, _without(_HEAD, [value]), seeds)
+    (checksum,) = map(xxhash.xxh3_64_digest, [value[_HEAD:]], seeds)
     if len(value) <= _HEAD or value[1:_HEAD] != _PLAIN[1:] + checksum:
         raise CorruptionError("the checksum is wrong", place)
     if _VERSION < value[_HEAD] >> 3 < 16:
@@ -136,6 +138,8 @@ def _read_one(value: bytes, position: int, slab: int) -> Row:
         (row,) = _DECODER.decode(b"\x91" + value)
     except (msgspec.DecodeError, UnicodeDecodeError) as bad:
         raise CorruptionError(str(bad), place) from bad
+    if row.kind >> 3 != _VERSION:
+        raise CorruptionError(f"a message of kind {row.kind}, which there never was", place)
     return row
 
 
@@ -182,8 +186,8 @@ def _seeds(positions: Positions, slab: int) -> list[int]:
     return seeds
 
 
-def _without(head: int, values: Sequence[bytes]) -> list[bytes]:
-    """Return the values without their first bytes; large ones as views, which do for all that is done with them."""
-    if sum(map(len, values)) > _LARGE * len(values):
+def _without(head: int, values: Sequence[bytes], size: int) -> list[bytes]:
+    """Return values, of about ``size`` bytes in all, without their first ones; large values as views."""
+    if size > _LARGE * len(values):
         return [memoryview(value)[head:] for value in values]  # type: ignore[misc]
     return [value[head:] for value in values]

@@ -10,7 +10,7 @@ from topicstore.engine import DATA, INDEX, Engine, Reader
 from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.layout import Damage
 
-from .format import MIXED, Block
+from .format import MIXED, Block, Columns
 from .reading import Reading
 from .segments import Segment
 
@@ -46,19 +46,18 @@ class Auditor:
             for key, value in chunk:
                 try:
                     segment = self._segments.open(key[1], value)
-                    if segment.base <= before:
-                        raise CorruptionError(f"it begins at {segment.base}, before the end of the one before")
+                    total += segment.messages
+                    _check_index(segment, before)
                 except (CorruptionError, NewerFormatError) as bad:  # the latter from a damaged version byte
                     yield _damage(self._segments.place(key[1]), bad)
                 else:
-                    total += segment.messages
                     yield from self._frames(view, segment)
                 before = key[1]
-        if total != self._segments.total():
-            yield Damage(
-                place=f"{self._place}, segments",
-                reason=f"they hold {total:,} messages, and should hold {self._segments.total():,}",
-            )
+        try:
+            if total != (stored := self._segments.stored_total(view)):
+                raise CorruptionError(f"they hold {total:,} messages, and should hold {stored:,}")
+        except CorruptionError as bad:
+            yield _damage(f"{self._place}, segments", bad)
 
     def _frames(self, view: Reader, segment: Segment) -> Iterator[Damage | int]:
         for number in np.flatnonzero(segment.rows).tolist():
@@ -84,7 +83,7 @@ class Auditor:
             raise CorruptionError("its topics are not those that the segment's index says")
         if block.stream != MIXED and set(streams) != {block.stream}:
             raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
-        _check_payloads(block, columns.payloads)
+        _check_sizes(block, columns)
 
     # --- blocks ---
 
@@ -117,13 +116,23 @@ class Auditor:
         streams = set(self._trie.learn_all(set(to_list(self._reading.texts(self._reading.topics, columns.topics)))))
         if block.stream != MIXED and streams != {block.stream}:
             raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
-        _check_payloads(block, columns.payloads)
+        _check_sizes(block, columns)
 
 
 def _damage(place: str, bad: CorruptionError | NewerFormatError) -> Damage:
     return Damage(place=place, reason=bad.reason if isinstance(bad, CorruptionError) else str(bad))
 
 
-def _check_payloads(block: Block, payloads: list[bytes]) -> None:
-    if block.payloads().pick(np.arange(0, block.rows, 5, dtype=np.intp)) != payloads[::5]:
+def _check_index(segment: Segment, end_before: int) -> None:
+    if segment.base <= end_before:
+        raise CorruptionError(f"it begins at {segment.base}, before the end of the one before, {end_before}")
+    spans = list(zip(segment.first, segment.last, strict=True))
+    for together in (spans[: segment.small], spans[segment.small :]):
+        ends = [end for span in together for end in span]
+        if ends != sorted(ends):
+            raise CorruptionError("its frames are not in order of stream and topic")
+
+
+def _check_sizes(block: Block, columns: Columns) -> None:
+    if to_list(block.sizes()) != columns.sizes:  # those stored, and those of the payloads
         raise CorruptionError("its lengths don't fit its payloads")

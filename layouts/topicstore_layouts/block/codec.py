@@ -13,7 +13,7 @@ import pyarrow as pa
 import zstandard
 from topicstore.errors import CorruptionError
 
-__all__ = ["CODECS", "Compressor", "decompress"]
+__all__ = ["CODECS", "ZSTD", "Compressor", "decompress"]
 
 RAW: Final = 0
 ZSTD: Final = 1

@@ -34,15 +34,15 @@ class Deleter:
 
     def steps(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
         """Yield the steps of a delete."""
-        for end in [segment.end for segment in self._segments.between(self._engine, first, last)]:
-            yield from self._in_segment(end, topic_filter, first, last)
-            first = max(first, end + 1)
-        yield from self._in_blocks(topic_filter, first, last)
+        at = first
+        while (segment := next(self._segments.between(self._engine, at, last), None)) is not None:
+            yield from self._in_segment(segment, topic_filter, first, last)
+            at = segment.end + 1
+        yield from self._in_blocks(topic_filter, at, last)
 
-    def _in_segment(self, end: int, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
-        segment = next(self._segments.between(self._engine, end, end))
+    def _in_segment(self, segment: Segment, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
         numbers = self._reading.select(segment, ALL, topic_filter, first, last)
-        for start in range(0, len(numbers), _LOOKED_AT):
+        for start in range(0, max(len(numbers), 1), _LOOKED_AT):  # a step at least, so that others get their turn
             step, segment = self._some_frames(segment, numbers[start : start + _LOOKED_AT], topic_filter, first, last)
             yield step
             self._reading.deletes += 1

@@ -70,14 +70,15 @@ class Matcher:
         texts: list[str] = topics.texts.values.tolist()
         start, stop = bisect_left(texts, low), len(texts) if high is None else bisect_right(texts, high)
         verdicts = np.zeros(len(texts), dtype=bool)
-        verdicts[start:stop] = self._judge_texts(texts[start:stop])
+        verdicts[start:stop] = self.judge_texts(texts[start:stop])
         return _simplified(verdicts[topics.codes])
 
     def _texts(self, topics: Coded) -> Mask:
-        mask: Mask = self._judge_texts(topics.texts.values.tolist())[topics.codes]
+        mask: Mask = self.judge_texts(topics.texts.values.tolist())[topics.codes]
         return mask
 
-    def _judge_texts(self, texts: list[str]) -> Mask:
+    def judge_texts(self, texts: list[str]) -> Mask:
+        """Say of each text whether it matches."""
         if self._pattern is None or len(texts) < _WORTH_A_PATTERN:
             return np.array([self._filter.matches(text) for text in texts], dtype=bool)
         verdicts: Mask = pc.match_substring_regex(pa.array(texts, pa.string()), self._pattern).to_numpy(

@@ -8,7 +8,7 @@ the writer of new blocks, only against deletes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -55,44 +55,50 @@ class Merger:
 
     def steps(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
         """Yield merges of everything up to a position; not ``whole``: only of what is worth it."""
-        while blocks := self._take(bound):
+        while blocks := self._take(bound, whole=whole):
             rows, size = sum(block.rows for block in blocks), sum(block.payload_bytes for block in blocks)
-            if not whole and rows < WORTH_ROWS and size < SEGMENT_BYTES // 2 and len(blocks) < MOST_BLOCKS:
-                return
             newest = self._segments.newest()
             small = newest is not None and _fits(newest.messages + rows, newest.payload_bytes + size)
             yield self._merge([newest] if newest is not None and small else [], blocks)
         if whole:
             yield from self._join_small(bound)
 
-    def _take(self, bound: int) -> list[Block]:
-        """Return the oldest fresh blocks, whole batches, as many as make a segment."""
+    def _take(self, bound: int, *, whole: bool) -> list[Block]:
+        """Return the oldest fresh blocks, whole batches, as many as make a segment; fewer only if it is worth it."""
         taken: list[Block] = []
         rows = size = 0
-        for together in self._fresh.batches(self._engine, self._segments.reach + 1, bound):
+        runs = self._fresh.batches(self._engine, self._segments.end(self._engine) + 1, bound)
+        for _, batch in groupby(runs, lambda run: run[0].base):
+            together = list(chain.from_iterable(batch))
             more, bytes_ = sum(b.rows for b in together), sum(b.payload_bytes for b in together)
-            if together[-1].last > bound or (taken and not _fits(rows + more, size + bytes_)):
+            if together[-1].last > bound:
                 break
+            if taken and not _fits(rows + more, size + bytes_):
+                return taken
             taken += together
             rows, size = rows + more, size + bytes_
             if len(taken) >= MOST_BLOCKS:
-                break
-        return taken
+                return taken
+        return taken if whole or rows >= WORTH_ROWS or size >= SEGMENT_BYTES // 2 else []
 
     def _join_small(self, bound: int) -> Iterator[CompactStep]:
         """Join neighbours that have become small, by deletes, or by being merged when there was little."""
+        at = 0
+        while group := self._neighbours(at, bound):
+            at = group[-1].end + 1
+            if len(group) > 1:
+                yield self._merge(group, [])
+
+    def _neighbours(self, first: int, bound: int) -> list[Segment]:
+        """Return the next segments that fit into one; as they are now, because deletes come between two steps."""
         group: list[Segment] = []
-        for segment in self._segments.between(self._engine, 0, bound):
-            if group and not _fits(
-                sum(s.messages for s in group) + segment.messages,
-                sum(s.payload_bytes for s in group) + segment.payload_bytes,
-            ):
-                if len(group) > 1:
-                    yield self._merge(group, [])
-                group = []
+        rows = size = 0
+        for segment in self._segments.between(self._engine, first, bound):
+            rows, size = rows + segment.messages, size + segment.payload_bytes
+            if group and not _fits(rows, size):
+                break
             group.append(segment)
-        if len(group) > 1:
-            yield self._merge(group, [])
+        return group
 
     def _merge(self, segments: list[Segment], blocks: list[Block]) -> CompactStep:
         """Return the write that replaces neighbouring segments, and the blocks behind them, by one segment."""
@@ -115,7 +121,7 @@ class Merger:
             values.append(encode_frame(part, stream, base, seed, self._compress))
             spans.append(span)
         own = sum(not small[span.first[0]] for span in spans)
-        size = self._segments.put(make_segment(base, end, sum(columns.sizes), spans, own), values, write)
+        size = self._segments.put(make_segment(base, end, columns, spans, own), values, write)
         rows = len(columns.positions)
         self._segments.put_total(self._segments.total() - sum(s.messages for s in segments) + rows, write)
         return CompactStep(write=write, messages=rows, freed=freed - size)

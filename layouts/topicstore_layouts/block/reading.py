@@ -28,8 +28,14 @@ __all__ = ["ALL", "Piece", "Reading"]
 
 ALL = 0
 """The stream of every message of the slab, in order of position."""
-_KEPT = 2
-"""Segments kept decoded and in order, for readers with small limits who are in the middle of them."""
+_FEW_FRAMES = 4
+"""Up to so many frames are opened without asking first which topics they hold."""
+_KEPT = 64
+"""What is kept decoded and in order of segments, for readers with small limits who are in the middle of them."""
+_KEPT_BYTES = 96 << 20
+"""Memory that this may take, about, unless it is of one reader."""
+_ROW_BYTES = 120
+"""Memory that a row takes besides its payload, about."""
 
 
 class Piece(ABC):
@@ -70,6 +76,11 @@ class _Kept:
     batch: MessageBatch
     sizes: Array
     """Bytes of the payloads of all rows up to each."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes, about."""
+        return self.bytes(0, len(self.batch)) + _ROW_BYTES * len(self.batch)
 
     def bytes(self, start: int, stop: int) -> int:
         """Return the bytes of some rows' payloads."""
@@ -133,13 +144,16 @@ class Reading:
         if begun is not None:
             yield begun
             at = begun.last + 1
+        deletes = self.deletes  # before the view, which then has all of them
         with self.engine.snapshot() as view:
             self.counters.seeks += 1
             for segment in self.segments.between(view, at, bound):
                 ask = _Ask(stream, topic_filter, at, bound)
-                find = partial(self._find, view, segment, ask)
+                find = partial(self._find, view, deletes, segment, ask)
                 yield SegmentPiece(self, ask, segment.end, segment.messages, find)
                 at = segment.end + 1
+                if at > bound:
+                    return
             yield from self._fresh_pieces(view, _Ask(stream, topic_filter, at, bound))
 
     def _fresh_pieces(self, reader: Reader, ask: _Ask) -> Iterator[Piece]:
@@ -157,9 +171,8 @@ class Reading:
                 return SegmentPiece(self, ask, end, len(kept.batch), lambda kept=kept: kept)  # type: ignore[misc]
         return None
 
-    def _find(self, view: Reader, segment: Segment, ask: _Ask) -> _Kept:
-        """Read what is wanted of a segment."""
-        deletes = self.deletes
+    def _find(self, view: Reader, deletes: int, segment: Segment, ask: _Ask) -> _Kept:
+        """Read what is wanted of a segment, in a view that has the deletes up to this one."""
         numbers = self.select(segment, ask.stream, ask.topic_filter, ask.at, ask.bound)
         found: list[tuple[Block, Rows]] = []
         for number, block in zip(numbers.tolist(), self.segments.frames(view, segment, numbers), strict=True):
@@ -173,9 +186,15 @@ class Reading:
         return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, np.cumsum(sizes))
 
     def keep(self, key: tuple[int, int, str], kept: _Kept) -> None:
-        """Keep what was found, and let the oldest go."""
-        others = [(other, held) for other, held in self._kept.items() if other != key]
-        self._kept = dict([*others[-_KEPT + 1 :], (key, kept)])
+        """Keep what was found, and let go what wasn't used for longest where there is too much."""
+        others = [(other, each) for other, each in self._kept.items() if other != key and each.deletes == self.deletes]
+        room, held = _KEPT_BYTES - kept.memory, [(key, kept)]
+        for other, each in reversed(others[-_KEPT + 1 :]):
+            room -= each.memory
+            if room < 0:
+                break
+            held.append((other, each))
+        self._kept = dict(reversed(held))
 
     def forget(self, key: tuple[int, int, str]) -> None:
         """Let go what a reader is done with."""
@@ -188,6 +207,9 @@ class Reading:
         """Return the numbers of the frames that may hold what a reader wants."""
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
         numbers = segment.select(wanted, first, bound)
+        if segment.directory and len(numbers) > _FEW_FRAMES and not wanted.everything:
+            topics = self._matchers.of(topic_filter).judge_texts(segment.directory)
+            numbers = numbers[segment.holding(np.flatnonzero(topics))[numbers]]
         self.counters.skipped += len(segment.rows) - len(numbers)
         return numbers
 

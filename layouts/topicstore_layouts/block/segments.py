@@ -12,13 +12,14 @@ Stored form, version 1 (integers in keys unsigned)::
     meta   generation(u32) 0x30      -> msgpack: messages in all segments of the generation; sealed
 
 ``end`` is the segment's last position. The array is [base, bytes, rows, lowest, highest, streams,
-topics, small]: the first position that could be in the segment; bytes of all payloads when it was made;
-and for each frame its rows (u32), its lowest and highest position (u64), its first and last stream
-(u32 each), as bytes of little-endian integers; and the first and last topic of each; and the number
-of the first frame that small streams share: those come last, so that no frame but theirs holds
-more than one stream. The checksum is xxh3 of 64 bits of what follows it, seeded like that of the
-frame with the number 2 ** 32 - 1. A frame whose messages were all deleted is not there, and has no
-rows in the index.
+topics, small, directory, places]: the first position that could be in the segment; bytes of all
+payloads when it was made; for each frame its rows (u32), its lowest and highest position (u64),
+its first and last stream (u32 each), as bytes of little-endian integers; the first and last topic
+of each; the number of the first frame that small streams share: those come last, so that no frame
+but theirs holds more than one stream; and, if a topic has eight rows or more on average, all topics
+in the order of their rows, with the first and the last frame of each (u32). The checksum is xxh3 of
+64 bits of what follows it, seeded like that of the frame with the number 2 ** 32 - 1. A frame
+whose messages were all deleted is not there, and has no rows in the index.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import attrs
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 import zstandard
 from topicstore.columns import Indices
@@ -37,7 +40,8 @@ from topicstore.engine import DATA, INDEX, META, Engine, Reader, WriteBatch, enc
 from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.sealing import seal, unseal
 
-from .format import Array, Block, frame_seed
+from .codec import ZSTD, decompress
+from .format import Array, Block, Columns, frame_seed
 from .wanted import Wanted
 
 __all__ = ["FrameSpan", "Segment", "Segments", "make_segment"]
@@ -48,6 +52,8 @@ _SIZE = struct.Struct(">I")
 _INDEX_NUMBER = 2**32 - 1
 _MOST_BYTES = 64 << 20
 """Of an index uncompressed; more is damage."""
+_ROWS_A_TOPIC = 8
+"""Rows that a topic has on average, at least, for the topics to be listed: else the list would cost much."""
 _KEPT = 64
 """Indexes kept decoded."""
 _TOTAL = b"\x30"
@@ -62,6 +68,8 @@ class _Body(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     streams: bytes
     topics: list[str]
     small: int
+    directory: list[str]
+    places: bytes
 
 
 _BODIES = msgspec.msgpack.Decoder(_Body)
@@ -94,6 +102,10 @@ class Segment:
     last: list[tuple[int, str]]
     small: int
     """The frames from this one on are shared by small streams."""
+    directory: list[str]
+    """The topics in it, in the order of their rows; empty if there are many."""
+    places: Array
+    """The first and the last frame of each of those, a row each."""
 
     @property
     def messages(self) -> int:
@@ -113,6 +125,14 @@ class Segment:
             alive &= spanned
         return np.flatnonzero(alive)
 
+    def holding(self, topics: Indices) -> npt.NDArray[np.bool_]:
+        """Say of each frame whether it holds any of these topics of the directory."""
+        edges = np.zeros(len(self.rows) + 1, dtype=np.int64)
+        np.add.at(edges, self.places[topics, 0], 1)
+        np.add.at(edges, self.places[topics, 1] + 1, -1)
+        held: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
+        return held
+
     def without(self, rows: dict[int, int]) -> Segment:
         """Return the index with other numbers of rows in some frames."""
         left = self.rows.copy()
@@ -121,19 +141,33 @@ class Segment:
         return attrs.evolve(self, rows=left)
 
 
-def make_segment(base: int, end: int, size: int, spans: Sequence[FrameSpan], small: int) -> Segment:
-    """Return the index of frames that span these; from the number ``small`` on they are of small streams."""
+def make_segment(base: int, end: int, columns: Columns, spans: Sequence[FrameSpan], small: int) -> Segment:
+    """Return the index of sorted rows in frames that span these, from the number ``small`` on of small streams."""
+    directory, places = _directory(columns, [span.rows for span in spans])
     return Segment(
         base,
         end,
-        size,
+        sum(columns.sizes),
         np.array([span.rows for span in spans], dtype="<u4"),
         np.array([span.lowest for span in spans], dtype="<u8"),
         np.array([span.highest for span in spans], dtype="<u8"),
         [span.first for span in spans],
         [span.last for span in spans],
         small,
+        directory,
+        places,
     )
+
+
+def _directory(columns: Columns, rows: list[int]) -> tuple[list[str], Array]:
+    """Return the topics of sorted rows, and the first and the last frame of each."""
+    codes, topics = columns.topics.codes, columns.topics.texts.values.tolist()
+    if len(topics) * _ROWS_A_TOPIC > len(codes):
+        return [], np.empty((0, 2), dtype="<u4")
+    numbers = np.arange(len(topics))
+    ends = np.searchsorted(codes, numbers), np.searchsorted(codes, numbers, side="right") - 1
+    frames = np.searchsorted(np.cumsum(rows), np.stack(ends, axis=1), side="right")
+    return topics, frames.astype("<u4")
 
 
 class Segments:
@@ -200,10 +234,28 @@ class Segments:
         return -1
 
     def total(self) -> int:
-        """Return the number of messages in all segments."""
+        """Return the number of messages in all segments; if what is stored of it is damaged, they are counted."""
+        try:
+            return self.stored_total(self._engine)
+        except CorruptionError:
+            return self._count()
+
+    def stored_total(self, reader: Reader) -> int:
+        """Return the number as it is stored. Raises `CorruptionError`."""
         key = encode_generation(self._generation) + _TOTAL
-        stored = self._engine.get(META, key)
-        return 0 if stored is None else int(msgspec.msgpack.decode(unseal(key, stored), type=int))
+        stored = reader.get(META, key)
+        try:
+            return 0 if stored is None else msgspec.msgpack.decode(unseal(key, stored), type=int)
+        except (CorruptionError, msgspec.DecodeError) as bad:
+            raise CorruptionError(f"the number of their messages is damaged: {bad}") from bad
+
+    def _count(self) -> int:
+        messages = 0
+        for chunk in self._engine.scan(INDEX, self.index_key(0), self.behind()):
+            for key, value in chunk:
+                with suppress(CorruptionError, NewerFormatError):  # which whoever reads the segment is told
+                    messages += self.open(key[1], value).messages
+        return messages
 
     def put_total(self, messages: int, write: WriteBatch) -> None:
         """Add the number of messages in all segments to a write."""
@@ -264,6 +316,8 @@ class Segments:
             np.array([(first[0], last[0]) for first, last in pairs], dtype="<u4").tobytes(),
             [topic for first, last in pairs for topic in (first[1], last[1])],
             segment.small,
+            segment.directory,
+            segment.places.tobytes(),
         )
         raw = msgspec.msgpack.encode(body)
         rest = _SIZE.pack(len(raw)) + zstandard.ZstdCompressor(level=1).compress(raw)
@@ -280,19 +334,30 @@ class Segments:
         if _HEADER.unpack_from(value)[1] != digest or size > _MOST_BYTES:
             raise CorruptionError("the checksum of its index is wrong")
         try:
-            raw = zstandard.ZstdDecompressor().decompress(rest[_SIZE.size :], max_output_size=size)
-            body = _BODIES.decode(raw)
+            body = _BODIES.decode(decompress(ZSTD, memoryview(rest)[_SIZE.size :], size))
             streams = np.frombuffer(body.streams, dtype="<u4").tolist()
             ends = list(zip(streams, body.topics, strict=True))
             rows = np.frombuffer(body.rows, dtype="<u4")
             lowest, highest = (np.frombuffer(data, dtype="<u8") for data in (body.lowest, body.highest))
-        except (zstandard.ZstdError, msgspec.DecodeError, ValueError) as bad:
+        except (msgspec.DecodeError, ValueError) as bad:
             raise CorruptionError(f"its index can't be decoded: {bad}") from bad
         if not 2 * len(rows) == 2 * len(lowest) == 2 * len(highest) == len(ends):
             raise CorruptionError("its index says more of some frames than of others")
         if not 0 <= body.small <= len(rows):
             raise CorruptionError("its index says that more frames are of small streams than there are")
-        return Segment(body.base, end, body.payload_bytes, rows, lowest, highest, ends[::2], ends[1::2], body.small)
+        places = self._places(body, len(rows))
+        frames = rows, lowest, highest, ends[::2], ends[1::2], body.small
+        return Segment(body.base, end, body.payload_bytes, *frames, body.directory, places)
+
+    @staticmethod
+    def _places(body: _Body, frames: int) -> Array:
+        """Return the first and the last frame of each topic of the directory."""
+        if len(body.places) != 8 * len(body.directory):
+            raise CorruptionError("its index doesn't say of each topic where it is")
+        places = np.frombuffer(body.places, dtype="<u4").reshape(-1, 2)
+        if len(places) and int(places.max()) >= frames:
+            raise CorruptionError("its index says that a topic is in a frame that is not there")
+        return places
 
     # --- frames ---
 

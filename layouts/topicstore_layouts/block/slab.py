@@ -18,6 +18,7 @@ import numpy as np
 from topicstore import MessageBatch, TopicFilter
 from topicstore.columns import Coded, Constant, to_list
 from topicstore.engine import DATA, Engine, WriteBatch
+from topicstore.errors import CorruptionError
 from topicstore.layout import (
     CompactStep,
     Damage,
@@ -126,7 +127,8 @@ class BlockSlab(Slab):
             known = isinstance(topics.value, int)
             return self._topics.stream(topics.value) if known else self.trie.learn(topics.value)
         if isinstance(topics, Coded):
-            streams: Array = np.array(self.trie.learn_all(topics.texts.values.tolist()))[topics.codes]
+            used, places = np.unique(topics.codes, return_inverse=True)
+            streams: Array = np.array(self.trie.learn_all(topics.texts.values[used].tolist()))[places]
             return streams
         return self._topics.streams(topics)
 
@@ -176,19 +178,24 @@ class BlockSlab(Slab):
         rows = size = 0
         exhausted = True
         with closing(self._reading.pieces(stream, topic_filter, at, bound)) as pieces:
-            for piece in pieces:
-                if batches and rows + piece.most > limit:
-                    exhausted = False  # it may not fit; the next call takes it whole
-                    break
-                batch, at = piece.read(limit, limit_bytes)
-                if len(batch):
-                    batches.append(batch)
-                    rows += len(batch)
-                    size += piece.bytes
-                enough = rows >= min(limit, _ENOUGH) or size >= limit_bytes or at <= piece.last
-                if at <= bound and (enough or (deadline is not None and time.monotonic() >= deadline)):
-                    exhausted = False
-                    break
+            try:
+                for piece in pieces:
+                    if batches and rows + piece.most > limit:
+                        exhausted = False  # it may not fit; the next call takes it whole
+                        break
+                    batch, at = piece.read(limit, limit_bytes)
+                    if len(batch):
+                        batches.append(batch)
+                        rows += len(batch)
+                        size += piece.bytes
+                    enough = rows >= min(limit, _ENOUGH) or size >= limit_bytes or at <= piece.last
+                    if at <= bound and (enough or (deadline is not None and time.monotonic() >= deadline)):
+                        exhausted = False
+                        break
+            except CorruptionError:
+                if not batches:
+                    raise
+                exhausted = False  # what lies before the damage first; the next call comes to it
         self.counters.rows += rows
         place = (max(at, bound + 1) if exhausted else at).to_bytes(8, "big")
         return SlabStep(batch=MessageBatch.concat(batches), place=place, exhausted=exhausted)

@@ -49,10 +49,18 @@ class WantedStreams:
     def _find(self, topic_filter: TopicFilter, stream: int | None) -> Wanted:
         streams = self._trie.match(topic_filter) if stream is None else [stream]
         levels = [self._trie.levels(number) for number in streams]
-        covered = frozenset(s for s, learned in zip(streams, levels, strict=True) if _covers(topic_filter, learned))
+        covered = frozenset(
+            s
+            for s, learned in zip(streams, levels, strict=True)
+            if _covers(topic_filter, learned) and not self._hidden(topic_filter, s)
+        )
         ranges = [(s, *topic_range(learned, topic_filter)) for s, learned in zip(streams, levels, strict=True)]
         by_stream = {stream: (low, high) for stream, low, high in ranges}
         return Wanted(ranges, len(covered) == len(self._trie), covered, by_stream)
+
+    def _hidden(self, topic_filter: TopicFilter, stream: int) -> bool:
+        """Say whether a filter begins with a wildcard, and so sees nothing of a stream that begins with ``$``."""
+        return topic_filter.levels[0] in ("+", "#") and self._trie.pattern(stream).startswith("$")
 
 
 def _covers(topic_filter: TopicFilter, learned: tuple[str, ...]) -> bool:

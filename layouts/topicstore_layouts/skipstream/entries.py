@@ -1,8 +1,8 @@
 """Which index entries a topic has, and which a filter asks for.
 
 A message has an entry for each level of its topic that varies within its stream: those learned as
-``+``, and behind a last ``#`` the next eight levels, as far as the topic has them. An entry is a
-hash of the stream, the level's number and its text.
+``+``, and of those that a last ``#`` stands for the first eight, as far as the topic has them. An
+entry's hash is of the stream, the level's number and its text.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 from topicstore import TopicFilter
 from topicstore.columns import Column, to_list
+from xxhash import xxh3_64_intdigest
 
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.learned import MAX_LEVELS, LearnedTopics
 
 from .keys import Numbers
 
 __all__ = ["Entries"]
 
-_LEVEL = struct.Struct(">QH")
-_WORD = struct.Struct("=Q")
 _REST_LEVELS = 8
-"""Levels behind a ``#`` that have entries."""
+"""Levels that a ``#`` stands for and that have entries."""
+_WORD = 8
+_PACK = [struct.Struct(f"={words}Q").pack for words in range(1 + MAX_LEVELS + _REST_LEVELS + 1)]
+"""What packs so many words."""
 _KNOWN_TOPICS = 65_536
 _KNOWN_CHARACTERS = 16 << 20
 
@@ -40,7 +41,7 @@ class Entries:
     def __init__(self, trie: LearnedTopics, bits: int = 64) -> None:
         self._trie = trie
         self._dropped = 64 - bits
-        self._depths: dict[int, tuple[int, ...]] = {}
+        self._varying = _Varying(trie)
         self._known: dict[str, bytes] = {}
         """Of a topic its stream and hashes, 8 bytes each: a cache of the writer's."""
         self._characters = 0
@@ -49,9 +50,13 @@ class Entries:
 
     def of(self, stream: int, topic: str) -> list[int]:
         """Return the hashes of a topic of a stream, each once."""
-        levels = topic.split("/")
-        depths = [depth for depth in self._varying(stream) if depth < len(levels)]
-        return list(dict.fromkeys(self._hash(stream, depth, levels[depth]) for depth in depths))
+        levels, dropped = topic.split("/"), self._dropped
+        hashes = [
+            xxh3_64_intdigest(levels[depth].encode(), seed) >> dropped
+            for depth, seed in self._varying[stream]
+            if depth < len(levels)
+        ]
+        return hashes if len(hashes) < 2 or len(set(hashes)) == len(hashes) else list(dict.fromkeys(hashes))
 
     def learn(self, topics: Column) -> tuple[Numbers, npt.NDArray[np.intp], Numbers]:
         """Return each topic's stream, how many entries it has, and the entries' hashes one behind the other.
@@ -64,7 +69,7 @@ class Entries:
         except KeyError:
             self._learn(names)
             parts = list(map(self._known.__getitem__, names))
-        sizes = np.fromiter(map(len, parts), np.intp, len(parts)) // _WORD.size
+        sizes = np.fromiter(map(len, parts), np.intp, len(parts)) // _WORD
         words = np.frombuffer(b"".join(parts), dtype=np.uint64)
         firsts = np.cumsum(sizes) - sizes
         hashes = np.ones(len(words), dtype=bool)
@@ -78,26 +83,27 @@ class Entries:
         if len(self._known) + len(missing) > _KNOWN_TOPICS or self._characters > _KNOWN_CHARACTERS:
             self._known, self._characters, missing = {}, 0, list(distinct)
         for name, stream in zip(missing, self._trie.learn_all(missing), strict=True):
-            self._known[name] = b"".join(map(_WORD.pack, (stream, *self.of(stream, name))))
+            hashes = self.of(stream, name)
+            self._known[name] = _PACK[1 + len(hashes)](stream, *hashes)
             self._characters += len(name)
 
     # --- filters ---
 
     def wanted(self, stream: int, topic_filter: TopicFilter) -> list[int]:
         """Return the hashes that every matching topic of a stream has."""
-        asked = ((depth, topic_filter.level(depth)) for depth in self._varying(stream))
-        return [self._hash(stream, depth, level) for depth, level in asked if level != "+"]
+        asked = [(topic_filter.level(depth), seed) for depth, seed in self._varying[stream]]
+        return [xxh3_64_intdigest(level.encode(), seed) >> self._dropped for level, seed in asked if level != "+"]
 
-    # --- within ---
 
-    def _varying(self, stream: int) -> tuple[int, ...]:
-        depths = self._depths.get(stream)
-        if depths is None:
-            depths, levels = self._trie.varying(stream), self._trie.levels(stream)
-            if levels[-1] == "#":
-                depths += tuple(range(len(levels) - 1, len(levels) - 1 + _REST_LEVELS))
-            self._depths[stream] = depths
-        return depths
+class _Varying(dict[int, list[tuple[int, int]]]):
+    """Of each stream the levels that have entries, each with the seed of its hashes; found when first asked for."""
 
-    def _hash(self, stream: int, depth: int, token: str) -> int:
-        return xxhash.xxh3_64_intdigest(_LEVEL.pack(stream, depth) + token.encode()) >> self._dropped
+    def __init__(self, trie: LearnedTopics) -> None:
+        self._trie = trie
+
+    def __missing__(self, stream: int) -> list[tuple[int, int]]:
+        depths, levels = self._trie.varying(stream), self._trie.levels(stream)
+        if levels[-1] == "#":
+            depths += tuple(range(len(levels) - 1, len(levels) - 1 + _REST_LEVELS))
+        self[stream] = [(depth, stream << 16 | depth) for depth in depths]
+        return self[stream]

@@ -22,10 +22,11 @@ def _thresholds(_: object, field: attrs.Attribute[tuple[int, ...]], value: tuple
 class SkipstreamOptions:
     """Options of the skipstream layout, kept with each generation."""
 
-    thresholds: tuple[int, ...] = attrs.field(default=(100, 20), validator=_thresholds)
+    thresholds: tuple[int, ...] = attrs.field(default=(100, 10), validator=_thresholds)
     """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
     the first level, the second and so on, the last for all below. 0: ``+`` at once. A message has
-    an index entry for each ``+`` of its stream, so higher ones make smaller databases of more streams."""
+    an index entry for each ``+`` of its stream, and a replay reads stream by stream: higher numbers
+    make storing and narrow filters quicker, lower ones what many streams have little of."""
 
 
 class SkipstreamLayout(Layout):

@@ -24,7 +24,9 @@ __all__ = ["Postings", "Stretch", "common"]
 
 _WORTH = 3
 """Index entries that are read in the time that it takes to fetch a message by its key."""
-_LEAST_RULED_OUT = 1 / 16
+_NEAR = 64
+"""Entries that are read rather than leaped over."""
+_RULED_OUT_FIRST, _LEAST_RULED_OUT = 3 / 4, 1 / 16
 _NONE: Positions = np.empty(0, dtype=np.uint64)
 
 
@@ -49,21 +51,22 @@ class Postings:
         self._chunks: Iterator[list[tuple[bytes, bytes]]] | None = None
         self.positions = _NONE
         """At hand, all of them from the first one on up to `last`."""
-        self.rules_out = 0.5
+        self.rules_out = _RULED_OUT_FIRST
         """Which part of other lists' candidates is probably not in this one: an average, the newest counting most."""
         self.last = -1
         """How far the list was read."""
 
     def seek(self, position: int) -> bool:
         """Drop what lies before a position, and have the next entry at hand; return False if there is none."""
+        near = len(self.positions) and self.expected(position) - len(self.positions) <= _NEAR
         self._drop(position)
-        if not len(self.positions) and self.last < self._bound and self._chunks is not None:
-            self._read()  # it may well be among the next, and a chunk costs little more than a seek
-            self._drop(position)
-        if not len(self.positions) and self.last < self._bound:
-            self._chunks = self._reader.scan(KEYS, *self._keys.span(self._hash, position, self._bound))
-            self._counters.seeks += 1
+        while not len(self.positions) and self.last < self._bound:
+            if not near:
+                self._chunks = self._reader.scan(KEYS, *self._keys.span(self._hash, position, self._bound))
+                self._counters.seeks += 1
             self._read()
+            self._drop(position)
+            near = False
         return bool(len(self.positions))
 
     def read(self, last: int, most: int) -> bool:
@@ -103,6 +106,7 @@ def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCoun
             return
         leap = max(int(each.positions[0]) for each in lists)
         if any(each.last < leap for each in lists):
+            yield Stretch(_NONE, at, leap - 1)  # of no use but to a reader who has little time
             at = leap
             continue
         driver, *others = sorted(lists, key=lambda each: each.last, reverse=True)
@@ -116,12 +120,16 @@ def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCoun
 
 def _ruled_out(found: Positions, other: Postings, last: int) -> Positions:
     """Return the candidates up to ``last`` without those that are not in another list, if that is worth reading it."""
+    if not len(found):
+        return found
     worth = int(_WORTH * other.rules_out * len(found))
-    if other.last < last and (other.expected(last) > worth or not other.read(last, worth)):
+    if other.last < last and other.expected(last) > worth:
+        return found
+    if not other.read(last, worth):
         other.rules_out = max(other.rules_out / 2, _LEAST_RULED_OUT)
         return found
     both = _both(found, other.positions)
-    other.rules_out = max((other.rules_out + 1 - len(both) / max(len(found), 1)) / 2, _LEAST_RULED_OUT)
+    other.rules_out = max((other.rules_out + 1 - len(both) / len(found)) / 2, _LEAST_RULED_OUT)
     return both
 
 

@@ -7,8 +7,8 @@ Stored form, version 1: keyspace ``keys`` (see `keys` for the keys)::
                                       varies within its stream
 
 and keyspace ``meta`` the learned topic structure (see `topicstore_layouts.learned`). ``hash`` is
-xxh3, 64 bits, of the stream (u64) and the number of the level, counted from 0 (u16), both
-big-endian, and the level's text in UTF-8. The levels that vary are those learned as ``+``, and the
+xxh3, 64 bits, of the level's text in UTF-8, with ``stream << 16 | number of the level, counted
+from 0`` as seed. The levels that vary are those learned as ``+``, and the
 first eight that a last ``#`` stands for. Hashes of two levels may be the same: what a reader finds
 by the index counts only if the message's own topic matches.
 
@@ -38,8 +38,8 @@ from .postings import Postings, common
 
 __all__ = ["SkipstreamSlab"]
 
-_QUERIES = 4_096
-"""Queries that are kept: every batch of a replay asks for its own again."""
+_QUERIES, _LONGEST_KEPT = 4_096, 256
+"""Queries that are kept, because every batch of a replay asks for its own again, and characters of their filters."""
 _LEAST_READ = 256
 """Messages that are read at once at least where not all may match."""
 _FETCHED_FIRST, _FETCHED_MOST, _FETCHED_BYTES = 16, 1_024, 1 << 20
@@ -70,6 +70,8 @@ class _Helping:
 
     positions: Positions
     values: Sequence[bytes]
+    size: int
+    """Bytes of the values."""
     last: int
     """Nothing more is to be looked at up to here."""
 
@@ -80,8 +82,17 @@ class _Chosen:
 
     rows: list[Row]
     positions: Positions
-    sizes: list[int]
-    """Bytes of their values."""
+    values: Sequence[bytes]
+    size: int
+    """Bytes of the values."""
+
+    def first(self, limit: int, limit_bytes: int) -> _Chosen:
+        """Return those up to the one that reaches either limit; one at least."""
+        if len(self.rows) <= limit and self.size <= limit_bytes:
+            return self
+        sizes = np.cumsum([len(value) for value in self.values[:limit]])
+        count = min(int(np.searchsorted(sizes, limit_bytes)) + 1, len(sizes))
+        return _Chosen(self.rows[:count], self.positions[:count], self.values[:count], int(sizes[count - 1]))
 
 
 class SkipstreamSlab(Slab):
@@ -157,11 +168,12 @@ class SkipstreamSlab(Slab):
         exhausted = True
         for helping in self._helpings(query, at, bound, limit, limit_bytes):
             found = self._choose(query, helping)
-            take = _within(found.sizes, limit - rows, limit_bytes - size)
-            batches.append(batch_of(found.rows[:take], found.positions[:take], self._shard))
-            rows += take
-            size += sum(found.sizes[:take])
-            at = (helping.last if take == len(found.rows) else int(found.positions[take - 1])) + 1
+            taken = found.first(limit - rows, limit_bytes - size)
+            if taken.rows:
+                batches.append(batch_of(taken.rows, taken.positions, self._shard))
+            rows += len(taken.rows)
+            size += taken.size
+            at = (helping.last if taken is found else int(taken.positions[-1])) + 1
             enough = rows >= limit or size >= limit_bytes
             if at <= bound and (enough or (deadline is not None and time.monotonic() >= deadline)):
                 exhausted = False
@@ -178,7 +190,8 @@ class SkipstreamSlab(Slab):
             query = _Query(stream, topic_filter, self._entries.wanted(stream, topic_filter), certain)
             if len(self._queries) >= _QUERIES:
                 self._queries = {}
-            self._queries[stream, topic_filter.text] = query
+            if len(topic_filter.text) <= _LONGEST_KEPT:
+                self._queries[stream, topic_filter.text] = query
         return query
 
     def _helpings(self, query: _Query, first: int, last: int, limit: int, limit_bytes: int) -> Iterator[_Helping]:
@@ -189,7 +202,9 @@ class SkipstreamSlab(Slab):
             return
         lists = [Postings(self._engine, self._index, each, last, self.counters) for each in query.hashes]
         for stretch in common(lists, first, last, self.counters):
-            if self._dense(query, stretch.positions):
+            if not len(stretch.positions):
+                yield _Helping(stretch.positions, [], 0, stretch.last)
+            elif self._dense(query, stretch.positions):
                 yield from self._scan(query, stretch.first, stretch.last, most, limit_bytes)
             else:
                 yield from self._fetch(query, stretch.positions, stretch.last)
@@ -198,17 +213,19 @@ class SkipstreamSlab(Slab):
         """Yield all messages of a stretch."""
         while first <= last:
             self.counters.seeks += 1
-            pairs: list[tuple[bytes, bytes]] = []
+            keys: list[bytes] = []
+            values: list[bytes] = []
             size = 0
             for chunk in self._engine.scan(KEYS, *self._messages.span(query.stream, first, last), limit=most):
-                pairs += chunk
-                size += sum([len(value) for _, value in chunk])
+                more = [value for _, value in chunk]
+                keys += [key for key, _ in chunk]
+                values += more
+                size += sum(map(len, more))
                 if size >= most_bytes:
                     break
-            whole = len(pairs) < most and size < most_bytes
-            positions = self._messages.positions([key for key, _ in pairs])
-            end = last if whole else int(positions[-1])
-            yield _Helping(positions, [value for _, value in pairs], end)
+            positions = self._messages.positions(keys)
+            end = last if len(keys) < most and size < most_bytes else int(positions[-1])
+            yield _Helping(positions, values, size, end)
             first = end + 1
 
     def _fetch(self, query: _Query, positions: Positions, last: int) -> Iterator[_Helping]:
@@ -221,7 +238,8 @@ class SkipstreamSlab(Slab):
             values = [value for value in found if value is not None]
             if len(values) < len(found):  # what has the same hash by chance, or was deleted meanwhile
                 part = part[[value is not None for value in found]]
-            yield _Helping(part, values, int(positions[start - 1]) if start < len(positions) else last)
+            size = sum(map(len, values))
+            yield _Helping(part, values, size, int(positions[start - 1]) if start < len(positions) else last)
             if start >= len(positions):
                 return
             largest = max(map(len, values), default=0)
@@ -236,24 +254,27 @@ class SkipstreamSlab(Slab):
         self.counters.seeks += 1
         sample = self._engine.scan(KEYS, *self._messages.span(query.stream, first, last), limit=sampled)
         near = self._messages.positions([key for chunk in sample for key, _ in chunk])
+        if len(near) < sampled:  # most candidates are of other streams
+            return True
         return len(near) * (last - first + 1) <= _DENSE * len(positions) * (int(near[-1]) - first + 1)
 
     def _choose(self, query: _Query, helping: _Helping) -> _Chosen:
         """Return the messages of a helping that match."""
         if not helping.values:
-            return _Chosen([], helping.positions, [])
+            return _Chosen([], helping.positions, [], 0)
         self.counters.visited += len(helping.values)
         rows = read_rows(helping.values, helping.positions, self._slab)
-        sizes = list(map(len, helping.values))
+        whole = _Chosen(rows, helping.positions, helping.values, helping.size)
         if query.certain:
-            return _Chosen(rows, helping.positions, sizes)
+            return whole
         topics = [row.topic for row in rows]
         distinct = set(topics)
         wanted = set(filter(query.topic_filter.matches, distinct))
         if len(wanted) == len(distinct):
-            return _Chosen(rows, helping.positions, sizes)
+            return whole
         chosen = [number for number, topic in enumerate(topics) if topic in wanted]
-        return _Chosen([rows[n] for n in chosen], helping.positions[chosen], [sizes[n] for n in chosen])
+        values = [helping.values[number] for number in chosen]
+        return _Chosen([rows[n] for n in chosen], helping.positions[chosen], values, sum(map(len, values)))
 
     # --- deleting ---
 
@@ -271,7 +292,7 @@ class SkipstreamSlab(Slab):
             write.delete(KEYS, self._messages.one(query.stream, position))
             for hash_ in hashes[row.topic]:
                 write.delete(KEYS, self._index.one(hash_, position))
-        return DeleteStep(write=write, messages=len(found.rows), freed=sum(found.sizes))
+        return DeleteStep(write=write, messages=len(found.rows), freed=found.size)
 
     # --- care ---
 
@@ -287,10 +308,3 @@ class SkipstreamSlab(Slab):
         """Read every message of the moment, check that it lies where its topic leads, and compare with the index."""
         with self._engine.snapshot() as view:
             yield from Audit(view, self._shard, self._generation, self.trie, self._entries, bound).run()
-
-
-def _within(sizes: list[int], limit: int, limit_bytes: int) -> int:
-    """Return how many rows may go out: up to the one that reaches either limit."""
-    if sum(sizes) > limit_bytes:
-        limit = min(limit, int(np.searchsorted(np.cumsum(sizes), limit_bytes)) + 1)
-    return min(limit, len(sizes))

@@ -95,20 +95,21 @@ class KeyMapper:
 
     def unpack(self, keys: npt.NDArray[np.uint8], dimension: int) -> Vector:
         """Return one dimension of many keys, given as rows of bytes."""
-        padded = np.zeros((len(keys), 8 * (-(-self.bits // _WORD) + 1)), dtype=np.uint8)
-        padded[:, : self.width] = keys
-        words = padded.view(">u8").T.astype(np.uint64)
         values = np.zeros(len(keys), dtype=np.uint64)
         for source, shift in zip(self.sources, self.shifts, strict=True):
             if source.dimension == dimension:
-                word, first = divmod(self.bits - shift - source.size, _WORD)
-                room = _WORD - first - source.size
-                if room >= 0:
-                    bits = words[word] >> np.uint64(room)
-                else:
-                    bits = words[word] << np.uint64(-room) | words[word + 1] >> np.uint64(_WORD + room)
+                bits = self._bits(keys, self.bits - shift - source.size, source.size)
                 values |= (bits & np.uint64(source.full)) << np.uint64(source.offset)
         return values
+
+    def _bits(self, keys: npt.NDArray[np.uint8], start: int, size: int) -> Vector:
+        """Return some bits of many keys, counted from the highest, with others in front of them."""
+        first = min(start // 8, max(self.width - 8, 0))
+        room = _WORD - (start - 8 * first) - size  # bits behind them in the first word; below 0, bits that go on
+        word = _word(keys, first)
+        if room >= 0:
+            return word >> np.uint64(room)
+        return word << np.uint64(-room) | _word(keys, first + 8) >> np.uint64(_WORD + room)
 
     def filter(self, ranges: Sequence[Range]) -> KeyFilter:
         """Return a filter that lets through at least the keys of the vectors within ``ranges``, one a dimension.
@@ -190,3 +191,11 @@ class KeyFilter:
             if value < field.highest:
                 raised = (key >> field.shift) + 1 << field.shift | field.floor
         return key
+
+
+def _word(keys: npt.NDArray[np.uint8], first: int) -> Vector:
+    """Return eight bytes of many keys as numbers; what lies behind a key is zero."""
+    part = keys[:, first : first + 8]
+    if part.shape[1] < 8:
+        part = np.pad(part, ((0, 0), (0, 8 - part.shape[1])))
+    return np.ascontiguousarray(part).view(">u8").ravel().astype(np.uint64)

@@ -45,7 +45,8 @@ from .streams import KeyOptions, StreamKeys, Streams
 
 __all__ = ["WildcardSlab"]
 
-_LEAP = 16
+_WINDOW = 16
+_LEAP = 8
 """Keys of no use, at the end of a list that was read, from which on a leap costs less than walking on."""
 _LOOKED_AT = 1_000
 """Keys that one step of a delete looks at, and up to a list more."""
@@ -91,17 +92,17 @@ class _Taken:
 
     def take(self, found: _Found) -> int:
         """Take what there is room for, at least one if there is any; return how many."""
-        count = self._fitting(found.values)
-        self.keys += found.keys[:count]
-        self.values += found.values[:count]
-        self._bytes += sum(map(len, found.values[:count]))
+        keys, values, size = found.keys, found.values, sum(map(len, found.values))
+        rows, bytes_ = self._limits.rows - len(self.values), self._limits.bytes - self._bytes
+        if len(values) > rows or size > bytes_:
+            ends = list(accumulate(map(len, values[:rows])))
+            count = min(bisect_left(ends, bytes_) + 1, len(ends))
+            keys, values, size = keys[:count], values[:count], ends[count - 1]
+        self.keys += keys
+        self.values += values
+        self._bytes += size
         self._looked_at += found.looked_at
-        return count
-
-    def _fitting(self, values: Sequence[bytes]) -> int:
-        room = self._limits.rows - len(self.values)
-        ends = list(accumulate(map(len, values[:room])))
-        return min(bisect_left(ends, self._limits.bytes - self._bytes) + 1, len(ends))
+        return len(values)
 
     @property
     def enough(self) -> bool:
@@ -222,24 +223,24 @@ class WildcardSlab(Slab):
             self.counters.seeks += 1
             limit = rows if let_through.free else None
             for chunk in self._engine.scan(KEYS, keys.encode(at), keys.encode(span.end), limit=limit):
-                found, idle = self._look(keys, let_through, chunk)
+                stored, values = [key for key, _ in chunk], [value for _, value in chunk]
+                chosen = let_through.select(stored)
+                found = self._found(stored, values, chosen, keys.decode(stored[-1]) + 1)
                 yield found
+                idle = len(stored) - 1 - chosen[-1] if chosen else len(stored)
                 if idle >= _LEAP:
-                    leap = let_through.ratchet(found.after)
-                    break
+                    leap = let_through.ratchet(keys.decode(stored[-min(idle, _WINDOW)]))
+                    if leap is None or leap >= found.after:
+                        break
+                    leap = None
             at = leap
 
-    def _look(self, keys: StreamKeys, let_through: KeyFilter, chunk: list[Pair]) -> tuple[_Found, int]:
-        """Return what a list of pairs holds, and how many keys of no use it ends with."""
-        stored, values = zip(*chunk, strict=True)
-        chosen = let_through.select(stored)
-        self.counters.visited += len(chunk)
-        self.counters.skipped += len(chunk) - len(chosen)
-        after = keys.decode(stored[-1]) + 1
-        if len(chosen) == len(chunk):
-            return _Found(stored, values, len(chunk), after), 0
-        some = _Found([stored[at] for at in chosen], [values[at] for at in chosen], len(chunk), after)
-        return some, len(chunk) - 1 - chosen[-1] if chosen else len(chunk)
+    def _found(self, stored: Sequence[bytes], values: Sequence[bytes], chosen: Sequence[int], after: int) -> _Found:
+        self.counters.visited += len(stored)
+        self.counters.skipped += len(stored) - len(chosen)
+        if len(chosen) < len(stored):
+            return _Found([stored[at] for at in chosen], [values[at] for at in chosen], len(stored), after)
+        return _Found(stored, values, len(stored), after)
 
     # --- deleting ---
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -24,13 +23,16 @@ __all__ = ["MOST_LEVELS", "KeyOptions", "StreamKeys", "Streams"]
 MOST_LEVELS = 10
 """Varying levels of a pattern that get bits of a key: the first ones."""
 _POSITION_BITS = 64
+_HASH_BITS = 64
 _EVERY_POSITION = 0, (1 << _POSITION_BITS) - 1
-_CACHED = 65_536
-"""Topics whose part of a key is remembered, 129 bytes each and their names."""
+_EVERY_HASH = 0, (1 << _HASH_BITS) - 1
+_CACHED, _CACHED_CHARACTERS = 65_536, 1 << 22
+"""Topics whose parts are remembered, and how long all of them may be together."""
+
+_PART_BYTES = 8 * (2 + MOST_LEVELS)
 Parts = npt.NDArray[np.uint64]
-"""A row a topic, each as `_TOPIC` has it."""
-_TOPIC = struct.Struct(f"={2 + MOST_LEVELS}Q")
-"""A topic's part of its keys: index, number of hashes, the hashes."""
+"""What topics put into their keys, a row each: stream, number of hashes, ten hashes of 64 bits, zeros for those that
+it doesn't have."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,22 +49,24 @@ class StreamKeys:
 
     def __init__(
         self,
+        stream: int,
         prefix: bytes,
         mapper: KeyMapper,
         epochs: Epochs,
         varying: Sequence[int],
-        pattern: Sequence[str] | None,
+        pattern: Sequence[str],
     ) -> None:
         self.epochs = epochs
         self.varying = varying
         """Which levels of the topics have bits."""
         self.pattern = pattern
-        """Levels of the topic filter that describes the stream; None for the one of topics of any kind."""
+        """Levels of the topic filter that describes the stream."""
         self.mapper = mapper
         self.head = len(prefix)
         """Bytes in front of those that the mapper makes."""
         self.width = len(prefix) + mapper.width
         self._first = int.from_bytes(prefix, "big") << mapper.bits
+        self._part = stream.to_bytes(8, "big") + len(varying).to_bytes(8, "big")
 
     def encode(self, key: int) -> bytes:
         """Return the stored form of a mapper's key, or of the end behind the last one."""
@@ -77,6 +81,13 @@ class StreamKeys:
         rows = np.frombuffer(b"".join(stored), dtype=np.uint8).reshape(len(stored), self.width)
         return self.mapper.unpack(rows[:, self.head :], 0)
 
+    def part(self, topic: str) -> bytes:
+        """Return what a topic of the stream puts into its keys, as bytes of a row of `Parts`."""
+        part, levels = self._part, topic.split("/") if self.varying else ()
+        for depth in self.varying:
+            part += _hash(levels[depth])
+        return part.ljust(_PART_BYTES, b"\0")
+
     def filter(self, hashes: Sequence[Range], span: Span) -> KeyFilter:
         """Return what lets through the keys of a span whose hashes are within these ranges."""
         return self.mapper.filter([_EVERY_POSITION if span.whole else (span.first, span.last), *hashes])
@@ -84,8 +95,8 @@ class StreamKeys:
     def covered(self, topic_filter: TopicFilter) -> bool:
         """Say whether every topic of the stream is known to match, without a look at it."""
         pattern = self.pattern
-        if pattern is None or (pattern[0][0:1] == "$" and topic_filter.levels[0] in ("+", "#")):
-            return False
+        if pattern[0] == "#" or (pattern[0][:1] == "$" and topic_filter.levels[0] in ("+", "#")):
+            return False  # there may be topics among them that begin with $, which no wildcard matches
         for depth, level in enumerate(topic_filter.levels):
             if level == "#":
                 return True
@@ -108,6 +119,8 @@ class Streams:
         self._mappers = [_mapper(levels, options) for levels in range(MOST_LEVELS + 1)]
         self._keys: dict[int, StreamKeys] = {}
         self._topics: dict[str, bytes] = {}
+        self._characters = 0
+        """Of all of them."""
 
     # --- streams ---
 
@@ -152,7 +165,7 @@ class Streams:
         low = COUNTER_BITS + self._options.epoch_bits if varying else 0
         epochs = Epochs(low, mapper.bits - _POSITION_BITS + low)
         prefix = self._prefix + stream.to_bytes(self._options.index_bytes, "big")
-        return StreamKeys(prefix, mapper, epochs, varying, None if shared else self._trie.pattern(stream).split("/"))
+        return StreamKeys(stream, prefix, mapper, epochs, varying, self.describe(stream).split("/"))
 
     # --- filters ---
 
@@ -160,8 +173,7 @@ class Streams:
         """Return what a filter wants of the hashes in a stream's keys."""
         levels = topic_filter.levels
         wanted = [levels[depth] if depth < len(levels) else "#" for depth in self.keys(stream).varying]
-        bits = self._options.level_bits
-        return [(0, (1 << bits) - 1) if level in ("+", "#") else (_hash(level, bits),) * 2 for level in wanted]
+        return [_EVERY_HASH if level in ("+", "#") else (int.from_bytes(_hash(level), "big"),) * 2 for level in wanted]
 
     # --- topics ---
 
@@ -188,45 +200,51 @@ class Streams:
         return stored
 
     def learn(self, topics: Column) -> Parts:
-        """Return each topic's part of its key; streams are learned where topics are new. For the writer alone."""
+        """Return the topics' parts; streams are learned where topics are new. For the writer alone."""
         names = [topics.value] if isinstance(topics, Constant) else to_list(topics)
         try:
             joined = b"".join(map(self._topics.__getitem__, names))
         except KeyError:
             self._learn(names)
             joined = b"".join(map(self._topics.__getitem__, names))
-        parts = np.frombuffer(joined, dtype=np.uint64).reshape(len(names), -1)
+        parts = _parts(joined)
         return np.repeat(parts, len(topics), axis=0) if isinstance(topics, Constant) else parts
 
     def parts(self, topics: Sequence[str], stream: int) -> Parts:
         """Return the parts of topics of one stream."""
-        known = {topic: self._part(topic, stream) for topic in set(topics)}
-        return np.frombuffer(b"".join(map(known.__getitem__, topics)), dtype=np.uint64).reshape(len(topics), -1)
+        keys = self.keys(stream)
+        known = {topic: keys.part(topic) for topic in set(topics)}
+        return _parts(b"".join(map(known.__getitem__, topics)))
 
-    def _learn(self, names: Iterable[str]) -> None:
+    def _learn(self, names: Sequence[str]) -> None:
         """Put all of these topics into memory, in place of all others if it is full."""
         distinct = dict.fromkeys(names)
         missing = [name for name in distinct if name not in self._topics]
-        if len(self._topics) + len(missing) > _CACHED:
+        characters = self._characters + sum(map(len, missing))
+        if len(self._topics) + len(missing) > _CACHED or characters > _CACHED_CHARACTERS:
             self._topics, missing = {}, list(distinct)
+            characters = sum(map(len, missing))
+        self._characters = characters
+        known, topics = self._keys.get, self._topics
         for name, stream in zip(missing, self._trie.learn_all(missing), strict=True):
-            self._topics[name] = self._part(name, min(stream, self._shared))
-
-    def _part(self, name: str, stream: int) -> bytes:
-        varying = self.keys(stream).varying
-        levels, bits = name.split("/"), self._options.level_bits
-        hashes = [_hash(levels[depth], bits) for depth in varying]
-        return _TOPIC.pack(stream, len(varying), *hashes, *(0,) * (MOST_LEVELS - len(varying)))
+            topics[name] = (known(stream) or self.keys(min(stream, self._shared))).part(name)
 
 
-def _hash(level: str, bits: int) -> int:
-    return xxhash.xxh3_64_intdigest(level.encode()) >> 64 - bits
+def _hash(level: str) -> bytes:
+    return xxhash.xxh3_64_digest(level.encode())
+
+
+def _parts(joined: bytes) -> Parts:
+    return np.frombuffer(joined, dtype=">u8").reshape(-1, _PART_BYTES // 8).astype(np.uint64)
 
 
 def _mapper(levels: int, options: KeyOptions) -> KeyMapper:
-    """Return what makes the keys of a stream with some varying levels; dimension 0 is the position."""
+    """Return what makes the keys of a stream with some varying levels; dimension 0 is the position.
+
+    The others are hashes of 64 bits, of which the highest are taken.
+    """
     if not levels:
         return KeyMapper([Source(0, 0, _POSITION_BITS)])
-    low = COUNTER_BITS + options.epoch_bits
-    hashes = [Source(1 + level, 0, options.level_bits) for level in range(levels)]
+    low, bits = COUNTER_BITS + options.epoch_bits, options.level_bits
+    hashes = [Source(1 + level, _HASH_BITS - bits, bits) for level in range(levels)]
     return KeyMapper([Source(0, low, _POSITION_BITS - low), *hashes, Source(0, 0, low)])

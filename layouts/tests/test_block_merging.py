@@ -1,0 +1,566 @@
+"""Merging blocks into segments: nothing that anybody reads changes, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+import topicstore as ts
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from topicstore import Message
+from topicstore.engine import DATA, INDEX, Engine, Key, WriteBatch
+from topicstore.layout import CompactStep
+from topicstore_conformance.checks import drain
+from topicstore_conformance.machine import DatabaseMachine
+from topicstore_conformance.pairs import Pair, pairs
+from topicstore_conformance.profiles import MACHINE, PATIENCE
+from topicstore_layouts import names
+from topicstore_layouts.block import deleting, merging, slab
+from topicstore_layouts.block.segments import Segment, Segments
+from topicstore_layouts.block.slab import BlockSlab
+
+every_block = pytest.mark.parametrize("pair", [pair for pair in pairs() if pair.layout == "block"], ids=str)
+every_persistent = pytest.mark.parametrize(
+    "pair", [pair for pair in pairs("persistent") if pair.layout == "block"], ids=str
+)
+LONG = "l/" + "x" * 60
+TOPICS = ["a", "b", "a/b", "a/c", "$x/a", "$y/a", "/", "//", LONG, *(f"t/{n}/{k}" for n in range(6) for k in "uv")]
+
+
+def shrink(patch: pytest.MonkeyPatch) -> None:
+    """Make everything so small that few messages meet every case."""
+    for module, values in {
+        slab: {"_SPLIT_ROWS": 3, "_MOST_ROWS": 30, "_MOST_BYTES": 2_000, "_ENOUGH": 10},
+        deleting: {"_LOOKED_AT": 2},
+        merging: {
+            "SEGMENT_ROWS": 50,
+            "SEGMENT_BYTES": 200_000,
+            "FRAME_ROWS": 8,
+            "FRAME_BYTES": 1_000,
+            "WORTH_ROWS": 25,
+            "MOST_BLOCKS": 12,
+        },
+        names: {"CAPACITY": 12, "LONGEST": 50},
+    }.items():
+        for name, value in values.items():
+            patch.setattr(module, name, value)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink(monkeypatch)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[ts.Database]:
+    """Open a database that merges only when it is told to."""
+    with ts.open(tmp_path / "db", backend="memory", auto_compact=False) as opened:
+        yield opened
+
+
+def slab_of(db: ts.Database, generation: int = 1) -> BlockSlab:
+    found = db.shards[0].slab(generation)
+    assert isinstance(found, BlockSlab)
+    return found
+
+
+def segments_of(db: ts.Database, generation: int = 1, shard: int = 0) -> list[Segment]:
+    engine = db.shards[shard].engine()
+    return list(Segments(engine, shard, generation).between(engine, 0, 2**64 - 1))
+
+
+def numbered(start: int, rows: int, topics: list[str] = TOPICS, size: int = 8) -> list[Message]:
+    """Return messages whose payloads count up."""
+    return [Message(topics[n * n % len(topics)], n.to_bytes(size, "big"), "c") for n in range(start, start + rows)]
+
+
+def numbers(messages: list[Message]) -> list[int]:
+    return [int.from_bytes(message.payload, "big") for message in messages]
+
+
+def everything(db: ts.Database) -> list[int]:
+    """Return the numbers of all messages in order of position, those that begin with ``$`` too."""
+    iterator = db.iterator_at(0, db.shards[0].current, 0, ts.TopicFilter("#"), 0)
+    found = [message for _, message in drain(db, iterator)[0]]
+    return sorted(numbers([*found, *db.replay("$x/#"), *db.replay("$y/#")]))
+
+
+# --- any sequence -------------------------------------------------------------------
+
+
+class Machine(DatabaseMachine):
+    """Merges as well, whole and as far as it is worth it, and loses steps on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        shrink(self.patch)
+
+    def teardown(self) -> None:
+        """Put everything back."""
+        super().teardown()
+        self.patch.undo()
+
+    @rule(
+        rows=st.sampled_from([1, 8, 40, 120]),
+        topics=st.lists(st.sampled_from(TOPICS), min_size=1, max_size=6),
+        size=st.sampled_from([0, 4, 300]),
+    )
+    def store_many(self, rows: int, topics: list[str], size: int) -> None:
+        """Store a batch of another size."""
+        messages = [Message(topics[n % len(topics)], bytes((n,)) * size, f"c{n % 4}") for n in range(rows)]
+        assert [row.id for row in self.model.store(messages, self.now)] == self.db.store(messages).ids
+
+    @rule()
+    def compact_some(self) -> None:
+        """Merge what is worth it."""
+        for shard in self.db.shards:
+            shard.compact(whole=False)
+
+    @rule(steps=st.integers(0, 2))
+    def stop_compacting(self, steps: int) -> None:
+        """Merge for a few steps; the rest is for others."""
+        for shard in self.db.shards:
+            left = iter(range(steps))
+            shard.compact(whole=True, stop=lambda left=left: next(left, None) is None)  # type: ignore[misc]
+
+    @rule(whole=st.booleans())
+    def lose_a_step(self, whole: bool) -> None:
+        """A merge is made, and never committed."""
+        for shard in self.db.shards:
+            next(shard.slab(shard.current).compact(shard.watermark, whole=whole), None)
+
+    @invariant()
+    def segments_are_small(self) -> None:
+        """Neither rows nor bytes beyond what one may have."""
+        if not hasattr(self, "db"):
+            return
+        for shard in self.db.shards:
+            for record in shard.generations():
+                for segment in segments_of(self.db, record.number, shard.number) if record.layout == "block" else ():
+                    assert segment.messages <= merging.SEGMENT_ROWS
+                    assert segment.payload_bytes <= merging.SEGMENT_BYTES or segment.messages == 1
+
+
+@every_block
+def test_machine(pair: Pair) -> None:
+    """Any sequence of operations leaves what the model says."""
+    machine = type("BlockMachine", (Machine,), {"pair": pair})
+    run_state_machine_as_test(machine, settings=MACHINE)
+
+
+# --- how much is done, and when ------------------------------------------------------
+
+
+def steps_of(db: ts.Database, *, whole: bool) -> Iterator[CompactStep]:
+    """Commit and yield the steps of a compaction."""
+    shard = db.shards[0]
+    for step in slab_of(db).compact(shard.watermark, whole=whole):
+        shard.engine().write(step.write)
+        yield step
+
+
+@pytest.mark.usefixtures("tiny")
+def test_nothing_is_done_for_little(db: ts.Database) -> None:
+    """Unless it is asked for: then all is merged, and the next time there is nothing to do."""
+    assert 0 == db.shards[0].compact(whole=False) == db.compact().messages
+    db.store(numbered(0, 24, ["a"]))
+    assert 0 == db.shards[0].compact(whole=False)
+    assert (24, 24) == (db.shards[0].backlog(), db.compact().messages)
+    assert (0, 0) == (db.shards[0].backlog(), db.compact().messages)
+    db.store(numbered(24, 20, ["a"]))
+    assert 0 == db.shards[0].compact(whole=False)
+    db.store(numbered(44, 5, ["a"]))
+    assert 49 == db.shards[0].compact(whole=False)  # with the segment that there is, because both fit into one
+    db.store(numbered(49, 26, ["a"]))
+    assert 26 == db.shards[0].compact(whole=False)
+    assert [49, 26] == [segment.messages for segment in segments_of(db)]
+    assert list(range(75)) == everything(db)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("most", "size", "blocks", "times"),
+    [(1, 8, 6, 5.0), (1, 8, 99, 2.0), (20, 8, 99, 2.0), (80, 8, 99, 2.0), (20, 9_000, 99, 2.0)],
+)
+def test_each_message_is_rewritten_a_few_times(
+    db: ts.Database, monkeypatch: pytest.MonkeyPatch, most: int, size: int, blocks: int, times: float
+) -> None:
+    """However long storing goes on: twice at most, but where batches are so small that a step can't take enough."""
+    monkeypatch.setattr(merging, "MOST_BLOCKS", blocks)
+    source, stored, rewritten = random.Random(most), 0, 0
+    while stored < 1_500:
+        rows = source.randint(1, most)
+        db.store(numbered(stored, rows, size=size))
+        stored += rows
+        rewritten += db.shards[0].compact(whole=False)
+    assert stored <= rewritten + merging.WORTH_ROWS + most <= times * stored
+    assert db.shards[0].backlog() < merging.WORTH_ROWS
+    assert list(range(stored)) == everything(db)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_payload_that_fits_nowhere_holds_nothing_up(db: ts.Database) -> None:
+    """What came before it is merged though it is little, and it is a segment by itself."""
+    for number in range(12):
+        db.store(numbered(number, 1, ["a"], size=210_000 if number % 3 == 2 else 8))
+    assert 12 - 0 == db.shards[0].compact(whole=False)
+    assert [2, 1, 2, 1, 2, 1, 2, 1] == [segment.messages for segment in segments_of(db)]
+    assert list(range(12)) == everything(db)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_segments_that_became_small_are_joined(db: ts.Database) -> None:
+    """Neighbours, as many as fit into one; and once they are, that is that."""
+    for start in range(0, 400, 10):
+        db.store(numbered(start, 10))
+    db.compact()
+    before = segments_of(db)
+    assert [50] * 8 == [segment.messages for segment in before]
+    for topic in ("t/+/+", "a/+", "$x/#"):
+        db.delete(topic)
+    assert 0 == db.shards[0].compact(whole=False)
+    left = everything(db)
+    small = [segment.messages for segment in segments_of(db)]
+    assert 0 < len(left) == sum(small) < 200
+    db.compact()
+    joined = segments_of(db)
+    assert [segment.messages for segment in joined] == grouped(small)
+    assert (before[0].base, before[-1].end) == (joined[0].base, joined[-1].end)
+    assert left == everything(db)
+    assert (0, True) == (db.compact().messages, db.verify().ok)
+
+
+def grouped(sizes: list[int]) -> list[int]:
+    """Join neighbours from the left as long as they fit."""
+    groups: list[int] = []
+    for size in sizes:
+        if groups and groups[-1] + size <= merging.SEGMENT_ROWS:
+            groups[-1] += size
+        else:
+            groups.append(size)
+    return groups
+
+
+@pytest.mark.usefixtures("tiny")
+def test_emptied_segments_are_gone(db: ts.Database) -> None:
+    """With all that they had, whether one by one or at once; what is stored later is merged as ever."""
+    db.store(numbered(0, 200))
+    db.compact()
+    for topic in ("t/#", "#", "$x/#", "$y/#"):
+        db.delete(topic)
+    engine = db.shards[0].engine()
+    assert [[], []] == [list(engine.scan(keyspace)) for keyspace in (DATA, INDEX)]
+    assert (0, 0) == (slab_of(db).info().details["merged messages"], db.info().messages)
+    db.store(numbered(200, 30))
+    db.compact()
+    assert list(range(200, 230)) == everything(db)
+    assert db.verify().ok
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_sealed_generation_is_merged_too(db: ts.Database) -> None:
+    """And the next one begins anew."""
+    db.store(numbered(0, 70))
+    db.add_generation()
+    db.store(numbered(70, 70))
+    assert 140 == db.shards[0].backlog()
+    db.compact()
+    assert 0 == db.shards[0].backlog()
+    assert [70, 70] == [sum(segment.messages for segment in segments_of(db, number)) for number in (1, 2)]
+    assert list(range(140)) == sorted(numbers([*db.replay("#"), *db.replay("$x/#"), *db.replay("$y/#")]))
+    assert db.verify().ok
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("first", range(40, 51))
+def test_a_batch_is_never_cut(db: ts.Database, first: int) -> None:
+    """Also not where it has a block of one stream, and others behind that: segments don't overlap."""
+    db.store(numbered(0, first, ["a"]))
+    db.store([*numbered(first, 4, ["b"]), *numbered(first + 4, 20, ["c", "d"])])
+    db.shards[0].compact(whole=False)
+    assert (list(range(first + 24)), True) == (everything(db), db.verify().ok)
+    db.compact()
+    assert [first, 24] == [segment.messages for segment in segments_of(db)]
+    assert (list(range(first + 24)), True) == (everything(db), db.verify().ok)
+
+
+def test_steps_of_many_small_batches(db: ts.Database) -> None:
+    """Ten thousand batches of one message take a few steps, each of a bounded number of blocks."""
+    for start in range(10_000):
+        db.store(numbered(start, 1))
+    assert [merging.MOST_BLOCKS, 10_000] == [step.messages for step in steps_of(db, whole=True)]
+    assert [10_000] == [segment.messages for segment in segments_of(db)]
+    assert list(range(10_000)) == everything(db)
+
+
+def test_steps_of_large_payloads(db: ts.Database) -> None:
+    """A step holds so many bytes, or one message; frames are as small as the messages allow."""
+    source = random.Random(1)
+    sizes = [5 << 20] * 14 + [40 << 20] + [1 << 20] * 9 + [100_000] * 60
+    for number, size in enumerate(sizes):
+        db.store([Message(f"t/{number % 3}", number.to_bytes(8, "big") + source.randbytes(size - 8), "c")])
+    for step in steps_of(db, whole=True):
+        assert step.write.size <= merging.SEGMENT_BYTES + 100_000 or step.messages == 1
+    for segment in segments_of(db):
+        assert segment.payload_bytes <= merging.SEGMENT_BYTES or segment.messages == 1
+        assert all(rows == 1 or rows <= 4 for rows in segment.rows)
+    assert list(range(len(sizes))) == sorted(int.from_bytes(m.payload[:8], "big") for m in db.replay("#"))
+    assert [40 << 20] == [len(m.payload) for m in db.replay("#") if len(m.payload) > 5 << 20]
+
+
+# --- names beyond the dictionary -----------------------------------------------------
+
+
+def test_200000_topics(tmp_path: Path) -> None:
+    """A third has numbers, the others are texts; each is found, by itself and by a filter, before merging and after."""
+    topics = [f"f/{number % 50}/{number}" for number in range(200_000)]
+    with ts.open(tmp_path / "db", backend="memory", auto_compact=False) as db:
+        for start in range(0, len(topics), 8_000):
+            db.store([Message(topic, topic.encode(), topic) for topic in topics[start : start + 8_000]])
+        for _ in range(2):
+            check_topics(db, topics)
+            db.compact()
+        assert [100, 100] == [
+            len(table) * 100 // names.CAPACITY for table in (slab_of(db)._topics, slab_of(db)._clients)
+        ]
+        assert len(slab_of(db)._topics._ids) <= names.CAPACITY
+        assert sum(len(segment.rows) for segment in segments_of(db)) < 400
+
+
+def check_topics(db: ts.Database, topics: list[str]) -> None:
+    for number in (0, names.CAPACITY - 1, names.CAPACITY, 199_999):
+        assert [topics[number].encode()] == [message.payload for message in db.replay(topics[number])]
+    assert [topic.encode() for topic in topics[7::50]] == [m.payload for m in db.replay("f/7/+", order="time")]
+    assert [] == list(db.replay("f/7/8"))
+    assert [(topic, topic) for topic in topics] == [(m.topic, m.client_id) for m in db.replay("#", order="time")]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_exact_topic_that_was_never_stored(db: ts.Database) -> None:
+    """Nothing is read for it as long as it would have a number; then it may be among the texts."""
+    db.store([Message("t/1/u", b""), Message("t/1/v", b"")])
+    assert (0, 1) == (covered(db, "t/1/w"), covered(db, "t/1/u"))
+    db.store([Message(LONG, b"1")])
+    assert (1, 1) == (covered(db, LONG), len(list(db.replay(LONG))))
+    db.store([Message(f"t/{number}/{number}", b"") for number in range(30)])
+    db.store([Message("t/late/1", b"2")])
+    assert (1, [b"2"]) == (covered(db, "t/late/1"), [m.payload for m in db.replay("t/late/1")])
+    assert [] == list(db.replay("t/late/2"))
+    db.compact()
+    assert [b"2"] == [m.payload for m in db.replay("t/late/1")]
+    assert [b"1"] == [m.payload for m in db.replay(LONG)]
+
+
+def covered(db: ts.Database, text: str) -> int:
+    return len(slab_of(db).cover(ts.TopicFilter(text)))
+
+
+# --- what breaks off -----------------------------------------------------------------
+
+
+@every_persistent
+@pytest.mark.usefixtures("tiny")
+def test_a_step_that_is_never_committed(pair: Pair, tmp_path: Path) -> None:
+    """Whoever comes next finds everything where it was; nothing is left out of the next merge."""
+    path = tmp_path / "db"
+    with pair.open(path, auto_compact=False) as db:
+        for start in range(0, 120, 10):
+            db.store(numbered(start, 10))
+            if start % 40 == 10:
+                assert next(slab_of(db).compact(db.shards[0].watermark, whole=True)).messages
+            if start % 40 == 30:
+                db.shards[0].compact(whole=True, stop=once())
+            assert list(range(start + 10)) == everything(db)
+            assert db.verify().ok
+        db.store(numbered(120, 10))
+        assert next(slab_of(db).compact(db.shards[0].watermark, whole=True)).messages
+    with pair.open(path, auto_compact=False) as db:
+        assert list(range(130)) == everything(db)
+        db.store(numbered(130, 10))
+        db.compact()
+        assert list(range(140)) == everything(db)
+        assert (140, True) == (sum(segment.messages for segment in segments_of(db)), db.verify().ok)
+
+
+def once() -> Callable[[], bool]:
+    """Return what lets a compaction make one step."""
+    left = [False]
+    return lambda: not left or left.pop()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_deletes_between_the_steps_of_a_merge(db: ts.Database) -> None:
+    """A step knows nothing of what the segments were before: it reads them again."""
+    topics = [f"t/{number}" for number in range(20)]
+    for start in range(0, 600, 10):
+        db.store(numbered(start, 10, topics))
+    db.compact()
+    for topic in topics[:9]:
+        db.delete(topic)
+    left = iter(topics[9:])
+    gone: list[str] = topics[:9]
+
+    def delete_one() -> bool:
+        gone.append(next(left))
+        db.delete(gone[-1])
+        return False
+
+    db.shards[0].compact(whole=True, stop=delete_one)
+    assert 11 < len(gone) < 20
+    assert [n for n in range(600) if topics[n * n % 20] not in gone] == everything(db)
+    assert db.verify().ok
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_merge_that_comes_to_damage(db: ts.Database) -> None:
+    """It stops there, and has changed nothing; what it could not read is not passed over later either."""
+    for start in range(0, 40, 10):
+        db.store(numbered(start, 10, ["a"]))
+    shard = db.shards[0]
+    engine = shard.engine()
+    key, value = next(iter(engine.scan(DATA)))[1]
+    put(engine, key, value[:-1] + bytes((value[-1] ^ 1,)))
+    for _ in range(2):
+        with pytest.raises(ts.errors.CorruptionError, match=f"block that ends at position {key[2]}"):
+            db.compact()
+        with pytest.raises(ts.errors.CorruptionError, match=f"block that ends at position {key[2]}"):
+            list(db.replay("#"))
+    put(engine, key, value)
+    assert 40 == db.compact().messages
+    assert list(range(40)) == everything(db)
+
+
+def put(engine: Engine, key: Key, value: bytes) -> None:
+    write = WriteBatch()
+    write.put(DATA, key, value)
+    engine.write(write)
+
+
+# --- threads -------------------------------------------------------------------------
+
+
+class Beside:
+    """Runs things in threads, over and over, until the main thread is done; shows what they raised."""
+
+    def __init__(self, *jobs: Callable[[], object]) -> None:
+        self._done = threading.Event()
+        self._failures: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run, args=(job,)) for job in jobs]
+
+    def _run(self, job: Callable[[], object]) -> None:
+        try:
+            while not self._done.is_set():
+                job()
+        except BaseException as error:  # noqa: BLE001 - shown by the main thread
+            self._failures.append(error)
+            self._done.set()
+
+    def __enter__(self) -> Self:
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        sys.setswitchinterval(self._interval)
+        assert not any(thread.is_alive() for thread in self._threads)
+        for failure in self._failures:
+            raise failure
+
+    @property
+    def failed(self) -> bool:
+        """Whether a thread has ended before it should."""
+        return bool(self._failures)
+
+
+SEEN = [topic for topic in TOPICS if topic[0] != "$"]
+
+
+@every_block
+@pytest.mark.usefixtures("tiny")
+def test_readers_beside_merges_and_a_writer(pair: Pair, tmp_path: Path) -> None:
+    """Nothing is missing, nothing comes twice, and all in order of position, for every kind of reader."""
+    total, stored, source = 1_200, [0], random.Random(2)
+    with pair.open(tmp_path / "db", auto_compact=False) as db:
+        saved, followed = [db.iterator_at(0, 1, 0, ts.TopicFilter("#"), 0).to_bytes()], list[int]()
+
+        def read_all(limit: int) -> None:
+            there = stored[0]
+            found = [message for _, message in drain(db, db.iterator_at(0, 1, 0, ts.TopicFilter("#"), 0), limit)[0]]
+            assert list(range(len(found))) == numbers(found)
+            assert there <= len(found)
+
+        def read_some() -> None:
+            there = stored[0]
+            expected = [number for number in range(there) if SEEN[number * number % len(SEEN)][:2] == "t/"]
+            found = numbers(list(db.replay("t/+/+", order="time", batch_size=9)))
+            assert expected == found[: len(expected)]
+            assert sorted(set(found)) == found
+
+        def follow() -> None:
+            result = db.next(ts.Iterator.from_bytes(saved[-1]), 1 + len(followed) % 3)
+            followed.extend(numbers(result.batch.to_messages()))
+            saved.append(result.iterator.to_bytes())
+
+        merges = [lambda: db.shards[0].compact(whole=False), db.compact]
+        turns = iter(lambda: source.choice(merges)(), None)
+        with Beside(lambda: next(turns), lambda: read_all(7), lambda: read_all(1_000), read_some, follow) as beside:
+            while stored[0] < total and not beside.failed:
+                rows = source.choice([1, 2, 13, 40])
+                db.store(numbered(stored[0], rows, SEEN))
+                stored[0] += rows
+        while len(followed) < stored[0]:
+            follow()
+        assert list(range(stored[0])) == followed
+        db.compact()
+        read_all(100)
+        assert db.verify().ok
+
+
+@every_block
+@pytest.mark.usefixtures("tiny")
+def test_readers_beside_merges_and_deletes(pair: Pair, tmp_path: Path) -> None:
+    """What stays is always there, once; what was deleted is in no batch that was fetched afterwards."""
+    topics = ["keep", *(f"go/{number}" for number in range(24))]
+    with pair.open(tmp_path / "db", auto_compact=False) as db:
+        for start in range(0, 600, 30):
+            db.store(numbered(start, 30, topics))
+        kept = [number for number in range(600) if number * number % len(topics) == 0]
+        deleted: set[str] = set()
+
+        def read(limit: int) -> None:
+            iterator, caught_up, found = db.iterator_at(0, 1, 0, ts.TopicFilter("#"), 0), False, list[int]()
+            while not caught_up:
+                gone = set(deleted)
+                result = db.next(iterator, limit)
+                messages = result.batch.to_messages()
+                assert not gone & {message.topic for message in messages}
+                found += numbers([message for message in messages if message.topic == "keep"])
+                iterator, caught_up = result.iterator, result.caught_up
+            assert kept == found
+
+        more = iter(range(600, 10_000, 5))
+
+        def merge() -> None:
+            start = next(more)
+            db.store([Message("other", b"")] * 5)
+            db.shards[0].compact(whole=start % 2 == 0)
+
+        with Beside(lambda: read(3), lambda: read(40), lambda: read(1_000), merge) as beside:
+            for topic in topics[1:]:
+                if not beside.failed:
+                    db.delete(topic)
+                    deleted.add(topic)
+        read(100)
+        assert db.verify().ok

@@ -1,0 +1,520 @@
+"""Segments: their indexes say where to look, and whatever is damaged is found, named, and never passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import msgspec
+import numpy as np
+import pytest
+import topicstore as ts
+import xxhash
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore import Message
+from topicstore.engine import DATA, INDEX, KEYSPACES, META, Engine, Key, Keyspace, WriteBatch
+from topicstore.errors import CorruptionError, NewerFormatError
+from topicstore.sealing import seal, unseal
+from topicstore_backends.memory import MemoryEngine
+from topicstore_layouts.block import merging
+from topicstore_layouts.block.codec import Compressor
+from topicstore_layouts.block.format import Columns, encode_frame, frame_seed
+from topicstore_layouts.block.segments import FrameSpan, Segment, Segments, make_segment
+from topicstore_layouts.block.wanted import Wanted
+
+SHARD, GENERATION = 4, 2
+START = 1_700_000_000_000_000
+TOPICS = ("", "a", "a/b", "a/c", "b", "é")
+
+
+# --- indexes ------------------------------------------------------------------------
+
+
+def segments(engine: Engine | None = None, generation: int = GENERATION) -> Segments:
+    return Segments(MemoryEngine(KEYSPACES) if engine is None else engine, SHARD, generation)
+
+
+def segment_of(end: int = 900, base: int = 100) -> Segment:
+    spans = [
+        FrameSpan(10, base, base + 5, (1, "a"), (1, "b")),
+        FrameSpan(70_000, base + 2, end, (1, "b"), (1, "é")),
+        FrameSpan(1, end, end, (2, "x"), (2**32 - 1, "\U0010ffff")),
+    ]
+    return make_segment(base, end, 12_345, spans, 2)
+
+
+def put(engine: Engine, keyspace: Keyspace, values: dict[Key, bytes | None]) -> None:
+    write = WriteBatch()
+    for key, value in values.items():
+        if value is None:
+            write.delete(keyspace, key)
+        else:
+            write.put(keyspace, key, value)
+    engine.write(write)
+
+
+def same(one: Segment, other: Segment) -> bool:
+    return all(
+        np.array_equal(getattr(one, field.name), getattr(other, field.name))
+        if isinstance(getattr(one, field.name), np.ndarray)
+        else getattr(one, field.name) == getattr(other, field.name)
+        for field in attrs.fields(Segment)
+    )
+
+
+def test_an_index_comes_back() -> None:
+    """Every field, from the engine and from memory."""
+    engine, write = MemoryEngine(KEYSPACES), WriteBatch()
+    for end in (900, 2_000, 2**64 - 1):
+        segments(engine).put(segment_of(end, end - 500), [b"", None, b"x"], write)
+    engine.write(write)
+    mine = segments(engine)
+    assert 2**64 - 1 == mine.reach == mine.end(engine)
+    for _ in range(2):
+        found = list(mine.between(engine, 0, 2**64 - 1))
+        assert all(
+            same(segment_of(end, end - 500), each) for end, each in zip((900, 2_000, 2**64 - 1), found, strict=True)
+        )
+        newest = mine.newest()
+        assert newest is not None
+        assert same(found[-1], newest)
+    assert [(GENERATION, end, number) for end in (900, 2_000, 2**64 - 1) for number in (0, 2)] == [
+        key for chunk in engine.scan(DATA) for key, _ in chunk
+    ]
+
+
+def test_which_segments_a_range_touches() -> None:
+    """Those whose positions may lie in it; none of another generation's."""
+    engine, write = MemoryEngine(KEYSPACES), WriteBatch()
+    for generation in (GENERATION - 1, GENERATION, GENERATION + 1):
+        for end in (200, 300, 500):
+            segments(engine, generation).put(segment_of(end * generation, end * generation - 50), [], write)
+    engine.write(write)
+    mine = segments(engine)
+    for first in range(340, 1_010, 7):
+        for bound in range(first, 1_010, 7):
+            expected = [end for end in (400, 600, 1_000) if end >= first and end - 50 <= bound]
+            assert expected == [segment.end for segment in mine.between(engine, first, bound)]
+    assert (-1, None) == (segments(engine, 7).end(engine), segments(engine, 7).newest())
+
+
+Row = tuple[int, str, int]
+
+
+@st.composite
+def framed(draw: st.DrawFn) -> tuple[Segment, list[list[Row]]]:
+    """Make sorted rows of large and of small streams, cut into frames, some of which lost their rows since."""
+    frames: list[list[Row]] = []
+    small = 0
+    for streams in (st.sampled_from([1, 4, 6]), st.sampled_from([2, 3, 5, 9])):
+        small = len(frames)
+        rows = sorted(draw(st.lists(st.tuples(streams, st.sampled_from(TOPICS), st.integers(10, 40)), max_size=12)))
+        while rows:
+            cut = draw(st.integers(1, 4))
+            frames.append(rows[:cut])
+            rows = rows[cut:]
+    spans = [
+        FrameSpan(len(rows), min(r[2] for r in rows), max(r[2] for r in rows), rows[0][:2], rows[-1][:2])
+        for rows in frames
+    ]
+    segment = make_segment(10, 40, 0, spans, small)
+    gone = draw(st.lists(st.sampled_from(range(len(frames))), max_size=2)) if frames else []
+    return segment.without(dict.fromkeys(gone, 0)), [[] if n in gone else rows for n, rows in enumerate(frames)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(framed(), st.data())
+def test_frames_are_selected_by_what_they_span(made: tuple[Segment, list[list[Row]]], data: st.DataObject) -> None:
+    """All that hold a wanted row, and no other than those whose spans might."""
+    segment, frames = made
+    bounds = st.tuples(st.sampled_from(TOPICS), st.sampled_from([*TOPICS, None]))
+    by_stream = dict(sorted(data.draw(st.dictionaries(st.integers(1, 10), bounds, max_size=4)).items()))
+    everything = data.draw(st.sampled_from([False, False, True]))
+    wanted = Wanted([(stream, *between) for stream, between in by_stream.items()], everything, frozenset(), by_stream)
+    first, bound = data.draw(st.integers(5, 45)), data.draw(st.integers(5, 45))
+    selected = segment.select(wanted, first, bound).tolist()
+    for number, rows in enumerate(frames):
+        spans = bool(rows) and segment.highest[number] >= first and segment.lowest[number] <= bound
+        touched = everything or any(
+            segment.last[number] >= (stream, low)
+            and (segment.first[number] <= (stream, high) if high is not None else segment.first[number][0] <= stream)
+            for stream, (low, high) in by_stream.items()
+        )
+        assert (number in selected) == (spans and touched)
+        holds = any(
+            first <= position <= bound and (everything or (stream in by_stream and _lies(topic, by_stream[stream])))
+            for stream, topic, position in rows
+        )
+        assert number in selected or not holds
+
+
+def _lies(topic: str, between: tuple[str, str | None]) -> bool:
+    low, high = between
+    return low <= topic and (high is None or topic <= high)
+
+
+def stored_index(end: int = 900) -> tuple[MemoryEngine, bytes]:
+    engine, write = MemoryEngine(KEYSPACES), WriteBatch()
+    segments(engine).put(segment_of(end), [], write)
+    engine.write(write)
+    value = engine.get(INDEX, (GENERATION, end, 0))
+    assert value is not None
+    return engine, value
+
+
+def test_every_flipped_bit_and_truncation_of_an_index_is_found() -> None:
+    """The checksum covers all of it; only the version byte may say that it is newer."""
+    _, value = stored_index()
+    mine = segments()
+    assert same(segment_of(), mine.open(900, value))
+    damaged = bytearray(value)
+    for place in range(len(value)):
+        for bit in range(8):
+            damaged[place] ^= 1 << bit
+            with pytest.raises(NewerFormatError if place == 0 and damaged[0] > 1 else CorruptionError):
+                segments().open(900, bytes(damaged))
+            damaged[place] ^= 1 << bit
+        with pytest.raises(CorruptionError, match="segment that ends at position 900"):
+            segments().open(900, value[:place])
+    with pytest.raises(CorruptionError):
+        mine.open(900, value + b"\0")  # though a good one is known
+
+
+def test_an_index_is_bound_to_its_key() -> None:
+    """Under another end, in another generation or shard, it is damage."""
+    engine, value = stored_index()
+    for other, end in (
+        (segments(), 901),
+        (segments(generation=GENERATION + 1), 900),
+        (Segments(engine, SHARD + 1, GENERATION), 900),
+    ):
+        with pytest.raises(CorruptionError, match="checksum"):
+            other.open(end, value)
+
+
+number_lists = st.binary(max_size=12) | st.sampled_from([bytes(8), bytes(16), b"\xff" * 8])
+bodies = st.tuples(
+    st.integers(-1, 2**64 - 1), st.integers(-1, 2**64 - 1),
+    number_lists, number_lists, number_lists, number_lists,
+    st.lists(st.text(max_size=2), max_size=4), st.integers(-2, 4),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=400)
+@given(bodies | st.binary(max_size=20), st.sampled_from([0, 0, 0, -1, 1, 2**31]))
+def test_a_hostile_index(body: tuple[object, ...] | bytes, more: int) -> None:
+    """One that somebody made up is damage, or fits together; nothing else is raised."""
+    raw = body if isinstance(body, bytes) else msgspec.msgpack.encode(body)
+    rest = ((len(raw) + more) % 2**32).to_bytes(4, "big") + zstandard.compress(raw)
+    seed = frame_seed(900, 2**32 - 1, SHARD << 32 | GENERATION)
+    value = b"\1" + xxhash.xxh3_64_intdigest(rest, seed=seed).to_bytes(8, "big") + rest
+    try:
+        segment = segments().open(900, value)
+    except CorruptionError:
+        return
+    assert more == 0
+    lengths = set(map(len, (segment.rows, segment.lowest, segment.highest, segment.first, segment.last)))
+    assert 1 == len(lengths)
+    assert 0 <= segment.small <= lengths.pop()
+
+
+def test_an_index_gets_no_more_memory_than_its_size_says() -> None:
+    """A zstd frame has a size of its own, which decides nothing."""
+    huge = bytes.fromhex("28b52ffde0") + (1 << 50).to_bytes(8, "little") + b"\1\0\0"
+    for size in (10, 2**26 + 1, 2**32 - 1):
+        rest = size.to_bytes(4, "big") + huge
+        seed = frame_seed(900, 2**32 - 1, SHARD << 32 | GENERATION)
+        value = b"\1" + xxhash.xxh3_64_intdigest(rest, seed=seed).to_bytes(8, "big") + rest
+        with pytest.raises(CorruptionError):
+            segments().open(900, value)
+
+
+# --- damage in a database -----------------------------------------------------------
+
+
+@attrs.define
+class Merged:
+    """A database of three segments of sixty messages, and two batches behind them."""
+
+    db: ts.Database
+
+    @property
+    def engine(self) -> Engine:
+        return self.db.shards[0].engine()
+
+    @property
+    def segments(self) -> list[Segment]:
+        mine = Segments(self.engine, 0, 1)
+        return list(mine.between(self.engine, 0, 2**64 - 1))
+
+    def get(self, keyspace: Keyspace, key: Key) -> bytes:
+        value = self.engine.get(keyspace, key)
+        assert value is not None
+        return value
+
+    def put(self, keyspace: Keyspace, key: Key, value: bytes | None) -> None:
+        put(self.engine, keyspace, {key: value})
+
+    def put_index(self, segment: Segment) -> None:
+        """Put an index whose checksum is right, whatever it says."""
+        write = WriteBatch()
+        Segments(self.engine, 0, 1).put(segment, [], write)
+        self.engine.write(write)
+
+    def verified(self) -> tuple[int, list[str]]:
+        """Return the number of good messages, and the damaged places."""
+        report = self.db.verify()
+        assert all(damage.place.startswith(PLACE) for damage in report.damages)
+        return report.messages, [damage.place.removeprefix(PLACE) for damage in report.damages]
+
+    def read(self, first: int = 0) -> tuple[list[Message], str]:
+        """Read everything from a position on, with a small limit; return also the place that stopped it."""
+        iterator = self.db.iterator_at(0, 1, 0, ts.TopicFilter("#"), first)
+        rows: list[Message] = []
+        caught_up = False
+        while not caught_up:
+            try:
+                result = self.db.next(iterator, 7)
+            except CorruptionError as bad:
+                return rows, bad.place.removeprefix(PLACE)
+            rows += result.batch.to_messages()
+            iterator, caught_up = result.iterator, result.caught_up
+        return rows, ""
+
+
+PLACE = "shard 0, generation 1, "
+TOTAL = "segments"
+SENT = [
+    Message(f"small/{n % 25}" if n % 5 == 0 else f"big/{n % 2}", b"%03d" % n, f"c{n % 2}", timestamp=n)
+    for n in range(200)
+]
+
+
+@pytest.fixture
+def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Merged]:
+    """Make segments of eight frames: three of each large stream, two that the small ones share."""
+    for name, value in {"SEGMENT_ROWS": 60, "FRAME_ROWS": 10}.items():
+        monkeypatch.setattr(merging, name, value)
+    with ts.open(tmp_path / "db", backend="memory", auto_compact=False, clock=lambda: START) as db:
+        for start in range(0, 180, 20):
+            db.store(SENT[start : start + 20])
+        db.compact()
+        for start in (180, 190):
+            db.store(SENT[start : start + 10])
+        made = Merged(db)
+        assert [(60, 8, 6)] * 3 == [(s.messages, len(s.rows), s.small) for s in made.segments]
+        assert (SENT, "") == made.read()
+        assert (200, []) == made.verified()
+        yield made
+
+
+def named(segment: Segment, *numbers: int) -> list[str]:
+    """Return the places of frames, or that of the index."""
+    place = f"segment that ends at position {segment.end}"
+    return [f"{place}, frame {number}" for number in numbers] or [place]
+
+
+def check_stopped(merged: Merged, place: str) -> None:
+    """A reader of everything is stopped in the second segment; what lies before and behind it is there."""
+    segment = merged.segments[1] if "frame" in place else None
+    end = int(place.split()[5].rstrip(","))
+    assert segment is None or segment.end == end
+    assert (SENT[:60], place) == merged.read()
+    assert (SENT[120:], "") == merged.read(end + 1)
+
+
+@pytest.mark.parametrize("number", [0, 5, 7])
+@pytest.mark.parametrize("at", [1, 3, 4, 20, 47, 50, 60, -1])
+def test_a_damaged_frame(merged: Merged, number: int, at: int) -> None:
+    """It is named, and is not passed over; verify counts everything else."""
+    segment = merged.segments[1]
+    key = (1, segment.end, number)
+    value = merged.get(DATA, key)
+    merged.put(DATA, key, flipped(value, at % len(value)))
+    assert (200 - segment.rows[number], named(segment, number)) == merged.verified()
+    check_stopped(merged, *named(segment, number))
+    with pytest.raises(CorruptionError, match=f"frame {number}"):
+        list(merged.db.replay(segment.first[number][1]))
+    with pytest.raises(CorruptionError, match=f"frame {number}"):
+        merged.db.delete("#")
+
+
+def flipped(value: bytes, at: int) -> bytes:
+    return value[:at] + bytes((value[at] ^ 1,)) + value[at + 1 :]
+
+
+def test_a_frame_of_a_newer_version(merged: Merged) -> None:
+    """Readers say that it is newer; verify goes on behind it."""
+    segment = merged.segments[1]
+    merged.put(DATA, (1, segment.end, 2), b"\2" + merged.get(DATA, (1, segment.end, 2))[1:])
+    with pytest.raises(NewerFormatError, match="version 2"):
+        merged.read()
+    assert (200 - segment.rows[2], named(segment, 2)) == merged.verified()
+
+
+def test_missing_frames(merged: Merged) -> None:
+    """One, and all of a segment, whether a reader looks for a few of them or for most."""
+    segment = merged.segments[1]
+    merged.put(DATA, (1, segment.end, 4), None)
+    assert (200 - segment.rows[4], named(segment, 4)) == merged.verified()
+    check_stopped(merged, *named(segment, 4))
+    with pytest.raises(CorruptionError, match="frame 4: it is missing"):
+        list(merged.db.replay("big/0"))
+    assert [message for message in SENT if message.topic == "big/1"] == list(merged.db.replay("big/1"))
+    for number in range(len(segment.rows)):
+        merged.put(DATA, (1, segment.end, number), None)
+    assert (140, named(segment, *range(8))) == merged.verified()
+    check_stopped(merged, *named(segment, 0))
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_frames_that_changed_places(merged: Merged, other: int) -> None:
+    """Within a segment, and with the same number in another one."""
+    here, there = (1, merged.segments[1].end, 1), (1, merged.segments[other].end, 2 if other == 1 else 1)
+    mine, foreign = merged.get(DATA, here), merged.get(DATA, there)
+    merged.put(DATA, here, foreign)
+    merged.put(DATA, there, mine)
+    places = sorted(named(merged.segments[1], 1) + named(merged.segments[other], there[2]))
+    good, found = merged.verified()
+    assert places == sorted(found)
+    assert 200 - sum(int(merged.segments[n].rows[key[2]]) for n, key in ((1, here), (other, there))) == good
+    assert merged.read()[1] in places
+
+
+@pytest.mark.parametrize("at", [1, 5, 9, 12, 20, -1])
+def test_a_damaged_index(merged: Merged, at: int) -> None:
+    """It is named, and its segment is not passed over; the segments and blocks behind it are verified."""
+    segment = merged.segments[1]
+    key = (1, segment.end, 0)
+    value = merged.get(INDEX, key)
+    merged.put(INDEX, key, flipped(value, at % len(value)))
+    assert (140, [*named(segment), TOTAL]) == merged.verified()
+    check_stopped(merged, *named(segment))
+    with pytest.raises(CorruptionError, match="segment that ends at"):
+        list(merged.db.replay("big/0"))
+    with pytest.raises(CorruptionError, match="segment that ends at"):
+        merged.db.delete("#")
+
+
+def test_an_index_of_another_segment(merged: Merged) -> None:
+    """It doesn't describe this one, and its checksum says so."""
+    first, second, _ = merged.segments
+    merged.put(INDEX, (1, second.end, 0), merged.get(INDEX, (1, first.end, 0)))
+    assert (140, [*named(second), TOTAL]) == merged.verified()
+    check_stopped(merged, *named(second))
+
+
+def test_a_missing_index(merged: Merged) -> None:
+    """Nobody would miss its messages, but for the number that there should be."""
+    merged.put(INDEX, (1, merged.segments[1].end, 0), None)
+    assert (140, [TOTAL]) == merged.verified()
+
+
+def wrong(segment: Segment, what: str) -> tuple[Segment, list[str]]:
+    """Return an index that says something else, and the places of which that can be noticed."""
+    match what:
+        case "rows":
+            return segment.without({1: int(segment.rows[1]) + 1}), [*named(segment, 1), TOTAL]
+        case "no rows":
+            return segment.without({1: 0}), [TOTAL]
+        case "lowest":
+            return changed(segment, lowest=1), named(segment, 1)
+        case "highest":
+            return changed(segment, highest=-1), named(segment, 1)
+        case "first topic":
+            return attrs.evolve(segment, first=spans(segment.first, 7, "small/4")), named(segment, 7)
+        case "last topic":
+            return attrs.evolve(segment, last=spans(segment.last, 6, "small/")), named(segment, 6)
+        case "streams":
+            return attrs.evolve(segment, first=[*segment.first[:4], (9, "big/1"), *segment.first[5:]]), named(segment)
+        case "small":
+            return attrs.evolve(segment, small=8), named(segment)
+        case "base":
+            return attrs.evolve(segment, base=segment.base + 1), named(segment, *range(8))
+        case _:
+            return attrs.evolve(segment, base=segment.base - 30), named(segment)
+
+
+def changed(segment: Segment, **more: int) -> Segment:
+    """Return an index with another number for frame 1."""
+    values = {name: getattr(segment, name).copy() for name in more}
+    for name, difference in more.items():
+        values[name][1] = int(values[name][1]) + difference
+    return attrs.evolve(segment, **values)
+
+
+def spans(given: Sequence[tuple[int, str]], number: int, topic: str) -> list[tuple[int, str]]:
+    """Return first or last rows, that of a frame with another topic."""
+    return [(stream, topic if n == number else was) for n, (stream, was) in enumerate(given)]
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["rows", "no rows", "lowest", "highest", "first topic", "last topic", "streams", "small", "base", "overlap"],
+)
+def test_verify_checks_what_an_index_says(merged: Merged, what: str) -> None:
+    """An index may be whole and yet not be that of its frames: a reader would trust it, so verify doesn't."""
+    index, places = wrong(merged.segments[1], what)
+    merged.put_index(index)
+    assert places == merged.verified()[1]
+
+
+def test_verify_checks_what_frames_hold(merged: Merged) -> None:
+    """Rows in another order, of another stream, or with lengths that don't fit."""
+    segment = merged.segments[1]
+    segments = Segments(merged.engine, 0, 1)
+    blocks = segments.frames(merged.engine, segment, np.arange(8))
+    columns, stream = blocks[0].columns(), blocks[0].stream
+    reverse = columns.take(np.arange(blocks[0].rows)[::-1])
+    lying = Columns(*[getattr(columns, name) for name in columns.__struct_fields__[:-1]], columns.sizes[::-1])
+    lying.sizes[0] += 1
+    for bad, of in ((reverse, stream), (columns, stream + 1), (blocks[3].columns(), stream), (lying, stream)):
+        seed = segments.frame_seed(segment.end, 0)
+        value = encode_frame(bad, of, segment.base, seed, Compressor("none", 0))
+        merged.put(DATA, (1, segment.end, 0), value)
+        assert named(segment, 0) == merged.verified()[1]
+
+
+TOTAL_KEY = bytes((0, 0, 0, 1, 0x30))
+
+
+@pytest.mark.parametrize("change", ["flipped", "cut", "garbled", "wrong"])
+def test_a_damaged_total(merged: Merged, change: str) -> None:
+    """Everything can be read, deleted and merged, whatever it says; verify names it until it is written again."""
+    value = merged.get(META, TOTAL_KEY)
+    assert b"\xcc\xb4" == unseal(TOTAL_KEY, value)
+    bad = {
+        "flipped": flipped(value, -1 % len(value)),
+        "cut": value[:3],
+        "garbled": seal(TOTAL_KEY, b"\xc1"),
+        "wrong": seal(TOTAL_KEY, b"\x07"),
+    }[change]
+    merged.put(META, TOTAL_KEY, bad)
+    assert (200, [TOTAL]) == merged.verified()
+    assert (SENT, "") == merged.read()
+    assert (193 if change == "wrong" else 20) == merged.db.shards[0].backlog()
+    if change != "wrong":
+        assert 40 == merged.db.delete("small/#")
+        merged.db.compact()
+        assert (160, []) == merged.verified()
+
+
+def test_a_damaged_total_and_a_damaged_index(merged: Merged) -> None:
+    """What can be counted is, so that the database opens and whatever is whole is read."""
+    merged.put(META, TOTAL_KEY, b"")
+    key = (1, merged.segments[1].end, 0)
+    merged.put(INDEX, key, flipped(merged.get(INDEX, key), 30))
+    assert 200 - 120 == merged.db.shards[0].backlog()
+    assert 140 == merged.verified()[0]
+
+
+@pytest.mark.parametrize("kind", [0x10, 0x20])
+def test_a_damaged_name(merged: Merged, kind: int) -> None:
+    """It is named, though memory still knows it."""
+    key = bytes((0, 0, 0, 1, kind, 0, 0, 0, 1))
+    merged.put(META, key, flipped(merged.get(META, key), 6))
+    what = "topic names" if kind == 0x10 else "client id names"
+    assert (200, [what]) == merged.verified()
