@@ -81,6 +81,8 @@ class Auditor:
             raise CorruptionError("its positions are not those that the segment's index says")
         if rows[0][:2] < segment.first[number] or rows[-1][:2] > segment.last[number]:
             raise CorruptionError("its topics are not those that the segment's index says")
+        if segment.directory and not segment.listed(number).issuperset(topics):
+            raise CorruptionError("its topics are not all among those that the segment's index lists")
         if block.stream != MIXED and set(streams) != {block.stream}:
             raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
         _check_sizes(block, columns)

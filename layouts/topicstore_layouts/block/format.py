@@ -300,6 +300,12 @@ class Block:
         return len(self._value)
 
     @property
+    def raw_bytes(self) -> int:
+        """Bytes of all columns, uncompressed."""
+        _, head, _, payloads = self._sizes
+        return head + payloads
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes of the payloads, about."""
         size: int = self._sizes[3]

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 SEGMENT_ROWS = 131_072
 SEGMENT_BYTES = 32 << 20
-"""Payload bytes of a segment: what a reader in order of position may have in memory at once."""
+"""Bytes of payloads and names in a segment: what a reader in order of position may have in memory at once."""
 FRAME_ROWS = 1_024
 FRAME_BYTES = 256 << 10
 """Payload bytes after which a frame ends: what a reader of one message may have to decompress."""
@@ -56,9 +56,9 @@ class Merger:
     def steps(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
         """Yield merges of everything up to a position; not ``whole``: only of what is worth it."""
         while blocks := self._take(bound, whole=whole):
-            rows, size = sum(block.rows for block in blocks), sum(block.payload_bytes for block in blocks)
+            rows, size = sum(block.rows for block in blocks), sum(block.raw_bytes for block in blocks)
             newest = self._segments.newest()
-            small = newest is not None and _fits(newest.messages + rows, newest.payload_bytes + size)
+            small = newest is not None and _fits(newest.messages + rows, newest.raw_bytes + size)
             yield self._merge([newest] if newest is not None and small else [], blocks)
         if whole:
             yield from self._join_small(bound)
@@ -70,7 +70,7 @@ class Merger:
         runs = self._fresh.batches(self._engine, self._segments.end(self._engine) + 1, bound)
         for _, batch in groupby(runs, lambda run: run[0].base):
             together = list(chain.from_iterable(batch))
-            more, bytes_ = sum(b.rows for b in together), sum(b.payload_bytes for b in together)
+            more, bytes_ = sum(b.rows for b in together), sum(b.raw_bytes for b in together)
             if together[-1].last > bound:
                 break
             if taken and not _fits(rows + more, size + bytes_):
@@ -94,7 +94,7 @@ class Merger:
         group: list[Segment] = []
         rows = size = 0
         for segment in self._segments.between(self._engine, first, bound):
-            rows, size = rows + segment.messages, size + segment.payload_bytes
+            rows, size = rows + segment.messages, size + segment.raw_bytes
             if group and not _fits(rows, size):
                 break
             group.append(segment)

@@ -13,13 +13,14 @@ Stored form, version 1 (integers in keys unsigned)::
 
 ``end`` is the segment's last position. The array is [base, bytes, rows, lowest, highest, streams,
 topics, small, directory, places]: the first position that could be in the segment; bytes of all
-payloads when it was made; for each frame its rows (u32), its lowest and highest position (u64),
-its first and last stream (u32 each), as bytes of little-endian integers; the first and last topic
-of each; the number of the first frame that small streams share: those come last, so that no frame
-but theirs holds more than one stream; and, if a topic has eight rows or more on average, all topics
-in the order of their rows, with the first and the last frame of each (u32). The checksum is xxh3 of
-64 bits of what follows it, seeded like that of the frame with the number 2 ** 32 - 1. A frame
-whose messages were all deleted is not there, and has no rows in the index.
+payloads and names when it was made, about; for each frame its rows (u32), its lowest and highest
+position (u64), its first and last stream (u32 each), as bytes of little-endian integers; the first
+and last topic of each; the number of the first frame that small streams share: those come last, so
+that no frame but theirs holds more than one stream; and, if a topic has eight rows or more on
+average and all together are short, all topics in the order of their rows, with the first and the
+last frame of each (u32). The checksum is xxh3 of 64 bits of what follows it, seeded like that of
+the frame with the number 2 ** 32 - 1. A frame whose messages were all deleted is not there, and has
+no rows in the index.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 import zstandard
-from topicstore.columns import Indices
+from topicstore.columns import Column, Indices
 from topicstore.engine import DATA, INDEX, META, Engine, Reader, WriteBatch, encode_generation
 from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.sealing import seal, unseal
@@ -50,10 +51,12 @@ _VERSION = 1
 _HEADER = struct.Struct(">BQ")
 _SIZE = struct.Struct(">I")
 _INDEX_NUMBER = 2**32 - 1
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 256 << 20
 """Of an index uncompressed; more is damage."""
 _ROWS_A_TOPIC = 8
 """Rows that a topic has on average, at least, for the topics to be listed: else the list would cost much."""
+_DIRECTORY_CHARACTERS = 1 << 20
+"""Characters of all topics up to which they are listed."""
 _KEPT = 64
 """Indexes kept decoded."""
 _TOTAL = b"\x30"
@@ -61,7 +64,7 @@ _TOTAL = b"\x30"
 
 class _Body(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     base: int
-    payload_bytes: int
+    raw_bytes: int
     rows: bytes
     lowest: bytes
     highest: bytes
@@ -93,8 +96,8 @@ class Segment:
 
     base: int
     end: int
-    payload_bytes: int
-    """When it was made."""
+    raw_bytes: int
+    """Of payloads and names when it was made, about."""
     rows: Array
     lowest: Array
     highest: Array
@@ -133,6 +136,11 @@ class Segment:
         held: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
         return held
 
+    def listed(self, number: int) -> set[str]:
+        """Return the topics of the directory that are in a frame."""
+        inside = (self.places[:, 0] <= number) & (self.places[:, 1] >= number)
+        return {self.directory[topic] for topic in np.flatnonzero(inside).tolist()}
+
     def without(self, rows: dict[int, int]) -> Segment:
         """Return the index with other numbers of rows in some frames."""
         left = self.rows.copy()
@@ -147,7 +155,7 @@ def make_segment(base: int, end: int, columns: Columns, spans: Sequence[FrameSpa
     return Segment(
         base,
         end,
-        sum(columns.sizes),
+        sum(columns.sizes) + _text_bytes(columns.topics) + _text_bytes(columns.client_ids),
         np.array([span.rows for span in spans], dtype="<u4"),
         np.array([span.lowest for span in spans], dtype="<u8"),
         np.array([span.highest for span in spans], dtype="<u8"),
@@ -159,10 +167,15 @@ def make_segment(base: int, end: int, columns: Columns, spans: Sequence[FrameSpa
     )
 
 
+def _text_bytes(names: Column) -> int:
+    """Return the bytes of a column's texts, about, each counted once."""
+    return sum(map(len, names.texts.values.tolist()))
+
+
 def _directory(columns: Columns, rows: list[int]) -> tuple[list[str], Array]:
     """Return the topics of sorted rows, and the first and the last frame of each."""
     codes, topics = columns.topics.codes, columns.topics.texts.values.tolist()
-    if len(topics) * _ROWS_A_TOPIC > len(codes):
+    if len(topics) * _ROWS_A_TOPIC > len(codes) or sum(map(len, topics)) > _DIRECTORY_CHARACTERS:
         return [], np.empty((0, 2), dtype="<u4")
     numbers = np.arange(len(topics))
     ends = np.searchsorted(codes, numbers), np.searchsorted(codes, numbers, side="right") - 1
@@ -309,7 +322,7 @@ class Segments:
         pairs = list(zip(segment.first, segment.last, strict=True))
         body = _Body(
             segment.base,
-            segment.payload_bytes,
+            segment.raw_bytes,
             segment.rows.tobytes(),
             segment.lowest.tobytes(),
             segment.highest.tobytes(),
@@ -347,7 +360,7 @@ class Segments:
             raise CorruptionError("its index says that more frames are of small streams than there are")
         places = self._places(body, len(rows))
         frames = rows, lowest, highest, ends[::2], ends[1::2], body.small
-        return Segment(body.base, end, body.payload_bytes, *frames, body.directory, places)
+        return Segment(body.base, end, body.raw_bytes, *frames, body.directory, places)
 
     @staticmethod
     def _places(body: _Body, frames: int) -> Array:

@@ -45,9 +45,9 @@ from .streams import KeyOptions, StreamKeys, Streams
 
 __all__ = ["WildcardSlab"]
 
-_WINDOW = 16
-_LEAP = 8
-"""Keys of no use, at the end of a list that was read, from which on a leap costs less than walking on."""
+_LEAP = 12
+"""Keys at the end of a list, of no use and with no place among them for one that is, from which on a leap
+is taken to cost less than walking on: it costs as much as walking over some fifty."""
 _LOOKED_AT = 1_000
 """Keys that one step of a delete looks at, and up to a list more."""
 _DELETED_BYTES = 1 << 20
@@ -217,11 +217,11 @@ class WildcardSlab(Slab):
 
     def _walk(self, keys: StreamKeys, let_through: KeyFilter, span: Span, rows: int) -> Iterator[_Found]:
         """Yield the keys of a span that a filter lets through, of which not more than so many rows are wanted."""
+        limit = rows if let_through.free else None
         at = let_through.ratchet(span.start)
         while at is not None and at < span.end:
-            leap = None
             self.counters.seeks += 1
-            limit = rows if let_through.free else None
+            leap = None
             for chunk in self._engine.scan(KEYS, keys.encode(at), keys.encode(span.end), limit=limit):
                 stored, values = [key for key, _ in chunk], [value for _, value in chunk]
                 chosen = let_through.select(stored)
@@ -229,10 +229,9 @@ class WildcardSlab(Slab):
                 yield found
                 idle = len(stored) - 1 - chosen[-1] if chosen else len(stored)
                 if idle >= _LEAP:
-                    leap = let_through.ratchet(keys.decode(stored[-min(idle, _WINDOW)]))
-                    if leap is None or leap >= found.after:
+                    leap = _leap(let_through, keys.decode(stored[-_LEAP]), found.after, span.end)
+                    if leap is not None:
                         break
-                    leap = None
             at = leap
 
     def _found(self, stored: Sequence[bytes], values: Sequence[bytes], chosen: Sequence[int], after: int) -> _Found:
@@ -312,6 +311,14 @@ class WildcardSlab(Slab):
         if [key for _, keys_made in made for key in keys_made] != stored:
             raise CorruptionError("its key is not that of its topic")
         return len(stored)
+
+
+def _leap(let_through: KeyFilter, idle: int, after: int, end: int) -> int | None:
+    """Return where to leap to after keys of no use, from ``idle`` on; None if one of use could have been among them."""
+    target = let_through.ratchet(idle)
+    if target is None:
+        return end
+    return target if target >= after else None
 
 
 def _matching(keys: StreamKeys, topic_filter: TopicFilter, rows: Sequence[Row]) -> Sequence[int]:
