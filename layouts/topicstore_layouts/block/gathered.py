@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from topicstore import MessageBatch
 from topicstore.columns import Coded, Column, Constant, Indices, LazyColumn, concat, take
@@ -38,7 +39,7 @@ class _Payloads(LazyColumn):
     def tolist(self) -> list[bytes]:
         """Return the payloads."""
         if self._list is None:
-            self._list = list(map(self._parts.tolist().__getitem__, self._order.tolist()))
+            self._list = self._parts.objects()[self._order].tolist()
         return self._list
 
     def toarrow(self) -> pa.Array:
@@ -51,14 +52,15 @@ class _Parts:
 
     def __init__(self, found: Sequence[tuple[Block, Rows]]) -> None:
         self._found = found
-        self._list: list[bytes] | None = None
+        self._objects: npt.NDArray[np.object_] | None = None
         self._arrow: pa.Array | None = None
 
-    def tolist(self) -> list[bytes]:
-        if self._list is None:
+    def objects(self) -> npt.NDArray[np.object_]:
+        """Return them as an array, out of which NumPy picks faster than Python does."""
+        if self._objects is None:
             picked = (b.payloads().tolist() if rows is None else b.payloads().pick(rows) for b, rows in self._found)
-            self._list = list(chain.from_iterable(picked))
-        return self._list
+            self._objects = np.array(list(chain.from_iterable(picked)), dtype=object)
+        return self._objects
 
     def toarrow(self) -> pa.Array:
         if self._arrow is None:

@@ -47,13 +47,12 @@ class WantedStreams:
         return wanted
 
     def _find(self, topic_filter: TopicFilter, stream: int | None) -> Wanted:
-        streams = self._trie.match(topic_filter) if stream is None else [stream]
+        if stream is None:
+            streams = self._trie.match(topic_filter)
+        else:
+            streams = [] if self._hidden(topic_filter, stream) else [stream]
         levels = [self._trie.levels(number) for number in streams]
-        covered = frozenset(
-            s
-            for s, learned in zip(streams, levels, strict=True)
-            if _covers(topic_filter, learned) and not self._hidden(topic_filter, s)
-        )
+        covered = frozenset(s for s, learned in zip(streams, levels, strict=True) if _covers(topic_filter, learned))
         ranges = [(s, *topic_range(learned, topic_filter)) for s, learned in zip(streams, levels, strict=True)]
         by_stream = {stream: (low, high) for stream, low, high in ranges}
         return Wanted(ranges, len(covered) == len(self._trie), covered, by_stream)
