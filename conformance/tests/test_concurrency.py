@@ -17,6 +17,7 @@ from topicstore.engine import Engine
 from topicstore_conformance.checks import drain, quick_directory, replayed
 from topicstore_conformance.pairs import Pair, pairs
 from topicstore_conformance.profiles import PATIENCE
+from topicstore_conformance.threads import begin, together
 
 every_pair = pytest.mark.parametrize("pair", pairs(), ids=str)
 both_durabilities = pytest.mark.parametrize("durability", ["commit", "sync"])
@@ -28,11 +29,6 @@ def quick() -> Iterator[Path]:
     """A directory where syncing is quick."""
     with quick_directory() as directory:
         yield Path(directory)
-
-
-def together(*works: Callable[[], Any]) -> list[Any]:
-    """Run in one thread each; return the results, or raise the first error. What gets stuck fails."""
-    return [future.result(PATIENCE) for future in [begin(work) for work in works]]
 
 
 def batch(writer: int, number: int, size: int = 7) -> list[Message]:
@@ -265,20 +261,6 @@ def gated(db: ts.Database) -> Gate:
     gate = Gate(db.shards[0].engine())
     db.shards[0]._engine = gate  # type: ignore[assignment]
     return gate
-
-
-def begin(work: Callable[[], Any]) -> Future[Any]:
-    """Run in a thread of its own; return the future result."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 @every_pair

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore_conformance.checks import check_publishers, quick_directory, replayed
-from topicstore_conformance.crash import Job, Ledger, run_and_kill
-from topicstore_conformance.pairs import Pair, pairs
+from topicstore_conformance.crash import BULK, BULK_BATCHES, Job, Ledger, run_and_kill
+from topicstore_conformance.pairs import Pair, pairs, quick_options
+from topicstore_conformance.profiles import TIMES
 
-KILLS = 80
+KILLS = 64 * TIMES
 """In all, over the persistent pairs and both durabilities."""
 
 persistent = pairs("persistent")
@@ -20,7 +21,7 @@ cases = [(pair, durability, keep) for pair in persistent for durability in ("com
 
 @pytest.mark.parametrize(("pair", "durability", "keep"), cases, ids=lambda value: str(value))
 def test_kill(pair: Pair, durability: str, keep: bool) -> None:
-    """SIGKILL in the middle of batches, deletes and generations, one database over many kills or a new one each."""
+    """SIGKILL in the middle of anything, one database over many kills or a new one each."""
     seed = f"{pair} {durability} {keep}"
     draw, ledger = random.Random(seed), Ledger()
     with quick_directory() as directory:
@@ -35,6 +36,8 @@ def test_kill(pair: Pair, durability: str, keep: bool) -> None:
                 durability=durability,
                 seed=draw.randrange(2**32),
                 first=ledger.next_number,
+                beside=kill % 2 == 1,
+                options=pair.small(),
             )
             after = draw.choice((1, 2, draw.randrange(3, 30), draw.randrange(30, 150), draw.randrange(30, 400)))
             for step in run_and_kill(job, after, draw.random() * 0.01):
@@ -48,6 +51,38 @@ def test_kill(pair: Pair, durability: str, keep: bool) -> None:
                 check_publishers(got)
                 assert (len(got), []) == ((report := db.verify()).messages, report.damages)
                 assert sorted(got) == sorted(replayed(db))
+
+
+@pytest.mark.parametrize("pair", persistent, ids=str)
+def test_kill_while_the_background_compacts(pair: Pair) -> None:
+    """SIGKILL at some moment after large batches, while what they brought is being merged."""
+    draw, ledger = random.Random(str(pair)), Ledger(next_number=BULK)
+    with quick_directory() as directory:
+        path = Path(directory, "db")
+        with pair.open(path, options={pair.layout: pair.small()}) as db:
+            db.store([ts.Message("first", b"")])
+            if not pair.merges(db):
+                pytest.skip(f"{pair.layout} keeps what is stored as it is: nothing is compacted")
+            db.delete("#")
+        for _ in range(2 * TIMES):
+            job = Job(
+                path=str(path),
+                backend=pair.backend,
+                layout=pair.layout,
+                shards=1,
+                durability="commit",
+                seed=0,
+                first=-(-ledger.next_number // BULK_BATCHES) * BULK_BATCHES,
+                steps=4 * BULK_BATCHES,
+                bulk=True,
+                options=pair.small(),
+            )
+            for step in run_and_kill(job, 2 * BULK_BATCHES + 3, 0.45 + draw.random() / 2):
+                ledger.hear(step)
+            with ts.open(path, auto_compact=False) as db:
+                got = replayed(db, "#", order="time")
+                ledger.check(db, got)
+                assert (len(got), []) == ((report := db.verify()).messages, report.damages)
 
 
 @pytest.mark.parametrize("pair", persistent, ids=str)
@@ -66,6 +101,7 @@ def test_kill_while_creating(pair: Pair) -> None:
                 seed=kill,
                 first=0,
                 steps=0,
+                options=quick_options(pair.layout),
             )
             list(run_and_kill(job, 1, draw.random() * 0.05))
             with pair.open(path, shards=8, durability="sync") as db:

@@ -9,11 +9,11 @@ import pytest
 import topicstore as ts
 from topicstore import Message
 from topicstore.engine import DATA, INDEX, KEYS, META, encode_generation
-from topicstore_conformance.checks import check_all, quick_directory, replayed
+from topicstore_conformance.checks import check_all, check_replay, follow_epochs, quick_directory, replayed
+from topicstore_conformance.clock import START, Clock
 from topicstore_conformance.crash import Job, Ledger, run_and_kill
-from topicstore_conformance.machine import START
 from topicstore_conformance.model import Model
-from topicstore_conformance.pairs import Pair, layouts_on, pairs
+from topicstore_conformance.pairs import Pair, layouts_on, pairs, small_options
 
 every_pair = pytest.mark.parametrize("pair", pairs(), ids=str)
 persistent_pair = pytest.mark.parametrize("pair", pairs("persistent"), ids=str)
@@ -46,6 +46,36 @@ def test_each_keeps_its_layout(pair: Pair, tmp_path: Path) -> None:
             assert model.add_generation(layout) == db.add_generation(layout)
             store(db, model, some(layout))
         assert [pair.layout, *layouts_on(pair.backend)] == [info.layout for info in db.generations()]
+        check_all(db, model)
+
+
+@every_pair
+@pytest.mark.parametrize("compacted", [False, True])
+def test_order_over_layouts_and_shards(pair: Pair, tmp_path: Path, compacted: bool) -> None:
+    """``order="time"`` merges shards and generations, of layouts with and without order of positions, exactly."""
+    clock = Clock()
+    with pair.open(tmp_path / "db", shards=3, clock=clock, options=thresholds(pair)) as db:
+        model = Model(shards=3, shard_of=db.shard_of, layout=pair.layout)
+        names = layouts_on(pair.backend)
+        for number, layout in enumerate([pair.layout, *names, *reversed(names)]):
+            if number:
+                assert model.add_generation(layout) == db.add_generation(layout, small_options(layout))
+            for part in range(5):
+                clock.now += (0, 1, 700, 2_500, 1)[part]  # within an epoch, and over its end
+                messages = [
+                    Message(f"t/{n % 4}/{'xyz'[(n + part) % 3]}", b"%d/%d" % (part, n), CLIENTS[n % 12])
+                    for n in range(40)
+                ]
+                assert [row.id for row in model.store(messages, clock.now)] == db.store(messages).ids
+            if compacted and number % 2:
+                db.compact()
+            follow_epochs(db, model)
+        times = sorted({row.position >> 11 for row in model.rows})
+        for topic_filter in ("#", "t/1/+", "t/+/x", "t/2/y"):
+            check_replay(db, model, topic_filter, order="time", batch_size=64)
+            check_replay(db, model, topic_filter, times[9], times[30], "time", 1)
+            check_replay(db, model, topic_filter, times[12] + 1, times[13] + 1, "time", 7)
+            check_replay(db, model, topic_filter, times[-1], None, "time", 4096)
         check_all(db, model)
 
 
@@ -183,6 +213,7 @@ def test_killed_while_adding_and_dropping(pair: Pair) -> None:
                 seed=kill,
                 first=ledger.next_number,
                 churn=True,
+                options=pair.small(),
             )
             for step in run_and_kill(job, 12 + 7 * kill, kill * 0.001):
                 ledger.hear(step)
@@ -220,7 +251,7 @@ def test_learned_structure_is_inherited(pair: Pair, tmp_path: Path) -> None:
         db.store([Message(topic, b"y", "c") for topic in others])
         new = [stream for stream in db.streams("#") if stream.generation == 2]
         assert len(new) < before or before == 1  # a layout that learns has fewer: it knows what is a wildcard
-        assert others == [message.topic for message in db.replay("#") if message.payload == b"y"]
+        assert others == [message.topic for message in db.replay("#", order="time") if message.payload == b"y"]
 
 
 @persistent_pair

@@ -12,21 +12,11 @@ import pytest
 import topicstore as ts
 from topicstore import Message
 from topicstore_conformance.checks import drain, replayed
-from topicstore_conformance.machine import START
+from topicstore_conformance.clock import START, Clock
 from topicstore_conformance.pairs import Pair, pairs
 
 every_pair = pytest.mark.parametrize("pair", pairs(), ids=str)
 persistent_pair = pytest.mark.parametrize("pair", pairs("persistent"), ids=str)
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> int:
-        return self.now
 
 
 @pytest.fixture
@@ -208,6 +198,58 @@ def test_deleted_messages_never_come_later(db: ts.Database) -> None:
     db.store([Message("t/1", b"again", "c")])
     assert [b"again"] == read(db, iterators)
     assert (1, []) == ((report := db.verify()).messages, report.damages)
+
+
+@every_pair
+@pytest.mark.parametrize("topic_filter", ["#", "t/+/b", "t/1/a", "t/+/#", "no/such"])
+def test_survive_compaction(db: ts.Database, topic_filter: str) -> None:
+    """Iterators saved at any message, before and between compactions and deletes, go on with exactly the rest."""
+    for number in range(12):
+        db.store([Message(f"t/{n % 5}/{'ab'[n % 2]}", b"%03d" % (number * 10 + n), f"c{n % 2}") for n in range(10)])
+    db.replay("#")  # waits until nothing is hidden any more
+    streams = db.streams(topic_filter)
+    whole = {stream: drain(db, db.iterate(stream, topic_filter))[0] for stream in streams}
+    saved = []
+    for stream, rows in whole.items():
+        iterator = db.iterate(stream, topic_filter)
+        for seen in range(len(rows) + 1):
+            saved.append((iterator.to_bytes(), rows[seen:]))
+            iterator = db.next(iterator, 1).iterator
+    for deleted in (None, "t/2/+", "+/+/a"):
+        if deleted is not None:
+            db.delete(deleted)
+        for _ in range(2):
+            left = {id_ for id_, _ in replayed(db)}
+            for limit, (data, rest) in enumerate(saved):
+                rows, _, _ = drain(db, ts.Iterator.from_bytes(data), 1 + limit % 9)
+                assert [row for row in rest if row[0] in left] == rows
+            db.compact()
+    assert [] == db.verify().damages
+
+
+@every_pair
+def test_iterators_made_by_one_form_and_used_on_another(db: ts.Database, clock: Clock) -> None:
+    """Half compacted, half as it was stored, generation after generation: a follower gets every message once."""
+    saved: dict[tuple[int, int], bytes] = {}
+    seen, expected = [], []
+    for number in range(18):
+        expected += db.store([Message(f"t/{n}/{number % 3}", b"x", "c") for n in range(7)]).ids
+        clock.now += 700
+        if number % 4 == 1:
+            db.compact()
+        if number % 7 == 6:
+            db.add_generation()
+        for stream in db.streams("#"):
+            place = stream.generation, stream.number
+            held = saved.get(place)
+            iterator = db.iterate(stream, "#") if held is None else ts.Iterator.from_bytes(held)
+            result = db.next(iterator, 1 + number % 5)
+            seen += result.batch.ids() if len(result.batch) else []
+            saved[place] = result.iterator.to_bytes()
+    db.replay("#")
+    for held in saved.values():
+        seen += [id_ for id_, _ in drain(db, ts.Iterator.from_bytes(held))[0]]
+    assert sorted(expected) == sorted(seen)
 
 
 @every_pair

@@ -13,7 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from topicstore import Message
 from topicstore_conformance import strategies
 from topicstore_conformance.checks import check_all, check_replay, quick_directory, replayed
-from topicstore_conformance.machine import START, DatabaseMachine
+from topicstore_conformance.clock import START
+from topicstore_conformance.machine import DatabaseMachine
 from topicstore_conformance.model import Model
 from topicstore_conformance.pairs import Pair, pairs
 from topicstore_conformance.profiles import COSTLY, MACHINE

@@ -1,54 +1,77 @@
-"""Real messages, imported with their own times, come back exactly as a plain filter over the file gives them."""
+"""Real messages, imported with their own times, come back exactly as a plain filter over the file gives them.
+
+The first half of a set is one generation, the second another. Persistent backends get whole sets,
+the others, and layouts that scan everything for every filter, a slice. ``TOPICSTORE_THOROUGH=1``
+takes whole sets everywhere, over one shard and over several.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import numpy as np
 import pyarrow as pa
 import pytest
 import topicstore as ts
-from topicstore_conformance import datasets
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore_conformance import datasets, strategies
 from topicstore_conformance.checks import quick_directory
 from topicstore_conformance.model import match
 from topicstore_conformance.pairs import Pair, pairs
+from topicstore_conformance.profiles import COSTLY, TIMES
 
 BATCH = 5_000
 SLICE = 20_000
-"""Messages for layouts that scan everything for every filter: the whole sets would take them minutes a pair."""
-COLUMNS = ("timestamp", "topic", "client_id", "qos", "retain", "payload")
+COLUMNS = ("timestamp", "topic", "client_id", "qos", "retain", "payload", "shard", "position")
 Order = Literal["time"] | None
+cases = [
+    (pair, name, shards)
+    for pair in pairs()
+    for name, usual in zip(datasets.NAMES, (1, 3), strict=True)
+    for shards in ((1, 3) if TIMES > 1 else (usual,))
+]
 
 
-@attrs.frozen
+@attrs.define
 class Imported:
     """A database, and the rows of the file that it was filled from."""
 
+    path: Path
     db: ts.Database
     table: pa.Table
-    """With the columns ``shard``, ``position`` and ``number`` as they should be."""
+    """With the columns ``shard``, ``position`` and ``generation`` as they should be, in order of position."""
     times: np.ndarray
     """Microseconds."""
     names: list[str]
     topics: np.ndarray
     """Of each row the index of its topic in ``names``."""
+    alive: np.ndarray
+    """Of each row whether it is still there."""
+
+    def rows(self, topic_filter: str, start: int = 0, until: int | None = None) -> np.ndarray:
+        """Return of each row whether a filter over the file gives it."""
+        wanted = np.array([match(topic_filter, topic) for topic in self.names], dtype=bool)
+        mask = self.alive & wanted[self.topics] & (self.times >= start)
+        return mask if until is None else mask & (self.times < until)
 
     def expected(self, topic_filter: str, start: int = 0, until: int | None = None) -> pa.Table:
         """Return the rows that a filter over the file gives, in order of time."""
-        wanted = np.array([match(topic_filter, topic) for topic in self.names], dtype=bool)
-        mask = wanted[self.topics] & (self.times >= start)
-        if until is not None:
-            mask &= self.times < until
-        if mask.all():
-            return self.table
-        return self.table.filter(pa.array(mask))
+        mask = self.rows(topic_filter, start, until)
+        return self.table if mask.all() else self.table.filter(pa.array(mask))
+
+    def reopen(self) -> None:
+        """Close and open it, if it can be."""
+        if self.path.exists():
+            self.db.close()
+            self.db = ts.open(self.path, auto_compact=False)
 
 
 def place(table: pa.Table, db: ts.Database) -> pa.Table:
-    """Add to each row its shard and its position, counted one by one."""
+    """Add to each row its generation, its shard and its position, counted one by one."""
     times = table.column("timestamp").cast(pa.int64()).to_pylist()
     shards = [db.shard_of(client_id) for client_id in table.column("client_id").to_pylist()]
     last = dict.fromkeys(range(len(db.shards)), 0)
@@ -56,8 +79,19 @@ def place(table: pa.Table, db: ts.Database) -> pa.Table:
     for shard, time in zip(shards, times, strict=True):
         last[shard] = max(last[shard] + 1, time * 2048)
         positions.append(last[shard])
-    placed = table.append_column("shard", pa.array(shards, pa.uint16()))
-    return by_position(placed.append_column("position", pa.array(positions, pa.uint64())))
+    generations = 1 + (np.arange(len(times)) >= half(table))
+    for name, values, kind in (
+        ("generation", generations, pa.int64()),
+        ("shard", shards, pa.uint16()),
+        ("position", positions, pa.uint64()),
+    ):
+        table = table.append_column(name, pa.array(values, kind))
+    return by_position(table)
+
+
+def half(table: pa.Table) -> int:
+    """Return where the second generation begins."""
+    return table.num_rows // 2 // BATCH * BATCH
 
 
 def by_position(table: pa.Table) -> pa.Table:
@@ -67,56 +101,70 @@ def by_position(table: pa.Table) -> pa.Table:
     return table if bool((np.diff(order) == 1).all()) else table.take(pa.array(order))
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(pair, name, shards) for pair in pairs() for name in datasets.NAMES for shards in (1, 3)],
-    ids=lambda param: "-".join(map(str, param)),
-)
+@pytest.fixture(scope="module", params=cases, ids=lambda param: "-".join(map(str, param)))
 def imported(request: pytest.FixtureRequest) -> Iterator[Imported]:
     """A set in a database."""
     pair, name, shards = request.param
     reason = datasets.why_absent(name)
     if reason is not None:
         pytest.skip(reason)
-    with quick_directory() as directory, open_empty(pair, Path(directory), shards) as db:
-        table = datasets.load(name)
-        if pair.scans_all(db):
-            table = table.slice(table.num_rows // 2, SLICE)
-        for batch in table.to_batches(max_chunksize=BATCH):
-            db.store(batch)
-        table = place(table, db)
-        topics = table.column("topic").combine_chunks().dictionary_encode()
-        times = table.column("timestamp").cast(pa.int64()).to_numpy()
-        yield Imported(db, table, times, topics.dictionary.to_pylist(), topics.indices.to_numpy())
+    with quick_directory() as directory:
+        data = fill(pair, Path(directory, "db"), name, shards)
+        try:
+            yield data
+        finally:
+            data.db.close()
 
 
-def open_empty(pair: Pair, directory: Path, shards: int) -> ts.Database:
-    """Return a database that takes positions from the messages' own times."""
-    return pair.open(directory / "db", shards=shards, timestamps="message")
+def fill(pair: Pair, path: Path, name: str, shards: int) -> Imported:
+    """Return a database that takes positions from the messages' own times, with a set in two generations."""
+    db = pair.open(path, shards=shards, timestamps="message", auto_compact=False)
+    table = datasets.load(name)
+    if pair.scans_all(db) or ("persistent" not in pair.capabilities and TIMES == 1):
+        table = table.slice(table.num_rows // 2, SLICE)
+    for number, batch in enumerate(table.to_batches(max_chunksize=BATCH)):
+        if number * BATCH == half(table):
+            db.add_generation()
+        db.store(batch)
+    table = place(table, db)
+    topics = table.column("topic").combine_chunks().dictionary_encode()
+    times = table.column("timestamp").cast(pa.int64()).to_numpy()
+    alive = np.ones(table.num_rows, dtype=bool)
+    return Imported(path, db, table, times, topics.dictionary.to_pylist(), topics.indices.to_numpy(), alive)
 
 
-def check(data: Imported, topic_filter: str, start: int = 0, until: int | None = None) -> int:
-    """Compare both orders and both forms of a replay with the file; return how many rows there are."""
+# --- comparing --------------------------------------------------------------------------------
+
+
+def check(
+    data: Imported, topic_filter: str, start: int = 0, until: int | None = None, *, batch_size: int = 4096
+) -> int:
+    """Compare both orders of a replay with the file, and if they are few the messages; return how many there are."""
     expected = data.expected(topic_filter, start, until)
     orders: tuple[Order, ...] = (None, "time")
     for order in orders:
-        batches = list(data.db.replay_arrow(topic_filter, start, until, order=order, ids=True))
-        got = pa.Table.from_batches(batches, ts.SCHEMA_WITH_IDS)
+        got = replayed(data, topic_filter, start, until, order, batch_size)
         if order is None:
-            check_order(got)
+            check_order(data, got)
             got = by_position(got)
-        for column in (*COLUMNS, "shard", "position"):
+        for column in COLUMNS:
             assert expected.column(column).equals(got.column(column)), column
         assert expected.num_rows == got.column("properties").null_count
-    if expected.num_rows > SLICE:
-        return expected.num_rows  # as messages, `test_everything` reads them once
-    rows = pa.Table.from_batches(batches, ts.SCHEMA_WITH_IDS)
-    check_messages(data, rows, topic_filter, start, until)
+    if expected.num_rows <= SLICE:
+        check_messages(data, expected, topic_filter, start, until)
     return expected.num_rows
 
 
+def replayed(
+    data: Imported, topic_filter: str, start: int, until: int | None, order: Order, batch_size: int
+) -> pa.Table:
+    """Return what a replay gives."""
+    batches = data.db.replay_arrow(topic_filter, start, until, order=order, batch_size=batch_size, ids=True)
+    return pa.Table.from_batches(list(batches), ts.SCHEMA_WITH_IDS)
+
+
 def check_messages(data: Imported, rows: pa.Table, topic_filter: str, start: int = 0, until: int | None = None) -> None:
-    """Compare what a replay gives as messages with what it gave as record batches."""
+    """Compare what a replay gives as messages with rows."""
     messages = list(data.db.replay(topic_filter, start, until, order="time"))
     assert rows.column("topic").to_pylist() == [message.topic for message in messages]
     assert rows.column("payload").to_pylist() == [message.payload for message in messages]
@@ -124,17 +172,26 @@ def check_messages(data: Imported, rows: pa.Table, topic_filter: str, start: int
     assert rows.column("timestamp").cast(pa.int64()).to_pylist() == [message.timestamp for message in messages]
 
 
-def check_order(table: pa.Table) -> None:
-    """Each publisher's messages of each topic come in order of position."""
+def check_order(data: Imported, table: pa.Table) -> None:
+    """Each publisher's messages of each topic come in order of position, and each shard's generations in turn."""
     if not table.num_rows:
         return
     client = table.column("client_id").combine_chunks().dictionary_encode().indices.to_numpy()
     topic = table.column("topic").combine_chunks().dictionary_encode().indices.to_numpy()
-    of = client.astype(np.int64) * 1_000_000 + topic
-    by_publisher = np.argsort(of, kind="stable")
-    same = np.diff(of[by_publisher]) == 0
-    steps = np.diff(table.column("position").to_numpy()[by_publisher].astype(np.int64))
-    assert bool((steps[same] > 0).all())
+    positions, shards = table.column("position").to_numpy(), table.column("shard").to_numpy()
+    assert bool((steps(client.astype(np.int64) * 1_000_000 + topic, positions) > 0).all())
+    second = data.table.column("generation").to_numpy() == 2
+    firsts = np.full(len(data.db.shards), np.iinfo(np.uint64).max, dtype=np.uint64)
+    np.minimum.at(
+        firsts, data.table.column("shard").to_numpy()[second], data.table.column("position").to_numpy()[second]
+    )
+    assert bool((steps(shards, positions >= firsts[shards]) >= 0).all())
+
+
+def steps(of: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return by how much values rise from row to row of the same group."""
+    order = np.argsort(of, kind="stable")
+    return np.diff(values[order].astype(np.int64))[np.diff(of[order]) == 0]
 
 
 def topics_by_count(data: Imported) -> list[str]:
@@ -143,17 +200,9 @@ def topics_by_count(data: Imported) -> list[str]:
     return [entry["values"] for entry in sorted(counts, key=lambda entry: (-entry["counts"], entry["values"]))]
 
 
-def test_everything(imported: Imported) -> None:
-    """``#`` and ``+/+/#`` give every row once, as record batches and as messages; verification finds it whole."""
-    assert imported.table.num_rows == check(imported, "#")
-    assert imported.table.num_rows == check(imported, "+/+/#")
-    check_messages(imported, imported.table, "#")
-    assert (imported.table.num_rows, []) == ((report := imported.db.verify()).messages, report.damages)
-
-
-def test_wildcards(imported: Imported) -> None:
-    """One level kept and the others free, each level but the first in turn."""
-    topics = topics_by_count(imported)
+def wildcards(data: Imported) -> list[str]:
+    """Return filters of the busiest topic, the median one and the rarest: one level kept, or one free."""
+    topics = topics_by_count(data)
     wanted = set()
     for topic in (topics[0], topics[len(topics) // 2], topics[-1]):
         levels = topic.split("/")
@@ -161,7 +210,63 @@ def test_wildcards(imported: Imported) -> None:
         wanted.add("/".join(["+"] * (len(levels) - 1) + levels[-1:]))
         wanted.add("/".join([*levels[:-1], "+"]))
         wanted.add("/".join([*levels[:-1], "#"]))
-    for topic_filter in sorted(wanted):
+    return sorted(wanted)
+
+
+# --- drawing ----------------------------------------------------------------------------------
+
+
+def drawn(data: Imported, examples: int) -> None:
+    """Compare filters, times, batch sizes and restarts that nobody would think of."""
+    count = len(data.times)
+
+    @settings(COSTLY, max_examples=examples * TIMES)
+    @given(st.data())
+    def check_drawn(draw: st.DataObject) -> None:
+        topic_filter = draw.draw(st.sampled_from(data.names).flatmap(strategies.filters_of))
+        first = draw.draw(st.integers(0, count - 1))
+        rows = draw.draw(st.sampled_from((1, 7, count // 500, count // 50)))
+        start = int(data.times[first]) + draw.draw(st.sampled_from((0, 0, 1, -1)))
+        until: int | None = int(data.times[min(first + rows, count - 1)])
+        if draw.draw(st.booleans()) and data.rows(topic_filter, start).sum() < count // 20:
+            until = None
+        check(data, topic_filter, start, until, batch_size=draw.draw(st.sampled_from((7, 500, 4096, 100_000))))
+        follow(data, topic_filter, start, until, draw)
+
+    check_drawn()
+
+
+def follow(data: Imported, topic_filter: str, start: int, until: int | None, draw: st.DataObject) -> None:
+    """Read each stream by iterators that are saved after each batch, one of the first over a restart."""
+    data.db.replay(topic_filter)  # waits until nothing is hidden any more
+    positions: list[int] = []
+    small = draw.draw(st.lists(st.sampled_from((1, 30, 1_000)), max_size=3))
+    for stream in data.db.streams(topic_filter, start):
+        saved, ended = data.db.iterate(stream, topic_filter, start).to_bytes(), False
+        while not ended:
+            result = data.db.next(ts.Iterator.from_bytes(saved), small.pop() if small else 4096, until=until)
+            if len(result.batch):
+                positions += np.asarray(result.batch.positions).tolist()
+            saved, ended = result.iterator.to_bytes(), result.caught_up
+            if len(small) == 1:
+                data.reopen()
+    wanted = data.table.column("position").to_numpy()[data.rows(topic_filter, start, until)]
+    assert np.array_equal(np.sort(wanted), np.sort(np.array(positions, dtype=np.uint64)))
+
+
+# --- as it was stored -------------------------------------------------------------------------
+
+
+def test_everything(imported: Imported) -> None:
+    """``#`` gives every row once, as record batches and as messages; verification finds it whole."""
+    assert imported.table.num_rows == check(imported, "#")
+    check_messages(imported, imported.table, "+/+/#")
+    assert (imported.table.num_rows, []) == ((report := imported.db.verify()).messages, report.damages)
+
+
+def test_wildcards(imported: Imported) -> None:
+    """One level kept and the others free, each level but the first in turn."""
+    for topic_filter in wildcards(imported):
         assert 0 < check(imported, topic_filter)
 
 
@@ -191,7 +296,7 @@ def test_nothing(imported: Imported) -> None:
 
 
 def test_times(imported: Imported) -> None:
-    """Ranges that begin and end on a message's very time: inclusive and exclusive."""
+    """Ranges that begin and end on a message's very time, and over the generations' border."""
     times = imported.times
     begin, end = int(times[len(times) // 2]), int(times[len(times) // 2 + len(times) // 20])
     levels = topics_by_count(imported)[0].split("/")
@@ -203,15 +308,14 @@ def test_times(imported: Imported) -> None:
     assert 0 < check(imported, "#", begin, begin + 1)
     assert 0 < check(imported, "#", int(times[-1]))
     assert 0 < check(imported, "#", 0, int(times[0]) + 1)
-    assert imported.table.num_rows == sum(
-        batch.num_rows for batch in imported.db.replay_arrow("#", int(times[0]), int(times[-1]) + 1)
-    )
+    border = int(times[imported.table.column("generation").to_pylist().index(2)])
+    assert 0 < check(imported, "#", border - 60_000_000, border + 60_000_000)
 
 
 def test_streams_are_few(imported: Imported) -> None:
     """Thousands of topics make few streams, whose patterns match what they hold."""
     streams, topics = imported.db.streams("#"), topics_by_count(imported)
-    assert len(streams) <= max(50, len(topics) // 5) * len(imported.db.shards)
+    assert len(streams) <= 2 * max(50, len(topics) // 5) * len(imported.db.shards)
     seen = 0
     for stream in streams[:: max(1, len(streams) // 10)]:
         iterator = imported.db.iterate(stream, "#")
@@ -219,3 +323,42 @@ def test_streams_are_few(imported: Imported) -> None:
         seen += len(batch)
         assert all(match(stream.pattern, topic) for topic in set(batch.topics))
     assert 0 < seen
+
+
+def test_drawn(imported: Imported) -> None:
+    """Any filter, time, batch size and restart."""
+    drawn(imported, 10)
+
+
+# --- changed: each of these leaves the database as the next one finds it ------------------------
+
+
+def test_compacted(imported: Imported) -> None:
+    """Compaction changes nothing that anybody sees, though it may change everything on disk."""
+    saved = [imported.db.iterate(stream, "#").to_bytes() for stream in imported.db.streams("#")]
+    if imported.db.compact().messages:
+        assert imported.table.num_rows == check(imported, "#")
+        for topic_filter in (*wildcards(imported)[::3], *topics_by_count(imported)[:3]):
+            check(imported, topic_filter)
+        drawn(imported, 10)
+    imported.reopen()
+    assert imported.table.num_rows == imported.db.info().messages
+    assert 0 < sum(len(imported.db.next(ts.Iterator.from_bytes(each)).batch) for each in saved)
+
+
+def test_deleted(imported: Imported) -> None:
+    """What is deleted, by topic and by time, is gone, and nothing else; compacted again or not."""
+    topics, times = topics_by_count(imported), imported.times
+    middle = int(times[len(times) // 2]), int(times[len(times) // 2 + len(times) // 50])
+    spans: list[tuple[Any, ...]] = [(topics[0],), (wildcards(imported)[0], *middle), ("#", int(times[-500]))]
+    for span in spans:
+        gone = imported.rows(*span)
+        assert int(gone.sum()) == imported.db.delete(*span)
+        imported.alive &= ~gone
+        assert 0 == check(imported, *span)
+    drawn(imported, 5)
+    imported.db.compact()
+    imported.reopen()
+    left = int(imported.alive.sum())
+    assert left == imported.db.info().messages == check(imported, "#")
+    assert (left, []) == ((report := imported.db.verify()).messages, report.damages)

@@ -20,7 +20,7 @@ from topicstore.plugins import registry
 from topicstore.positions import MAX_TIME, first_position
 from topicstore.sealing import seal, unseal
 from topicstore_conformance.checks import check_all
-from topicstore_conformance.machine import START
+from topicstore_conformance.clock import START
 from topicstore_conformance.model import Model, first_of
 from topicstore_conformance.pairs import Pair, pairs
 

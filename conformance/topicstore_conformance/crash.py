@@ -9,11 +9,16 @@ Which messages a batch has follows from its number, so only numbers and position
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import selectors
+import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -32,6 +37,11 @@ __all__ = ["MARKER", "Job", "Ledger", "Step", "messages_of", "run_and_kill"]
 MARKER = b"marker"
 """State key under which each shard keeps the number of the last batch that touched it."""
 
+BULK = 1_000_000
+"""Number of the first batch of a bulk job."""
+BULK_BATCHES = 12
+"""Batches between two pauses: more messages than those from which on the background looks for work."""
+
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a child does: ``steps`` steps, chosen by ``seed``, the first of them numbered ``first``."""
@@ -48,13 +58,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Generations and deletes too, not only batches."""
     churn: bool = False
     """Mostly generations."""
+    beside: bool = False
+    """Another thread compacts all the time; else it is one of the steps."""
+    bulk: bool = False
+    """Only batches, large ones, and a pause now and then, until the background has compacted them."""
+    options: dict[str, Any] = {}
+    """Of the layout."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What a child tells: that it begins something, or that it is done."""
 
     kind: str
-    """``open``, ``store``, ``delete``, ``add``, ``drop`` or ``close``."""
+    """``open``, ``store``, ``delete``, ``add``, ``drop``, ``compact``, ``pause`` or ``close``."""
     done: bool
     number: int = 0
     """Of the batch, or of the generation."""
@@ -64,9 +80,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def messages_of(number: int) -> list[Message]:
-    """Return the messages of a batch."""
+    """Return the messages of a batch; from number `BULK` on, thousands."""
     draw = random.Random(number)
-    size = draw.choice((1, 3, 10, 40, 100))
+    size = draw.choice((1, 3, 10, 40, 100)) if number < BULK else 6_000
     return [
         Message(
             f"t/{draw.randrange(3)}/{draw.randrange(12)}",
@@ -90,13 +106,58 @@ def _work(job: Job) -> None:
     warnings.simplefilter("ignore", UserWarning)
     draw = random.Random(job.seed)
     _tell(Step(kind="open", done=False))
-    with ts.open(job.path, backend=job.backend, layout=job.layout, shards=job.shards, durability=job.durability) as db:
+    options = {job.layout: job.options}
+    how: dict[str, Any] = {"backend": job.backend, "layout": job.layout, "shards": job.shards}
+    with ts.open(job.path, **how, durability=job.durability, options=options, auto_compact=job.bulk) as db:
         _tell(Step(kind="open", done=True))
-        for number in range(job.first, job.first + job.steps):
-            chance = draw.random() if job.mixed else 1.0
-            _step(db, number, chance / 6 if job.churn else chance)
+        with _compacting(db) if job.beside else contextlib.nullcontext():
+            for number in range(job.first, job.first + job.steps):
+                if job.bulk:
+                    _bulk_step(db, number)
+                else:
+                    _step(db, number, _chance(job, draw))
         _tell(Step(kind="close", done=False))
     _tell(Step(kind="close", done=True))
+
+
+def _chance(job: Job, draw: random.Random) -> float:
+    """Draw what the next step is."""
+    chance = draw.random() if job.mixed else 1.0
+    return chance / 6 if job.churn else chance
+
+
+@contextlib.contextmanager
+def _compacting(db: ts.Database) -> Iterator[None]:
+    """Compact in another thread; what goes wrong there ends the process."""
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            while not done.is_set():
+                db.compact()
+        except BaseException:  # noqa: BLE001 - what kills a thread would go unnoticed otherwise
+            traceback.print_exc()
+            os._exit(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _bulk_step(db: ts.Database, number: int) -> None:
+    _store(db, number)
+    if (number + 1) % BULK_BATCHES:
+        return
+    _tell(Step(kind="pause", done=False))
+    deadline = time.monotonic() + PATIENCE
+    while any(shard.backlog() for shard in db.shards):
+        assert time.monotonic() < deadline, db.info().compaction_failure
+        time.sleep(0.001)
+    _tell(Step(kind="pause", done=True))
 
 
 def _step(db: ts.Database, number: int, chance: float) -> None:
@@ -113,13 +174,21 @@ def _step(db: ts.Database, number: int, chance: float) -> None:
         _tell(Step(kind="delete", done=False, topic_filter=topic_filter))
         db.delete(topic_filter)
         _tell(Step(kind="delete", done=True, topic_filter=topic_filter))
+    elif chance < 0.22:
+        _tell(Step(kind="compact", done=False))
+        db.compact()
+        _tell(Step(kind="compact", done=True))
     else:
-        messages = messages_of(number)
-        marker = StateWrite(MARKER, str(number).encode())
-        _tell(Step(kind="store", done=False, number=number))
-        result = db.store(messages, state={shard: [marker] for shard in {db.shard_of(m.client_id) for m in messages}})
-        ids = [(id_.shard, id_.position) for id_ in result.ids]
-        _tell(Step(kind="store", done=True, number=number, ids=ids))
+        _store(db, number)
+
+
+def _store(db: ts.Database, number: int) -> None:
+    messages = messages_of(number)
+    marker = StateWrite(MARKER, str(number).encode())
+    _tell(Step(kind="store", done=False, number=number))
+    result = db.store(messages, state={shard: [marker] for shard in {db.shard_of(m.client_id) for m in messages}})
+    ids = [(id_.shard, id_.position) for id_ in result.ids]
+    _tell(Step(kind="store", done=True, number=number, ids=ids))
 
 
 # --- the parent -------------------------------------------------------------------------
@@ -147,6 +216,7 @@ def run_and_kill(job: Job, after: int, wait: float) -> Iterator[Step]:
         child.kill()
         while data := child.stdout.read(65_536):
             told += data
+    assert child.returncode in (0, -signal.SIGKILL), "it failed by itself"
     for line in told.split(b"\n")[:-1]:
         yield msgspec.json.decode(line, type=Step)
 

@@ -20,13 +20,12 @@ from topicstore.plugins import registry
 
 from . import strategies
 from .checks import check_all, check_replay, drain, follow_epochs, quick_directory
+from .clock import START
 from .model import Model, Row, match
 from .pairs import Pair, layouts_on, quick_options, small_options
 
 __all__ = ["DatabaseMachine"]
 
-START = 1_700_000_000_000_000
-"""Where the clock begins."""
 _SKEW = 5.0
 _STEPS = (0, 1, 2, 1_000, 999_999, 1_000_000, 60_000_000)
 _KEYS = (b"a", b"b", b"\xff", b"\xff\xff", b"key")

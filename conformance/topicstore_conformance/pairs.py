@@ -45,9 +45,9 @@ class Pair:
         merged = {self.layout: quick_options(self.layout), **(options or {})}
         return ts.open(path, backend=self.backend, layout=self.layout, options=merged, **arguments)
 
-    def small(self) -> dict[str, Any]:
-        """Return options with which the layout learns from a handful of topics, if it learns at all."""
-        return small_options(self.layout)
+    def small(self, **changes: Any) -> dict[str, Any]:
+        """Return `small_options` of the layout, with ``changes`` as far as it has such options."""
+        return small_options(self.layout, **changes)
 
     def raw(self, path: Path, shard: int = 0) -> contextlib.closing[Engine]:
         """Open the engine of a shard without the database around it, to put or damage what it keeps."""
@@ -62,15 +62,19 @@ class Pair:
         """
         return bool(db.streams("no such topic/was ever/published to"))
 
+    def merges(self, db: ts.Database) -> bool:
+        """Say whether the layout has anything to compact in a database with messages that were never compacted."""
+        return any(shard.backlog() for shard in db.shards)
+
 
 def quick_options(layout: str) -> dict[str, Any]:
     """Return options with which nobody waits: epochs of a millisecond, if the layout has epochs."""
     return _known(layout, {"epoch_bits": 10})
 
 
-def small_options(layout: str) -> dict[str, Any]:
+def small_options(layout: str, **changes: Any) -> dict[str, Any]:
     """Return options with which a layout learns from a handful of topics, and hashes collide, if it does either."""
-    return _known(layout, {"thresholds": [3, 2], "epoch_bits": 10, "bits_per_topic_level": 2})
+    return _known(layout, {"thresholds": [3, 2], "epoch_bits": 10, "bits_per_topic_level": 2, **changes})
 
 
 def _known(layout: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ ODD = [
     "a\nb/c", "\n", "a/\n", "a.b/c", "a*b", "(a", "[a]/^$", "\\d/\\", "a|b", "{2}", "é/Ⅷ/²", "\U0001f68c/\u0301",
     "$", "$/", "/$", "/", "//", "a/$x", "\x01/\x7f", " ", "a b/-", "A/a",
 ]  # fmt: skip
-some_topics = st.lists(strategies.hostile_topics() | st.sampled_from(ODD), min_size=1, max_size=6)
+some_topics = st.lists(strategies.topics() | st.sampled_from(ODD), min_size=1, max_size=6)
 
 
 @settings(careful, max_examples=200)
@@ -104,6 +104,21 @@ def test_texts(topics: list[str], data: st.DataObject) -> None:
         )
     for topic in topics:
         assert matcher.rows(Constant(topic, 3)) is matches(topic)
+
+
+def test_the_longest_topics() -> None:
+    """Each is found under its own name and below its first level, among all the others."""
+    column = coded(list(strategies.EDGE_TOPICS))
+    for text in (
+        *strategies.EDGE_TOPICS,
+        *(f"{topic.split('/')[0]}/#" for topic in strategies.EDGE_TOPICS),
+        "+/+",
+        "#",
+    ):
+        if len(text.encode()) <= 65_535:
+            matches = TopicFilter(text).matches
+            found = Matcher(TopicFilter(text), table()).rows(column)
+            assert list(map(matches, strategies.EDGE_TOPICS)) == listed(found, len(column))
 
 
 @pytest.mark.parametrize("length", [990, 1_000, 1_001, 65_535])
@@ -172,7 +187,7 @@ def test_what_is_wanted(topics: list[str], data: st.DataObject | None) -> None:
         if matches:
             assert_between(topic, ranges[stream])
         one = streams.of(topic_filter, stream)
-        assert [(stream, *one.by_stream[stream])] == list(one.ranges)
+        assert [(stream, *between) for between in one.by_stream.values()] == list(one.ranges)
         if matches:
             assert_between(topic, one.by_stream[stream])
         for found in (whole, one):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -22,12 +22,13 @@ from topicstore_backends.memory import MemoryEngine
 from topicstore_layouts.block import merging
 from topicstore_layouts.block.codec import Compressor
 from topicstore_layouts.block.format import Columns, encode_frame, frame_seed
-from topicstore_layouts.block.segments import FrameSpan, Segment, Segments, make_segment
+from topicstore_layouts.block.segments import Segment, Segments
 from topicstore_layouts.block.wanted import Wanted
 
 SHARD, GENERATION = 4, 2
 START = 1_700_000_000_000_000
 TOPICS = ("", "a", "a/b", "a/c", "b", "é")
+Span = tuple[int, str]
 
 
 # --- indexes ------------------------------------------------------------------------
@@ -37,13 +38,39 @@ def segments(engine: Engine | None = None, generation: int = GENERATION) -> Segm
     return Segments(MemoryEngine(KEYSPACES) if engine is None else engine, SHARD, generation)
 
 
+def made(spans: Sequence[tuple[int, int, int, Span, Span]], small: int, base: int = 10, end: int = 40) -> Segment:
+    """Return an index of frames with these rows, lowest and highest positions, first and last topics."""
+    rows, lowest, highest, first, last = map(list, zip(*spans, strict=True)) if spans else ([], [], [], [], [])
+    topics = sorted({topic for _, topic in [*first, *last]})
+    places = [
+        [min(held), max(held)] for topic in topics if (held := [n for n, *ends in _ends(first, last) if topic in ends])
+    ]
+    return Segment(
+        base,
+        end,
+        12_345,
+        np.array(rows, dtype="<u4"),
+        np.array(lowest, dtype="<u8"),
+        np.array(highest, dtype="<u8"),
+        first,
+        last,
+        small,
+        topics,
+        np.array(places, dtype="<u4").reshape(-1, 2),
+    )
+
+
+def _ends(first: Sequence[Span], last: Sequence[Span]) -> list[tuple[int, str, str]]:
+    return [(number, a[1], b[1]) for number, (a, b) in enumerate(zip(first, last, strict=True))]
+
+
 def segment_of(end: int = 900, base: int = 100) -> Segment:
     spans = [
-        FrameSpan(10, base, base + 5, (1, "a"), (1, "b")),
-        FrameSpan(70_000, base + 2, end, (1, "b"), (1, "é")),
-        FrameSpan(1, end, end, (2, "x"), (2**32 - 1, "\U0010ffff")),
+        (10, base, base + 5, (1, "a"), (1, "b")),
+        (70_000, base + 2, end, (1, "b"), (1, "é")),
+        (1, end, end, (2, "x"), (2**32 - 1, "\U0010ffff")),
     ]
-    return make_segment(base, end, 12_345, spans, 2)
+    return made(spans, 2, base, end)
 
 
 def put(engine: Engine, keyspace: Keyspace, values: dict[Key, bytes | None]) -> None:
@@ -117,19 +144,18 @@ def framed(draw: st.DrawFn) -> tuple[Segment, list[list[Row]]]:
             frames.append(rows[:cut])
             rows = rows[cut:]
     spans = [
-        FrameSpan(len(rows), min(r[2] for r in rows), max(r[2] for r in rows), rows[0][:2], rows[-1][:2])
-        for rows in frames
+        (len(rows), min(r[2] for r in rows), max(r[2] for r in rows), rows[0][:2], rows[-1][:2]) for rows in frames
     ]
-    segment = make_segment(10, 40, 0, spans, small)
+    segment = made(spans, small)
     gone = draw(st.lists(st.sampled_from(range(len(frames))), max_size=2)) if frames else []
     return segment.without(dict.fromkeys(gone, 0)), [[] if n in gone else rows for n, rows in enumerate(frames)]
 
 
 @settings(deadline=None, max_examples=300)
 @given(framed(), st.data())
-def test_frames_are_selected_by_what_they_span(made: tuple[Segment, list[list[Row]]], data: st.DataObject) -> None:
+def test_frames_are_selected_by_what_they_span(drawn: tuple[Segment, list[list[Row]]], data: st.DataObject) -> None:
     """All that hold a wanted row, and no other than those whose spans might."""
-    segment, frames = made
+    segment, frames = drawn
     bounds = st.tuples(st.sampled_from(TOPICS), st.sampled_from([*TOPICS, None]))
     by_stream = dict(sorted(data.draw(st.dictionaries(st.integers(1, 10), bounds, max_size=4)).items()))
     everything = data.draw(st.sampled_from([False, False, True]))
@@ -200,6 +226,7 @@ bodies = st.tuples(
     st.integers(-1, 2**64 - 1), st.integers(-1, 2**64 - 1),
     number_lists, number_lists, number_lists, number_lists,
     st.lists(st.text(max_size=2), max_size=4), st.integers(-2, 4),
+    st.lists(st.text(max_size=2), max_size=2), number_lists,
 )  # fmt: skip
 
 
@@ -218,13 +245,16 @@ def test_a_hostile_index(body: tuple[object, ...] | bytes, more: int) -> None:
     assert more == 0
     lengths = set(map(len, (segment.rows, segment.lowest, segment.highest, segment.first, segment.last)))
     assert 1 == len(lengths)
-    assert 0 <= segment.small <= lengths.pop()
+    frames = lengths.pop()
+    assert 0 <= segment.small <= frames
+    assert (len(segment.directory), 2) == segment.places.shape
+    assert all(place < frames for place in segment.places.flat)
 
 
 def test_an_index_gets_no_more_memory_than_its_size_says() -> None:
     """A zstd frame has a size of its own, which decides nothing."""
     huge = bytes.fromhex("28b52ffde0") + (1 << 50).to_bytes(8, "little") + b"\1\0\0"
-    for size in (10, 2**26 + 1, 2**32 - 1):
+    for size in (10, 2**28 + 1, 2**32 - 1):
         rest = size.to_bytes(4, "big") + huge
         seed = frame_seed(900, 2**32 - 1, SHARD << 32 | GENERATION)
         value = b"\1" + xxhash.xxh3_64_intdigest(rest, seed=seed).to_bytes(8, "big") + rest
@@ -305,7 +335,8 @@ def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Merged]:
         for start in (180, 190):
             db.store(SENT[start : start + 10])
         made = Merged(db)
-        assert [(60, 8, 6)] * 3 == [(s.messages, len(s.rows), s.small) for s in made.segments]
+        shapes = [(s.messages, len(s.rows), s.small, len(s.directory)) for s in made.segments]
+        assert [(60, 8, 6, 7)] * 3 == shapes
         assert (SENT, "") == made.read()
         assert (200, []) == made.verified()
         yield made
@@ -413,31 +444,6 @@ def test_a_missing_index(merged: Merged) -> None:
     assert (140, [TOTAL]) == merged.verified()
 
 
-def wrong(segment: Segment, what: str) -> tuple[Segment, list[str]]:
-    """Return an index that says something else, and the places of which that can be noticed."""
-    match what:
-        case "rows":
-            return segment.without({1: int(segment.rows[1]) + 1}), [*named(segment, 1), TOTAL]
-        case "no rows":
-            return segment.without({1: 0}), [TOTAL]
-        case "lowest":
-            return changed(segment, lowest=1), named(segment, 1)
-        case "highest":
-            return changed(segment, highest=-1), named(segment, 1)
-        case "first topic":
-            return attrs.evolve(segment, first=spans(segment.first, 7, "small/4")), named(segment, 7)
-        case "last topic":
-            return attrs.evolve(segment, last=spans(segment.last, 6, "small/")), named(segment, 6)
-        case "streams":
-            return attrs.evolve(segment, first=[*segment.first[:4], (9, "big/1"), *segment.first[5:]]), named(segment)
-        case "small":
-            return attrs.evolve(segment, small=8), named(segment)
-        case "base":
-            return attrs.evolve(segment, base=segment.base + 1), named(segment, *range(8))
-        case _:
-            return attrs.evolve(segment, base=segment.base - 30), named(segment)
-
-
 def changed(segment: Segment, **more: int) -> Segment:
     """Return an index with another number for frame 1."""
     values = {name: getattr(segment, name).copy() for name in more}
@@ -446,18 +452,40 @@ def changed(segment: Segment, **more: int) -> Segment:
     return attrs.evolve(segment, **values)
 
 
-def spans(given: Sequence[tuple[int, str]], number: int, topic: str) -> list[tuple[int, str]]:
-    """Return first or last rows, that of a frame with another topic."""
-    return [(stream, topic if n == number else was) for n, (stream, was) in enumerate(given)]
+def ends(given: Sequence[Span], number: int, stream: int, topic: str) -> list[Span]:
+    """Return first or last rows, that of one frame another."""
+    return [(stream, topic) if n == number else end for n, end in enumerate(given)]
 
 
-@pytest.mark.parametrize(
-    "what",
-    ["rows", "no rows", "lowest", "highest", "first topic", "last topic", "streams", "small", "base", "overlap"],
-)
+def placed(segment: Segment, topic: int, first: int, last: int) -> Segment:
+    """Return an index that has a topic of the directory in other frames."""
+    places = segment.places.copy()
+    places[topic] = first, last
+    return attrs.evolve(segment, places=places)
+
+
+Wrong = Callable[[Segment], tuple[Segment, list[str]]]
+WRONG: dict[str, Wrong] = {
+    "rows": lambda s: (s.without({1: int(s.rows[1]) + 1}), [*named(s, 1), TOTAL]),
+    "no rows": lambda s: (s.without({1: 0}), [TOTAL]),
+    "lowest": lambda s: (changed(s, lowest=1), named(s, 1)),
+    "highest": lambda s: (changed(s, highest=-1), named(s, 1)),
+    "first topic": lambda s: (attrs.evolve(s, first=ends(s.first, 7, s.first[7][0], "small/4")), named(s, 7)),
+    "last topic": lambda s: (attrs.evolve(s, last=ends(s.last, 6, s.last[6][0], "small/")), named(s, 6)),
+    "order of streams": lambda s: (attrs.evolve(s, first=ends(s.first, 4, 9, "big/1")), named(s)),
+    "small streams": lambda s: (attrs.evolve(s, small=8), named(s)),
+    "base": lambda s: (attrs.evolve(s, base=s.base + 1), named(s, *range(8))),
+    "overlap": lambda s: (attrs.evolve(s, base=s.base - 30), named(s)),
+    "topic listed": lambda s: (attrs.evolve(s, directory=["big", *s.directory[1:]]), named(s, 0, 1, 2)),
+    "place listed": lambda s: (placed(s, 0, 0, 1), named(s, 2)),
+}
+"""An index that says something else, and the places of which verify can tell."""
+
+
+@pytest.mark.parametrize("what", list(WRONG))
 def test_verify_checks_what_an_index_says(merged: Merged, what: str) -> None:
     """An index may be whole and yet not be that of its frames: a reader would trust it, so verify doesn't."""
-    index, places = wrong(merged.segments[1], what)
+    index, places = WRONG[what](merged.segments[1])
     merged.put_index(index)
     assert places == merged.verified()[1]
 

@@ -34,7 +34,7 @@ from topicstore.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import strategies
 from topicstore_layouts import names as names_module
-from topicstore_layouts.block import deleting, fresh, merging
+from topicstore_layouts.block import deleting, fresh, merging, reading, segments
 from topicstore_layouts.block import slab as slab_module
 from topicstore_layouts.block.codec import Compressor
 from topicstore_layouts.block.format import MIXED, Block, block_seed, encode_block
@@ -203,6 +203,8 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
             "WORTH_ROWS": 20,
             "MOST_BLOCKS": 5,
         },
+        segments: {"_ROWS_A_TOPIC": 2},
+        reading: {"_FEW_FRAMES": 1},
         names_module: {"CAPACITY": 5, "LONGEST": 60},
     }.items():
         for name, value in values.items():
@@ -483,6 +485,26 @@ def test_a_bound_in_the_middle_of_a_batch(store: Store) -> None:
         assert (True, (bound + 1).to_bytes(8, "big")) == (step.exhausted, step.place)
         read, place = read + rows_of(step.batch), step.place
     assert store.wanted(bound=bound) == read
+
+
+@pytest.mark.parametrize("filters", [["#"], ["b"], ["#", "b", "+"]])
+def test_bounds_that_rise_and_fall_within_a_segment(store: Store, filters: list[str]) -> None:
+    """What was kept of it for the next call serves only as far as it was read, and from where."""
+    store.put(messages(["a", "b", "c"], 200))
+    store.compact()
+    store.put(messages(["a", "b"], 20))
+    source = random.Random(5)
+    for _ in range(150):
+        text, first = source.choice(filters), START + source.randrange(220)
+        bound, limit = START + source.randrange(1, 221), source.choice([3, 10, 50])
+        for _ in range(3):
+            place = store.slab.begin(ALL, TopicFilter(text), first)
+            step = store.slab.next(ALL, TopicFilter(text), place, bound=bound, **{**PLENTY, "limit": limit})
+            expected = store.wanted(text, first, bound)
+            assert rows_of(step.batch) == expected[: len(step.batch)]
+            assert len(step.batch) == min(limit, len(expected)) or not step.exhausted
+            first, bound = int.from_bytes(step.place, "big"), bound + source.choice([-5, 0, 30])
+            bound = min(bound, store.last)
 
 
 def test_a_place_between_positions(store: Store) -> None:

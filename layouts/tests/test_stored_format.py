@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import zstandard
 from topicstore import Message, MessageBatch, Properties, TopicFilter
 from topicstore.columns import Constant, to_list
-from topicstore.engine import DATA, KEYSPACES, META, STATE, Engine, WriteBatch
+from topicstore.engine import DATA, INDEX, KEYSPACES, META, STATE, Engine, Keyspace, WriteBatch
 from topicstore.generations import GenerationRecord, Tail, load_generations, load_tail, put_generation, put_tail
 from topicstore.iterators import Iterator
 from topicstore.positions import COUNTER_BITS
@@ -22,8 +23,9 @@ from topicstore_backends.memory import MemoryEngine
 from topicstore_layouts.block.codec import Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block, encode_frame, frame_seed
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
+from topicstore_layouts.block.slab import BlockSlab
 from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.names import NameTable
+from topicstore_layouts.names import NameTable, coded
 from topicstore_layouts.reference import ReferenceLayout, ReferenceOptions
 
 FIRST = 1 << 60
@@ -97,7 +99,16 @@ ZSTD_BYTES = (
     "c8c4077061796c6f61640100fcf22f49"
 )
 
+# Names as texts: each once, and where it comes.
+TEXTS = columns([b"a", b"", b"bc"], topics=coded(["é/1", "a", "é/1"]), client_ids=Constant("x", 3))
+TEXTS_BYTES = (
+    "01000000030000000000000028000000280000000a00000000000000000000100000000000000010a5b573f7e49dedd2"
+    "98c09292a4c3a92f31a161c4030001009291a17800010092cf000200000000000000c0c40301000293c40161c400c402"
+    "6263"
+)
+
 BLOCKS = {
+    "texts": (TEXTS, TEXTS_BYTES, MIXED, FIRST, FIRST + 2),
     "plain": (PLAIN, PLAIN_BYTES, 3, FIRST, FIRST + 1),
     "own times": (OWN_TIMES, OWN_TIMES_BYTES, 3, FIRST, FIRST + 1),
     "full": (FULL, FULL_BYTES, MIXED, FIRST - 5, FIRST + 400),
@@ -119,11 +130,36 @@ def test_blocks_are_read(name: str) -> None:
     assert (len(expected.positions), stream, base, FIRST) == (block.rows, block.stream, block.base, block.first)
 
 
-@pytest.mark.parametrize("name", ["plain", "own times", "full"])
+@pytest.mark.parametrize("name", ["plain", "own times", "full", "texts"])
 def test_blocks_are_written(name: str) -> None:
     """Byte for byte; compressed ones may differ from one release of a codec to the next."""
     given, stored, stream, base, last = BLOCKS[name]
     assert stored == encode_block(given, stream, base, block_seed(last, 0), Compressor("none", 0)).hex()
+
+
+# A frame: in order of topic, its positions as differences, byte by byte. Number 3 of a segment that ends
+# 400 behind its first position.
+FRAME = columns(
+    [b"a", b"", b"bc"],
+    positions=np.array([FIRST + 7, FIRST + 300, FIRST + 2], dtype=np.uint64),
+    topics=coded(["a", "a", "é/1"]),
+    client_ids=coded(["x", "", "x"]),
+    timestamps=[TIME, TIME + 5, TIME],
+)
+FRAME_BYTES = (
+    "0100000103000000050000004a0000004a0000000a000000000000000000001002000000000000107abebb443e627436"
+    "98c4180525d60001fe0000ff0000ff0000ff0000ff0000ff0000ff9292a161a4c3a92f31c4030000019292a178a0c403"
+    "000100010092cf0002000000000000c403000500c0c40301000293c40161c400c4026263"
+)
+
+
+def test_frames_are_read_and_written() -> None:
+    """Byte for byte, and in no other place than theirs."""
+    end = FIRST + 400
+    block = Block(bytes.fromhex(FRAME_BYTES), end, frame_seed(end, 3, 0))
+    assert rows_of(FRAME) == rows_of(block.columns())
+    assert (True, 3, 5, FIRST, FIRST + 2) == (block.frame, block.rows, block.stream, block.base, block.first)
+    assert FRAME_BYTES == encode_frame(FRAME, 5, FIRST, frame_seed(end, 3, 0), Compressor("none", 0)).hex()
 
 
 # --- the trie and names -------------------------------------------------------------
@@ -266,6 +302,80 @@ def test_a_slab_is_read() -> None:
     assert FIRST.to_bytes(8, "big") == place
     step = slab.next(0, TopicFilter("t"), place, limit=9, limit_bytes=9, bound=FIRST + 9, deadline=None)
     assert [Message("t", payload, "c", 1, False, TIME) for payload in (b"41.5", b"42.0")] == step.batch.to_messages()
+
+
+# Sixteen messages of two topics, stored as two batches and merged: the frame that the topics share, the
+# segment's index, and how many messages there are in all segments.
+MERGED = [Message("é/1" if n % 4 == 3 else "a", b"%d" % n, "c", timestamp=TIME) for n in range(16)]
+MERGED_OPTIONS = BlockOptions(compression="none", merged_compression="none")
+MERGED_FRAME = (
+    "010000011000000000000000b9000000b900000039000000000000000000001000000000000000100a3d91a50e981a89"
+    "98c480000101020101020101020101f5040404000000000000000000000000ff000000000000000000000000000000ff"
+    "000000000000000000000000000000ff000000000000000000000000000000ff000000000000000000000000000000ff"
+    "000000000000000000000000000000ff000000000000000000000000000000ff0000009292a161a4c3a92f31c4100000"
+    "00000000000000000000010101019291a163000000c0c0c41001010101010101010202020201010202dc0010c40130c4"
+    "0131c40132c40134c40135c40136c40138c40139c4023130c4023132c4023133c4023134c40133c40137c4023131c402"
+    "3135"
+)
+MERGED_INDEX = (
+    "019d9e4faa8df8c5520000005228b52ffd205215020034039acf10001bc40410000000c4080010c4080f0010c4080100"
+    "00000200000092a161a4c3a92f31c4100000000000000000000000050046099ca502b80f8c3e0022"
+)
+INDEX_HEADER = 13
+TOTAL = [("0000010230", "dbff384a10")]
+
+
+def merged_slab() -> tuple[Engine, BlockSlab]:
+    """Store the batches, and merge them."""
+    engine = MemoryEngine(KEYSPACES)
+    slab = BlockLayout(MERGED_OPTIONS).open(engine, 0, GENERATION)
+    assert isinstance(slab, BlockSlab)
+    for start in (0, 10):
+        batch = MessageBatch.from_messages(MERGED[start : start + 10])
+        positions = np.arange(start, start + len(batch), dtype=np.uint64) + np.uint64(FIRST)
+        write = WriteBatch()
+        slab.store(batch.placed(positions, batch.timestamps, 0), write)
+        engine.write(write)
+        slab.committed()
+    for step in slab.compact(FIRST + 15, whole=True):
+        engine.write(step.write)
+    return engine, slab
+
+
+def test_a_merged_slab_is_read() -> None:
+    """With the names and the structure beside it, by everything and by topic."""
+    engine, _ = merged_slab()
+    write = WriteBatch()
+    write.put(DATA, (GENERATION, FIRST + 15, 0), bytes.fromhex(MERGED_FRAME))
+    write.put(INDEX, (GENERATION, FIRST + 15, 0), bytes.fromhex(MERGED_INDEX))
+    engine.write(write)
+    put(engine, TOTAL)
+    slab = BlockLayout(BlockOptions()).open(engine, 0, GENERATION)
+    for text, expected in (("#", MERGED), ("é/+", MERGED[3::4])):
+        step = slab.next(0, TopicFilter(text), bytes(8), limit=99, limit_bytes=99, bound=FIRST + 15, deadline=None)
+        assert expected == step.batch.to_messages()
+    assert [16] == list(slab.verify(FIRST + 15))
+    assert 4 == slab.backlog(20)
+
+
+def test_a_merged_slab_is_written() -> None:
+    """Byte for byte, but for the compression of the index."""
+    engine, _ = merged_slab()
+    assert [((GENERATION, FIRST + 15, 0), MERGED_FRAME)] == hexed(engine, DATA)
+    ((key, index),) = hexed(engine, INDEX)
+    assert (GENERATION, FIRST + 15, 0) == key
+    assert index_body(MERGED_INDEX) == index_body(index)
+    assert TOTAL == [(key.hex(), value) for key, value in hexed(engine, META) if key[4:] == b"\x30"]
+
+
+def hexed(engine: Engine, keyspace: Keyspace) -> list[tuple[Any, str]]:
+    return [(key, value.hex()) for chunk in engine.scan(keyspace) for key, value in chunk]
+
+
+def index_body(stored: str) -> tuple[str, bytes]:
+    """Return the version and the size of an index, and what is compressed in it."""
+    value = bytes.fromhex(stored)
+    return stored[:2] + stored[18:26], zstandard.decompress(value[INDEX_HEADER:])
 
 
 # --- the reference layout -----------------------------------------------------------

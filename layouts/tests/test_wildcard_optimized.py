@@ -25,7 +25,7 @@ from topicstore_conformance import strategies
 from topicstore_layouts.wildcard_optimized import slab as slab_module
 from topicstore_layouts.wildcard_optimized import streams as streams_module
 from topicstore_layouts.wildcard_optimized.layout import WildcardOptimizedLayout, WildcardOptimizedOptions
-from topicstore_layouts.wildcard_optimized.place import MOST_STEPS, Epochs, Place
+from topicstore_layouts.wildcard_optimized.place import MOST_STEPS, Epochs, Place, Span
 from topicstore_layouts.wildcard_optimized.slab import WildcardSlab
 
 SHARD, GENERATION = 4, 2
@@ -427,28 +427,19 @@ def test_a_staircase_is_what_was_read(data: st.DataObject) -> None:
         place = Place.decode(epochs, place.encode())
         if place.epoch != 7:
             break
-        rows = [
-            (key, position)
-            for span in place.spans(7 << 3 | bound)
-            for key, position in keys
-            if span.start <= 7 << 5 | key < span.end and (span.whole or span.first <= 7 << 3 | position <= span.last)
-        ]
+        rows = [row for span in place.spans(7 << 3 | bound) for row in keys if in_span(*row, span)]
         assert [(key, position) for key, position in keys if position <= bound and (key, position) not in read] == rows
         stop = data.draw(st.integers(0, len(rows)))
         read |= set(rows[:stop])
         place = place.moved((7 << 5) + rows[stop - 1][0] + 1, 7 << 3 | bound) if stop else place
         place = place.done(7 << 3 | bound) if stop == len(rows) else place
     else:
-        left = [
-            (key, position)
-            for span in place.spans(7 << 3 | 7)
-            for key, position in keys
-            if in_span(key, position, span)
-        ]
+        left = [row for span in place.spans(7 << 3 | 7) for row in keys if in_span(*row, span)]
         assert sorted(set(keys) - read) == sorted(left)
 
 
-def in_span(key: int, position: int, span: Any) -> bool:
+def in_span(key: int, position: int, span: Span) -> bool:
+    """Say whether a span asks for the message of a key and position below the seventh epoch."""
     return span.start <= 7 << 5 | key < span.end and (span.whole or span.first <= 7 << 3 | position <= span.last)
 
 

@@ -1,0 +1,40 @@
+"""Running things beside each other, so that what gets stuck fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from .profiles import PATIENCE
+
+__all__ = ["begin", "together", "wait_until"]
+
+
+def begin(work: Callable[[], Any]) -> Future[Any]:
+    """Run in a thread of its own; return the future result."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def together(*works: Callable[[], Any]) -> list[Any]:
+    """Run in one thread each; return the results, or raise the first error. What gets stuck fails."""
+    return [future.result(PATIENCE) for future in [begin(work) for work in works]]
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    """Return when something holds; fail if it doesn't in good time."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "it should have happened long ago"
+        time.sleep(0.001)

@@ -1,0 +1,222 @@
+"""Databases as earlier versions stored them, checked in, are read, gone on with, and found whole.
+
+``fixtures/LAYOUT-vN.fixture`` is what the layout's format N looks like; `fixtures/make.py` says what
+is in it. None of them is ever changed or replaced: somebody's messages look like that. If one of
+these tests fails, the layout has to learn to read its old form again. A new form of storing gets
+the next `Layout.format`, and a fixture beside the old one::
+
+    python layouts/tests/fixtures/make.py LAYOUT
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+import topicstore as ts
+import zstandard
+from topicstore import Message, MessageId
+from topicstore.engine import KEYSPACES, Engine, WriteBatch
+from topicstore.manifest import MANIFEST, read_manifest, write_manifest
+from topicstore.options import make_options
+from topicstore.plugins import load_target, registry
+from topicstore_conformance.checks import check_publishers, drain, replayed
+from topicstore_conformance.clock import START
+from topicstore_conformance.model import match as uncached_match
+from topicstore_conformance.pairs import Pair, pairs
+from topicstore_conformance.strategies import EDGE_TOPICS
+
+FIXTURES = Path(__file__).parent / "fixtures"
+LATER = START + 3_600_000_000
+"""An hour after a fixture's messages were stored."""
+FILTERS = (*EDGE_TOPICS, "#", "+/#", "+/+", "fleet/+/bus-7/+", "fleet/1/#", "s3/+", "+/t5", "v1/#", "$SYS/#", "nothing")
+match = functools.cache(uncached_match)
+Stored = tuple[int, int, Message]
+
+
+class Fixture(msgspec.Struct, frozen=True):
+    """What such a file holds."""
+
+    manifest: str
+    shards: list[dict[str, list[tuple[Any, bytes]]]]
+    messages: list[Stored]
+    iterators: list[tuple[bytes, list[int]]]
+
+    @property
+    def rows(self) -> list[tuple[MessageId, Message]]:
+        """Return the messages with their ids."""
+        return [(MessageId(shard, position), message) for shard, position, message in self.messages]
+
+
+def read(path: Path) -> Fixture:
+    """Return what is in a file."""
+    data = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=1 << 30)
+    return msgspec.msgpack.decode(data, type=Fixture)
+
+
+def put(engine: Engine, content: dict[str, list[tuple[Any, bytes]]]) -> None:
+    """Fill an engine."""
+    write = WriteBatch()
+    for keyspace in KEYSPACES:
+        for key, value in content[keyspace.name]:
+            write.put(keyspace, key if isinstance(key, bytes) else tuple(key), value)
+    engine.write(write)
+
+
+def restore(fixture: Fixture, pair: Pair, path: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make a directory, or where a backend keeps nothing its engines, as if the fixture's database were there."""
+    path.mkdir()
+    (path / MANIFEST).write_text(fixture.manifest)
+    manifest = read_manifest(path)
+    assert manifest is not None
+    write_manifest(path, attrs.evolve(manifest, backend=pair.backend))
+    target = load_target(registry().backend(pair.backend))
+    backend = target(make_options(pair.backend, target.Options, {}))
+    engines: dict[Path, Engine] = {}
+    for number, content in enumerate(fixture.shards):
+        place = path / f"shard-{number:04}"
+        engines[place] = backend.open_shard(place, KEYSPACES, create=True)
+        put(engines[place], content)
+    if "persistent" in pair.capabilities:
+        for engine in engines.values():
+            engine.close()
+    else:
+        patch.setattr(target, "open_shard", lambda _, place, *__, **___: engines[place])
+
+
+found = sorted(FIXTURES.glob("*.fixture"))
+cases = [(path, pair) for path in found for pair in pairs() if path.name.startswith(f"{pair.layout}-v")]
+
+
+@pytest.fixture(params=cases, ids=lambda case: f"{case[0].stem}-{case[1].backend}")
+def restored(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Fixture, Path]:
+    """A checked-in database, ready to be opened by today's code."""
+    file, pair = request.param
+    fixture = read(file)
+    restore(fixture, pair, tmp_path / "db", monkeypatch)
+    return fixture, tmp_path / "db"
+
+
+@pytest.fixture
+def fixture(restored: tuple[Fixture, Path]) -> Fixture:
+    """What was stored."""
+    return restored[0]
+
+
+@pytest.fixture
+def db(restored: tuple[Fixture, Path]) -> Iterator[ts.Database]:
+    """The database, opened."""
+    with ts.open(restored[1], auto_compact=False, clock=lambda: LATER) as db:
+        yield db
+
+
+def check(
+    db: ts.Database, rows: list[tuple[MessageId, Message]], filters: Sequence[str] = ("#", "$SYS/+/#", *FILTERS[::6])
+) -> None:
+    """Compare replays by filters and from several times, and what verification says."""
+    times = sorted({id_.position >> 11 for id_, _ in rows})
+    for number, topic_filter in enumerate(filters):
+        start = times[number * 7 % len(times)] if number % 3 else 0
+        expected = [row for row in rows if match(topic_filter, row[1].topic) and row[0].position >> 11 >= start]
+        got = replayed(db, topic_filter, start, batch_size=7 + 13 * number)
+        assert expected == sorted(got, key=lambda row: (row[0].position, row[0].shard))
+        check_publishers(got)
+    assert (len(rows), []) == ((report := db.verify()).messages, report.damages)
+
+
+def test_messages(fixture: Fixture, db: ts.Database) -> None:
+    """Every message is there as it was, compacted now or not, and the state beside them."""
+    check(db, fixture.rows, FILTERS)
+    assert [b"0", b"1"] == sorted(b"%d" % (int(db.state(shard).get(b"batches") or b"") % 2) for shard in range(2))
+    db.compact()
+    check(db, fixture.rows, FILTERS)
+
+
+def test_iterators(fixture: Fixture, db: ts.Database) -> None:
+    """Iterators of that time go on where they were, compacted since or not."""
+    rows = fixture.rows
+    for _ in range(2):
+        for number, (saved, rest) in enumerate(fixture.iterators):
+            got, _, _ = drain(db, ts.Iterator.from_bytes(saved), 1 + number * 5 % 200)
+            assert [rows[row] for row in rest] == got
+        db.compact()
+
+
+def test_going_on(fixture: Fixture, restored: tuple[Fixture, Path], db: ts.Database) -> None:
+    """Storing goes on behind, old topics and new ones; deleting, compacting and a new generation work."""
+    rows = fixture.rows
+    for part in range(2):
+        messages = [
+            Message(topic, b"later", f"c{number % 7}")
+            for number, topic in enumerate([*EDGE_TOPICS, "fleet/1/bus-7/speed", f"new/{part}"])
+        ]
+        result = db.store(messages)
+        assert min(result.ids).position > rows[-1][0].position or part
+        rows += zip(result.ids, result.batch.to_messages(), strict=True)
+        rows.sort(key=lambda row: (row[0].position, row[0].shard))
+        left = [row for row in rows if not match("fleet/+/bus-1/+", row[1].topic) and not match("a/#", row[1].topic)]
+        assert len(rows) - len(left) == db.delete("fleet/+/bus-1/+") + db.delete("a/#")
+        rows = left
+        check(db, rows)
+        db.compact()
+        check(db, rows)
+        db.add_generation()
+    if restored[1].joinpath("shard-0000").exists():
+        db.close()
+        with ts.open(restored[1], clock=lambda: LATER + 60_000_000) as again:
+            check(again, rows)
+
+
+def test_learned_structure(fixture: Fixture, db: ts.Database) -> None:
+    """Old messages stay in streams that are listed for their topics, with patterns that match."""
+    for id_, message in fixture.rows[::37]:
+        holding = [
+            stream
+            for stream in db.streams(message.topic)
+            if stream.shard == id_.shard
+            and id_ in {found for found, _ in drain(db, db.iterate(stream, message.topic, id_.position >> 11))[0]}
+        ]
+        assert 1 == len(holding)
+        pattern = holding[0].pattern
+        assert match(pattern[1:], message.topic[1:]) if pattern[:2] == "$+" else match(pattern, message.topic)
+
+
+def test_every_format_has_a_fixture() -> None:
+    """Whoever raises a layout's format, or adds a layout, checks in what it stores."""
+    wanted = {
+        f"{name}-v{load_target(spec).format}.fixture"
+        for name, spec in registry().layouts().items()
+        if spec.target.startswith("topicstore_layouts.")
+    }
+    missing = wanted - {path.name for path in found}
+    assert set() == missing, "see the head of this file: make them by layouts/tests/fixtures/make.py"
+
+
+def script() -> ModuleType:
+    """Return `fixtures/make.py` as a module."""
+    spec = importlib.util.spec_from_file_location("make", FIXTURES / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("layout", sorted(script().OPTIONS))
+def test_script(layout: str, tmp_path: Path) -> None:
+    """The script makes one that is like those here, and replaces none."""
+    script().main([layout, "--into", str(tmp_path)])
+    (made,) = tmp_path.iterdir()
+    content = read(made)
+    assert len(content.messages) > 1_000 < sum(len(rest) for _, rest in content.iterators)
+    before = made.read_bytes()
+    with pytest.raises(SystemExit, match="stays as it is"):
+        script().main([layout, "--into", str(tmp_path)])
+    assert before == made.read_bytes()
