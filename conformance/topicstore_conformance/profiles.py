@@ -17,7 +17,7 @@ _PARENT = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 settings.register_profile("topicstore-costly", _PARENT, max_examples=25 * TIMES)
-settings.register_profile("topicstore-machine", _PARENT, max_examples=50 * TIMES, stateful_step_count=40)
+settings.register_profile("topicstore-machine", _PARENT, max_examples=30 * TIMES, stateful_step_count=40)
 
 COSTLY = settings.get_profile("topicstore-costly")
 """For examples that each open a database."""

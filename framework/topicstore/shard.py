@@ -491,34 +491,43 @@ class Shard:
         epoch = self.slab(generation).epoch
         if epoch == 1:
             return
+        latest = time.monotonic() + time_of(epoch) / 1e6
         with self._moved_on:
-            while True:
-                end = self._tail.last_position | (epoch - 1)
-                if generation != self.current or position < end - end % epoch or self._tail.last_position == end:
-                    return
-                seconds = self._left_of_epoch(end, epoch)
-                if seconds <= 0 or not wait:
+            while generation == self.current and self._in_open_epoch(position, epoch):
+                seconds = self._left_of_epoch(epoch, latest)
+                if seconds <= 0 and (wait or self._failure is None):
+                    self._commit_end(epoch)
                     break
+                if not wait:
+                    return
                 self.check_writable()
                 self._moved_on.wait(seconds)
-            if seconds > 0 or (self._failure is not None and not wait):
-                return
-            self.check_writable()
-            tail = msgspec.structs.replace(self._tail, last_position=end)
-            write = WriteBatch()
-            put_tail(write, tail)
-            ticket = self._commit(write, tail)
-        self.settle(ticket)
+            ticket = self._written
+        self.settle(ticket)  # somebody else may have ended it, and not be done with that
 
-    def _left_of_epoch(self, end: int, epoch: int) -> float:
-        """Return the seconds until the epoch that ends at a position is over.
+    def _in_open_epoch(self, position: int, epoch: int) -> bool:
+        """Say whether a position lies in the epoch being written."""
+        end = self._tail.last_position | (epoch - 1)
+        return end - epoch < position and self._tail.last_position < end
 
-        By the clock, where positions go by it; or when it has lasted for its length since the last commit.
+    def _left_of_epoch(self, epoch: int, latest: float) -> float:
+        """Return the seconds until the epoch being written is over.
+
+        By the clock, where positions go by it; or when it has lasted for its length since the last
+        commit; or at the latest, which is its length since somebody began to wait.
         """
-        lasted = self._last_commit + time_of(epoch) / 1e6 - time.monotonic()
+        lasted = min(self._last_commit + time_of(epoch) / 1e6, latest) - time.monotonic()
         if self._policy.timestamps != "commit":
             return lasted
-        return min(lasted, (time_of(end + 1) - self._now()) / 1e6)
+        behind = (self._tail.last_position | (epoch - 1)) + 1
+        return min(lasted, (time_of(behind) - self._now()) / 1e6)
+
+    def _commit_end(self, epoch: int) -> None:
+        self.check_writable()
+        write = WriteBatch()
+        tail = msgspec.structs.replace(self._tail, last_position=self._tail.last_position | (epoch - 1))
+        put_tail(write, tail)
+        self._commit(write, tail)
 
     # --- reading ---
 

@@ -430,6 +430,18 @@ def test_a_damaged_index(merged: Merged, at: int) -> None:
         merged.db.delete("#")
 
 
+@pytest.mark.parametrize("text", ["#", "big/0", "none/+"])
+def test_damage_behind_the_bound_is_none_of_a_readers_business(merged: Merged, text: str) -> None:
+    """Whether it found something before or not."""
+    first, second, _ = merged.segments
+    merged.put(INDEX, (1, second.end, 0), b"")
+    slab = merged.db.shards[0].slab(1)
+    step = slab.next(0, ts.TopicFilter(text), bytes(8), limit=99, limit_bytes=1 << 20, bound=first.end, deadline=None)
+    matches = ts.TopicFilter(text).matches
+    assert [message for message in SENT[:60] if matches(message.topic)] == step.batch.to_messages()
+    assert (True, first.end + 1) == (step.exhausted, int.from_bytes(step.place, "big"))
+
+
 def test_an_index_of_another_segment(merged: Merged) -> None:
     """It doesn't describe this one, and its checksum says so."""
     first, second, _ = merged.segments
