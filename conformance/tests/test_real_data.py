@@ -150,7 +150,7 @@ def check(
         for column in COLUMNS:
             assert expected.column(column).equals(got.column(column)), column
         assert expected.num_rows == got.column("properties").null_count
-    if expected.num_rows <= SLICE:
+    if expected.num_rows <= BATCH:
         check_messages(data, expected, topic_filter, start, until)
     return expected.num_rows
 
@@ -201,16 +201,12 @@ def topics_by_count(data: Imported) -> list[str]:
 
 
 def wildcards(data: Imported) -> list[str]:
-    """Return filters of the busiest topic, the median one and the rarest: one level kept, or one free."""
+    """Return filters of the busiest topic and of one in the middle: one level kept, or one free."""
     topics = topics_by_count(data)
-    wanted = set()
-    for topic in (topics[0], topics[len(topics) // 2], topics[-1]):
-        levels = topic.split("/")
-        wanted.add("/".join([*levels[:-2], "+", levels[-1]]))
-        wanted.add("/".join(["+"] * (len(levels) - 1) + levels[-1:]))
-        wanted.add("/".join([*levels[:-1], "+"]))
-        wanted.add("/".join([*levels[:-1], "#"]))
-    return sorted(wanted)
+    first, middle = topics[0].split("/"), topics[len(topics) // 2].split("/")
+    kept = ["/".join([*levels[:-2], "+", levels[-1]]) for levels in (first, middle)]
+    kept.append("/".join(["+"] * (len(middle) - 1) + middle[-1:]))
+    return [*kept, "/".join([*first[:-1], "+"]), "/".join([*first[:-1], "#"]), "/".join([*middle[:-1], "+"])]
 
 
 # --- drawing ----------------------------------------------------------------------------------
@@ -272,7 +268,7 @@ def test_wildcards(imported: Imported) -> None:
 
 def test_named_filters(imported: Imported) -> None:
     """A route, and some vehicles over all their routes, as people ask for them."""
-    vehicles = {topic.rsplit("/", 1)[1] for topic in topics_by_count(imported)[:200:50]}
+    vehicles = {topic.rsplit("/", 1)[1] for topic in topics_by_count(imported)[:200:100]}
     for topic_filter in ("capmetro/vp/801/+", *(f"capmetro/vp/+/{vehicle}" for vehicle in sorted(vehicles))):
         check(imported, topic_filter)
 

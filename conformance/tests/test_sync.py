@@ -118,7 +118,7 @@ def traced(pair: Pair, durability: str, threads: int, batches: int) -> list[Call
         subprocess.run([*command, str(threads), str(batches)], check=True, stdout=subprocess.DEVNULL)
         calls = parse(trace.read_text(errors="replace"), database)
     end = next(call.begun for call in calls if call.kind == "close")
-    first = next(call.begun for call in calls if call.kind == "begin")
+    first = min(call.begun for call in calls if call.kind == "begin")
     return [call for call in calls if first <= call.begun < end]
 
 

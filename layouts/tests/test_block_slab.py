@@ -330,7 +330,7 @@ def batches(draw: st.DrawFn) -> list[Message]:
 STEPS = st.sampled_from(["put", "put", "put", "delete", "reopen", "compact", "compact some", "lose a step"])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=150)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=90)
 @given(st.data())
 def test_any_sequence_of_batches_and_deletes(data: st.DataObject) -> None:
     """Whatever is stored, merged, deleted, reopened: every stream, filter, limit, place and bound is served right."""
