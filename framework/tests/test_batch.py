@@ -342,7 +342,7 @@ def test_a_topic_is_not_a_client_id() -> None:
 
 def test_the_memory_of_texts_is_bounded_in_number() -> None:
     """However many topics come, no more than 65,536 are remembered, and bad ones are refused."""
-    known = validation._Known(validation._check_topic)
+    known = validation._Known(validation._check_topic, "\0+#")
     for start in range(0, 200_000, 7_000):
         known.check([f"t/{number}" for number in range(start, start + 7_000)])
         assert len(known._texts) <= 65_536
@@ -355,7 +355,7 @@ def test_the_memory_of_texts_is_bounded_in_number() -> None:
 
 def test_the_memory_of_texts_is_bounded_in_size() -> None:
     """However long the topics are, no more than 16 Mi characters are remembered."""
-    known = validation._Known(validation._check_topic)
+    known = validation._Known(validation._check_topic, "\0+#")
     for number in range(600):
         known.check([f"{number}/".ljust(65_000, "x"), "t"])
         assert known._characters == sum(map(len, known._texts))
