@@ -119,6 +119,9 @@ class _Run:
             for reader in readers:
                 reader.open()
                 opened.callback(reader.close)
+            self._tell("read everything once")  # caches are warm then, and engines done with what opening began
+            for reader in readers:
+                drained(reader.replay("#"))
             for task in self._data.tasks:
                 self._tell(f"replay {task.name}")
                 for side, seconds in _replay(readers, task).items():

@@ -503,7 +503,8 @@ class Shard:
                 self.check_writable()
                 self._moved_on.wait(seconds)
             ticket = self._written
-        self.settle(ticket)  # somebody else may have ended it, and not be done with that
+        if wait or self._failure is None:
+            self.settle(ticket)  # somebody else may have ended it, and not be done with that
 
     def _in_open_epoch(self, position: int, epoch: int) -> bool:
         """Say whether a position lies in the epoch being written."""
