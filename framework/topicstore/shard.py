@@ -50,6 +50,7 @@ from .generations import (
     remove_messages,
 )
 from .layout import CompactStep, Damage, Layout, Slab, SlabStep
+from .locking import FairLock
 from .options import options_dict
 from .positions import MAX_TIME, Times, commit_positions, late_rows, message_positions, time_of
 from .state import StateWrite, stage
@@ -92,13 +93,13 @@ class Shard:
         self._engine = engine
         self._policy = policy
         self._make_layout = make_layout
-        self._lock = threading.RLock()
-        self._moved_on = threading.Condition(self._lock)
+        self._lock = FairLock()
+        self._moved_on = threading.Condition(self._lock)  # type: ignore[arg-type]  # has all that it asks for
         """Told when the last position moves."""
-        self._rewriting = threading.Lock()
+        self._rewriting = FairLock()
         """Held, before `_lock`, by who replaces what is stored: deletes and compactions keep out of each other."""
         self._last_commit = time.monotonic()
-        self._flush_lock = threading.Lock()
+        self._flush_lock = FairLock()
         self._closed = False
         self._owner = os.getpid()
         self._failure: BaseException | None = None
@@ -108,6 +109,8 @@ class Shard:
         except CorruptionError as bad:
             raise CorruptionError(bad.reason, f"shard {number}, {bad.place}") from bad
         self._slabs: dict[int, Slab] = {}
+        self._live: list[tuple[GenerationRecord, Slab]] = []
+        """The live generations, replaced as a whole, so that readers needn't wait for a writer."""
         self._watermark = self._tail.last_position
         self._written = 1  # engine writes: all before the opening count as one, whether on disk or not
         self._flushed = 0
@@ -122,6 +125,10 @@ class Shard:
                 self._remove(number)
             else:
                 self._slabs[number] = self._open_slab(record)
+        self._list_live()
+
+    def _list_live(self) -> None:
+        self._live = [(record, self._slabs[n]) for n, record in sorted(self._records.items()) if n in self._slabs]
 
     def _open_slab(self, record: GenerationRecord) -> Slab:
         layout = self._make_layout(record.layout, record.options)
@@ -146,7 +153,7 @@ class Shard:
             )
 
     @property
-    def lock(self) -> threading.RLock:
+    def lock(self) -> FairLock:
         """The lock of everything that writes."""
         return self._lock
 
@@ -199,9 +206,13 @@ class Shard:
             ]
 
     def slabs(self) -> list[tuple[GenerationRecord, Slab]]:
-        """Return the live generations with their slabs, as of one moment: none is dropped in between."""
-        with self._lock:
-            return [(record, self.slab(record.number)) for record in self.generations()]
+        """Return the live generations, oldest first, with their slabs, as of one moment. Never waits for a writer.
+
+        The counts of the current one are not filled in; `generations` does that.
+        """
+        live = self._live
+        self._check_open()  # behind it: a close since then emptied the list
+        return list(live)
 
     @property
     def current(self) -> int:
@@ -375,9 +386,7 @@ class Shard:
 
     def flush(self) -> None:
         """Return when everything stored so far is on disk, whatever the durability."""
-        with self._lock:
-            ticket = self._written
-        self._flush(ticket)
+        self._flush(self._end[0])
 
     def write_state(self, writes: Sequence[StateWrite]) -> None:
         """Commit state alone."""
@@ -429,13 +438,19 @@ class Shard:
             put_tail(write, books)
             return self._commit(write, books)
         put_generation(write, books)
-        return self._commit(write, tail, lambda: self._records.update({generation: books}))
+
+        def adopt() -> None:
+            self._records[generation] = books
+            self._list_live()
+
+        return self._commit(write, tail, adopt)
 
     # --- compacting ---
 
     def backlog(self) -> int:
         """Return how many messages wait to be compacted."""
-        return sum(slab.backlog(record.messages) for record, slab in self.slabs())
+        messages = {record.number: record.messages for record in self.generations()}
+        return sum(slab.backlog(messages.get(record.number, 0)) for record, slab in self.slabs())
 
     def compact(self, *, whole: bool, stop: Callable[[], bool] = bool) -> int:
         """Compact the generations, a step at a time, until ``stop`` says so; return the messages rewritten.
@@ -610,6 +625,7 @@ class Shard:
                 if sealed is not None:
                     self._records[sealed.number] = sealed
                 self._records[number] = record
+                self._list_live()
 
             ticket = self._commit(write, tail, adopt)
         self.settle(ticket)
@@ -661,6 +677,7 @@ class Shard:
             def forget() -> None:
                 self._records[number] = record
                 del self._slabs[number]
+                self._list_live()
 
             ticket = self._commit(write, self._tail, forget)
         self.settle(ticket)
@@ -688,8 +705,10 @@ class Shard:
         """Read everything; yield each damage, and numbers of good messages."""
         for sentence in self._engine.verify():
             yield Damage(place=f"shard {self.number}", reason=sentence)
-        for record, slab in self.slabs():
-            yield from self._verify(record, slab)
+        slabs = {record.number: slab for record, slab in self.slabs()}
+        for record in self.generations():
+            if record.number in slabs:
+                yield from self._verify(record, slabs[record.number])
 
     def _verify(self, record: GenerationRecord, slab: Slab) -> Iterator[Damage | int]:
         damages: list[Damage] = []
@@ -727,6 +746,7 @@ class Shard:
             if not self._closed:
                 self._closed = True
                 self._slabs.clear()
+                self._live = []
                 try:
                     self._engine.close()
                 except BaseException:
