@@ -162,9 +162,10 @@ class Slab(ABC):
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
         """Return the streams that may hold matching messages."""
 
-    def cover(self, topic_filter: TopicFilter) -> list[int]:
+    def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
         """Return the streams to read so that each matching message comes exactly once, cheapest first.
 
+        Nothing in front of position ``first`` is wanted: streams that end before it may be left out.
         A layout that can read many of its streams in one pass may answer with a number that
         `streams` doesn't list, and that `begin` and `next` then know.
         """

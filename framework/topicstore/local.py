@@ -171,7 +171,7 @@ def _lane(shard: Shard, bound: int, request: ReplayRequest) -> Lane:
     for record, slab in shard.slabs() if first <= bound else ():
         if record.first_position > bound or (record.last_position is not None and record.last_position < first):
             continue
-        streams = slab.cover(request.topic_filter)
+        streams = slab.cover(request.topic_filter, first)
         if record.sealed is None and any(slab.visible(stream, shard.watermark) < bound for stream in streams):
             shard.end_epoch(record.number, bound, wait=True)
         stages.append(Stage(_iterators(shard.number, record.number, slab, streams, first, request), slab.epoch))

@@ -94,7 +94,7 @@ class Store:
     def read(self, topic_filter: str = "#", first: int = 0, bound: int | None = None, **limits: Any) -> list[list[Row]]:
         """Return what a reader of each stream gets, a list a call."""
         bound, calls = self.last if bound is None else bound, []
-        for stream in self.slab.cover(TopicFilter(topic_filter)):
+        for stream in self.slab.cover(TopicFilter(topic_filter), first):
             reader = Reader(self, topic_filter, stream, first)
             while not reader.exhausted:
                 calls.append(reader.next(bound, **limits))

@@ -144,7 +144,7 @@ class BlockSlab(Slab):
         """Return the learned streams that the filter may touch."""
         return [StreamInfo(stream=s, pattern=self.trie.pattern(s)) for s in self.trie.match(topic_filter)]
 
-    def cover(self, topic_filter: TopicFilter) -> list[int]:
+    def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
         """Return the one stream that is touched, or that of everything: one pass serves them all."""
         streams = self.trie.match(topic_filter)
         if not streams or (topic_filter.literal and self._topics.lacks(topic_filter.text)):

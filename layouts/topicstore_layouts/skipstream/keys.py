@@ -41,6 +41,10 @@ class Keys:
         """Return between which keys, the second one not included, those of some positions lie."""
         return self.one(number, first), self.one(number, last) + b"\0"
 
+    def of_number(self, number: int) -> tuple[bytes, bytes]:
+        """Return between which keys, the second one not included, all of a number lie."""
+        return self.span(number, 0, (1 << 64) - 1)
+
     def all(self) -> tuple[bytes, bytes]:
         """Return between which keys, the second one not included, all of the kind lie."""
         generation, kind = self._head

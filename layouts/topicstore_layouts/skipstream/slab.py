@@ -28,6 +28,7 @@ from topicstore.engine import KEYS, Engine, WriteBatch
 from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
 from topicstore.positions import Positions
 
+from topicstore_layouts.latest import LatestPositions
 from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.rows import Row, batch_of, encode_rows, read_rows
 
@@ -111,6 +112,7 @@ class SkipstreamSlab(Slab):
         self._queries: dict[tuple[int, str], _Query] = {}
         self._messages = message_keys(generation)
         self._index = entry_keys(generation)
+        self._latest = LatestPositions(self._look_up_latest)
 
     # --- writing ---
 
@@ -118,6 +120,7 @@ class SkipstreamSlab(Slab):
         """Put each message and its entries, and what was learned."""
         streams, counts, hashes = self._entries.learn(batch.topics)
         positions = np.asarray(batch.positions, dtype=np.uint64)
+        self._latest.note(streams, positions)
         values = encode_rows(batch, self._slab)
         # Keys in order, because the engine then finds each one's place near that of the one before.
         order = np.argsort(streams, kind="stable")
@@ -138,6 +141,15 @@ class SkipstreamSlab(Slab):
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
         """Return the learned streams that the filter may touch."""
         return [StreamInfo(stream=s, pattern=self.trie.pattern(s)) for s in self.trie.match(topic_filter)]
+
+    def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
+        """Return the streams that the filter may touch, but those that end in front of ``first``."""
+        return self._latest.reaching(self.trie.match(topic_filter), first)
+
+    def _look_up_latest(self, stream: int) -> int:
+        for chunk in self._engine.scan(KEYS, *self._messages.of_number(stream), reverse=True, limit=1):
+            return int(self._messages.positions([key for key, _ in chunk])[0])
+        return 0
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
         """A place is a position."""

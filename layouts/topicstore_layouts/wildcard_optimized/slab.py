@@ -36,6 +36,7 @@ from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
 from topicstore.positions import COUNTER_BITS
 
+from topicstore_layouts.latest import LatestPositions
 from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.rows import Row, batch_of, encode_rows, read_rows
 
@@ -138,14 +139,17 @@ class WildcardSlab(Slab):
         self._generation = generation
         self._number = shard << 32 | generation
         self._streams = Streams(generation, trie, options)
+        self._latest = LatestPositions(self._look_up_latest)
 
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
         """Put every message, in order of keys, and what its topic taught."""
         values = encode_rows(batch, self._number)
-        streams = self._streams
-        for rows, keys in streams.pack(streams.learn(batch.topics), np.asarray(batch.positions)):
+        streams, positions = self._streams, np.asarray(batch.positions)
+        parts = streams.learn(batch.topics)
+        self._latest.note(parts[:, 0], positions)
+        for rows, keys in streams.pack(parts, positions):
             ordered = list(map(values.__getitem__, rows.tolist()))
             write.operations += zip(repeat(KEYS), keys, ordered)
         write.size += sum(map(len, values))
@@ -161,6 +165,19 @@ class WildcardSlab(Slab):
         """Return the streams that the filter may touch."""
         streams = self._streams
         return [StreamInfo(stream=s, pattern=streams.describe(s)) for s in streams.match(topic_filter)]
+
+    def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
+        """Return the streams that the filter may touch, but those that end in front of ``first``."""
+        return self._latest.reaching(self._streams.match(topic_filter), first)
+
+    def _look_up_latest(self, stream: int) -> int:
+        """Return the end of the last epoch with a message: where in it the last one lies is not in their order."""
+        keys = self._streams.keys(stream)
+        span = keys.encode(0), keys.encode(1 << keys.mapper.bits)
+        for chunk in self._engine.scan(KEYS, *span, reverse=True, limit=1):
+            position = int(keys.positions([key for key, _ in chunk])[0])
+            return position | keys.epochs.last_position
+        return 0
 
     def visible(self, stream: int, watermark: int) -> int:
         """Streams without hashes are in order of positions, and show everything."""
@@ -235,7 +252,7 @@ class WildcardSlab(Slab):
             at = leap
 
     def _found(self, stored: Sequence[bytes], values: Sequence[bytes], chosen: Sequence[int], after: int) -> _Found:
-        self.counters.visited += len(stored)
+        self.counters.visited += len(chosen)
         self.counters.skipped += len(stored) - len(chosen)
         if len(chosen) < len(stored):
             return _Found([stored[at] for at in chosen], [values[at] for at in chosen], len(stored), after)
