@@ -218,6 +218,29 @@ def test_operations_apply_in_order_and_ranges_first(engine: Engine) -> None:
     assert pairs(engine.scan(META)) == [(b"a", b"2"), (b"back", b"3"), (b"c", b"old")]
 
 
+def test_many_puts_are_like_single_ones(engine: Engine) -> None:
+    """In their order with all others, of keys of both kinds; a wrong key among them applies nothing."""
+    batch = WriteBatch()
+    batch.put(META, b"b", b"first")
+    batch.put_many(META, [b"c", b"b", b"a", b"b"], [b"", b"second", b"x", b"third"])
+    batch.delete(META, b"a")
+    batch.put_many(DATA, [(1, 2, number) for number in range(3)], [b"0", b"1", b"2"])
+    batch.put_many(DATA, [], [])
+    batch.put(META, b"d", b"last")
+    assert batch.size == len(b"first" + b"second" + b"x" + b"third" + b"012" + b"last")
+    assert len(batch.operations) == 10
+    engine.write(batch)
+    assert [(b"b", b"third"), (b"c", b""), (b"d", b"last")] == pairs(engine.scan(META))
+    assert [b"0", b"1", b"2"] == engine.get_many(DATA, [(1, 2, number) for number in range(3)])
+    for keyspace, wrong in ((META, [b"e", (1, 2, 3)]), (DATA, [(1, 2, 9), b"e"])):
+        bad = WriteBatch()
+        bad.put_many(keyspace, wrong, [b"", b""])
+        with pytest.raises(InvalidArgumentError):
+            engine.write(bad)
+    assert not WriteBatch()
+    assert engine.get_many(META, [b"e"]) + engine.get_many(DATA, [(1, 2, 9)]) == [None, None]
+
+
 def test_delete_range(engine: Engine) -> None:
     """From the start to before the end; an empty or inverted range is nothing."""
     put(engine, DATA, numbered(100))

@@ -23,6 +23,7 @@ so a single ``get`` or ``write`` can't overlap with ``close``; the others are co
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import errno
 import os
@@ -47,7 +48,7 @@ from topicstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -257,6 +258,12 @@ class _Family:
         else:
             codec = struct.Struct(">" + "".join({4: "I", 8: "Q"}[width] for width in keyspace.shape))
             self.encode, self.decode = self._tuple_encoder(codec), codec.unpack
+
+    def encode_all(self, keys: Sequence[Key]) -> Iterable[bytes]:
+        """Return keys as bytes. Raises `InvalidArgumentError` like ``encode`` if one isn't of the keyspace."""
+        if self.decode is None and set(map(type, keys)) == {bytes}:
+            return keys
+        return list(map(self.encode, keys))
 
     def _encode_bytes(self, key: Key) -> bytes:
         if type(key) is not bytes:
@@ -502,6 +509,19 @@ def _encode_span(family: _Family, start: Key | None, end: Key | None) -> tuple[b
     return (None if start is None else encode(start), None if end is None else encode(end))
 
 
+def _add(changes: rocksdict.WriteBatch, family: _Family, keys: Sequence[Key], values: Sequence[bytes | None]) -> None:
+    """Add operations on one keyspace in their order; a value of None deletes."""
+    encoded = family.encode_all(keys)
+    if None not in values:
+        collections.deque(map(changes.put, encoded, values, repeat(family.handle)), maxlen=0)
+        return
+    for key, value in zip(encoded, values, strict=True):
+        if value is None:
+            changes.delete(key, family.handle)
+        else:
+            changes.put(key, value, family.handle)
+
+
 def _unknown(keyspace: Keyspace) -> InvalidArgumentError:
     return InvalidArgumentError(f"the engine was opened without keyspace {keyspace.name!r}")
 
@@ -597,12 +617,8 @@ class RocksdbEngine(Engine):
                 first, last = family.encode(start), family.encode(end)
                 if first < last:
                     changes.delete_range(first, last, family.handle)
-            for keyspace, key, value in batch.operations:
-                family = families[keyspace.name]
-                if value is None:
-                    changes.delete(family.encode(key), family.handle)
-                else:
-                    changes.put(family.encode(key), value, family.handle)
+            for keyspace, keys, values in batch.runs:
+                _add(changes, families[keyspace.name], keys, values)
         except KeyError:
             raise _unknown(keyspace) from None
         return changes

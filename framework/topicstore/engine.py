@@ -114,33 +114,51 @@ class WriteBatch:
     """Changes that `Engine.write` applies together.
 
     First ``ranges``: (keyspace, start, end) deletes the keys from ``start`` to before ``end``. Then
-    ``operations`` in the order in which they were added: (keyspace, key, value) puts, (keyspace,
-    key, None) deletes.
+    ``runs`` in their order: (keyspace, keys, values) sets each key to its value, or removes it where
+    that is None. `operations` has the same one by one.
     """
 
-    __slots__ = ("operations", "ranges", "size")
+    __slots__ = ("ranges", "runs", "size")
 
     def __init__(self) -> None:
-        self.operations: list[tuple[Keyspace, Key, bytes | None]] = []
+        self.runs: list[tuple[Keyspace, list[Key], list[bytes | None]]] = []
         self.ranges: list[tuple[Keyspace, Key, Key]] = []
         self.size = 0
         """Bytes of the values put."""
 
     def put(self, keyspace: Keyspace, key: Key, value: bytes) -> None:
         """Set ``key`` to ``value``, which may be empty."""
-        self.operations.append((keyspace, key, value))
+        self._add(keyspace, key, value)
         self.size += len(value)
+
+    def put_many(self, keyspace: Keyspace, keys: Sequence[Key], values: Sequence[bytes]) -> None:
+        """Set each of ``keys`` to its value. They are put fastest in their order."""
+        if keys:
+            self.runs.append((keyspace, list(keys), list(values)))
+            self.size += sum(map(len, values))
 
     def delete(self, keyspace: Keyspace, key: Key) -> None:
         """Remove ``key`` if it is there."""
-        self.operations.append((keyspace, key, None))
+        self._add(keyspace, key, None)
 
     def delete_range(self, keyspace: Keyspace, start: Key, end: Key) -> None:
         """Remove the keys from ``start`` (inclusive) to ``end`` (exclusive)."""
         self.ranges.append((keyspace, start, end))
 
+    @property
+    def operations(self) -> list[tuple[Keyspace, Key, bytes | None]]:
+        """(keyspace, key, value) of each key set, and (keyspace, key, None) of each removed, in order."""
+        return [(run[0], key, value) for run in self.runs for key, value in zip(run[1], run[2], strict=True)]
+
+    def _add(self, keyspace: Keyspace, key: Key, value: bytes | None) -> None:
+        if not self.runs or self.runs[-1][0] is not keyspace:
+            self.runs.append((keyspace, [], []))
+        _, keys, values = self.runs[-1]
+        keys.append(key)
+        values.append(value)
+
     def __bool__(self) -> bool:
-        return bool(self.operations or self.ranges)
+        return bool(self.runs or self.ranges)
 
 
 @attrs.frozen(kw_only=True)

@@ -138,6 +138,7 @@ class _Run:
         """Run it, and put together what was counted."""
         request = self._request
         slabs = {(s.number, record.number): (record, slab) for s in request.db.shards for record, slab in s.slabs()}
+        counted = {(s.number, record.number): record for s in request.db.shards for record in s.generations()}
         before = {key: attrs.evolve(slab.counters) for key, (_, slab) in slabs.items()}
         self._replay()
         patterns = self._patterns()
@@ -157,7 +158,9 @@ class _Run:
                 for key in sorted(self._fetches.keys() & slabs.keys())
             ],
             unread=[
-                UnreadSlab(shard=key[0], generation=key[1], layout=record.layout, reason=self._reason(key[0], record))
+                UnreadSlab(
+                    shard=key[0], generation=key[1], layout=record.layout, reason=self._reason(counted.get(key, record))
+                )
                 for key, (record, _) in slabs.items()
                 if key not in self._fetches
             ],
@@ -222,7 +225,7 @@ class _Run:
             epoch_seconds=time_of(slab.epoch) / 1e6,
         )
 
-    def _reason(self, shard: int, record: GenerationRecord) -> Reason:
+    def _reason(self, record: GenerationRecord) -> Reason:
         if not record.messages:
             return "it is empty"
         if record.last_position is not None and record.last_position < first_position(self._request.start):

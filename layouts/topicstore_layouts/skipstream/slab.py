@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 
 import attrs
 import numpy as np
@@ -125,11 +124,10 @@ class SkipstreamSlab(Slab):
         # Keys in order, because the engine then finds each one's place near that of the one before.
         order = np.argsort(streams, kind="stable")
         keys = self._messages.many(streams[order], positions[order])
-        write.operations.extend(zip(repeat(KEYS), keys, map(values.__getitem__, order.tolist()), strict=False))
-        write.size += sum(map(len, values))
+        write.put_many(KEYS, keys, list(map(values.__getitem__, order.tolist())))
         order = np.argsort(hashes, kind="stable")
         keys = self._index.many(hashes[order], np.repeat(positions, counts)[order])
-        write.operations.extend(zip(repeat(KEYS), keys, repeat(b""), strict=False))
+        write.put_many(KEYS, keys, [b""] * len(keys))
         self.trie.save(write)
 
     def committed(self) -> None:

@@ -26,7 +26,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, groupby, repeat
+from itertools import accumulate, groupby
 
 import attrs
 import numpy as np
@@ -150,9 +150,7 @@ class WildcardSlab(Slab):
         parts = streams.learn(batch.topics)
         self._latest.note(parts[:, 0], positions)
         for rows, keys in streams.pack(parts, positions):
-            ordered = list(map(values.__getitem__, rows.tolist()))
-            write.operations += zip(repeat(KEYS), keys, ordered)
-        write.size += sum(map(len, values))
+            write.put_many(KEYS, keys, list(map(values.__getitem__, rows.tolist())))
         self.trie.save(write)
 
     def committed(self) -> None:
