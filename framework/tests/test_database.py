@@ -449,3 +449,26 @@ def test_a_plugin_may_only_wrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr("topicstore.database.registry", lambda: Registry(entries))
     with pytest.raises(ts.PluginError, match="topicstore_store of plugin 'replaces' must be"):
         ts.open(tmp_path / "db", plugins=["replaces"])
+
+
+def test_options_of_layouts(tmp_path: Path) -> None:
+    """At creation of the first layout only; later generations remember those that the layout had last."""
+    with pytest.raises(ts.InvalidArgumentError, match=r"skipstream.*add_generation"):
+        ts.create(tmp_path / "db", options={"block": {}, "skipstream": {"thresholds": [1, 1]}})
+    with ts.create(tmp_path / "db", options={"block": {"level": 5}}) as db:
+        db.add_generation("reference")
+        db.add_generation("block")
+        db.add_generation("block", {"level": 7})
+        db.add_generation("skipstream")
+        db.add_generation("block")
+        levels = [generation.options.get("level") for generation in db.generations()]
+        assert [5, None, 5, 7, None, 7] == levels
+
+
+@pytest.mark.parametrize("state", [{0: {b"k": b"v"}}, {0: [b"k"]}, {0: [("k", b"v")]}])
+def test_state_that_is_none_is_refused(tmp_path: Path, state: object) -> None:
+    """A clear error, and nothing is stored."""
+    with ts.create(tmp_path / "db") as db:
+        with pytest.raises(ts.InvalidArgumentError, match="a StateWrite, not"):
+            db.store([ts.Message("a", b"1")], state=state)  # type: ignore[arg-type]
+        assert [] == list(db.replay("#"))

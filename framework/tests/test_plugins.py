@@ -272,3 +272,63 @@ def topicstore_store(request):
         with pytest.raises(ts.InvalidMessageError, match="wildcard"):
             db.store([ts.Message("t", b"")])
         assert list(db.replay("#")) == []
+
+
+LAYOUTS = """
+import attrs
+from topicstore import hookimpl
+from topicstore.specs import LayoutSpec
+from topicstore_layouts.reference import ReferenceLayout
+
+class Plain(ReferenceLayout):
+    pass
+
+class Odd(ReferenceLayout):
+    def open(self, engine, shard, generation):
+        return object()
+
+class Unfinished(ReferenceLayout.__mro__[1]):
+    pass
+
+class Careless(ReferenceLayout):
+    Options = dict
+
+@hookimpl
+def topicstore_layouts():
+    return [LayoutSpec(name=name.lower(), target=f"{__name__}:{name}", summary="a test")
+            for name in ("Plain", "Odd", "Unfinished", "Careless", "Absent")] + [
+            LayoutSpec(name="broken", target="no_layout_at_all_:Layout", summary="a test")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("layout", "error", "words"),
+    [
+        ("odd", ts.PluginError, "open returned a object, not a Slab"),
+        ("unfinished", ts.PluginError, "lacks create, open"),
+        ("careless", ts.PluginError, "not an attrs class"),
+        ("absent", ts.BackendUnavailableError, "Absent"),
+        ("broken", ts.BackendUnavailableError, "ModuleNotFoundError"),
+    ],
+)
+def test_a_layout_that_is_not_one_is_said(module, monkeypatch, tmp_path: Path, layout, error, words) -> None:  # type: ignore[no-untyped-def]
+    """In one of our errors that names it; the others work, and so does one without options."""
+    use(monkeypatch, Registry([*BUILT_IN, module("topicstore_test_layouts", LAYOUTS)]))
+    with ts.create(tmp_path / "good", backend="memory", layout="plain") as db:
+        db.store([ts.Message("a", b"1")])
+        with pytest.raises(error, match=f"{layout}.*{words}"):
+            db.add_generation(layout)
+        assert [b"1"] == [message.payload for message in db.replay("#")]
+    with pytest.raises(error, match=f"{layout}.*{words}"):
+        ts.create(tmp_path / "bad", backend="memory", layout=layout)
+
+
+def test_a_target_that_fails_when_it_is_imported(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Whatever it raises becomes an error that names it."""
+    module("topicstore_test_fails", "raise ValueError('not today')")
+    text = (
+        GOOD.format(name="fails").replace("nowhere:Nothing", "topicstore_test_fails:X").replace("no_such_module_", "os")
+    )
+    use(monkeypatch, Registry([*BUILT_IN, module("topicstore_test_plugin", text)]))
+    with pytest.raises(ts.BackendUnavailableError, match=r"fails.*ValueError: not today.*topicstore-test"):
+        ts.create(tmp_path / "db", backend="fails")

@@ -286,12 +286,13 @@ class Database:
             raise
 
     def _check_option_names(self) -> None:
-        known = {self.manifest.backend, *registry().layouts()}
-        for name in self._options:
+        known = {self.manifest.backend, self.manifest.layout}
+        for name in () if self.manifest.complete else self._options:  # else `_check_same` has seen to it
             if name not in known:
                 raise InvalidArgumentError(
                     f"options are by plugin: {{'{self.manifest.backend}': {{...}}, "
-                    f"'{self.manifest.layout}': {{...}}}}; {name!r} is neither this backend nor a layout"
+                    f"'{self.manifest.layout}': {{...}}}}; {name!r} is neither. Other layouts get theirs "
+                    "with add_generation"
                 )
 
     def _make_backend(self) -> Backend:
@@ -366,11 +367,13 @@ class Database:
 
         ``state``: writes by shard number, each shard's committed in one engine write with its messages.
 
-        When it returns, the messages are visible to every reader and as durable as the database's
-        ``durability`` says. Raises `InvalidMessageError` naming the bad message (with its kinds
-        `LateMessageError` and `TimestampAheadError`), `StateConflictError`, `StorageFullError`,
-        `ShardReadOnlyError`. If the engine fails at one shard, the shards of lower number have
-        committed their part.
+        When it returns, the messages are as durable as the database's ``durability`` says, and every
+        replay that begins later has them. Iterators see them too, but in a layout with epochs only
+        when the epoch is over (`topicstore.layout.Slab.epoch`).
+
+        Raises `InvalidMessageError` naming the bad message (with its kinds `LateMessageError` and
+        `TimestampAheadError`), `StateConflictError`, `StorageFullError`, `ShardReadOnlyError`. If
+        the engine fails at one shard, the shards of lower number have committed their part.
         """
         self._check_open()
         for shard in state or ():
@@ -564,14 +567,14 @@ class Database:
         """Seal the current generation of every shard and begin a new one; return its number.
 
         The new one has ``layout`` (default: that of the current) with ``options`` (default: those
-        of the current, if the layout stays). If it is interrupted between shards, the next open
-        goes on. Raises `UnknownPluginError`, `IncompatibleError`, `InvalidOptionError`.
+        of the last generation that has this layout, else the layout's own). If it is interrupted
+        between shards, the next open goes on. Raises `UnknownPluginError`, `IncompatibleError`, `InvalidOptionError`.
         """
         self._check_open()
-        current = self.shards[0].generations()[-1]
-        name = layout or current.layout
+        before = self.shards[0].generations()
+        name = layout or before[-1].layout
         if options is None:
-            options = current.options if name == current.layout else {}
+            options = next((record.options for record in reversed(before) if record.layout == name), {})
         self._make_layout(name, options)
         with self._all_locked():
             self._check_writable()

@@ -31,7 +31,7 @@ Capabilities a backend may declare (see `topicstore.specs.BackendSpec`):
 ``concurrent_readers``    another process may open the shard to read while this one writes
 ``fast_seek``             a scan's first chunk costs microseconds, so leaping beats walking
 ``reclaims_disk``         deleted bytes go back to the disk, as later writes come or by `Engine.reclaim`
-``sql``                   statements over the keyspaces
+``sql``                   `WriteBatch.put_rows` and `Engine.sql`
 ========================  =======================================================================
 """
 
@@ -41,11 +41,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
 
 from .errors import UnsupportedError
+from .options import NoOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "CAPABILITIES",
@@ -115,14 +119,16 @@ class WriteBatch:
 
     First ``ranges``: (keyspace, start, end) deletes the keys from ``start`` to before ``end``. Then
     ``runs`` in their order: (keyspace, keys, values) sets each key to its value, or removes it where
-    that is None. `operations` has the same one by one.
+    that is None. `operations` has the same one by one. Last ``rows``: (keyspace, table, rows) appends,
+    of engines with ``sql``.
     """
 
-    __slots__ = ("ranges", "runs", "size")
+    __slots__ = ("ranges", "rows", "runs", "size")
 
     def __init__(self) -> None:
         self.runs: list[tuple[Keyspace, list[Key], list[bytes | None]]] = []
         self.ranges: list[tuple[Keyspace, Key, Key]] = []
+        self.rows: list[tuple[Keyspace, str, pa.Table]] = []
         self.size = 0
         """Bytes of the values put."""
 
@@ -145,6 +151,23 @@ class WriteBatch:
         """Remove the keys from ``start`` (inclusive) to ``end`` (exclusive)."""
         self.ranges.append((keyspace, start, end))
 
+    def put_rows(self, keyspace: Keyspace, table: str, rows: pa.Table, size: int) -> None:
+        """Append typed rows to a table of a keyspace, for `Engine.sql` to read (``sql``).
+
+        The first columns are the numbers of the keyspace's tuples, under names of the caller's
+        choice: what deletes a key or a range of the keyspace deletes the rows with such keys too.
+        Rows stay in the order of their puts, and none replaces another. The first put, which may be
+        of no rows, makes the table; all have the same schema. ``size``: bytes to count for them.
+        """
+        self.rows.append((keyspace, table, rows))
+        self.size += size
+
+    def without_rows(self) -> Self:
+        """Return the batch. Raises `UnsupportedError` if it has rows: for engines without ``sql``."""
+        if self.rows:
+            raise UnsupportedError("the engine keeps no rows (capability 'sql')")
+        return self
+
     @property
     def operations(self) -> list[tuple[Keyspace, Key, bytes | None]]:
         """(keyspace, key, value) of each key set, and (keyspace, key, None) of each removed, in order."""
@@ -158,7 +181,7 @@ class WriteBatch:
         values.append(value)
 
     def __bool__(self) -> bool:
-        return bool(self.runs or self.ranges)
+        return bool(self.runs or self.ranges or self.rows)
 
 
 @attrs.frozen(kw_only=True)
@@ -253,15 +276,20 @@ class Engine(Reader):
         """Write a copy of the shard, as it is now, into the new directory ``path`` (``checkpoint``)."""
         raise UnsupportedError(f"{type(self).__name__} can't make checkpoints (capability 'checkpoint')")
 
-    def sql(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
-        """Run a statement (``sql``)."""
+    def sql(self, statement: str, parameters: Sequence[Any] = (), *, beside: Sequence[Engine] = ()) -> pa.Table:
+        """Run a statement that only reads over the tables of `WriteBatch.put_rows`; return what it gives (``sql``).
+
+        ``beside``: other engines of the same backend object, whose tables are read as one with those
+        of the same name here. Sees one moment of each engine. Raises `InvalidArgumentError` for a
+        statement that is wrong, that writes, or that is not one.
+        """
         raise UnsupportedError(f"{type(self).__name__} does not speak SQL (capability 'sql')")
 
 
 class Backend(ABC):
     """Opens engines. Made once per database, with the options of its ``Options`` class."""
 
-    Options: ClassVar[type]
+    Options: ClassVar[type] = NoOptions
     """A frozen attrs class; its fields, defaults and docstring are the backend's options.
 
     They tune and may differ from one opening to the next; nothing stored may depend on them.

@@ -29,6 +29,7 @@ import attrs
 
 from .batch import MessageBatch
 from .engine import Engine, WriteBatch
+from .options import NoOptions
 from .topics import TopicFilter
 
 __all__ = [
@@ -203,7 +204,8 @@ class Slab(ABC):
         At most ``limit`` rows; about ``limit_bytes`` of payloads, but at least one row; positions
         up to ``bound``. Past ``deadline`` (of `time.monotonic`) it returns what it has, having
         moved on at least a little. Raises `CorruptionError`, naming the place, rather than skip
-        what it can't read; `ValueError` if ``place`` is not one of its own.
+        what it can't read; `ValueError` if ``place`` is not one of its own, `KeyError` if there is
+        no such stream.
         """
 
     @abstractmethod
@@ -248,7 +250,7 @@ class Layout(ABC):
     """Version of the stored form. Recorded with each generation: one of a higher version is refused
     with `NewerFormatError`, so raise it with whatever an older version of the layout would misread."""
 
-    Options: ClassVar[type]
+    Options: ClassVar[type] = NoOptions
     """A frozen attrs class of the layout's options. They are stored with each generation."""
 
     def __init__(self, options: Any) -> None:

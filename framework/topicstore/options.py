@@ -12,7 +12,12 @@ import msgspec
 
 from .errors import InvalidOptionError
 
-__all__ = ["make_options", "options_dict"]
+__all__ = ["NoOptions", "make_options", "options_dict"]
+
+
+@attrs.frozen
+class NoOptions:
+    """Of plugins that have none."""
 
 
 def make_options(plugin: str, options_class: type, values: Mapping[str, Any]) -> Any:

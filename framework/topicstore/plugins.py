@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -216,11 +217,16 @@ def load_target(spec: PluginSpec) -> type[Any]:
     module, _, name = spec.target.partition(":")
     try:
         target = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise BackendUnavailableError(f"{kind} {spec.name!r} can't be loaded ({error}){hint}") from error
+    except Exception as error:  # whatever a module does when it is imported, it is the plugin's
+        reason = f"{type(error).__name__}: {error}"
+        raise BackendUnavailableError(f"{kind} {spec.name!r} can't be loaded ({reason}){hint}") from error
     expected = Layout if isinstance(spec, LayoutSpec) else Backend
     if not (isinstance(target, type) and issubclass(target, expected)):
         raise PluginError(f"{kind} {spec.name!r}: {spec.target} is not a {expected.__name__}")
+    if inspect.isabstract(target):
+        raise PluginError(f"{kind} {spec.name!r}: {spec.target} lacks {', '.join(sorted(target.__abstractmethods__))}")
+    if not attrs.has(target.Options):
+        raise PluginError(f"{kind} {spec.name!r}: the Options of {spec.target} are not an attrs class")
     return target
 
 

@@ -36,6 +36,7 @@ from .errors import (
     InvalidIteratorError,
     LateMessageError,
     NewerFormatError,
+    PluginError,
     ShardReadOnlyError,
     TimestampAheadError,
 )
@@ -138,10 +139,16 @@ class Shard:
                 f"the one installed reads up to {layout.format}"
             )
         try:
-            return layout.open(self._engine, self.number, record.number)
+            return self._open_with(layout, record.layout, record.number)
         except CorruptionError as bad:
             place = f"shard {self.number}, generation {record.number}"
             raise CorruptionError(bad.reason, f"{place}, {bad.place}" if bad.place else place) from bad
+
+    def _open_with(self, layout: Layout, name: str, generation: int) -> Slab:
+        slab = layout.open(self._engine, self.number, generation)
+        if not isinstance(slab, Slab):
+            raise PluginError(f"layout {name!r}: open returned a {type(slab).__name__}, not a Slab")
+        return slab
 
     def _warn_of_future(self) -> None:
         ahead = self.ahead()
@@ -575,7 +582,7 @@ class Shard:
                 bound=bound,
                 deadline=deadline,
             )
-        except ValueError as bad:
+        except (KeyError, ValueError) as bad:
             raise InvalidIteratorError(f"the iterator's place is not of this stream: {bad}") from bad
         except CorruptionError:
             self.slab(generation)  # dropped meanwhile? then it is no damage
@@ -621,7 +628,7 @@ class Shard:
             put_tail(write, tail)
 
             def adopt() -> None:
-                self._slabs[number] = layout.open(self._engine, self.number, number)
+                self._slabs[number] = self._open_with(layout, layout_name, number)
                 if sealed is not None:
                     self._records[sealed.number] = sealed
                 self._records[number] = record

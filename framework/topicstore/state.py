@@ -54,6 +54,8 @@ def stage(writes: Iterable[StateWrite], reader: Reader, batch: WriteBatch) -> No
     """
     writes = list(writes)
     for write in writes:
+        if not isinstance(write, StateWrite):
+            raise InvalidArgumentError(f"a state write is a StateWrite, not a {type(write).__name__}")
         if not isinstance(write.expect, _Any):
             found = reader.get(STATE, write.key)
             if found != write.expect:
@@ -92,11 +94,7 @@ class ShardState:
 
         Raises `StateConflictError`, with nothing written, if a condition doesn't hold.
         """
-        listed = list(writes)
-        for write in listed:
-            if not isinstance(write, StateWrite):
-                raise InvalidArgumentError(f"a state write is a StateWrite, not a {type(write).__name__}")
-        self._shard.write_state(listed)
+        self._shard.write_state(list(writes))
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:
