@@ -5,63 +5,55 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-__all__ = ["FairLock", "held"]
+__all__ = ["FairLock", "held", "owned"]
+
+if TYPE_CHECKING:
+    from threading import _RLock as RLock
+else:
+    RLock = type(threading.RLock())
 
 
-class FairLock:
+class FairLock(RLock):  # type: ignore[misc]  # in truth it is not final
     """A reentrant lock that whoever gives it back can't take again before one who waits for it.
 
     `threading.RLock` lets a thread that writes in a tight loop take it again and again, before
     those it woke have come to run: they may starve for seconds. Here the next in line holds a
     second lock, the turn, while it waits, and nobody else gets in line before that is free.
 
-    Ctrl-C while it is taken leaves it as it was. Fits `threading.Condition`.
+    Ctrl-C while it is taken leaves it as it was. Giving it back is RLock's own, in C: no signal
+    handler runs between the end of a ``with`` and that.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._turn = threading.Lock()
-        self._lock = threading.RLock()
-        self._again = 0
-        """How often its holder took it again."""
 
-    def acquire(self) -> None:
+    def acquire(self) -> None:  # type: ignore[override]  # there is one way to take it: to wait
         """Take the lock; return when it is taken."""
-        if self._is_owned():
-            self._again += 1
+        take = super().acquire
+        if owned(self):
+            try:
+                take()
+            except BaseException:  # a signal's, which came behind it: taking it again waits for nothing
+                self.release()
+                raise
             return
         try:
             with self._turn:
-                self._lock.acquire()
+                take()
         except BaseException:
-            if self._is_owned():
-                self._lock.release()
+            if owned(self):
+                self.release()
             raise
 
-    def release(self) -> None:
-        """Give it back, once for each time it was taken."""
-        if self._again and self._is_owned():
-            self._again -= 1
-        else:
-            self._lock.release()
+    __enter__ = acquire  # type: ignore[assignment]
 
-    def __enter__(self) -> None:
-        self.acquire()
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def _is_owned(self) -> bool:
-        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001 - as Condition does
-
-    def _release_save(self) -> int:
-        again, self._again = self._again, 0
-        self._lock.release()
-        return again
-
-    def _acquire_restore(self, again: int) -> None:
-        self._lock.acquire()
-        self._again = again
+def owned(lock: FairLock) -> bool:
+    """Say whether this thread holds the lock."""
+    return lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001 - as threading.Condition does
 
 
 @contextlib.contextmanager
@@ -69,7 +61,8 @@ def held(locks: Iterable[FairLock]) -> Iterator[None]:
     """Take the locks in their order, which must be the same everywhere, and give them back at the end.
 
     Not for a thread that holds one of them already. `contextlib.ExitStack` would leak a lock if
-    Ctrl-C came between taking it and noting it down; here it is noted down first.
+    Ctrl-C came between taking it and noting it down; here it is noted down first. If it comes while
+    they are given back, the others are given back all the same.
     """
     noted: list[FairLock] = []
     try:
@@ -78,6 +71,14 @@ def held(locks: Iterable[FairLock]) -> Iterator[None]:
             lock.acquire()
         yield
     finally:
-        for lock in reversed(noted):
-            if lock._is_owned():  # noqa: SLF001 - of this module
-                lock.release()
+        try:
+            _give_back(noted)
+        finally:
+            _give_back(noted)  # what is left, should Ctrl-C have come in between
+
+
+def _give_back(noted: list[FairLock]) -> None:
+    while noted:
+        if owned(noted[-1]):
+            noted[-1].release()
+        noted.pop()

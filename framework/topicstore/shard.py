@@ -95,7 +95,7 @@ class Shard:
         self._policy = policy
         self._make_layout = make_layout
         self._lock = FairLock()
-        self._moved_on = threading.Condition(self._lock)  # type: ignore[arg-type]  # has all that it asks for
+        self._moved_on = threading.Condition(self._lock)
         """Told when the last position moves."""
         self._rewriting = FairLock()
         """Held, before `_lock`, by who replaces what is stored: deletes and compactions keep out of each other."""
