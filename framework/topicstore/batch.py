@@ -182,6 +182,8 @@ class MessageBatch:
 
     def ids(self) -> list[MessageId]:
         """Return the ids of stored messages, row by row."""
+        if not len(self):
+            return []
         if self.positions is None or self.shards is None:
             raise InvalidMessageError("messages have ids once they are stored")
         return list(map(MessageId, to_iterable(self.shards), to_iterable(self.positions)))

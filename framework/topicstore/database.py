@@ -496,8 +496,12 @@ class Database:
         """Iterate over the matching messages stored before the call.
 
         Each publisher's messages of each topic come in the order stored. With ``order="time"``
-        everything comes in order of positions (then of shards). ``batch_size`` bounds how many
-        messages are in memory at a time. What is deleted while the replay runs may be missing; if
+        everything comes in order of positions (then of shards).
+
+        ``batch_size`` bounds how many messages are fetched at a time. In memory are those of one
+        batch; with ``order="time"`` up to 64 of every stream, if that is more; and what a layout has
+        to decode at once (`block`: the rest of a merged segment for each shard and generation, up to
+        some 50 MB). What is deleted while the replay runs may be missing; if
         a generation is dropped under it, it raises `GenerationDroppedError`.
         """
         batches = self._batches(topic_filter, start, until, order, batch_size)
@@ -541,7 +545,7 @@ class Database:
             batch_size=batch_size,
         )
         plan = self._hooks.topicstore_replay(request=request)
-        return replaying.run(plan, lambda iterator, bound: self._next(iterator, request.batch_size, bound=bound))
+        return replaying.run(plan, lambda iterator, bound, limit: self._next(iterator, limit, bound=bound))
 
     # --- removing ---
 

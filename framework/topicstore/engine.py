@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
 
-from .errors import UnsupportedError
+from .errors import InvalidArgumentError, UnsupportedError
 from .options import NoOptions
 
 if TYPE_CHECKING:
@@ -139,6 +139,8 @@ class WriteBatch:
 
     def put_many(self, keyspace: Keyspace, keys: Sequence[Key], values: Sequence[bytes]) -> None:
         """Set each of ``keys`` to its value. They are put fastest in their order."""
+        if len(keys) != len(values):
+            raise InvalidArgumentError(f"{len(keys)} keys and {len(values)} values")
         if keys:
             self.runs.append((keyspace, list(keys), list(values)))
             self.size += sum(map(len, values))

@@ -26,7 +26,10 @@ from .replay import Order, ReplayPlan, run
 from .requests import NextResult, ReplayRequest
 from .topics import TopicFilter
 
-__all__ = ["Explanation", "SlabCost", "UnreadSlab", "explain"]
+__all__ = ["LEGEND", "Explanation", "SlabCost", "UnreadSlab", "explain"]
+
+LEGEND = "visited: blocks or keys, by the layout, that were decoded; skipped: passed over"
+"""For people: what the counters count."""
 
 _PATTERNS = 5
 
@@ -60,6 +63,14 @@ class SlabCost:
     epoch_seconds: float
     """How long a message may stay hidden after it was stored; 0 for layouts that show it at once."""
 
+    def __str__(self) -> str:
+        reads = self.reads
+        return (
+            f"shard {self.shard}, generation {self.generation} ({self.layout}): {self.matching:,} of {self.streams:,} "
+            f"streams may match; seeks {reads.seeks:,}, visited {reads.visited:,}, skipped {reads.skipped:,}, "
+            f"messages {reads.rows:,}; {self.seconds * 1e3:,.2f} ms"
+        )
+
 
 @attrs.frozen(kw_only=True)
 class UnreadSlab:
@@ -69,6 +80,9 @@ class UnreadSlab:
     generation: int
     layout: str
     reason: Reason
+
+    def __str__(self) -> str:
+        return f"not read: shard {self.shard}, generation {self.generation} ({self.layout}): {self.reason}"
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +106,12 @@ class Explanation:
     slabs: list[SlabCost]
     """That were read, by shard and generation."""
     unread: list[UnreadSlab]
+
+    def __str__(self) -> str:
+        rate = f", {self.rate:,.0f} a second" if self.messages else ""
+        lines = [f"{self.topic_filter}: messages {self.messages:,} in {self.seconds * 1e3:,.2f} ms{rate}"]
+        lines += map(str, (*self.slabs, *self.unread))
+        return "\n".join([*lines, LEGEND] if self.slabs else lines)
 
 
 @attrs.define
@@ -178,9 +198,9 @@ class _Run:
         while self._take(batches):
             pass
 
-    def _fetch(self, iterator: StreamIterator, bound: int) -> NextResult:
+    def _fetch(self, iterator: StreamIterator, bound: int, limit: int) -> NextResult:
         began = perf_counter()
-        result = self._request.db._next(iterator, self._request.batch_size, bound=bound)  # noqa: SLF001 - as its replay
+        result = self._request.db._next(iterator, limit, bound=bound)  # noqa: SLF001 - as its replay
         fetches = self._fetches[iterator.shard, iterator.generation]
         fetches.batches += 1
         fetches.seconds += perf_counter() - began

@@ -94,9 +94,11 @@ class LocalStore:
     @hookimpl
     def topicstore_replay(self, request: ReplayRequest) -> ReplayPlan:
         """Read each shard's generations in turn, by the streams that its layout finds cheapest."""
+        began = time.monotonic()
         bounds = [_bound(shard, request) for shard in request.db.shards]  # of one moment: planning may wait
-        lanes = [_lane(shard, bound, request) for shard, bound in zip(request.db.shards, bounds, strict=True)]
-        return ReplayPlan(lanes=[lane for lane in lanes if lane.stages], order=request.order)
+        lanes = [_lane(shard, bound, request, began) for shard, bound in zip(request.db.shards, bounds, strict=True)]
+        lanes = [lane for lane in lanes if lane.stages]
+        return ReplayPlan(lanes=lanes, order=request.order, batch_size=request.batch_size)
 
 
 def _parts(request: StoreRequest) -> list[tuple[int, _Rows, MessageBatch]]:
@@ -165,7 +167,7 @@ def _bound(shard: Shard, request: ReplayRequest) -> int:
     return min(shard.watermark, first_position(request.until) - 1)
 
 
-def _lane(shard: Shard, bound: int, request: ReplayRequest) -> Lane:
+def _lane(shard: Shard, bound: int, request: ReplayRequest, began: float) -> Lane:
     first = first_position(request.start)
     stages = []
     for record, slab in shard.slabs() if first <= bound else ():
@@ -173,8 +175,9 @@ def _lane(shard: Shard, bound: int, request: ReplayRequest) -> Lane:
             continue
         streams = slab.cover(request.topic_filter, first)
         if record.sealed is None and any(slab.visible(stream, shard.watermark) < bound for stream in streams):
-            shard.end_epoch(record.number, bound, wait=True)
-        stages.append(Stage(_iterators(shard.number, record.number, slab, streams, first, request), slab.epoch))
+            shard.end_epoch(record.number, bound, wait=True, since=began)
+        if streams:
+            stages.append(Stage(_iterators(shard.number, record.number, slab, streams, first, request), slab.epoch))
     return Lane(shard=shard.number, bound=bound, stages=stages)
 
 

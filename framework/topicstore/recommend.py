@@ -1,14 +1,16 @@
 """Which layout for whose messages: all that are installed, measured side by side on a sample.
 
 `compare` stores the sample in a database of each layout, compacts it, and replays each filter
-several times. Everything is interleaved, batch by batch and replay by replay, so that what
-disturbs the machine disturbs all layouts alike; of the replays, medians count.
+several times; layouts that have something to merge replay the filters before that too. Everything is
+interleaved, batch by batch and replay by replay, so that what disturbs the machine disturbs all
+layouts alike; of the replays, medians count.
 
-The rule. A layout's *total* is the time of its replays of the filters, each as often as it was
-given. The smallest total wins. Layouts within a tenth of it, or nearer to it than twice the standard
-error, are as fast; of these, the one wins that has the smallest product of the time to store a
-message, compaction included, and the bytes it takes. ``reference`` is measured, because
-all others must return as many messages as it does; it is there to be right, and never recommended.
+The rule. A layout's *total* is the time of its replays of the filters after compaction, each as often
+as it was given. The smallest total wins. Layouts within a tenth of it, or nearer to it than twice the
+standard error or `SHORT_SECONDS`, can't be told apart from it; of these, the one wins that has the
+smallest product of the time to store a message, compaction included, and the bytes it takes.
+``reference`` is measured, because all others must return as many messages as it does; it is there to
+be right, and never recommended.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ TIE = 1.1
 LEAST_ROUNDS, MOST_ROUNDS = 3, 9
 ENOUGH_SECONDS = 1.0
 """After which a replay that was measured often enough is not measured again."""
-SMALL_SECONDS = 0.005
-"""A total below this says little of a larger database."""
+SHORT_SECONDS = 0.005
+"""A difference below this says nothing of a larger database."""
 LATE_PART = 0.99
 """Of the sample lies before the late start."""
 
@@ -90,6 +92,8 @@ class LayoutFigures:
     store_rate: float
     """Messages a second."""
     compact_seconds: float
+    merged: int
+    """Messages that the compaction rewrote: 0 for layouts that keep them as stored."""
     bytes_per_message: float
     """On disk after compaction, less what an empty database takes; of the values, where there is no disk."""
     delay_seconds: float
@@ -97,7 +101,9 @@ class LayoutFigures:
     replays: list[ReplayFigures]
     """By question."""
     total_seconds: float
-    """Of the questions, each by its weight."""
+    """Of the questions, each by its weight, after compaction."""
+    unmerged_seconds: float | None
+    """The same before compaction; None for layouts with nothing to merge."""
     error_seconds: float
     """Standard error of that."""
     cost: float
@@ -137,27 +143,39 @@ def compare(
     filters:   what will be replayed; one that is there twice counts twice. The replay of everything,
                and one that starts in the last hundredth, are measured too, but don't count.
     directory: exists, and is empty; gets a database of each layout.
-    options:   as of `topicstore.open`.
+    options:   by plugin, as of `topicstore.open`; of the backend, and of any layouts.
     progress:  is told what is done now.
 
-    Takes seconds to minutes. Raises `InvalidArgumentError` for an empty sample, `InvalidFilterError`,
-    `UnsupportedError` if there is nothing to choose from, `PluginError` if layouts differ in what
+    Takes seconds to minutes. Raises `InvalidArgumentError` for an empty sample and for filters that
+    match nothing in it, `InvalidFilterError`, `UnsupportedError` if there is nothing to choose from, `PluginError` if layouts differ in what
     they return, and what `topicstore.open` and `Database.store` raise.
     """
     if not any(map(len, batches)):
         raise InvalidArgumentError("the sample has no messages")
     if not filters:
         raise InvalidArgumentError("without filters there is nothing to choose by")
-    weights = Counter(TopicFilter(text).text for text in filters)
+    parsed = [TopicFilter(text) for text in filters]
+    weights = Counter(one.text for one in parsed)
+    topics = {topic for batch in batches for topic in to_iterable(batch.topics)}
+    if not any(one.matches(topic) for one in parsed for topic in topics):
+        raise InvalidArgumentError(f"nothing in the sample matches {' or '.join(weights)}: nothing to measure by")
     usable, left_out = _layouts_on(backend)
+    options = options or {}
+    strangers = sorted(options.keys() - {backend, *registry().layouts()})
+    if strangers:
+        raise InvalidArgumentError(f"there are options of {', '.join(strangers)}: neither the backend nor a layout")
     with contextlib.ExitStack() as stack:
         bench = _Bench(stack, directory, usable, backend=backend, options=options, now=_latest(batches))
         progress("storing")
         late_start = bench.store(batches)
+        questions = [Question(topic_filter=text, weight=weight) for text, weight in weights.items()]
+        for question in questions:
+            progress(f"replaying {question.topic_filter} before compaction")
+            bench.replay_unmerged(question)
         progress("compacting")
         bench.compact()
-        weights.setdefault("#", 0)
-        questions = [Question(topic_filter=text, weight=weight) for text, weight in weights.items()]
+        if "#" not in weights:
+            questions.append(Question(topic_filter="#"))
         questions.append(Question(topic_filter="#", start=late_start))
         for question in questions:
             progress(f"replaying {question.topic_filter}")
@@ -167,13 +185,13 @@ def compare(
     return Comparison(
         backend=backend,
         messages=sum(map(len, batches)),
-        topics=len({topic for batch in batches for topic in to_iterable(batch.topics)}),
+        topics=len(topics),
         questions=questions,
         layouts=layouts,
         left_out=left_out,
         recommended=recommended.layout,
         reason=reason,
-        caveats=list(_caveats(recommended, questions)),
+        caveats=list(_caveats(recommended, questions, reason)),
     )
 
 
@@ -229,10 +247,13 @@ class _Contender:
     """On disk before anything was stored."""
     store_seconds: float = 0.0
     compact_seconds: float = 0.0
+    merged: int = 0
     delay_seconds: float = 0.0
     found: dict[Question, tuple[int, ReadCounters]] = attrs.field(factory=dict)
     """Messages, and what reading them the first time has cost."""
     times: dict[Question, list[float]] = attrs.field(factory=dict)
+    unmerged: dict[Question, list[float]] = attrs.field(factory=dict)
+    """Times before compaction, if there was something to merge."""
 
     def explain(self, question: Question) -> int:
         """Replay once, which also warms the caches; return the number of messages."""
@@ -243,9 +264,13 @@ class _Contender:
         self.delay_seconds = max(self.delay_seconds, *(slab.epoch_seconds for slab in explanation.slabs), 0.0)
         return explanation.messages
 
-    def measure(self, question: Question) -> None:
+    @property
+    def waits(self) -> bool:
+        """Something is waiting to be merged."""
+        return any(shard.backlog() for shard in self.db.shards)
+
+    def measure(self, question: Question, times: list[float]) -> None:
         """Replay once more, unless it was measured enough."""
-        times = self.times[question]
         if len(times) < LEAST_ROUNDS or sum(times) < ENOUGH_SECONDS:
             started = perf_counter()
             deque(self.db.replay(question.topic_filter, question.start), maxlen=0)
@@ -261,13 +286,20 @@ class _Contender:
             layout=self.layout,
             store_rate=info.messages / self.store_seconds,
             compact_seconds=self.compact_seconds,
+            merged=self.merged,
             bytes_per_message=bytes_per_message,
             delay_seconds=self.delay_seconds,
             replays=replays,
             total_seconds=sum(weight * replay.seconds for weight, replay in weighted),
+            unmerged_seconds=self._unmerged_seconds(),
             error_seconds=hypot(*(weight * replay.error for weight, replay in weighted)),
             cost=(self.store_seconds + self.compact_seconds) / info.messages * bytes_per_message,
         )
+
+    def _unmerged_seconds(self) -> float | None:
+        if not self.merged or not self.unmerged:
+            return None
+        return sum(question.weight * float(np.median(times)) for question, times in self.unmerged.items())
 
     def _replay_figures(self, question: Question) -> ReplayFigures:
         messages, reads = self.found[question]
@@ -293,7 +325,7 @@ class _Bench:
         layouts: Sequence[str],
         *,
         backend: str,
-        options: Mapping[str, Mapping[str, Any]] | None,
+        options: Mapping[str, Mapping[str, Any]],
         now: int,
     ) -> None:
         self._now = now
@@ -305,7 +337,7 @@ class _Bench:
                 layout=layout,
                 timestamps="message",
                 late="lift",
-                options=options,
+                options={name: options[name] for name in (backend, layout) if name in options},
                 auto_compact=False,
                 clock=lambda: self._now,  # the same for all, so that they give the same positions
             )
@@ -330,7 +362,18 @@ class _Bench:
     def compact(self) -> None:
         """Compact everywhere."""
         for contender in self._contenders:
-            contender.compact_seconds = contender.db.compact().seconds
+            report = contender.db.compact()
+            contender.compact_seconds, contender.merged = report.seconds, report.messages
+
+    def replay_unmerged(self, question: Question) -> None:
+        """Replay, before anything is compacted, where something waits for that."""
+        waiting = [contender for contender in self._contenders if contender.waits]
+        for contender in waiting:
+            contender.unmerged[question] = []
+            contender.db.explain(question.topic_filter)  # as later: warms the caches
+        for _ in range(MOST_ROUNDS):
+            for contender in waiting:
+                contender.measure(question, contender.unmerged[question])
 
     def replay(self, question: Question) -> None:
         """Replay everywhere several times, the layouts in turns."""
@@ -345,7 +388,7 @@ class _Bench:
                 )
         for number in range(MOST_ROUNDS):
             for contender in self._in_turn(number):
-                contender.measure(question)
+                contender.measure(question, contender.times[question])
 
     def _in_turn(self, number: int) -> Sequence[_Contender]:
         """Begin with another each time: the first finds the messages, or the machine, colder."""
@@ -363,35 +406,51 @@ class _Bench:
 def choose(layouts: Sequence[LayoutFigures]) -> tuple[LayoutFigures, str]:
     """Return the best of layouts, smallest total first, and why."""
     fastest, *others = layouts
+    total = f"{fastest.total_seconds * 1e3:,.2f} ms for all filters"
     if not others:
         return fastest, f"{fastest.layout} is the only layout to choose"
-    equal = [fastest, *(one for one in others if _as_fast(one, fastest))]
+    near = {one.layout: why for one in others if (why := _indistinct(one, fastest))}
+    if not near:
+        return fastest, f"{total}; the next is {_timed(others[0])}"
+    equal = [fastest, *(one for one in others if one.layout in near)]
     best = min(equal, key=lambda one: one.cost)
-    total = f"{best.total_seconds * 1e3:,.2f} ms for all filters"
-    if len(equal) > 1:
-        rivals = _named(one for one in equal if one is not best)
-        return best, f"{total}, as fast within 10 % or the noise as {rivals}; of these it costs least to store"
-    return best, f"{total}; the next is {_named(others[:1])}"
+    rivals = ", ".join(_timed(one) for one in equal if one is not best)
+    why = min(near.values(), key=_WEAKEST.index)
+    return best, f"{why}: {_timed(best)} against {rivals}; of these it costs least to store, in time and bytes"
 
 
-def _as_fast(one: LayoutFigures, fastest: LayoutFigures) -> bool:
-    noise = 2 * hypot(one.error_seconds, fastest.error_seconds)
-    return one.total_seconds <= max(TIE * fastest.total_seconds, fastest.total_seconds + noise)
+_TOO_SHORT, _TOO_UNSTEADY, _CLOSE = "too short to tell", "too unsteady to tell", "as fast within 10 %"
+_WEAKEST = (_TOO_SHORT, _TOO_UNSTEADY, _CLOSE)
 
 
-def _named(layouts: Iterable[LayoutFigures]) -> str:
-    return ", ".join(f"{one.layout} ({one.total_seconds * 1e3:,.2f} ms)" for one in layouts)
+def _indistinct(one: LayoutFigures, fastest: LayoutFigures) -> str:
+    """Return why a layout can't be told apart from the fastest, or nothing if it can."""
+    difference = one.total_seconds - fastest.total_seconds
+    if one.total_seconds <= TIE * fastest.total_seconds:
+        return _CLOSE
+    if difference < SHORT_SECONDS:
+        return _TOO_SHORT
+    return _TOO_UNSTEADY if difference <= 2 * hypot(one.error_seconds, fastest.error_seconds) else ""
 
 
-def _caveats(best: LayoutFigures, questions: Sequence[Question]) -> Iterator[str]:
+def _timed(one: LayoutFigures) -> str:
+    return f"{one.layout} {one.total_seconds * 1e3:,.2f} ms"
+
+
+def _caveats(best: LayoutFigures, questions: Sequence[Question], reason: str) -> Iterator[str]:
     pairs = zip(questions, best.replays, strict=True)
     empty = [question.topic_filter for question, replay in pairs if question.weight and not replay.messages]
     if empty:
         yield f"nothing in the sample matches {', '.join(empty)}"
-    if best.total_seconds < SMALL_SECONDS:
-        yield "the replays took too little time to tell layouts apart: take a larger sample"
-    elif (part := 2 * best.error_seconds / best.total_seconds) > TIE - 1:
-        yield f"the total is uncertain by {part:.0%}: measure on a quieter machine, or take a larger sample"
+    if reason.startswith(_TOO_SHORT):
+        yield "a larger sample may tell the layouts apart"
+    elif reason.startswith(_TOO_UNSTEADY):
+        yield "a quieter machine or a larger sample may tell the layouts apart"
+    if best.unmerged_seconds is not None and best.unmerged_seconds > 2 * best.total_seconds:
+        yield (
+            f"what {best.layout} has not compacted yet is read more slowly: the filters took "
+            f"{best.unmerged_seconds * 1e3:,.2f} ms before compaction"
+        )
     if best.delay_seconds:
         delay = f"up to {best.delay_seconds:,.3g} s after it was stored"
         yield f"{best.layout} shows a message once its epoch is over: {delay}"

@@ -5,12 +5,15 @@ comes only after the one before has been read to its end; within a generation st
 independent, and take turns batch by batch, so that none waits for another to finish.
 
 In order of time, streams are merged by position. Where a layout has epochs, a stream is first
-sorted an epoch at a time: that is how much of it is then in memory.
+sorted an epoch at a time: that is how much of it is then in memory. So are some messages of every
+stream, before the first one comes out.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import Literal
 
 import attrs
@@ -24,8 +27,10 @@ __all__ = ["Fetch", "Lane", "Order", "ReplayPlan", "Stage", "run", "slices"]
 
 Order = Literal["time"]
 
-Fetch = Callable[[StreamIterator, int], NextResult]
-"""Fetches the next batch of an iterator, up to a bound."""
+Fetch = Callable[[StreamIterator, int, int], NextResult]
+"""Fetches the next batch of an iterator, up to a bound, of at most so many messages."""
+_LEAST = 64
+"""Messages of a stream that are fetched at once at least, however many streams there are to merge."""
 
 
 @attrs.frozen
@@ -55,31 +60,34 @@ class ReplayPlan:
     lanes: list[Lane]
     order: str | None
     """``"time"`` merges everything by position; None gives each publisher's and topic's own order."""
+    batch_size: int
+    """Messages that are fetched at once."""
 
 
 def run(plan: ReplayPlan, fetch: Fetch) -> Iterator[MessageBatch]:
     """Yield the non-empty batches of a replay."""
     if plan.order == "time":
-        return _merge([_in_order(lane, fetch) for lane in plan.lanes])
-    return _take_turns([_staged(lane, fetch) for lane in plan.lanes])
+        return _merge([_in_order(lane, fetch, plan.batch_size) for lane in plan.lanes])
+    return _take_turns([_staged(lane, fetch, plan.batch_size) for lane in plan.lanes])
 
 
-def _staged(lane: Lane, fetch: Fetch) -> Iterator[MessageBatch]:
+def _staged(lane: Lane, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
     for stage in lane.stages:
-        yield from _take_turns([_stream(iterator, lane.bound, fetch) for iterator in stage.iterators])
+        yield from _take_turns([_stream(iterator, lane.bound, fetch, limit) for iterator in stage.iterators])
 
 
-def _in_order(lane: Lane, fetch: Fetch) -> Iterator[MessageBatch]:
+def _in_order(lane: Lane, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
     for stage in lane.stages:
-        streams = [_stream(iterator, lane.bound, fetch) for iterator in stage.iterators]
+        each = min(limit, max(limit // len(stage.iterators), _LEAST))  # of every stream some are held at a time
+        streams = [_stream(iterator, lane.bound, fetch, each) for iterator in stage.iterators]
         if stage.epoch > 1:
             streams = [_by_epoch(stream, stage.epoch) for stream in streams]
         yield from _merge(streams)
 
 
-def _stream(iterator: StreamIterator, bound: int, fetch: Fetch) -> Iterator[MessageBatch]:
+def _stream(iterator: StreamIterator, bound: int, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
     while True:
-        result = fetch(iterator, bound)
+        result = fetch(iterator, bound, limit)
         if len(result.batch):
             yield result.batch
         if result.caught_up or result.end_of_stream:
@@ -103,39 +111,51 @@ def _by_epoch(stream: Iterator[MessageBatch], epoch: int) -> Iterator[MessageBat
 
 def _take_turns(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]:
     while sources:
-        ended = []
+        left = []
         for source in sources:
             batch = next(source, None)
-            if batch is None:
-                ended.append(source)
-            else:
+            if batch is not None:
+                left.append(source)
                 yield batch
-        sources = [source for source in sources if source not in ended]
+        sources = left
 
 
 def _merge(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]:
     """Merge sources that are each in order of position; equal positions by order of the sources.
 
     A whole run at a time: everything up to the lowest of the heads' last positions is complete,
-    whatever the sources still hold, and is put in order by one stable sort.
+    whatever the sources still hold, and is put in order by one stable sort. Of thousands of
+    sources, only those are looked at that have something of the run.
     """
-    heads = [(head, source) for source in sources if (head := next(source, None)) is not None]
-    while len(heads) > 1:
-        safe = min(head.positions[-1] for head, _ in heads)
-        ready: list[MessageBatch] = []
-        kept: list[tuple[MessageBatch, Iterator[MessageBatch]]] = []
-        for head, source in heads:
-            cut = int(np.searchsorted(head.positions, safe, side="right"))
-            if cut:
-                ready.append(head[:cut])
-            rest = head[cut:] if cut < len(head) else next(source, None)
-            if rest is not None:
-                kept.append((rest, source))
-        yield _sorted(ready)
-        heads = kept
-    for head, source in heads:
-        yield head
-        yield from source
+    heads: list[tuple[int, int, MessageBatch]] = []  # by first position; each source has one head at most
+    lasts: list[int] = []
+    for number, source in enumerate(sources):
+        _push(heads, lasts, number, next(source, None))
+    while heads:
+        if len(heads) == 1:
+            yield heads[0][2]
+            yield from sources[heads[0][1]]
+            return
+        safe = heapq.heappop(lasts)
+        while lasts and lasts[0] == safe:  # of another shard
+            heapq.heappop(lasts)
+        ready: list[tuple[int, MessageBatch]] = []
+        while heads and heads[0][0] <= safe:
+            _, number, head = heapq.heappop(heads)
+            cut = int(np.searchsorted(head.positions, np.uint64(safe), side="right"))
+            ready.append((number, head[:cut]))
+            if cut < len(head):
+                heapq.heappush(heads, (int(head.positions[cut]), number, head[cut:]))
+            else:
+                _push(heads, lasts, number, next(sources[number], None))
+        ready.sort(key=itemgetter(0))
+        yield _sorted([batch for _, batch in ready])
+
+
+def _push(heads: list[tuple[int, int, MessageBatch]], lasts: list[int], number: int, head: MessageBatch | None) -> None:
+    if head is not None:
+        heapq.heappush(heads, (int(head.positions[0]), number, head))
+        heapq.heappush(lasts, int(head.positions[-1]))
 
 
 def _sorted(batches: list[MessageBatch]) -> MessageBatch:

@@ -426,8 +426,8 @@ class Shard:
             while True:
                 with self._lock:  # a step at a time, so that writers get their turn in between
                     self.check_writable()
-                    step = next(steps, None)
-                    if step is None or generation not in self._slabs:
+                    step = next(steps, None) if generation in self._slabs else None  # dropped in between
+                    if step is None:
                         return deleted
                     if not step.write:
                         continue
@@ -504,16 +504,16 @@ class Shard:
 
     # --- epochs ---
 
-    def end_epoch(self, generation: int, position: int, *, wait: bool) -> None:
+    def end_epoch(self, generation: int, position: int, *, wait: bool, since: float | None = None) -> None:
         """See that readers of a generation may see everything up to ``position``.
 
         If that lies in the epoch being written, it must be over: with ``wait``, return when it is, at
-        most an epoch later; else do nothing while it isn't.
+        most an epoch after ``since``, of `time.monotonic`, or the call; else do nothing while it isn't.
         """
         epoch = self.slab(generation).epoch
         if epoch == 1:
             return
-        latest = time.monotonic() + time_of(epoch) / 1e6
+        latest = (time.monotonic() if since is None else since) + time_of(epoch) / 1e6
         with self._moved_on:
             while generation == self.current and self._in_open_epoch(position, epoch):
                 seconds = self._left_of_epoch(epoch, latest)

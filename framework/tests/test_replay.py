@@ -1,0 +1,112 @@
+"""Merging and taking turns: the rows and order of a plain sort, and a cost that follows the rows."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from topicstore import Message, MessageBatch
+from topicstore.iterators import Iterator as StreamIterator
+from topicstore.replay import Lane, ReplayPlan, Stage, run
+from topicstore.requests import NextResult
+
+BASE = 1 << 63
+"""Positions above what a signed number of 64 bits, or a float, can tell apart."""
+
+Streams = list[list[list[int]]]
+"""Of each stream its batches' positions, from `BASE` on."""
+
+
+class Source:
+    """Hands out streams batch by batch, in parts if fewer are asked for."""
+
+    def __init__(self, streams: list[tuple[int, list[list[int]]]]) -> None:
+        self.batches = {number: [batch for batch in batches if batch] for number, (_, batches) in enumerate(streams)}
+        self.shards = {number: shard for number, (shard, _) in enumerate(streams)}
+        self.asked: list[int] = []
+
+    def plan(self, order: str | None, batch_size: int = 1_000) -> ReplayPlan:
+        lanes = []
+        for shard in sorted(set(self.shards.values())):
+            ours = [
+                StreamIterator(bytes(16), shard, 1, number, "#", b"")
+                for number, its in self.shards.items()
+                if its == shard
+            ]
+            lanes.append(Lane(shard=shard, bound=2 * BASE, stages=[Stage(ours, 1)]))
+        return ReplayPlan(lanes=lanes, order=order, batch_size=batch_size)
+
+    def fetch(self, iterator: StreamIterator, bound: int, limit: int) -> NextResult:
+        self.asked.append(limit)
+        left = self.batches[iterator.stream]
+        batch = left.pop(0) if left else []
+        if len(batch) > limit:
+            left.insert(0, batch[limit:])
+            batch = batch[:limit]
+        done = not left
+        return NextResult(
+            batch=_batch(batch, iterator.shard, iterator.stream), iterator=iterator, end_of_stream=False, caught_up=done
+        )
+
+
+def _batch(positions: list[int], shard: int, stream: int) -> MessageBatch:
+    batch = MessageBatch.from_messages([Message(f"{stream}/{position}", b"") for position in positions])
+    at = np.array(positions, dtype=np.uint64) + np.uint64(BASE)
+    return batch.placed(at, [0] * len(positions), shard)
+
+
+@st.composite
+def _streams(draw: st.DrawFn) -> list[tuple[int, list[list[int]]]]:
+    streams = []
+    for _ in range(draw(st.integers(1, 6))):
+        positions = sorted(draw(st.sets(st.integers(0, 40), max_size=12)))
+        cuts = sorted(draw(st.lists(st.integers(0, len(positions)), max_size=3)))
+        batches = [positions[a:b] for a, b in zip([0, *cuts], [*cuts, len(positions)], strict=True)]
+        streams.append((draw(st.integers(0, 2)), batches))
+    return streams
+
+
+@given(_streams(), st.sampled_from((1, 3, 1_000)))
+def test_any_streams(streams: list[tuple[int, list[list[int]]]], batch_size: int) -> None:
+    """In order of time: by position, then by shard. Without: everything once, each stream in its own order."""
+    rows = [(at, shard, number) for number, (shard, of) in enumerate(streams) for each in of for at in each]
+    source = Source(streams)
+    found = [topic for batch in run(source.plan("time", batch_size), source.fetch) for topic in batch.topics]
+    by_position = sorted(rows, key=lambda row: row[:2])
+    assert [(at, shard) for at, shard, _ in by_position] == [
+        (int(topic.split("/")[1]), streams[int(topic.split("/")[0])][0]) for topic in found
+    ]
+    assert sorted(f"{number}/{at}" for at, _, number in rows) == sorted(found)
+    source = Source(streams)
+    found = [topic for batch in run(source.plan(None, batch_size), source.fetch) for topic in batch.topics]
+    for number, (_, batches) in enumerate(streams):
+        assert [f"{number}/{at}" for each in batches for at in each] == [
+            topic for topic in found if topic.startswith(f"{number}/")
+        ]
+    assert len(rows) == len(found)
+    assert max(source.asked, default=0) <= batch_size
+
+
+@pytest.mark.parametrize("order", ["time", None])
+def test_ten_times_the_streams_cost_about_ten_times(order: str | None) -> None:
+    """And not a hundred times."""
+
+    def cost(count: int) -> float:
+        source = Source([(0, [[number], [count + number]]) for number in range(count)])
+        began = time.process_time()
+        assert 2 * count == sum(len(batch) for batch in run(source.plan(order), source.fetch))
+        return time.process_time() - began
+
+    cost(200)
+    assert min(cost(5_000) for _ in range(2)) < 40 * min(cost(500) for _ in range(5))
+
+
+def test_of_many_streams_few_messages_each_are_held() -> None:
+    """The batch size is shared by the streams that are merged, down to a least number."""
+    for count, expected in ((1, 1_000), (10, 100), (1_000, 64)):
+        source = Source([(0, [[number]]) for number in range(count)])
+        assert count == sum(len(batch) for batch in run(source.plan("time"), source.fetch))
+        assert {expected} == set(source.asked)
