@@ -423,3 +423,33 @@ def test_a_shard_that_takes_no_writes(pair: Pair, quick: Path, first: str, refus
             assert len(whole) - len(known) in (0, 8 if first == "store" else 0)  # what failed may be there, as a whole
             follower.read(db)
             assert sorted(whole) == sorted(follower.ids)
+
+
+@every_pair
+@pytest.mark.parametrize("what", ["close", "add_generation", "store", "fail"])
+def test_who_waits_is_let_go(pair: Pair, quick: Path, what: str) -> None:
+    """A replay that waits for the end of a long epoch goes on, or is told why not, as soon as the epoch can't go on."""
+    clock = Clock(BEGIN)
+    db = opened(pair, quick / "db", clock, durability="sync")
+    with contextlib.closing(db), ThreadPoolExecutor() as threads:
+        stored = db.store(some(1)).ids
+        waiting = threads.submit(replayed, db)
+        with contextlib.suppress(TimeoutError):
+            waiting.result(0.05)
+        if what == "close":
+            db.close()
+        elif what == "add_generation":
+            db.add_generation()
+        elif what == "store":
+            clock.now += LENGTH
+            db.store(some(2))
+        else:
+            db.shards[0]._engine = Full(db.shards[0].engine(), "write")  # type: ignore[assignment]
+            with pytest.raises(ts.StorageFullError):
+                db.store(some(2))
+            db.shards[0]._engine = db.shards[0]._engine._engine  # type: ignore[attr-defined]
+        told = {"close": ts.DatabaseClosedError, "fail": ts.ShardReadOnlyError}.get(what)
+        waited = waiting.exception(PATIENCE)
+        assert waited is None or type(waited) is told
+        if waited is None:
+            assert sorted(stored) == sorted(id_ for id_, _ in waiting.result())

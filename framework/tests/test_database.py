@@ -472,3 +472,14 @@ def test_state_that_is_none_is_refused(tmp_path: Path, state: object) -> None:
         with pytest.raises(ts.InvalidArgumentError, match="a StateWrite, not"):
             db.store([ts.Message("a", b"1")], state=state)  # type: ignore[arg-type]
         assert [] == list(db.replay("#"))
+
+
+@pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized"])
+def test_options_that_cannot_be_stored_leave_nothing_behind(tmp_path: Path, layout: str) -> None:
+    """They are refused before there is a file, and as options of a later generation too."""
+    for thresholds in ([2**70], [-1], []):
+        with pytest.raises(ts.InvalidOptionError, match="thresholds"):
+            ts.create(tmp_path / "db", layout=layout, options={layout: {"thresholds": thresholds}})
+        assert not (tmp_path / "db").exists()
+    with ts.create(tmp_path / "db", layout=layout) as db, pytest.raises(ts.InvalidOptionError):
+        db.add_generation(layout, {"thresholds": [2**70]})

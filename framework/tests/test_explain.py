@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 import topicstore as ts
-from topicstore.explain import Explanation
+from topicstore.explain import LEGEND, Explanation
 from topicstore.replay import Order
 from topicstore_conformance.pairs import Pair, pairs
 
@@ -78,6 +78,17 @@ def test_what_is_not_read(db: ts.Database) -> None:
     db.add_generation()
     assert {3: "it is empty"} == unread(db.explain("#"))
     assert {1: "it ended before the start", 3: "it is empty"} == unread(db.explain("#", 40 * SECOND))
+
+
+def test_it_can_be_printed(db: ts.Database) -> None:
+    """One line for the whole, for each slab, and for what the counts are."""
+    first, reference, block, legend = str(db.explain("fleet/1/speed", until=40 * SECOND)).splitlines()
+    assert first.startswith("fleet/1/speed: messages 13 in ")
+    assert reference.startswith("shard 0, generation 1 (reference): 1 of 1 streams may match; seeks 1, visited 30, ")
+    assert block.startswith("shard 0, generation 2 (block): 1 of 3 streams may match; seeks ")
+    assert LEGEND == legend
+    late = str(db.explain("#", 40 * SECOND)).splitlines()
+    assert "not read: shard 0, generation 1 (reference): it ended before the start" == late[2]
 
 
 def test_every_shard_is_named(tmp_path: Path) -> None:

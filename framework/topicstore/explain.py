@@ -36,7 +36,13 @@ _PATTERNS = 5
 _SlabKey = tuple[int, int]
 """Shard and generation."""
 
-Reason = Literal["it is empty", "it ended before the start", "it begins behind the end", "no topic of it matches"]
+Reason = Literal[
+    "it is empty",
+    "it ended before the start",
+    "it begins behind the end",
+    "no topic of it matches",
+    "what matches ended before the start",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -178,9 +184,7 @@ class _Run:
                 for key in sorted(self._fetches.keys() & slabs.keys())
             ],
             unread=[
-                UnreadSlab(
-                    shard=key[0], generation=key[1], layout=record.layout, reason=self._reason(counted.get(key, record))
-                )
+                self._unread(key, counted.get(key, record), key in patterns)
                 for key, (record, _) in slabs.items()
                 if key not in self._fetches
             ],
@@ -245,7 +249,11 @@ class _Run:
             epoch_seconds=time_of(slab.epoch) / 1e6,
         )
 
-    def _reason(self, record: GenerationRecord) -> Reason:
+    def _unread(self, key: _SlabKey, record: GenerationRecord, matching: bool) -> UnreadSlab:
+        reason = self._reason(record, matching)
+        return UnreadSlab(shard=key[0], generation=key[1], layout=record.layout, reason=reason)
+
+    def _reason(self, record: GenerationRecord, matching: bool) -> Reason:
         if not record.messages:
             return "it is empty"
         if record.last_position is not None and record.last_position < first_position(self._request.start):
@@ -253,7 +261,7 @@ class _Run:
         until = self._request.until
         if until is not None and record.first_position >= first_position(until):
             return "it begins behind the end"
-        return "no topic of it matches"
+        return "what matches ended before the start" if matching else "no topic of it matches"
 
 
 def _learned_first(pattern: str) -> tuple[bool, str]:

@@ -8,11 +8,13 @@ a generation is dropped by four range deletes.
 
 The logical layer promises a slab:
 
-* Messages come in order of strictly increasing positions, one batch at a time.
+* Messages come in order of strictly increasing positions, one batch at a time. A batch has columns
+  of any of the forms of `topicstore.columns`; its positions are an array of unsigned 64-bit numbers.
 * Writers (`Slab.store`, `Slab.delete`) are serialised; readers run beside them, in any thread.
-* `Slab.compact` runs beside `Slab.store` and readers, but never beside `Slab.delete` or itself.
+* `Slab.compact` runs beside `Slab.store` and readers. No step of it runs beside a step of a delete
+  or of another compaction, but those may come between two of its steps: look anew in each.
 * No read asks for positions above ``bound``, all up to it are committed, and in the generation
-  that is written ``bound`` is never above what `Slab.visible` allows.
+  that is written ``bound`` is never above what `Slab.visible` allows. -1: there is nothing yet.
 
 Capabilities a layout may declare: ``position_order`` (a whole stream comes in order of
 positions; without it, only each publisher's messages of each topic do, and `Slab.epoch` says
@@ -141,6 +143,7 @@ class Slab(ABC):
     """The messages of one generation of one shard."""
 
     counters: ReadCounters
+    """To be set in ``__init__``, and counted up by `next`. Readers in several threads may lose a count."""
 
     epoch: int = 1
     """Positions of an epoch, a power of two. 1: streams come in order of positions. Above: epochs

@@ -30,8 +30,10 @@ def make_options(plugin: str, options_class: type, values: Mapping[str, Any]) ->
         if name not in known:
             raise InvalidOptionError(f"{plugin!r} has no option {name!r}; it has: {', '.join(known) or 'none'}")
     try:
-        return msgspec.convert({name: _read(value) for name, value in values.items()}, options_class, strict=False)
-    except (msgspec.ValidationError, TypeError, ValueError) as bad:
+        made: Any = msgspec.convert({name: _read(value) for name, value in values.items()}, options_class, strict=False)
+        msgspec.msgpack.encode(options_dict(made))  # as they will be stored
+        return made
+    except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as bad:
         raise InvalidOptionError(f"options of {plugin!r}: {bad}{_choices(options_class, str(bad))}") from bad
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import hypot, sqrt
 from pathlib import Path
 from time import perf_counter
@@ -146,9 +146,9 @@ def compare(
     options:   by plugin, as of `topicstore.open`; of the backend, and of any layouts.
     progress:  is told what is done now.
 
-    Takes seconds to minutes. Raises `InvalidArgumentError` for an empty sample and for filters that
-    match nothing in it, `InvalidFilterError`, `UnsupportedError` if there is nothing to choose from, `PluginError` if layouts differ in what
-    they return, and what `topicstore.open` and `Database.store` raise.
+    Takes seconds to minutes. Raises `InvalidArgumentError` for an empty sample and for filters that match
+    nothing in it, `InvalidFilterError`, `UnsupportedError` if there is nothing to choose from, `PluginError`
+    if layouts differ in what they return, and what `topicstore.open` and `Database.store` raise.
     """
     if not any(map(len, batches)):
         raise InvalidArgumentError("the sample has no messages")

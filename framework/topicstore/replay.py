@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from operator import itemgetter
 from typing import Literal
 
@@ -86,13 +87,13 @@ def _in_order(lane: Lane, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
 
 
 def _stream(iterator: StreamIterator, bound: int, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
-    while True:
+    ended = False
+    while not ended:
         result = fetch(iterator, bound, limit)
-        if len(result.batch):
-            yield result.batch
-        if result.caught_up or result.end_of_stream:
-            return
-        iterator = result.iterator
+        held, iterator, ended = [result.batch], result.iterator, result.caught_up or result.end_of_stream
+        del result  # a stream that waits for its turn must not keep the batch it has handed over
+        if len(held[0]):
+            yield held.pop()
 
 
 def _by_epoch(stream: Iterator[MessageBatch], epoch: int) -> Iterator[MessageBatch]:
@@ -113,10 +114,10 @@ def _take_turns(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]
     while sources:
         left = []
         for source in sources:
-            batch = next(source, None)
-            if batch is not None:
+            held = list(islice(source, 1))
+            if held:
                 left.append(source)
-                yield batch
+                yield held.pop()
         sources = left
 
 

@@ -51,13 +51,16 @@ from .generations import (
     remove_messages,
 )
 from .layout import CompactStep, Damage, Layout, Slab, SlabStep
-from .locking import FairLock
+from .locking import FairLock, owned
 from .options import options_dict
 from .positions import MAX_TIME, Times, commit_positions, late_rows, message_positions, time_of
 from .state import StateWrite, stage
 from .topics import TopicFilter
 
 __all__ = ["Policy", "Prepared", "Shard"]
+
+_LOOK = 1.0
+"""Seconds after which who waits for the end of an epoch looks whether the shard has failed: a flush can't tell it."""
 
 MakeLayout = Callable[[str, dict[str, Any]], Layout]
 
@@ -523,7 +526,7 @@ class Shard:
                 if not wait:
                     return
                 self.check_writable()
-                self._moved_on.wait(seconds)
+                self._moved_on.wait(min(seconds, _LOOK))
             ticket = self._written
         if wait or self._failure is None:
             self.settle(ticket)  # somebody else may have ended it, and not be done with that
@@ -633,6 +636,7 @@ class Shard:
                     self._records[sealed.number] = sealed
                 self._records[number] = record
                 self._list_live()
+                self._moved_on.notify_all()
 
             ticket = self._commit(write, tail, adopt)
         self.settle(ticket)
@@ -752,6 +756,7 @@ class Shard:
         with self._lock, self._flush_lock:
             if not self._closed:
                 self._closed = True
+                self._moved_on.notify_all()
                 self._slabs.clear()
                 self._live = []
                 try:
@@ -763,6 +768,8 @@ class Shard:
     def _fail(self, error: BaseException) -> None:
         self._failure = error
         self.counters.failures += 1
+        if owned(self._lock):  # else who waits for the end of an epoch looks soon
+            self._moved_on.notify_all()
 
     def _check_open(self) -> None:
         if self._closed:

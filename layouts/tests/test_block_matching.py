@@ -274,3 +274,22 @@ def test_sorted_texts(topics: list[str], seed: int, data: st.DataObject) -> None
         assert expected == listed(matcher.sorted_rows(column, *between), len(rows))
         one = Constant(mine[0], 4)
         assert topic_filter.matches(mine[0]) is matcher.sorted_rows(one, *between)
+
+
+def test_what_filters_want_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest is kept whatever its size; of the others as many as there is room for."""
+    trie = LearnedTopics(1, (10**6,))
+    trie.learn_all(f"{'x' * 50}/{number}" for number in range(1_000))
+    monkeypatch.setattr(wanted, "_KEPT_BYTES", 3_000_000)
+    filters = WantedStreams(trie)
+    kept = []
+    for number in range(20):
+        found = filters.of(TopicFilter(f"{'x' * 50}/+{'/#' * (number % 2)}"), None)
+        assert found is filters.of(TopicFilter(f"{'x' * 50}/+{'/#' * (number % 2)}"), None)
+        filters.of(TopicFilter(f"+/{number}"), None)
+        kept.append(sum(memory for _, _, memory in filters._kept.values()))
+    assert max(kept) <= 3_000_000
+    monkeypatch.setattr(wanted, "_KEPT_BYTES", 10)
+    found = filters.of(TopicFilter("#"), None)
+    assert found is filters.of(TopicFilter("#"), None)
+    assert 1 == len(filters._kept)

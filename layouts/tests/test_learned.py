@@ -521,6 +521,18 @@ def test_a_loaded_trie_goes_on_as_the_saved_one(
     assert one.operations == other.operations
 
 
+def test_finding_learns_nothing() -> None:
+    """Readers get the streams of what was stored, and are told where the way to one is lost."""
+    trie = learned([], 5)
+    topics = ["a/b", "a/c", "$s", "x" * 300]
+    streams = trie.learn_all(topics)
+    nodes, count = trie.nodes, len(trie)
+    assert streams == trie.find_all(topics)
+    with pytest.raises(CorruptionError, match="'never/stored' leads to no stream"):
+        trie.find_all(["a/b", "never/stored"])
+    assert (nodes, count) == (trie.nodes, len(trie))
+
+
 def test_unsaved_is_put_again_until_saved() -> None:
     """A failed write loses nothing: the next one carries it all."""
     trie = learned(["a/b"], 9)

@@ -36,13 +36,14 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
+import attrs
 from topicstore.engine import META, Reader, WriteBatch, encode_generation
 from topicstore.errors import CorruptionError
 from topicstore.layout import TopicNode
 from topicstore.sealing import seal, unseal
 from topicstore.topics import TopicFilter
 
-__all__ = ["CAPACITY", "MAX_LEVELS", "LearnedTopics"]
+__all__ = ["CAPACITY", "MAX_LEVELS", "LearnedTopics", "check_thresholds"]
 
 MAX_LEVELS = 32
 """Levels of a topic that are learned."""
@@ -54,6 +55,7 @@ _MOST_KNOWN = 65_536
 """Topics whose streams are remembered."""
 _LONGEST_KNOWN = 128
 """Characters of a topic that is remembered: longer ones would make the memory large."""
+_LARGEST_THRESHOLD = (1 << 32) - 1
 
 _EDGE, _LEAF = b"\x01", b"\x02"
 _U32 = struct.Struct(">I")
@@ -164,6 +166,12 @@ class LearnedTopics:
                 for node in reversed(missing):
                     heirs[node] = self._add(heirs[node.parent], _token(node))
 
+    def pass_on(self, generation: int, thresholds: Sequence[int], write: WriteBatch) -> None:
+        """Put the trie with which another generation begins, and which inherits this one."""
+        heir = LearnedTopics(generation, thresholds)
+        heir.inherit(self)
+        heir.save(write)
+
     def _link(self, parent: _Node, token: str, number: int) -> _Node:
         """Put a node into its place, where readers see it whole."""
         depth = len(parent.path)
@@ -207,7 +215,9 @@ class LearnedTopics:
         node = self._dollar if topic[0] == "$" else self._root
         for token in topic.split("/", MAX_LEVELS):
             node = node.children.get(token) or node.wild or self._grow(node, token)
-        stream = node.stream or self._begin(node)
+        return self._remember(topic, node.stream or self._begin(node))
+
+    def _remember(self, topic: str, stream: int) -> int:
         if len(topic) <= _LONGEST_KNOWN:
             if len(self._known) == _MOST_KNOWN:
                 self._known.clear()
@@ -244,6 +254,21 @@ class LearnedTopics:
             node = child
         return node.stream or None
 
+    def find_all(self, topics: Iterable[str]) -> list[int]:
+        """Return the streams of topics that were stored, learning nothing.
+
+        Raises `CorruptionError` naming one that leads nowhere: what was learned from it is lost.
+        """
+        known = self._known.get
+        with self._lock:
+            return [known(topic) or self._remember(topic, self._found(topic)) for topic in topics]
+
+    def _found(self, topic: str) -> int:
+        stream = self.find(topic)
+        if stream is None:
+            raise CorruptionError(f"topic {topic[:80]!r} leads to no stream")
+        return stream
+
     # --- asking ---
 
     def __len__(self) -> int:
@@ -269,6 +294,10 @@ class LearnedTopics:
         """Return the levels of a stream's topics: tokens, ``+``, and a last ``#`` for any number of them."""
         path = self._end(stream).path
         return (_PLUS, *path[1:]) if path[0] == _DOLLAR_PLUS else path
+
+    def path(self, stream: int) -> tuple[str, ...]:
+        """Return the levels of `pattern`."""
+        return self._end(stream).path
 
     def varying(self, stream: int) -> tuple[int, ...]:
         """Return the indexes of the levels that are ``+``."""
@@ -360,3 +389,9 @@ def _in_order(numbered: dict[int, _Node], first: int, what: str) -> list[_Node]:
 
 def _damaged(reason: str) -> CorruptionError:
     return CorruptionError(reason, place="learned topics")
+
+
+def check_thresholds(_: object, field: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
+    """Validate the option of a layout that says how many children each depth gets."""
+    if not value or not all(0 <= threshold <= _LARGEST_THRESHOLD for threshold in value):
+        raise ValueError(f"{field.name} is one number or more, each from 0 to {_LARGEST_THRESHOLD}")

@@ -73,7 +73,7 @@ class Auditor:
     def _check_frame(self, block: Block, segment: Segment, number: int) -> None:
         columns = block.columns()
         positions, topics = columns.positions, to_list(columns.topics)
-        streams = self._trie.learn_all(topics)
+        streams = self._trie.find_all(topics)
         rows = list(zip(streams, topics, positions.tolist(), strict=True))
         if rows != sorted(rows):
             raise CorruptionError("its rows are not in order of stream, topic and position")
@@ -115,7 +115,7 @@ class Auditor:
         if int(positions[0]) < block.base or int(positions[-1]) > block.last or (positions[1:] <= positions[:-1]).any():
             raise CorruptionError("its positions are not in order")
         self._reading.texts(self._reading.clients, columns.client_ids)  # raises for numbers never given out
-        streams = set(self._trie.learn_all(set(to_list(self._reading.texts(self._reading.topics, columns.topics)))))
+        streams = set(self._trie.find_all(set(to_list(self._reading.texts(self._reading.topics, columns.topics)))))
         if block.stream != MIXED and streams != {block.stream}:
             raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
         _check_sizes(block, columns)

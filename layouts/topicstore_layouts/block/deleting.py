@@ -18,8 +18,8 @@ from .segments import Segment
 
 __all__ = ["Deleter"]
 
-_LOOKED_AT = 64
-"""Blocks or frames that one step looks at."""
+_LOOKED_AT = 16
+"""Blocks or frames that one step looks at: writers wait for it, some 10 ms if they are full."""
 
 
 class Deleter:

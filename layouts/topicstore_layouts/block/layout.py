@@ -8,7 +8,7 @@ import attrs
 from topicstore.engine import Engine, WriteBatch
 from topicstore.layout import Layout, Slab
 
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.learned import LearnedTopics, check_thresholds
 
 from .codec import CODECS, Compressor
 from .slab import BlockSlab
@@ -16,16 +16,11 @@ from .slab import BlockSlab
 __all__ = ["BlockLayout", "BlockOptions"]
 
 
-def _thresholds(_: object, field: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
-    if not value or any(threshold < 0 for threshold in value):
-        raise ValueError(f"{field.name} is one number or more, each 0 or above")
-
-
 @attrs.frozen(kw_only=True)
 class BlockOptions:
     """Options of the block layout, kept with each generation."""
 
-    thresholds: tuple[int, ...] = attrs.field(default=(100, 20), validator=_thresholds)
+    thresholds: tuple[int, ...] = attrs.field(default=(100, 20), validator=check_thresholds)
     """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
     the first level, the second and so on, the last for all below. 0: ``+`` at once."""
     compression: Literal["lz4", "zstd", "none"] = attrs.field(default="lz4", validator=attrs.validators.in_(CODECS))
@@ -47,9 +42,7 @@ class BlockLayout(Layout):
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
         """Persist what the parent's topics taught, so that streams stay few from the first message on."""
         if isinstance(parent, BlockSlab):
-            trie = LearnedTopics(generation, self.options.thresholds)
-            trie.inherit(parent.trie)
-            trie.save(write)
+            parent.trie.pass_on(generation, self.options.thresholds, write)
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
         """Load the learned structure, which is small; everything else is read when needed."""

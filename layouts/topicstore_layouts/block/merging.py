@@ -134,7 +134,7 @@ class Merger:
         parts = [block.columns() for block in blocks]
         topics = _joined([self._reading.texts(self._reading.topics, part.topics) for part in parts])
         texts = topics.texts.values.tolist()
-        streams = np.array(self._trie.learn_all(texts), dtype=np.int64)
+        streams = np.array(self._trie.find_all(texts), dtype=np.int64)
         ranked = _order(_small(streams[topics.codes])[streams], streams, texts)
         rank = np.empty(len(texts), dtype=np.int64)
         rank[ranked] = np.arange(len(texts))

@@ -246,7 +246,7 @@ class Reading:
     def _streams(self, topics: Column, rows: int) -> Array:
         """Return the stream of each topic of a block."""
         if isinstance(topics, Coded):
-            streams: Array = np.array(self.trie.learn_all(topics.texts.values.tolist()))[topics.codes]
+            streams: Array = np.array(self.trie.find_all(topics.texts.values.tolist()))[topics.codes]
             return streams
         if isinstance(topics, Constant):
             known = isinstance(topics.value, int)

@@ -13,7 +13,11 @@ from .matching import Range, topic_range
 
 __all__ = ["Wanted", "WantedStreams"]
 
-_KEPT = 64
+_KEPT, _KEPT_BYTES = 64, 16 << 20
+"""Filters whose streams are kept, and the memory that those may take, about, unless they are of one filter."""
+_STREAM_BYTES = 400
+"""Memory that a stream takes besides its topics, about."""
+_WHOLE: Range = ("", None)
 
 
 @attrs.frozen
@@ -29,22 +33,41 @@ class Wanted:
     by_stream: Mapping[int, Range]
     """The same ranges, to look up."""
 
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes, about."""
+        texts = sum(len(low) + len(high) for _, low, high in self.ranges if high is not None)
+        return _STREAM_BYTES * len(self.ranges) + texts
+
 
 class WantedStreams:
     """What the filters used last want. Worked out anew when the trie has grown."""
 
     def __init__(self, trie: LearnedTopics) -> None:
         self._trie = trie
-        self._kept: dict[tuple[str, int | None], tuple[int, Wanted]] = {}
+        self._kept: dict[tuple[str, int | None], tuple[int, Wanted, int]] = {}
+        """By filter and stream: with how many streams it was found, and the memory that it takes."""
 
     def of(self, topic_filter: TopicFilter, stream: int | None) -> Wanted:
         """Return what a filter wants of a stream; None: of all."""
         key, size = (topic_filter.text, stream), len(self._trie)
-        known, wanted = self._kept.get(key, (-1, None))
+        known, wanted, _ = self._kept.get(key, (-1, None, 0))
         if wanted is None or known != size:
             wanted = self._find(topic_filter, stream)
-            self._kept = dict(list(self._kept.items())[-_KEPT + 1 :]) | {key: (size, wanted)}
+            self._keep(key, size, wanted)
         return wanted
+
+    def _keep(self, key: tuple[str, int | None], size: int, wanted: Wanted) -> None:
+        """Keep what was found, and as many of those before as there is room for, the newest first."""
+        memory = wanted.memory
+        held, room = [(key, (size, wanted, memory))], _KEPT_BYTES - memory
+        for other, each in reversed(list(self._kept.items())[-_KEPT + 1 :]):
+            room -= each[2]
+            if room < 0:
+                break
+            if other != key:
+                held.append((other, each))
+        self._kept = dict(reversed(held))
 
     def _find(self, topic_filter: TopicFilter, stream: int | None) -> Wanted:
         if stream is None:
@@ -53,7 +76,10 @@ class WantedStreams:
             streams = [] if self._hidden(topic_filter, stream) else [stream]
         levels = [self._trie.levels(number) for number in streams]
         covered = frozenset(s for s, learned in zip(streams, levels, strict=True) if _covers(topic_filter, learned))
-        ranges = [(s, *topic_range(learned, topic_filter)) for s, learned in zip(streams, levels, strict=True)]
+        ranges = [
+            (s, *(_WHOLE if s in covered else topic_range(learned, topic_filter)))
+            for s, learned in zip(streams, levels, strict=True)
+        ]
         by_stream = {stream: (low, high) for stream, low, high in ranges}
         return Wanted(ranges, len(covered) == len(self._trie), covered, by_stream)
 

@@ -61,6 +61,8 @@ class Audit:
         self._entries = entries
         self._bound = np.uint64(bound)
         self._sums = np.zeros(1 << _SUM_BITS, dtype=np.uint64)
+        self._filled: dict[bytes, Damage] = {}
+        """Entries that hold something, by key."""
 
     def run(self) -> Iterator[Damage | int]:
         """Yield each damage, and the number of good messages as it goes."""
@@ -71,6 +73,7 @@ class Audit:
             np.add.at(self._sums, *_summed(*self._expected(read)))
         for hashes, positions in self._stored():
             np.subtract.at(self._sums, *_summed(hashes, positions))
+        yield from self._filled.values()
         if self._sums.any():
             yield from self._compare()
 
@@ -123,6 +126,9 @@ class Audit:
         for chunk in self._view.scan(KEYS, *self._index.all()):
             keys = [key for key, _ in chunk]
             hashes, positions = self._index.numbers(keys), self._index.positions(keys)
+            for row in [row for row, (_, value) in enumerate(chunk) if value]:
+                place = f"{self._place}, index entry {hashes[row]:016x} at position {positions[row]}"
+                self._filled[keys[row]] = Damage(place=place, reason=f"it holds {len(chunk[row][1])} bytes")
             rows = positions <= self._bound
             yield hashes[rows], positions[rows]
 

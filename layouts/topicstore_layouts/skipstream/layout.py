@@ -6,23 +6,18 @@ import attrs
 from topicstore.engine import Engine, WriteBatch
 from topicstore.layout import Layout, Slab
 
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.learned import LearnedTopics, check_thresholds
 
 from .slab import SkipstreamSlab
 
 __all__ = ["SkipstreamLayout", "SkipstreamOptions"]
 
 
-def _thresholds(_: object, field: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
-    if not value or any(threshold < 0 for threshold in value):
-        raise ValueError(f"{field.name} is one number or more, each 0 or above")
-
-
 @attrs.frozen(kw_only=True)
 class SkipstreamOptions:
     """Options of the skipstream layout, kept with each generation."""
 
-    thresholds: tuple[int, ...] = attrs.field(default=(100, 10), validator=_thresholds)
+    thresholds: tuple[int, ...] = attrs.field(default=(100, 10), validator=check_thresholds)
     """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
     the first level, the second and so on, the last for all below. 0: ``+`` at once. A message has
     an index entry for each ``+`` of its stream, and a replay reads stream by stream: higher numbers
@@ -38,9 +33,7 @@ class SkipstreamLayout(Layout):
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
         """Persist what the parent's topics taught, so that streams stay few from the first message on."""
         if isinstance(parent, SkipstreamSlab):
-            trie = LearnedTopics(generation, self.options.thresholds)
-            trie.inherit(parent.trie)
-            trie.save(write)
+            parent.trie.pass_on(generation, self.options.thresholds, write)
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
         """Load the learned structure, which is small; everything else is read when needed."""

@@ -7,17 +7,12 @@ from attrs.validators import ge, le
 from topicstore.engine import Engine, WriteBatch
 from topicstore.layout import Layout, Slab
 
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.learned import LearnedTopics, check_thresholds
 
 from .slab import WildcardSlab
 from .streams import KeyOptions
 
 __all__ = ["WildcardOptimizedLayout", "WildcardOptimizedOptions"]
-
-
-def _thresholds(_: object, field: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
-    if not value or any(threshold < 0 for threshold in value):
-        raise ValueError(f"{field.name} is one number or more, each 0 or above")
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +31,7 @@ class WildcardOptimizedOptions:
     topic_index_bytes: int = attrs.field(default=4, validator=[ge(1), le(8)])
     """Bytes of a key for the stream's number. Of n bytes, the last number serves the 256**n - 1st
     stream and all that follow: filters can't leap there, but nothing is lost."""
-    thresholds: tuple[int, ...] = attrs.field(default=(100, 20), validator=_thresholds)
+    thresholds: tuple[int, ...] = attrs.field(default=(100, 20), validator=check_thresholds)
     """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
     the first level, the second and so on, the last for all below. 0: ``+`` at once."""
 
@@ -50,9 +45,7 @@ class WildcardOptimizedLayout(Layout):
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
         """Persist what the parent's topics taught, so that streams stay few from the first message on."""
         if isinstance(parent, WildcardSlab):
-            trie = LearnedTopics(generation, self.options.thresholds)
-            trie.inherit(parent.trie)
-            trie.save(write)
+            parent.trie.pass_on(generation, self.options.thresholds, write)
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
         """Load the learned structure, which is small; everything else is read when needed."""

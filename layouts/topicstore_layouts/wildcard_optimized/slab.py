@@ -281,7 +281,7 @@ class WildcardSlab(Slab):
 
     def learned(self) -> Iterator[TopicNode]:
         """Yield the trie's nodes."""
-        return self.trie.describe()
+        return self._streams.learned()
 
     def info(self) -> SlabInfo:
         """Streams, and the size of the trie."""

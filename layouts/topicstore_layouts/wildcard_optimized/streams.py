@@ -10,6 +10,7 @@ import numpy.typing as npt
 import xxhash
 from topicstore.columns import Column, Constant, Indices, to_list
 from topicstore.engine import encode_generation
+from topicstore.layout import TopicNode
 from topicstore.positions import COUNTER_BITS, Positions
 from topicstore.topics import TopicFilter
 
@@ -46,6 +47,8 @@ class KeyOptions:
 
 class StreamKeys:
     """The keys of one stream."""
+
+    __slots__ = ("_first", "_part", "epochs", "head", "mapper", "pattern", "varying", "width")
 
     def __init__(
         self,
@@ -117,6 +120,7 @@ class Streams:
         self._prefix = encode_generation(generation)
         self._shared = (1 << 8 * options.index_bytes) - 1
         self._mappers = [_mapper(levels, options) for levels in range(MOST_LEVELS + 1)]
+        self._epochs = [_epochs(mapper, options) for mapper in self._mappers]
         self._keys: dict[int, StreamKeys] = {}
         self._topics: dict[str, bytes] = {}
         self._characters = 0
@@ -145,6 +149,14 @@ class Streams:
         """Return the topic filter that all topics of a stream match."""
         return "#" if stream == self._shared else self._trie.pattern(stream)
 
+    def learned(self) -> Iterator[TopicNode]:
+        """Yield the learned structure; nodes whose streams have no index of their own have the shared one."""
+        for node in self._trie.describe():
+            if node.stream is not None and node.stream > self._shared:
+                yield attrs.evolve(node, stream=self._shared)
+            else:
+                yield node
+
     def keys(self, stream: int) -> StreamKeys:
         """Return the keys of a stream. Raises `KeyError` for one that isn't there."""
         keys = self._keys.get(stream)
@@ -162,10 +174,9 @@ class Streams:
         shared = stream == self._shared
         varying = () if shared else self._trie.varying(stream)[:MOST_LEVELS]
         mapper = self._mappers[len(varying)]
-        low = COUNTER_BITS + self._options.epoch_bits if varying else 0
-        epochs = Epochs(low, mapper.bits - _POSITION_BITS + low)
         prefix = self._prefix + stream.to_bytes(self._options.index_bytes, "big")
-        return StreamKeys(stream, prefix, mapper, epochs, varying, self.describe(stream).split("/"))
+        pattern = ("#",) if shared else self._trie.path(stream)
+        return StreamKeys(stream, prefix, mapper, self._epochs[len(varying)], varying, pattern)
 
     # --- filters ---
 
@@ -236,6 +247,11 @@ def _hash(level: str) -> bytes:
 
 def _parts(joined: bytes) -> Parts:
     return np.frombuffer(joined, dtype=">u8").reshape(-1, _PART_BYTES // 8).astype(np.uint64)
+
+
+def _epochs(mapper: KeyMapper, options: KeyOptions) -> Epochs:
+    low = COUNTER_BITS + options.epoch_bits if mapper.dimensions > 1 else 0
+    return Epochs(low, mapper.bits - _POSITION_BITS + low)
 
 
 def _mapper(levels: int, options: KeyOptions) -> KeyMapper:

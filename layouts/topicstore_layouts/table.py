@@ -1,0 +1,461 @@
+"""The ``table`` layout: one row a message in a table of typed columns, so that SQL can be run over the history.
+
+It needs an engine that speaks SQL (capability ``sql``), and asks it in terms that DuckDB understands.
+
+Stored form, version 1: a table ``messages`` of the keyspace ``data``, in order of position::
+
+    generation    UINTEGER     the generation's number
+    stream        UBIGINT      0: a slab is one stream
+    position      UBIGINT
+    shard         USMALLINT    the shard that it was stored for
+    time          TIMESTAMP    the time in the position, UTC
+    timestamp     TIMESTAMP    the message's own time, UTC
+    topic         VARCHAR
+    client_id     VARCHAR
+    qos           TINYINT
+    retain        BOOLEAN
+    payload       BLOB         NULL if it has more than 65,536 bytes
+    payload_bytes UINTEGER     the payload's size
+    properties    STRUCT       the fields of `topicstore.Properties`, NULL if there are none
+
+and in the keyspace ``data`` itself, because an engine of columns holds many rows in memory at a time::
+
+    (generation, 0, position) -> xxh3 of the payload with the position as seed, 8 bytes big-endian
+                                 | payload of more than 65,536 bytes
+
+Damage is noticed by the engine's own checksums, which DuckDB has for each block of its file and each
+entry of its log; a row that was stored for another shard, by its number. Rows come in the order in
+which they were put, which DuckDB promises for a query of one table without ORDER BY; positions that
+don't increase count as damage.
+
+A filter is asked for in SQL: a literal topic by ``=``, wildcards by a regular expression over whole
+topics, filters of very many levels by what their topics begin with, and then matched here.
+"""
+
+# ruff: noqa: S608 - statements are put together of constants; values are parameters
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from topicstore import SCHEMA, MessageBatch, Properties, TopicFilter
+from topicstore.batch import FIELDS
+from topicstore.columns import Column, Constant, LazyColumn, to_iterable
+from topicstore.engine import DATA, Engine, WriteBatch
+from topicstore.errors import CorruptionError
+from topicstore.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.positions import COUNTER_BITS
+
+__all__ = ["TableLayout", "TableOptions"]
+
+_STREAM = 0
+_INLINE = 65_536
+"""Bytes of the largest payload that lies in its row: a query of DuckDB holds 2,048 rows at a time, or more."""
+_LOOKED_AT = 65_536
+"""Rows that are looked at between two looks at the clock, or in one step of a delete."""
+_LEVELS = 100
+"""Levels of the longest filter that is made a regular expression."""
+
+_PROPERTIES = SCHEMA.field("properties").type
+_MICROSECONDS = pa.timestamp("us")
+_COLUMNS = pa.schema(
+    [
+        ("generation", pa.uint32()),
+        ("stream", pa.uint64()),
+        ("position", pa.uint64()),
+        ("shard", pa.uint16()),
+        ("time", _MICROSECONDS),
+        ("timestamp", _MICROSECONDS),
+        ("topic", pa.string()),
+        ("client_id", pa.string()),
+        ("qos", pa.int8()),
+        ("retain", pa.bool_()),
+        ("payload", pa.large_binary()),
+        ("payload_bytes", pa.uint32()),
+        ("properties", _PROPERTIES),
+    ]
+)
+_READ = "position, timestamp, topic, client_id, qos, retain, payload, payload_bytes, shard, properties"
+_BYTES = f"payload_bytes + strlen(topic) + strlen(client_id) + 8 * (payload_bytes > {_INLINE})::INTEGER"
+"""What a message counts: the bytes of its texts and payload, and the checksum if that lies apart."""
+_SOUND = (
+    "(topic <> '' AND client_id IS NOT NULL AND timestamp IS NOT NULL AND retain IS NOT NULL "
+    "AND qos BETWEEN 0 AND 2 AND epoch_us(time) = position >> 11 AND (payload IS NULL) = "
+    f"(payload_bytes > {_INLINE}) AND ifnull(octet_length(payload), payload_bytes) = payload_bytes) IS TRUE"
+)
+_REST = "hash(client_id, timestamp, retain, properties)"
+"""The columns that are only read to see that they can be."""
+
+
+@attrs.frozen(kw_only=True)
+class TableOptions:
+    """The table layout has no options."""
+
+
+class TableLayout(Layout):
+    """Makes table slabs."""
+
+    Options = TableOptions
+
+    def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
+        """Make the table, if this is the first generation, so that it can be queried while it is empty."""
+        write.put_rows(DATA, "messages", _COLUMNS.empty_table(), 0)
+
+    def open(self, engine: Engine, shard: int, generation: int) -> Slab:
+        """Return the slab."""
+        return TableSlab(engine, shard, generation)
+
+
+# --- filters ------------------------------------------------------------------------------
+
+
+class _Condition(NamedTuple):
+    """What SQL is asked of a topic."""
+
+    sql: str
+    values: tuple[str, ...]
+    exact: bool
+    """False: some of the topics found don't match."""
+
+
+_ANY = _Condition("true", (), True)
+_LARGE = _Condition(f"payload_bytes > {_INLINE}", (), True)
+
+
+def _condition(topic_filter: TopicFilter) -> _Condition:
+    """Return what topics that match a filter have in common, as exactly as SQL can say it in reasonable time."""
+    levels = topic_filter.levels
+    if topic_filter.literal:
+        return _Condition("topic = ?", (topic_filter.text,), True)
+    terms, values = [], []
+    if levels[0] in ("+", "#"):
+        terms.append("NOT starts_with(topic, '$')")
+    fixed = next(number for number, level in enumerate(levels) if level in ("+", "#"))
+    prefix = "/".join(levels[:fixed])
+    if prefix:
+        terms.append("starts_with(topic, ?)")
+        values.append(prefix)
+    exact = len(levels) <= _LEVELS
+    if exact and levels != ("#",):
+        terms.append("regexp_full_match(topic, ?, 's')")
+        values.append(_pattern(levels))
+    return _Condition(" AND ".join(terms) or "true", tuple(values), exact)
+
+
+def _pattern(levels: Sequence[str]) -> str:
+    """Return the regular expression of the topics that match."""
+    parts = ["[^/]*" if level == "+" else re.escape(level) for level in levels if level != "#"]
+    return "/".join(parts) + ("(?:/.*)?" if levels[-1] == "#" else "")
+
+
+# --- the slab -----------------------------------------------------------------------------
+
+
+class TableSlab(Slab):
+    """One stream. A place is the next position, 8 bytes big-endian."""
+
+    def __init__(self, engine: Engine, shard: int, generation: int) -> None:
+        self.counters = ReadCounters()
+        self._engine = engine
+        self._shard = shard
+        self._generation = generation
+        self._largest: int | None = None
+        """Bytes of the largest payload ever; None before somebody needs to know."""
+
+    # --- writing ---
+
+    def store(self, batch: MessageBatch, write: WriteBatch) -> None:
+        """Put the rows, and apart from them the payloads that are too large."""
+        sizes = _sizes(batch.payloads)
+        large = np.flatnonzero(sizes > _INLINE)
+        rows = self._rows(batch, sizes, large)
+        texts = sum(pc.sum(pc.binary_length(rows[name])).as_py() for name in ("topic", "client_id"))
+        write.put_rows(DATA, "messages", rows, texts + int(sizes.sum()) - int(sizes[large].sum()))
+        for row in large.tolist():
+            position, payload = int(batch.positions[row]), batch.payloads[row]
+            write.put(DATA, self._key(position), _digest(payload, position) + payload)
+        if self._largest is not None:
+            self._largest = max(self._largest, int(sizes.max()))
+
+    def _rows(self, batch: MessageBatch, sizes: npt.NDArray[np.uint32], large: npt.NDArray[np.intp]) -> pa.Table:
+        """Return a batch as the table keeps it."""
+        count = len(batch)
+        positions = np.asarray(batch.positions, dtype=np.uint64)
+        bare = MessageBatch(**{name: getattr(batch, name) for name in FIELDS} | {"payloads": Constant(b"", count)})
+        given = bare.to_arrow()
+        columns = {name: given.column(name) for name in ("topic", "client_id", "qos", "retain", "properties")}
+        columns |= {
+            "generation": pa.array(np.full(count, self._generation, dtype=np.uint32)),
+            "stream": pa.array(np.full(count, _STREAM, dtype=np.uint64)),
+            "position": pa.array(positions),
+            "shard": pa.array(np.full(count, self._shard, dtype=np.uint16)),
+            "time": pa.array((positions >> np.uint64(COUNTER_BITS)).view(np.int64)).cast(_MICROSECONDS),
+            "timestamp": given.column("timestamp").cast(_MICROSECONDS),
+            "payload": _inline(batch.payloads, large),
+            "payload_bytes": pa.array(sizes),
+        }
+        return pa.table([columns[name] for name in _COLUMNS.names], names=_COLUMNS.names)
+
+    def _key(self, position: int) -> tuple[int, int, int]:
+        return self._generation, _STREAM, position
+
+    def committed(self) -> None:
+        """Memory holds nothing that depends on it: that the largest payload was not stored does no harm."""
+
+    # --- reading ---
+
+    def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
+        """Return the one stream, whatever the filter."""
+        return [StreamInfo(stream=_STREAM, pattern="#")]
+
+    def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
+        """A place is a position."""
+        if stream != _STREAM:
+            raise KeyError(stream)
+        return position.to_bytes(8, "big")
+
+    def next(
+        self,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        *,
+        limit: int,
+        limit_bytes: int,
+        bound: int,
+        deadline: float | None,
+    ) -> SlabStep:
+        """Query the rows from the place on: all at once, or with a deadline, some at a time."""
+        if stream != _STREAM:
+            raise KeyError(stream)
+        if len(place) != 8:
+            raise ValueError(place)
+        at = int.from_bytes(place, "big")
+        condition = _condition(topic_filter)
+        rows: pa.Table | None = None
+        while at <= bound:
+            last = bound if deadline is None else self._stretch(at, bound)
+            stop = self._stop(condition, at, last, limit, limit_bytes)
+            rows = self._select(_READ, condition, at, stop, limit)
+            at = stop + 1 if rows.num_rows < limit else int(rows["position"][-1].as_py()) + 1
+            if rows.num_rows or (deadline is not None and time.monotonic() >= deadline):
+                break
+        batch = MessageBatch.empty() if rows is None else self._batch(rows, condition, topic_filter)
+        self.counters.rows += len(batch)
+        return SlabStep(batch=batch, place=at.to_bytes(8, "big"), exhausted=at > bound)
+
+    def _select(self, columns: str, condition: _Condition, first: int, last: int, limit: int | None) -> pa.Table:
+        """Return columns of the rows from one position to another, in their order."""
+        statement = (
+            f"SELECT {columns} FROM messages WHERE generation = ? AND position BETWEEN ?::UBIGINT AND ?::UBIGINT "
+            f"AND {condition.sql}" + ("" if limit is None else f" LIMIT {limit}")
+        )
+        self.counters.seeks += 1
+        rows = self._engine.sql(statement, (self._generation, first, last, *condition.values))
+        self.counters.visited += rows.num_rows
+        return rows
+
+    def _stretch(self, first: int, last: int) -> int:
+        """Return where to stop for a number of rows that is looked at in well under a second, at most at ``last``."""
+        statement = (
+            "SELECT position FROM messages WHERE generation = ? AND position BETWEEN ?::UBIGINT AND ?::UBIGINT "
+            f"LIMIT 1 OFFSET {_LOOKED_AT - 1}"
+        )
+        found = self._engine.sql(statement, (self._generation, first, last))
+        return int(found["position"][0].as_py()) if found.num_rows else last
+
+    def _stop(self, condition: _Condition, first: int, last: int, limit: int, limit_bytes: int) -> int:
+        """Return where to stop so that payloads stay within ``limit_bytes``, or go beyond with the last one."""
+        if self._largest is None:
+            found = self._engine.sql(
+                "SELECT max(payload_bytes) FROM messages WHERE generation = ?", (self._generation,)
+            )
+            self._largest = int(found.column(0)[0].as_py() or 0)
+        if limit * self._largest <= limit_bytes:
+            return last
+        rows = self._select("position, payload_bytes", condition, first, last, limit)
+        row = int(np.searchsorted(np.cumsum(rows["payload_bytes"].to_numpy(), dtype=np.uint64), limit_bytes))
+        return int(rows["position"][row].as_py()) if row < rows.num_rows else last
+
+    def _batch(self, rows: pa.Table, condition: _Condition, topic_filter: TopicFilter) -> MessageBatch:
+        """Return rows as messages; the columns stay Arrow's."""
+        self._check(rows)
+        if not condition.exact:
+            topics = rows["topic"].combine_chunks().dictionary_encode()
+            fits = pa.array([topic_filter.matches(topic) for topic in topics.dictionary.to_pylist()], pa.bool_())
+            rows = rows.filter(pc.take(fits, topics.indices))
+        payloads = self._payloads(rows) if rows["payload"].null_count else rows["payload"]
+        if isinstance(payloads, list) and None in payloads:  # deleted since they were found
+            kept = np.flatnonzero([payload is not None for payload in payloads])
+            rows, payloads = rows.take(kept), [payloads[row] for row in kept]
+        if not rows.num_rows:
+            return MessageBatch.empty()
+        return MessageBatch(
+            topics=_array(rows["topic"]),
+            payloads=payloads if isinstance(payloads, list) else _array(payloads),
+            client_ids=_folded(rows["client_id"]),
+            qos=_folded(rows["qos"]),
+            retain=_folded(rows["retain"]),
+            timestamps=_array(rows["timestamp"]).cast(pa.int64()).to_numpy(),
+            properties=_properties(rows["properties"]),
+            positions=rows["position"].to_numpy(),
+            shards=Constant(self._shard, rows.num_rows),
+        )
+
+    def _check(self, rows: pa.Table) -> None:
+        """Raise `CorruptionError` for rows of another shard or in another order."""
+        positions = rows["position"].to_numpy()
+        wrong = np.append(positions[1:] <= positions[:-1], False) | (rows["shard"].to_numpy() != self._shard)
+        if wrong.any():
+            place = self._place(int(positions[int(np.flatnonzero(wrong)[0])]))
+            raise CorruptionError("the row is another shard's, or in the wrong place", place)
+
+    def _payloads(self, rows: pa.Table) -> list[bytes | None]:
+        """Return all payloads, with those that lie apart from their rows; None for one that was deleted meanwhile."""
+        payloads: list[bytes | None] = rows["payload"].to_pylist()
+        missing = [row for row, payload in enumerate(payloads) if payload is None]
+        positions = rows["position"].to_numpy()[missing].tolist()
+        values = self._engine.get_many(DATA, [self._key(position) for position in positions])
+        for row, position, value in zip(missing, positions, values, strict=True):
+            payloads[row] = None if value is None else self._large(position, value)
+        gone = [position for position, value in zip(positions, values, strict=True) if value is None]
+        if gone and (there := self._select("position", _ANY, gone[0], gone[-1], None)["position"].to_pylist()):
+            lost = sorted(set(gone).intersection(there))
+            if lost:
+                raise CorruptionError("the payload is missing", self._place(lost[0]))
+        return payloads
+
+    def _large(self, position: int, value: bytes) -> bytes:
+        payload = value[8:]
+        if value[:8] != _digest(payload, position):
+            raise CorruptionError("the checksum of the payload is wrong", self._place(position))
+        return payload
+
+    def _place(self, position: int) -> str:
+        return f"shard {self._shard}, generation {self._generation}, message at position {position}"
+
+    # --- the rest ---
+
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        """Delete matching rows, and payloads apart from them; each step looks at so many rows."""
+        condition = _condition(topic_filter)
+        while first <= last:
+            stop = self._stretch(first, last)
+            rows = self._select(f"position, topic, {_BYTES} AS bytes", condition, first, stop, None)
+            if not condition.exact:
+                rows = rows.filter(pa.array(map(topic_filter.matches, rows["topic"].to_pylist()), pa.bool_()))
+            write = WriteBatch()
+            for position in rows["position"].to_pylist():
+                write.delete(DATA, self._key(position))
+            yield DeleteStep(write=write, messages=rows.num_rows, freed=pc.sum(rows["bytes"]).as_py() or 0)
+            first = stop + 1
+
+    def info(self) -> SlabInfo:
+        """One stream."""
+        return SlabInfo(streams=1)
+
+    def verify(self, bound: int) -> Iterator[Damage | int]:
+        """Read every column of every row, and check what a row says of itself."""
+        first = 0
+        while first <= bound:
+            stop = bound
+            try:
+                stop = self._stretch(first, bound)
+                yield from self._verify(first, stop)
+            except CorruptionError as bad:
+                place = f"shard {self._shard}, generation {self._generation}, positions {first} to {stop}"
+                yield Damage(place=bad.place if "position " in bad.place else place, reason=bad.reason)
+            first = stop + 1
+
+    def _verify(self, first: int, last: int) -> Iterator[Damage | int]:
+        rows = self._select(f"position, shard, {_SOUND} AS sound, {_REST} AS rest", _ANY, first, last, None)
+        self._check(rows)
+        damages = [
+            Damage(place=self._place(position), reason="the row contradicts itself")
+            for position in rows.filter(pc.invert(rows["sound"]))["position"].to_pylist()
+        ]
+        large = self._select("position, payload", _LARGE, first, last, None)
+        for row in range(large.num_rows):  # one at a time: each may be of many megabytes
+            try:
+                self._payloads(large.slice(row, 1))
+            except CorruptionError as bad:
+                damages.append(Damage(place=bad.place, reason=bad.reason))
+        yield from damages
+        yield rows.num_rows - len(damages)
+
+
+# --- columns ------------------------------------------------------------------------------
+
+
+def _digest(payload: bytes, position: int) -> bytes:
+    return xxhash.xxh3_64_digest(payload, seed=position)
+
+
+def _sizes(payloads: Column) -> npt.NDArray[np.uint32]:
+    if isinstance(payloads, pa.Array):
+        sizes: npt.NDArray[np.uint32] = pc.binary_length(payloads).to_numpy().astype(np.uint32)
+        return sizes
+    return np.fromiter(map(len, to_iterable(payloads)), np.uint32, len(payloads))
+
+
+def _inline(payloads: Column, large: npt.NDArray[np.intp]) -> pa.Array:
+    """Return the payloads that lie in their rows, null in place of the others."""
+    if isinstance(payloads, pa.Array) and not len(large):
+        return payloads
+    values: list[bytes | None] = list(to_iterable(payloads))
+    for row in large.tolist():
+        values[row] = None
+    return pa.array(values, pa.large_binary())  # together they may exceed 2 GB
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _folded(column: pa.ChunkedArray) -> Column:
+    """Return a column, as a `Constant` if all its values are equal."""
+    ends = pc.min_max(column)
+    if ends["min"] == ends["max"]:
+        return Constant(ends["min"].as_py(), len(column))
+    return _array(column)
+
+
+def _properties(column: pa.ChunkedArray) -> Column:
+    if column.null_count == len(column):
+        return Constant(None, len(column))
+    return _Properties(_array(column))
+
+
+class _Properties(LazyColumn):
+    """Properties that stay in Arrow as long as nobody wants objects."""
+
+    def __init__(self, array: pa.Array) -> None:
+        self._array = array
+        self._list: list[Properties | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def tolist(self) -> list[Properties | None]:
+        """Return objects."""
+        if self._list is None:
+            self._list = [None if fields is None else _object(fields) for fields in self._array.to_pylist()]
+        return self._list
+
+    def toarrow(self) -> pa.Array:
+        """Return the array as the published schema has it."""
+        return self._array.cast(_PROPERTIES)
+
+
+def _object(fields: dict[str, Any]) -> Properties:
+    pairs = fields.pop("user_properties") or ()
+    return Properties(**fields, user_properties=tuple((pair["name"], pair["value"]) for pair in pairs))
