@@ -13,9 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import topicstore as ts
+from topicstore.engine import META, WriteBatch, encode_generation
 from topicstore.generations import load_tail
 from topicstore.manifest import read_manifest
 from topicstore.sealing import seal, unseal
+from topicstore_conformance.clock import START, Clock
 
 
 @pytest.fixture
@@ -483,3 +485,35 @@ def test_options_that_cannot_be_stored_leave_nothing_behind(tmp_path: Path, layo
         assert not (tmp_path / "db").exists()
     with ts.create(tmp_path / "db", layout=layout) as db, pytest.raises(ts.InvalidOptionError):
         db.add_generation(layout, {"thresholds": [2**70]})
+
+
+@pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized"])
+def test_a_generation_that_cannot_be_opened(tmp_path: Path, layout: str) -> None:
+    """The others are read and written; what needs it is told; it can be dropped, and another begun."""
+    clock = Clock(START)
+    path = tmp_path / "db"
+    with ts.create(path, layout=layout, clock=clock, auto_compact=False) as db:
+        db.store([ts.Message("t", b"old")])
+        _damage_learned(db, 1)
+    clock.now += 10_000_000
+    with ts.open(path, clock=clock) as db:
+        for call in (lambda: list(db.replay("#")), lambda: db.store([ts.Message("t", b"x")]), lambda: db.streams("#")):
+            with pytest.raises(ts.CorruptionError, match="shard 0, generation 1"):
+                call()
+        assert ["shard 0, generation 1"] == [damage.place[:21] for damage in db.verify().damages]
+        assert 2 == db.add_generation()
+        db.store([ts.Message("t", b"new")])
+        clock.now += 10_000_000
+        assert [b"new"] == [message.payload for message in db.replay("#", start=clock.now - 15_000_000)]
+        db.compact()
+        assert db.drop_generation(1)
+        assert [b"new"] == [message.payload for message in db.replay("#")]
+        assert [] == db.verify().damages
+
+
+def _damage_learned(db: ts.Database, generation: int) -> None:
+    engine, prefix = db.shards[0].engine(), encode_generation(generation) + b"\x01"
+    (key, value), *_ = next(iter(engine.scan(META, prefix, prefix + b"\xff")))
+    write = WriteBatch()
+    write.put(META, key, bytes([value[0] ^ 1]) + value[1:])
+    engine.write(write)

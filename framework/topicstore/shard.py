@@ -27,6 +27,7 @@ import numpy as np
 from .batch import MessageBatch
 from .columns import Column, Constant, to_iterable, to_list
 from .counters import ShardCounters
+from .damaged import DamagedSlab
 from .engine import GENERATION_END, Engine, Reader, WriteBatch
 from .errors import (
     CorruptionError,
@@ -145,7 +146,7 @@ class Shard:
             return self._open_with(layout, record.layout, record.number)
         except CorruptionError as bad:
             place = f"shard {self.number}, generation {record.number}"
-            raise CorruptionError(bad.reason, f"{place}, {bad.place}" if bad.place else place) from bad
+            return DamagedSlab(CorruptionError(bad.reason, f"{place}, {bad.place}" if bad.place else place))
 
     def _open_with(self, layout: Layout, name: str, generation: int) -> Slab:
         slab = layout.open(self._engine, self.number, generation)
@@ -253,6 +254,9 @@ class Shard:
         for all and `commit` for all.
         """
         self.check_writable()
+        slab = self._slabs[self.current]
+        if len(batch) and isinstance(slab, DamagedSlab):
+            raise slab.error
         write = WriteBatch()
         stage(state, self._engine, write)
         placed, tail = self._place(batch)
@@ -626,7 +630,8 @@ class Shard:
             )
             put_generation(write, record)
             same = sealed is not None and sealed.layout == layout_name
-            layout.create(self._engine, self.number, number, parent if same else None, write)
+            heir = same and not isinstance(parent, DamagedSlab)
+            layout.create(self._engine, self.number, number, parent if heir else None, write)
             tail = msgspec.structs.replace(tail, messages=0, live_bytes=0)
             put_tail(write, tail)
 

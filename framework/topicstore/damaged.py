@@ -1,0 +1,70 @@
+"""What stands for a slab that can't be opened, so that the rest of the database can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+from .batch import MessageBatch
+from .engine import WriteBatch
+from .errors import CorruptionError
+from .layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from .topics import TopicFilter
+
+__all__ = ["DamagedSlab"]
+
+
+class DamagedSlab(Slab):
+    """Raises the error with which opening failed whenever somebody asks for messages, or brings some.
+
+    The generation can be dropped, and another begun; all others are read and written as ever.
+    """
+
+    def __init__(self, error: CorruptionError) -> None:
+        self.counters = ReadCounters()
+        self.error = error
+
+    def _refuse(self) -> NoReturn:
+        raise CorruptionError(self.error.reason, self.error.place) from self.error
+
+    def store(self, batch: MessageBatch, write: WriteBatch) -> None:
+        """Raise."""
+        self._refuse()
+
+    def committed(self) -> None:
+        """Raise."""
+        self._refuse()
+
+    def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
+        """Raise."""
+        self._refuse()
+
+    def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
+        """Raise."""
+        self._refuse()
+
+    def next(
+        self,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        *,
+        limit: int,
+        limit_bytes: int,
+        bound: int,
+        deadline: float | None,
+    ) -> SlabStep:
+        """Raise."""
+        self._refuse()
+
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        """Raise."""
+        self._refuse()
+
+    def info(self) -> SlabInfo:
+        """No streams, and the damage."""
+        return SlabInfo(streams=0, details={"damage": str(self.error)})
+
+    def verify(self, bound: int) -> Iterator[Damage | int]:
+        """Yield the damage."""
+        yield Damage(place=self.error.place, reason=self.error.reason)
