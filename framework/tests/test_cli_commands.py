@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +101,7 @@ def test_creation_options(tmp_path: Path) -> None:
 
 def test_info(db: Path) -> None:
     found = document("info", db)
-    assert found.keys() == {
+    assert list(found) == [
         "path",
         "id",
         "backend",
@@ -112,7 +117,7 @@ def test_info(db: Path) -> None:
         "generations",
         "shards",
         "created_with",
-    }
+    ]
     assert (found["messages"], len(found["shards"]), found["generations"][0]["messages"]) == (60, 2, 60)
     assert found["shards"][0].keys() >= {
         "watermark",
@@ -142,8 +147,19 @@ def test_streams(db: Path) -> None:
     found = document("streams", db, "fleet/+/speed")["streams"]
     assert {stream["pattern"] for stream in found} == {f"fleet/{n}/speed" for n in range(3)}
     assert found[0].keys() == {"shard", "generation", "number", "pattern", "sealed"}
-    assert "fleet/1/speed" in run("streams", db).stdout
+    shown = run("streams", db).stdout
+    assert "fleet/1/speed" in shown
+    assert sorted(shown.splitlines()[2:-1]) == shown.splitlines()[2:-1]
     assert document("streams", db, "other/#")["streams"] == []
+
+
+def test_streams_are_in_the_order_of_people(tmp_path: Path) -> None:
+    """By topic, and by number where topics have some."""
+    topics = ["b", "a/10/x", "a/9/x", "a/010/x", "a", "/", "a/9", "a/" + "9" * 5_000]
+    with ts.create(tmp_path / "db") as opened:
+        opened.store([ts.Message(topic, b"") for topic in topics])
+    ordered = ["/", "a", "a/9", "a/9/x", "a/010/x", "a/10/x", "a/" + "9" * 5_000, "b"]
+    assert ordered == [stream["pattern"] for stream in document("streams", tmp_path / "db")["streams"]]
 
 
 def test_generations(db: Path) -> None:
@@ -183,19 +199,42 @@ def test_replays_cross_generations_of_other_layouts(db: Path, tmp_path: Path) ->
 
 
 def test_options_of_generations(db: Path) -> None:
-    """Defaults are shown too; without any given, the layout's current ones stay."""
+    """Defaults are shown too; without any given, those that the layout had last stay."""
     run("generations", "add", db, "--option", "level=5", "--option", "compression=zstd")
     run("generations", "add", db)
     run("generations", "add", db, "--layout", "reference")
     run("generations", "add", db, "--layout", "block")
     first, *changed, other, last = (one["options"] for one in document("generations", db)["generations"])
     assert [{**first, "level": 5, "compression": "zstd"}] * 2 == changed
-    assert ({}, first) == (other, last)
+    assert ({}, changed[-1]) == (other, last)
     assert first.keys() >= {"level", "compression", "thresholds"}
     for command in ("generations", "info"):
         shown = run(command, db).stdout
-        assert 2 == shown.count("level=5")
+        assert 3 == shown.count("level=5")
         assert 4 == shown.count("thresholds=[100,20]")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--layout", "block", "--option", "block.level=5", "--option", "block.thresholds=[7]"),
+        ("block", "--option", "level=5", "--option", "thresholds=[7]"),
+        ("block", "--layout", "block", "--option", "block.level=5", "--option", "thresholds=[7]"),
+        ("--option", "block.level=5", "--option", "block.thresholds=[7]"),
+    ],
+)
+def test_how_a_generation_may_be_asked_for(db: Path, arguments: tuple[str, ...]) -> None:
+    """As with `create`, and as people write it."""
+    run("generations", "add", db, *arguments)
+    added = document("generations", db)["generations"][-1]
+    assert ("block", 5, [7]) == (added["layout"], added["options"]["level"], added["options"]["thresholds"])
+
+
+def test_a_generation_that_contradicts_itself(db: Path) -> None:
+    assert "two layouts" in run("generations", "add", db, "block", "--layout", "reference", code=2).stderr
+    other = run("generations", "add", db, "block", "--option", "rocksdb.compression=zstd", code=2)
+    assert "'rocksdb.compression=zstd' is no option of the layout 'block'" in other.stderr
+    assert 1 == len(document("generations", db)["generations"])
 
 
 @pytest.mark.parametrize(
@@ -210,6 +249,7 @@ def test_options_of_generations(db: Path) -> None:
         ("thresholds=[]", "thresholds is one number or more"),
         ("compression=rar", "compression"),
         ("level", "is not NAME=VALUE"),
+        ("block.level", "is not NAME=VALUE"),
     ],
 )
 def test_bad_options_of_generations(db: Path, option: str, says: str) -> None:
@@ -218,11 +258,46 @@ def test_bad_options_of_generations(db: Path, option: str, says: str) -> None:
     assert 1 == len(document("generations", db)["generations"])
 
 
-def test_info_shows_what_reading_counts(db: Path) -> None:
+def test_what_reading_counts_is_for_scripts(db: Path) -> None:
+    """It is always nothing here: the command has just opened the database."""
     counted = {"seeks": 0, "visited": 0, "skipped": 0, "rows": 0}
     assert [{"1": counted}] * 2 == [shard["reads"] for shard in document("info", db)["shards"]]
     shown = run("info", db).stdout
-    assert all(name in shown for name in counted)
+    assert not any(name in shown for name in counted)
+
+
+def test_columns_that_say_nothing_are_left_out(db: Path, tmp_path: Path) -> None:
+    """Shards and generations, where there is one; late messages, where there are none."""
+    with ts.create(tmp_path / "one", timestamps="message", late="lift") as opened:
+        opened.store(ROWS)
+    for command in ("info", "streams"):
+        assert "shard  " in run(command, db).stdout
+        assert "shard  " not in run(command, tmp_path / "one").stdout
+    assert ["topics", "stream", "state"] == run("streams", tmp_path / "one").stdout.splitlines()[0].split()
+    assert "lifted" not in run("info", tmp_path / "one").stdout
+    with ts.open_existing(tmp_path / "one") as opened:
+        opened.store(ROWS[:1])
+    assert "lifted" in run("info", tmp_path / "one").stdout
+    run("generations", "add", tmp_path / "one")
+    headings = run("streams", tmp_path / "one").stdout.splitlines()[0].split()
+    assert ["topics", "generation", "stream", "state"] == headings
+
+
+@pytest.mark.parametrize("command", ["info", "streams", "generations", "plugins"])
+@pytest.mark.parametrize("columns", [None, "80", "100"])
+def test_widths(db: Path, command: str, columns: str | None) -> None:
+    """COLUMNS holds where there is no terminal, too; no line is padded, no number or heading is broken."""
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    if columns is not None:
+        environment["COLUMNS"] = columns
+    program = [sys.executable, "-m", "topicstore.cli", command, *([] if command == "plugins" else [str(db)])]
+    shown = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    lines = shown.splitlines()
+    assert [line.rstrip() for line in lines] == lines
+    assert max(len(line) for line in lines if str(db) not in line) <= int(columns or 1_000)
+    assert "…" not in shown
+    headings = {"info": "readable up to", "streams": "generation", "generations": "messages", "plugins": "capabilities"}
+    assert command == "streams" or headings[command] in shown
 
 
 def test_plugins() -> None:
@@ -241,6 +316,23 @@ def test_plugins() -> None:
     }
     assert {"reference", "block"} <= {one["name"] for one in found["layouts"]}
     assert "rocksdb" in run("plugins").stdout
+
+
+def test_a_plugin_that_is_disabled() -> None:
+    environment = {**os.environ, "TOPICSTORE_DISABLE_PLUGINS": "layouts"}
+    program = [sys.executable, "-m", "topicstore.cli", "plugins"]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert "warning: plugin 'layouts' of topicstore is disabled by TOPICSTORE_DISABLE_PLUGINS\n" == done.stderr
+
+
+def test_a_warning_is_one_line(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(_: Path) -> None:
+        warnings.warn("first,\n  second\nthird", stacklevel=1)
+
+    monkeypatch.setattr("topicstore.cli.inspecting.info.callback", lambda path, **_: warn(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert "warning: first, second third\n" == run("info", db).stderr
 
 
 def test_verify(db: Path) -> None:
@@ -273,6 +365,32 @@ def test_delete(db: Path) -> None:
         "deleted": gone,
     }
     assert f"{60 - gone} messages" in run("delete", db, "#", "--yes").stdout
+
+
+def on_a_terminal(*arguments: object) -> str:
+    """Run the program where standard error is a terminal; return what it says there."""
+    ours, theirs = pty.openpty()
+    program = [sys.executable, "-m", "topicstore.cli", *map(str, arguments)]
+    done = subprocess.run(program, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True)
+    os.close(theirs)
+    assert b"" == done.stdout
+    try:
+        return os.read(ours, 65_536).decode()
+    except OSError:  # on Linux, nothing was written
+        return ""
+    finally:
+        os.close(ours)
+
+
+def test_a_replay_of_nothing(db: Path, tmp_path: Path) -> None:
+    """A person is told so, and where the messages are; a script gets nothing."""
+    newest = "no messages match; the newest of the database is of 1970-01-01T00:00:59Z\r\n"
+    assert newest == on_a_terminal("replay", db, "nosuch")
+    assert newest == on_a_terminal("replay", db, "--start", "-2h", "--format", "jsonl")
+    assert "" == on_a_terminal("replay", db, "--limit", 0)
+    run("create", tmp_path / "empty")
+    assert "no messages: the database holds none\r\n" == on_a_terminal("replay", tmp_path / "empty")
+    assert ("", "") == (run("replay", db, "nosuch").stdout, run("replay", db, "nosuch").stderr)
 
 
 def test_checkpoint(db: Path, tmp_path: Path) -> None:

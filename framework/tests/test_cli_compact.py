@@ -53,11 +53,15 @@ def test_the_same_messages(tmp_path: Path, layout: str) -> None:
 
 def test_what_it_says(tmp_path: Path) -> None:
     path = fill(tmp_path / "db", "reference")
-    assert "nothing was left to merge in " in run("compact", path).stdout
+    assert run("compact", path).stdout.startswith("layout reference keeps messages as stored; values ")
     block = fill(tmp_path / "block", "block")
     shown = run("compact", block).stdout
     assert " messages rewritten in " in shown
     assert "on disk" in shown
+    assert "nothing was left to merge in " in run("compact", block).stdout
+    with ts.open_existing(path) as db:
+        db.add_generation("wildcard_optimized")
+    assert "layouts reference, wildcard_optimized keep messages as stored; " in run("compact", path).stdout
 
 
 def test_refusals(tmp_path: Path) -> None:

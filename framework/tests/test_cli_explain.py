@@ -10,6 +10,7 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
+from topicstore.explain import LEGEND
 
 ROWS = [ts.Message(f"fleet/{n % 3}/speed", b"%02d" % n, f"bus-{n % 5}", timestamp=1_000_000 * n) for n in range(60)]
 
@@ -84,8 +85,10 @@ def test_for_scripts(db: Path) -> None:
 
 def test_for_people(db: Path) -> None:
     shown = run(db, "fleet/1/+").stdout
-    for words in ("fleet/1/+", "20, with 40 bytes", "1 of 3", "reference", "block", "fleet/1/speed", "visited"):
+    for words in ("fleet/1/+", "20, with 40 bytes", "1 of 3", "reference", "block", "fleet/1/speed", LEGEND):
         assert words in shown
+    assert "shard  " not in shown  # there is one
+    assert "generation  layout" in shown
     assert "[bold]" in run(db, "x/[bold]").stdout  # a filter, not markup
     assert "\\x1b" in run(db, "x/\x1b[2J").stdout
 

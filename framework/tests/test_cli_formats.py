@@ -159,15 +159,15 @@ def test_limits_and_times(tmp_path: Path) -> None:
 def test_times_may_be_text_and_columns_few(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"topic":"t","payload":"1","timestamp":"1970-01-01T00:00:01Z"}\n')
     (tmp_path / "b.csv").write_bytes(
-        b"\xef\xbb\xbfpayload,topic,timestamp\r\n2,t,1970-01-01T00:00:02\r\n\r\n3,t,3000000000"
+        b"\xef\xbb\xbfpayload,topic,timestamp\r\n2,t,1970-01-01T00:00:02\r\n\r\n3,t,13000000000"
     )
-    pq.write_table(pa.table({"topic": ["t"], "payload": ["4"], "timestamp": [4_000_000_000]}), tmp_path / "c.parquet")
+    pq.write_table(pa.table({"topic": ["t"], "payload": ["4"], "timestamp": [14_000_000_000]}), tmp_path / "c.parquet")
     run("import", tmp_path / "db", *(tmp_path / name for name in ("a.jsonl", "b.csv", "c.parquet")))
     assert [(m.payload, m.timestamp) for m in stored(tmp_path / "db")] == [
         (b"1", 1_000_000),
         (b"2", 2_000_000),
-        (b"3", 3_000_000_000),
-        (b"4", 4_000_000_000),
+        (b"3", 13_000_000_000),
+        (b"4", 14_000_000_000),
     ]
 
 

@@ -324,3 +324,57 @@ def test_several_files(db: Path, tmp_path: Path) -> None:
     assert imported(db, *files)["messages"] == 80
     assert stored(db) == ROWS
     assert decode_lines(run("replay", db).stdout_bytes) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "unit"),
+    [(1_700_000_000, "seconds"), (1_700_000_000_000, "milliseconds"), (1_700_000_000_000_000, "")],
+)
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_times_in_another_unit(db: Path, tmp_path: Path, timestamp: int, unit: str, ending: str) -> None:
+    """They are stored as they are, and pointed out once."""
+    file = tmp_path / f"x.{ending}"
+    if ending == "jsonl":
+        file.write_bytes(b'\n{"topic":"t","payload":"1","timestamp":%d}\n' % timestamp * 3)
+    elif ending == "csv":
+        file.write_text("topic,payload,timestamp\n" + f"t,1,{timestamp}\n" * 3)
+    else:
+        pq.write_table(pa.table({"topic": ["t"] * 3, "payload": [b"1"] * 3, "timestamp": [timestamp] * 3}), file)
+    row = 2 if ending == "jsonl" else 1
+    note = f"note: row {row} lies in 1970; are its times {unit}? They are taken as microseconds\n" if unit else ""
+    assert note == run("import", db, file, "--batch-size", 1).stderr
+    assert [timestamp] * 3 == [m.timestamp for m in stored(db)]
+
+
+def test_times_that_are_no_numbers_are_what_they_say(db: Path, tmp_path: Path) -> None:
+    """As are rows without one."""
+    for number, row in enumerate((b'{"topic":"t","payload":"1"}', b"")):
+        (tmp_path / f"{number}.jsonl").write_bytes(row)
+        assert "" == run("import", db, tmp_path / f"{number}.jsonl").stderr
+
+
+def test_an_import_that_fails_at_first_leaves_no_database(db: Path, file: Path, tmp_path: Path) -> None:
+    """Only if it has made it, and nothing is in it."""
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(b"{}\n")
+    run("import", db, bad, code=2)
+    run("import", db, tmp_path / "missing.jsonl", code=2)
+    run("import", db, "-", "--format", "csv", stdin=b"{}\n", code=2)
+    assert not db.exists()
+    db.mkdir()
+    run("import", db, bad, code=2)
+    assert [] == list(db.iterdir())
+    run("import", db, bad, file, code=2)
+    assert [] == list(db.iterdir())
+    run("import", db, file, bad, code=2)
+    assert len(stored(db)) == 200
+    run("create", tmp_path / "made")
+    run("import", tmp_path / "made", bad, code=2)
+    assert stored(tmp_path / "made") == []
+
+
+def test_csv_from_standard_input(db: Path) -> None:
+    """It has to be said."""
+    text = b"topic,payload\nt,1\n"
+    assert "row 1" in run("import", db, stdin=text, code=2).stderr
+    assert imported(db, "--format", "csv", stdin=text)["messages"] == 1

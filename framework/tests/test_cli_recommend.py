@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -71,10 +72,12 @@ def test_for_scripts(sample: Path) -> None:
             "layout",
             "store_rate",
             "compact_seconds",
+            "merged",
             "bytes_per_message",
             "delay_seconds",
             "replays",
             "total_seconds",
+            "unmerged_seconds",
             "error_seconds",
             "cost",
         }
@@ -87,6 +90,30 @@ def test_for_people(sample: Path) -> None:
     for words in ("1,300 messages in 4 topics, on rocksdb", "Layouts", "Replays", "fleet/+/a", "block", "recommended:"):
         assert words in shown
     assert "reference" not in shown.partition("recommended:")[2]
+    rows = {line.split()[0]: line.split() for line in shown.partition("Replays")[0].splitlines() if line}
+    assert "-" == rows["reference"][2] == rows["reference"][-1]  # it merges nothing
+    assert "-" not in rows["block"]
+
+
+def test_the_next_step_can_be_taken(sample: Path, tmp_path: Path) -> None:
+    """With the options that were measured, of the layout that is best."""
+    shown = run(sample, "--filter", "#", "--option", "rocksdb.compression=zstd", "--option", "block.level=2").stdout
+    best = shown.partition("recommended: ")[2].split()[0]
+    steps = shown.partition("next:\n")[2].splitlines()
+    assert 2 == len(steps)
+    for step in steps:
+        program, *arguments = shlex.split(step.replace("DIR", str(tmp_path / "db")))
+        assert "topicstore" == program
+        done = CliRunner().invoke(cli, arguments)
+        assert (0, "") == (done.exit_code, done.stderr)
+    with ts.open_existing(tmp_path / "db") as db:
+        assert [best, best] == [one.layout for one in db.generations()]
+        assert {"compression": "zstd"} == db.manifest.options["rocksdb"]
+
+
+def test_filters_that_match_nothing(sample: Path) -> None:
+    """There is nothing to measure by, so nothing is recommended."""
+    assert "nothing in the sample matches nosuch/#" in run(sample, "--filter", "nosuch/#", code=2).stderr
 
 
 def test_filters_of_the_sample(sample: Path) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.cli.times import format_time, parse_timestamp, parse_when
+from topicstore.cli.times import format_time, parse_timestamp, parse_when, suspected_unit
 from topicstore.positions import MAX_TIME, to_microseconds
 
 NOW = 1_750_000_000_123_456
@@ -61,6 +61,10 @@ def test_relative_times_add_up(parts: list[tuple[int, str]]) -> None:
         ("1970-01-01T01:00:00+01:00", 0),
         ("1970-01-01 00:00:00.000001", 1),
         ("1969-12-31", -24 * HOUR),
+        ("@1700000000", 1_700_000_000_000_000),
+        ("@1700000000.25", 1_700_000_000_250_000),
+        ("@0", 0),
+        ("100000000000000", 10**14),
     ],
 )
 def test_examples(text: str, expected: int) -> None:
@@ -73,7 +77,33 @@ def test_whatever_is_written_it_is_a_time_or_refused_by_one_error(text: str) -> 
         assert isinstance(parse_when(text, NOW), int)
 
 
-@pytest.mark.parametrize("text", ["", "-", "-2", "2h", "-2y", "yesterday", "12345678", "--2h", "-1h ", "٣٣٣٣٣٣٣٣٣"])
+@pytest.mark.parametrize("text", ["1700000000", "1700000000000", "99999999999999", "123456789"])
+def test_numbers_that_are_hardly_microseconds(text: str) -> None:
+    """A person meant seconds or milliseconds; a file may have such times all the same."""
+    with pytest.raises(ValueError, match=r"is not a time: as microseconds it lies in 197[0-3]; seconds have an @"):
+        parse_when(text, NOW)
+    assert parse_timestamp(text) == int(text)
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "unit"),
+    [
+        (0, None),
+        (1_700_000_000, "seconds"),
+        (1_700_000_000_000, "milliseconds"),
+        (1_700_000_000_000_000, None),
+        (999_999_999, None),
+        (5_000_000_000, None),
+    ],
+)
+def test_other_units_are_suspected(timestamp: int, unit: str | None) -> None:
+    assert suspected_unit(timestamp) == unit
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["@", "@-1", "@1.", "@1.0000001", "", "-", "-2", "2h", "-2y", "yesterday", "12345678", "--2h", "-1h ", "٣٣٣٣٣٣٣٣٣"],
+)
 def test_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time"):
         parse_when(text, NOW)

@@ -174,8 +174,33 @@ def test_text_is_indented(tmp_path: Path) -> None:
         "  a  3 streams",
         "    x  1 stream",
         "    y  1 stream",
-        "    +  1 stream",
+        "    + (all other)  1 stream",
+        "A level's first tokens (thresholds) keep streams of their own; + and # take the rest",
     ]
+
+
+def test_counts_come_with_the_most_first(tmp_path: Path) -> None:
+    """Where nothing is, nothing is shown; without counts, numbers are in their order, and nothing is left out."""
+    with ts.create(tmp_path / "db", options={"block": {"thresholds": [2, 9]}}) as db:
+        store(db, ["a/2", "a/10", "a/10", *["b/1"] * 4, "c/9", "a/9"])
+        db.delete("c/#")
+        db.delete("a/9")
+    shown = run(tmp_path / "db", "--count").stdout.splitlines()
+    assert [
+        "  b  1 stream, 4 messages of 1 topic",
+        "    1  1 stream, 4 messages of 1 topic",
+        "  a  3 streams, 3 messages of 2 topics",
+        "    10  1 stream, 2 messages of 1 topic",
+        "    2  1 stream, 1 message of 1 topic",
+    ] == shown[1:]
+    plain = run(tmp_path / "db").stdout.splitlines()
+    assert ["  a", "    2", "    9", "    10", "  b", "    1", "  + (all other)", "    9"] == [
+        line.rpartition("  ")[0] for line in plain[1:-1]
+    ]
+
+
+def test_a_filter_that_nothing_matches(path: Path) -> None:
+    assert "no topics match nosuch/+" == run(path, "--filter", "nosuch/+").stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("topics", "shown"), [(5, 5), (6, 6), (7, 5), (300, 5)])
@@ -184,13 +209,13 @@ def test_wide_nodes_are_abbreviated(tmp_path: Path, topics: int, shown: int) -> 
     with ts.create(tmp_path / "db", options={"block": {"thresholds": [9, 200]}}) as db:
         store(db, [f"a/{number:03}" for number in range(topics)])
     own = min(topics, 200)
-    lines = run(tmp_path / "db", "--count").stdout.splitlines()[2:]
+    lines = [line for line in run(tmp_path / "db", "--count").stdout.splitlines()[2:] if "(thresholds)" not in line]
     assert [f"    {number:03}  1 stream, 1 message of 1 topic" for number in range(shown)] == lines[:shown]
     rest = own - shown
     more = [f"    … {rest} more  {rest} streams, {rest} messages of {rest} topics"] if rest else []
-    wild = [f"    +  1 stream, {topics - own} messages of {topics - own} topics"] if topics > own else []
+    wild = [f"    + (all other)  1 stream, {topics - own} messages of {topics - own} topics"] if topics > own else []
     assert more + wild == lines[shown:]
-    assert own + bool(wild) == len(run(tmp_path / "db", "--all").stdout.splitlines()) - 2
+    assert own + bool(wild) == len(run(tmp_path / "db", "--all").stdout.splitlines()) - 2 - bool(wild)
     assert bool(more) == ("… " in run(tmp_path / "db", "--dot").stdout)
     assert "…" not in run(tmp_path / "db", "--dot", "--all").stdout
 
@@ -222,6 +247,7 @@ def test_the_graph_is_the_tree(path: Path) -> None:
 
     shown = {way(node): lines[1] for node, lines in labels.items() if node in parents}
     assert len(labels) == 1 + len(shown)
+    assert str(path) == labels["n0"][0]
     expected = {
         tuple(ascii_of(level) for level in node["path"]): node["streams_within"] for node in document(path)["nodes"]
     }

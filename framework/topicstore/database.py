@@ -235,8 +235,8 @@ def _full_options(layout: str, values: Mapping[str, Any]) -> Any:
 class Database:
     """An open database. Made by `topicstore.open`; close it, or use it as a context manager.
 
-    All methods may be called from any thread. Times are microseconds since the epoch, or
-    datetimes with a time zone; ``start`` is inclusive, ``until`` exclusive, and both are compared
+    All methods may be called from any thread. Times given to methods are microseconds since the
+    epoch, or datetimes with a time zone (a `Message.timestamp` is microseconds); ``start`` is inclusive, ``until`` exclusive, and both are compared
     with positions.
     """
 
@@ -495,7 +495,8 @@ class Database:
     ) -> Iterator[Message]:
         """Iterate over the matching messages stored before the call.
 
-        Each publisher's messages of each topic come in the order stored. With ``order="time"``
+        Each publisher's messages of each topic come in the order stored. That is all the order there
+        is by default; with ``order="time"``, as the command line has it,
         everything comes in order of positions (then of shards).
 
         ``batch_size`` bounds how many messages are fetched at a time. In memory are those of one
@@ -670,7 +671,7 @@ class Database:
         *,
         order: replaying.Order | None = None,
     ) -> Explanation:
-        """Run a replay and say what it read, and passed over, to find its messages."""
+        """Run a replay and say what it read, and passed over, to find its messages; it can be printed."""
         from .explain import explain
 
         return explain(self, topic_filter, start, until, order=order)

@@ -41,6 +41,7 @@ GROUP = "topicstore"
 """Entry-point group of plugins."""
 DISABLE = "TOPICSTORE_DISABLE_PLUGINS"
 """Environment variable: names of plugins not to load, with commas between."""
+_DISABLED = f"disabled by {DISABLE}"
 
 hookimpl = pluggy.HookimplMarker(GROUP)
 """Marks a function of a plugin as the implementation of the hook of that name."""
@@ -55,6 +56,11 @@ class FailedPlugin:
     name: str
     distribution: str
     reason: str
+
+    @property
+    def disabled(self) -> bool:
+        """Somebody wanted it so."""
+        return self.reason == _DISABLED
 
 
 class Registry:
@@ -72,7 +78,7 @@ class Registry:
         off = set(disabled)
         for entry in sorted(entries, key=_builtin_first):
             if entry.name in off:
-                self._fail(entry, f"disabled by {DISABLE}")
+                self._fail(entry, _DISABLED)
             else:
                 self._load(entry)
 
@@ -143,7 +149,7 @@ class Registry:
     def _find(self, table: dict[str, S], name: str, kind: str) -> S:
         if name in table:
             return table[name]
-        reasons = "".join(f"; plugin {f.name!r} failed: {f.reason}" for f in self.failed)
+        reasons = "".join(f"; plugin {f.name!r} {'is' if f.disabled else 'failed:'} {f.reason}" for f in self.failed)
         raise UnknownPluginError(
             f"there is no {kind} {name!r}; there are: {', '.join(sorted(table)) or 'none'}{reasons}"
         )

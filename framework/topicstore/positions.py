@@ -24,6 +24,7 @@ __all__ = [
     "first_position",
     "late_rows",
     "message_positions",
+    "span_text",
     "time_of",
     "to_microseconds",
 ]
@@ -59,6 +60,14 @@ def first_position(time: int) -> int:
 def time_of(position: int) -> int:
     """Return the time in a position."""
     return position >> COUNTER_BITS
+
+
+def span_text(microseconds: int) -> str:
+    """Return a length of time for people: ``859 days``, ``1.5 s``."""
+    for unit, name in ((86_400_000_000, "days"), (3_600_000_000, "hours"), (60_000_000, "minutes")):
+        if microseconds >= 2 * unit:
+            return f"{microseconds // unit:,} {name}"
+    return f"{microseconds / 1e6:,.6f}".rstrip("0").rstrip(".") + " s"
 
 
 def commit_positions(last: int, now: int, rows: int) -> Positions:

@@ -54,7 +54,7 @@ from .generations import (
 from .layout import CompactStep, Damage, Layout, Slab, SlabStep
 from .locking import FairLock, owned
 from .options import options_dict
-from .positions import MAX_TIME, Times, commit_positions, late_rows, message_positions, time_of
+from .positions import MAX_TIME, Times, commit_positions, late_rows, message_positions, span_text, time_of
 from .state import StateWrite, stage
 from .topics import TopicFilter
 
@@ -158,7 +158,7 @@ class Shard:
         ahead = self.ahead()
         if ahead > 0:
             warnings.warn(
-                f"shard {self.number}: its last position lies {ahead / 1e6:,.1f} s in the future; "
+                f"shard {self.number}: its last position lies {span_text(ahead)} in the future; "
                 "messages committed until then get positions right behind it",
                 stacklevel=6,
             )
@@ -330,7 +330,7 @@ class Shard:
         if len(late) and self._policy.late == "raise":
             first = int(late[0])
             raise LateMessageError(
-                f"its time lies {(int(newest[first]) - int(times[first])) / 1e6:,.6f} s before that of a message "
+                f"its time lies {span_text(int(newest[first]) - int(times[first]))} before that of a message "
                 f"stored before it in shard {self.number}",
                 first,
             )
@@ -341,7 +341,7 @@ class Shard:
         if len(ahead):
             first = int(ahead[0])
             raise TimestampAheadError(
-                f"its time lies {(int(times[first]) - now) / 1e6:,.1f} s ahead of the clock; "
+                f"its time lies {span_text(int(times[first]) - now)} ahead of the clock; "
                 f"{self._policy.max_skew:g} s are allowed",
                 first,
             )

@@ -26,6 +26,7 @@ _COMMANDS = {
     "import": "importing:import_",
     "replay": "replaying:replay",
     "explain": "explaining:explain",
+    "sql": "sql:sql",
     "streams": "inspecting:streams",
     "topics": "topics:topics",
     "info": "inspecting:info",
@@ -113,7 +114,7 @@ class _Program(click.Group):
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    click.echo(f"warning: {message}", err=True)
+    click.echo(f"warning: {' '.join(str(message).split())}", err=True)  # some texts have several lines
 
 
 def _forget_stdout() -> None:

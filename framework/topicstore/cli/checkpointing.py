@@ -17,8 +17,13 @@ __all__ = ["checkpoint"]
 @click.argument("path", type=PATH)
 @click.argument("target", type=PATH)
 def checkpoint(path: Path, target: Path) -> None:
-    """Copy the database PATH, as it is now, into the new directory TARGET."""
+    """Copy the database PATH, as it is now, into the new directory TARGET.
+
+    While a program has PATH open, that program makes the copy: `Database.checkpoint`. Then read that.
+    """
+    from .display import count_of
+
     with topicstore.open_existing(path) as db:
         db.checkpoint(target)
         messages = db.info().messages
-    click.echo(f"{target}: a database with {messages:,} messages")
+    click.echo(f"{target}: a database with {count_of(messages, 'message')}")

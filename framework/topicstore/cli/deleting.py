@@ -26,7 +26,7 @@ def delete(path: Path, topic_filter: str, *, start: int, until: int | None, yes:
 
     Asks first; where nobody can answer, --yes is needed. If it is interrupted, running it again does the rest.
     """
-    from .display import print_json, visible
+    from .display import count_of, print_json, visible
 
     if not yes and not sys.stdin.isatty():
         raise click.UsageError("deleting needs --yes where nobody can be asked")
@@ -34,7 +34,7 @@ def delete(path: Path, topic_filter: str, *, start: int, until: int | None, yes:
         if not yes:
             found = sum(batch.num_rows for batch in db.replay_arrow(topic_filter, start, until))
             span = f", from {format_time(start)}" * (start > 0) + (f", until {format_time(until)}" if until else "")
-            question = f"Delete {found:,} messages that match {visible(topic_filter)}{span}?"
+            question = f"Delete {count_of(found, 'message')} that match {visible(topic_filter)}{span}?"
             if not click.confirm(question, err=True):
                 click.echo("nothing was deleted", err=True)
                 return
@@ -42,4 +42,4 @@ def delete(path: Path, topic_filter: str, *, start: int, until: int | None, yes:
     if as_json:
         print_json({"path": str(path), "filter": topic_filter, "deleted": deleted})
     else:
-        click.echo(f"{deleted:,} messages deleted")
+        click.echo(f"{count_of(deleted, 'message')} deleted")

@@ -271,7 +271,10 @@ def _say_what_next(path: Path, topic_filter: str) -> None:
     program = _program()
     where = shlex.quote(str(path))
     click.echo("\nLook at it:")
-    for rest in (f"info {where}", f"replay {where} {shlex.quote(topic_filter)} --limit 5", f"streams {where}"):
+    quoted = shlex.quote(topic_filter)
+    if quoted == topic_filter:
+        quoted = f"'{topic_filter}'"  # as a person had better write all filters: some shells expand "#" or "+"
+    for rest in (f"info {where}", f"replay {where} {quoted} --limit 5", f"streams {where}"):
         click.echo(f"  {program} {rest}")
 
 

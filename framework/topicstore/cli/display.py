@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import compress
 from typing import Any
 
 import click
@@ -15,22 +18,48 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgres
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["bar", "cell", "console", "fields", "make_table", "print_json", "readable", "size", "visible"]
+from .times import format_time
 
-_WIDTH_WITHOUT_TERMINAL = 140
+__all__ = [
+    "bar",
+    "cell",
+    "console",
+    "count_of",
+    "fields",
+    "make_table",
+    "natural",
+    "print_json",
+    "readable",
+    "short_time",
+    "single",
+    "size",
+    "visible",
+]
+
+_WIDTH_WITHOUT_TERMINAL = 1_000
+"""Unless COLUMNS says otherwise: what goes to another program has a line for each row, however long."""
 
 
 class _Console(Console):
-    """Lets the program end as it does whatever writes to a reader that has gone."""
+    """Ends lines where their text ends, unless it is a terminal that shows them."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
 
     def on_broken_pipe(self) -> None:
+        """Let the program end as it does whatever writes to a reader that has gone."""
         raise BrokenPipeError
 
 
 def console() -> Console:
-    """Return a console on standard output, wide enough for tables where it is not a terminal."""
-    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-    return _Console(file=sys.stdout, width=width, highlight=False)
+    """Return a console on standard output: as wide as the terminal, or as COLUMNS says, or as is needed."""
+    wide = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return _Console(file=sys.stdout, width=None if wide else _WIDTH_WITHOUT_TERMINAL, highlight=False)
 
 
 def visible(text: str) -> str:
@@ -60,6 +89,23 @@ def size(count: float) -> str:
     return f"{count:,.0f} {units[-1]}" if units[-1] == "bytes" or count >= 100 else f"{count:,.1f} {units[-1]}"
 
 
+def count_of(count: int, what: str) -> str:
+    """Return a number of things: ``1 message``, ``2,000 batches``."""
+    plural = "es" if what.endswith(("ch", "s")) else "s"
+    return f"{count:,} {what}{plural * (count != 1)}"
+
+
+def short_time(timestamp: int) -> str:
+    """Return a time to the minute, in a form that can be written on the command line too."""
+    return f"{format_time(timestamp)[:16]}Z"
+
+
+def natural(text: str) -> tuple[list[tuple[int, str]], str]:
+    """Return the key by which texts are sorted as people do: ``bus-9`` before ``bus-10``."""
+    parts = (part.lstrip("0") if n % 2 else part for n, part in enumerate(re.split(r"([0-9]+)", text)))
+    return [(len(part) if n % 2 else 0, part) for n, part in enumerate(parts)], text
+
+
 def cell(value: Any) -> Text:
     """Return a table cell: numbers grouped, text as it is, never read as markup."""
     if value is None:
@@ -69,14 +115,32 @@ def cell(value: Any) -> Text:
     return Text(f"{value:,}" if isinstance(value, int) else visible(str(value)))
 
 
-def make_table(*headers: str, title: str | None = None, rows: Iterable[Iterable[Any]] = ()) -> Table:
-    """Return a table; a header that ends in ``>`` is of a column of numbers."""
-    made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    for header in headers:
-        numbers = header.endswith(">")
-        made.add_column(header.rstrip(">"), justify="right" if numbers else "left", overflow="fold")
+def single(*, shards: int, generations: int) -> set[str]:
+    """Return the headers of columns that say nothing where there is only one shard, or one generation."""
+    return {header for header, count in (("shard>", shards), ("generation>", generations)) if count == 1}
+
+
+def make_table(
+    *headers: str, title: str | None = None, rows: Iterable[Iterable[Any]] = (), without: Collection[str] = ()
+) -> Table:
+    """Return a table.
+
+    A header that ends in ``>`` is of a column of numbers, in ``~`` of texts that may be wrapped: others
+    are as wide as they must be. Columns ``without`` are left out.
+    """
+    made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, padding=(0, 1, 0, 0))
+    kept = [header not in without for header in headers]
+    for header in compress(headers, kept):
+        name = header.rstrip(">~")
+        made.add_column(
+            Text(name),
+            justify="right" if header.endswith(">") else "left",
+            overflow="fold" if header.endswith("~") else "ellipsis",
+            no_wrap=not header.endswith("~"),
+            min_width=max(map(len, name.split("\n"))),
+        )
     for row in rows:
-        made.add_row(*(value if isinstance(value, Text) else cell(value) for value in row))
+        made.add_row(*(value if isinstance(value, Text) else cell(value) for value in compress(row, kept)))
     return made
 
 

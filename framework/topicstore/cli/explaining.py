@@ -9,7 +9,7 @@ import attrs
 import click
 
 import topicstore
-from topicstore.explain import Explanation, SlabCost
+from topicstore.explain import LEGEND, Explanation, SlabCost
 from topicstore.replay import Order
 
 from .options import PATH, json_option, time_options
@@ -36,9 +36,10 @@ __all__ = ["explain"]
 def explain(path: Path, topic_filter: str, start: int, until: int | None, *, order: str, as_json: bool) -> None:
     """Replay FILTER from PATH, printing none of the messages but what finding them has cost.
 
-    For each generation of each shard: how many of its streams may hold such messages, and in how many
-    passes they were read; seeks (scans begun); how many blocks or keys, by its layout, were visited
-    (decoded) and skipped (passed over); the messages found; the time, with the layouts' caches still cold.
+    For each generation of each shard: how many of its streams may hold such messages; seeks (scans begun);
+    how many blocks or keys, by its layout, were visited (decoded) and skipped (passed over); the messages
+    found; the time, with the layouts' caches still cold. --json also has the passes in which streams were
+    read, and the batches fetched.
     """
     from . import display
 
@@ -51,26 +52,29 @@ def explain(path: Path, topic_filter: str, start: int, until: int | None, *, ord
     out = display.console()
     _print_total(out, found)
     if found.slabs:
-        _print_slabs(out, found)
-        _print_patterns(out, found)
+        places = [(one.shard, one.generation) for one in found.slabs]
+        places += [(one.shard, one.generation) for one in found.unread]
+        alone = display.single(shards=len({shard for shard, _ in places}), generations=len({n for _, n in places}))
+        _print_slabs(out, found, alone)
+        _print_patterns(out, found, alone)
     for slab in found.unread:
-        click.echo(f"not read: shard {slab.shard}, generation {slab.generation} ({slab.layout}): {slab.reason}")
+        click.echo(slab)
 
 
 def _print_total(out: Console, found: Explanation) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
-    from .display import fields, size, visible
+    from .display import count_of, fields, size, visible
 
     planning, reading = _ms(found.planning_seconds), _ms(sum(slab.seconds for slab in found.slabs))
     pairs = [
-        ("messages", f"{found.messages:,}, with {size(found.payload_bytes)} of payloads, in {found.batches:,} batches"),
-        ("took", f"{_ms(found.seconds)} ms" + (f": {found.rate:,.0f} messages a second" if found.messages else "")),
         (
-            "of that",
-            f"planning {planning} ms, reading {reading} ms; the rest merges, and makes messages",
+            "messages",
+            f"{found.messages:,}, with {size(found.payload_bytes)} of payloads, in {count_of(found.batches, 'batch')}",
         ),
+        ("took", f"{_ms(found.seconds)} ms" + (f": {found.rate:,.0f} messages a second" if found.messages else "")),
+        ("of that", f"planning {planning} ms, reading {reading} ms; the rest merges, and makes messages"),
         ("order", "of time, over all streams and shards" if found.order else "each publisher's, in each topic"),
         ("from", format_time(found.start) if found.start else "the beginning"),
         ("until", "the end" if found.until is None else format_time(found.until)),
@@ -79,12 +83,13 @@ def _print_total(out: Console, found: Explanation) -> None:
     out.print(Panel(fields(pairs), title=title, title_align="left", expand=False, border_style="cyan"))
 
 
-def _print_slabs(out: Console, found: Explanation) -> None:
+def _print_slabs(out: Console, found: Explanation, alone: set[str]) -> None:
     from .display import make_table
 
-    headers = ("shard>", "generation>", "layout", "streams>", "passes>", "batches>")
-    counted = ("seeks>", "visited>", "skipped>", "messages>", "ms>")
-    out.print(make_table(*headers, *counted, title="Read", rows=map(_row, found.slabs)))
+    headers = ("shard>", "generation>", "layout", "streams>", "seeks>", "visited>", "skipped>", "messages>", "ms>")
+    click.echo()
+    out.print(make_table(*headers, title="Read", rows=map(_row, found.slabs), without=alone))
+    click.echo(LEGEND)
     for layout, seconds in {slab.layout: slab.epoch_seconds for slab in found.slabs if slab.epoch_seconds}.items():
         click.echo(f"{layout} shows a message once its epoch is over, up to {seconds:,.3g} s after it was stored")
 
@@ -92,11 +97,11 @@ def _print_slabs(out: Console, found: Explanation) -> None:
 def _row(slab: SlabCost) -> tuple[object, ...]:
     reads = slab.reads
     streams = f"{slab.matching:,} of {slab.streams:,}"
-    place = (slab.shard, slab.generation, slab.layout, streams, slab.passes, slab.batches)
+    place = (slab.shard, slab.generation, slab.layout, streams)
     return (*place, reads.seeks, reads.visited, reads.skipped, reads.rows, _ms(slab.seconds))
 
 
-def _print_patterns(out: Console, found: Explanation) -> None:
+def _print_patterns(out: Console, found: Explanation, alone: set[str]) -> None:
     """Show what the layouts have learned of the topics that match."""
     from rich.text import Text
 
@@ -107,7 +112,9 @@ def _print_patterns(out: Console, found: Explanation) -> None:
         more = slab.matching - len(slab.patterns)
         lines = [visible(pattern) for pattern in slab.patterns] + [f"and {more:,} more"] * (more > 0)
         rows.append((slab.shard, slab.generation, Text("\n".join(lines) or "-")))
-    out.print(make_table("shard>", "generation>", "topics", title="Streams that may match", rows=rows))
+    headers = ("shard>", "generation>", "topics~")
+    click.echo()
+    out.print(make_table(*headers, title="Streams that may match", rows=rows, without=alone))
 
 
 def _ms(seconds: float) -> str:

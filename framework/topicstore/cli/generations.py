@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 import msgspec
 
 import topicstore
+from topicstore.reports import GenerationInfo
 
 from .options import PATH, json_option, read_options
-from .times import format_time
 
-__all__ = ["generations", "options_text"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["generations", "generations_table"]
 
 
 class _ListByDefault(click.Group):
@@ -49,25 +52,34 @@ def list_(path: Path, *, as_json: bool) -> None:
     if as_json:
         display.print_json({"path": str(path), "generations": [attrs.asdict(one) for one in found]})
         return
+    display.console().print(generations_table(found))
+
+
+def generations_table(found: Iterable[GenerationInfo], title: str | None = None) -> Table:
+    """Return a table of generations; below the name of its layout, the options of each as they are written."""
+    from rich.text import Text
+
+    from . import display
+
     rows = [
         (
             one.number,
-            one.layout,
-            options_text(one.options),
-            format_time(one.created)[:19] + "Z",
-            "current" if one.sealed is None else format_time(one.sealed)[:19] + "Z",
+            Text("\n".join([one.layout, *_option_lines(one.options)])),
+            display.short_time(one.created),
+            "current" if one.sealed is None else "sealed",
             one.messages,
             display.size(one.live_bytes),
         )
         for one in found
     ]
-    headers = ("generation>", "layout", "options", "created", "sealed", "messages>", "values>")
-    display.console().print(display.make_table(*headers, rows=rows))
+    headers = ("no.>", "layout", "created", "state", "messages>", "values>")
+    return display.make_table(*headers, title=title, rows=rows)
 
 
-def options_text(options: Mapping[str, Any]) -> str:
-    """Return options as they are written on a command line."""
-    return ", ".join(f"{name}={_value_text(value)}" for name, value in options.items()) or "-"
+def _option_lines(options: Mapping[str, Any]) -> list[str]:
+    from .display import visible
+
+    return [visible(f"  {name}={_value_text(value)}") for name, value in options.items()]
 
 
 def _value_text(value: Any) -> str:
@@ -76,20 +88,47 @@ def _value_text(value: Any) -> str:
 
 @generations.command()
 @click.argument("path", type=PATH)
+@click.argument("named", metavar="", required=False)  # the layout, where a person expects to write it
 @click.option("--layout", help="[default: that of the current generation]")
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Option of the layout.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="LAYOUT.NAME=VALUE",
+    help="Option of the layout, such as block.level=3.",
+)
 @json_option
-def add(path: Path, *, layout: str | None, options: tuple[str, ...], as_json: bool) -> None:
-    """Seal the current generation in PATH and begin a new one."""
+def add(path: Path, named: str | None, *, layout: str | None, options: tuple[str, ...], as_json: bool) -> None:
+    """Seal the current generation in PATH and begin a new one.
+
+    That is how a database gets another layout: what was stored before stays as it is.
+    """
     from . import display
 
+    if named is not None and layout not in (None, named):
+        raise click.UsageError(f"two layouts are named: {named} and {layout}")
+    layout = layout or named
     with topicstore.open_existing(path) as db:
-        number = db.add_generation(layout, read_options(options) if options else None)
+        current = db.generations()[-1].layout
+        number = db.add_generation(layout, _of_layout(layout or current, options) if options else None)
         used = db.generations()[-1].layout
     if as_json:
         display.print_json({"path": str(path), "generation": number, "layout": used})
     else:
         click.echo(f"generation {number} begins, with layout {used}")
+
+
+def _of_layout(layout: str, options: Iterable[str]) -> dict[str, Any]:
+    """Return options of a layout; NAME=VALUE will do, because no other plugin has any here."""
+    names = []
+    for text in options:
+        plugin, dot, name = text.partition(".")
+        if not dot or "=" in plugin:
+            name = text
+        elif plugin != layout:
+            raise click.BadParameter(f"{text!r} is no option of the layout {layout!r}", param_hint="'--option'")
+        names.append(name)
+    return read_options(names)
 
 
 @generations.command()
@@ -108,7 +147,8 @@ def drop(path: Path, number: int, *, yes: bool, as_json: bool) -> None:
         raise click.UsageError("dropping needs --yes where nobody can be asked")
     with topicstore.open_existing(path) as db:
         held = sum(generation.messages for generation in db.generations() if generation.number == number)
-        if held and not yes and not click.confirm(f"Drop generation {number} with {held:,} messages?", err=True):
+        question = f"Drop generation {number} with {display.count_of(held, 'message')}?"
+        if held and not yes and not click.confirm(question, err=True):
             click.echo("nothing was dropped", err=True)
             return
         dropped = db.drop_generation(number)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,13 @@ import attrs
 import click
 
 import topicstore
-from topicstore.manifest import read_manifest
+from topicstore.manifest import MANIFEST, read_manifest
 
 from .options import PATH, arguments_of, creation_options, json_option
 from .sources import FORMATS, STANDARD_INPUT, open_source
 from .transfer import Imported, Transfer
 
-__all__ = ["BATCH_SIZE", "import_", "open_for_import", "summary"]
+__all__ = ["BATCH_SIZE", "import_", "summary"]
 
 BATCH_SIZE = 4_096
 """Rows a batch, unless told."""
@@ -26,7 +28,10 @@ BATCH_SIZE = 4_096
 @click.argument("path", type=PATH)
 @click.argument("files", type=PATH, nargs=-1)
 @click.option(
-    "--format", "file_format", type=click.Choice(FORMATS), help="What the files are.  [default: their ending]"
+    "--format",
+    "file_format",
+    type=click.Choice(FORMATS),
+    help="What the files are.  [default: their ending; of standard input: jsonl]",
 )
 @click.option("--source", "name", metavar="NAME", help="Know the one file or stream by NAME, not by its content.")
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=BATCH_SIZE, show_default=True, metavar="ROWS")
@@ -54,17 +59,21 @@ def import_(
 ) -> None:
     r"""Store the messages of FILES, in their order, in the database PATH, which is created if missing.
 
-    JSON lines, CSV and Parquet; the first two also gzipped. Without FILES, or for "-", standard input.
+    JSON lines, CSV and Parquet; the first two also gzipped. Without FILES, or for "-", standard input:
+    JSON lines, or CSV with --format csv.
+
     Columns: timestamp, topic, client_id, qos, retain, payload (or payload_base64), properties; only topic
-    and a payload are needed. What `replay` writes, `import` reads, unchanged.
+    and a payload are needed. A timestamp is ISO 8601 or microseconds since the epoch, a number.
+    What `replay` writes, `import` reads, unchanged.
 
     An interrupted import goes on, exactly where it stopped, when it is run again: how far it came is
     committed with the messages. A finished one is not repeated, but with --again. Files are known by
     their content, so under another name a file is still the same.
 
-    A bad row ends the import; the rows before it are stored. A text file that begins with all that an
-    earlier import has stored goes on behind it, so correct the row, or let the file grow, and import it
-    again. A changed Parquet file is a new one: there, --skip passes over rows that were stored.
+    A bad row ends the import; the rows before it are stored. Where there are none, no new database is left.
+    A text file that begins with all that an earlier import has stored goes on behind it, so correct the row,
+    or let the file grow, and import it again. A changed Parquet file is a new one: there, --skip passes over
+    rows that were stored.
 
     A stream can go on only if --source gives it a name: then as many rows as were stored under that
     name are passed over at its beginning.
@@ -75,8 +84,16 @@ def import_(
     if name is not None and len(files) > 1:
         raise click.UsageError("--source names one file or stream, not several")
     done: list[Imported] = []
-    with contextlib.closing(open_for_import(path, arguments_of(**given))) as db:
-        transfer = Transfer(db=db, batch_size=batch_size, again=again, skip=skip, limit=limit, acknowledge=acknowledge)
+    with _imported_into(path, arguments_of(**given)) as db:
+        transfer = Transfer(
+            db=db,
+            batch_size=batch_size,
+            again=again,
+            skip=skip,
+            limit=limit,
+            acknowledge=acknowledge,
+            note=lambda text: click.echo(f"note: {text}", err=True),
+        )
         for file in files:
             with open_source(file, file_format, name) as source, display.bar(source.name) as bar:
                 transfer.observe = lambda source, messages, bar=bar: bar.update(*source.progress(), messages)  # type: ignore[misc]
@@ -88,23 +105,38 @@ def import_(
         display.print_json({"path": str(path), "messages": sum(one.messages for one in done), "sources": sources})
 
 
-def open_for_import(path: Path, arguments: dict[str, Any]) -> topicstore.Database:
-    """Open a database, or create one whose positions go by the messages' own times."""
-    if read_manifest(path) is None:
-        return topicstore.open(path, **{"timestamps": "message", **arguments})
-    db = topicstore.open(path, **arguments)
-    if db.manifest.timestamps == "commit":
-        click.echo(
-            f"note: {path} was created with --timestamps commit: time ranges go by the time of this import", err=True
-        )
-    return db
+@contextlib.contextmanager
+def _imported_into(path: Path, arguments: dict[str, Any]) -> Iterator[topicstore.Database]:
+    """Open a database, or create one whose positions go by the messages' own times.
+
+    One that was created is removed again if the import fails before anything was stored.
+    """
+    there, new = path.exists(), read_manifest(path) is None
+    if new:
+        arguments = {"timestamps": "message", **arguments}
+    with topicstore.open(path, **arguments) as db:
+        if not new and db.manifest.timestamps == "commit":
+            by = "time ranges go by the time of this import"
+            click.echo(f"note: {path} was created with --timestamps commit: {by}", err=True)
+        try:
+            yield db
+        except BaseException:
+            if new and not db.info().messages:
+                (path / MANIFEST).unlink(missing_ok=True)  # while it is locked: nobody opens what is about to go
+                db.close()
+                shutil.rmtree(path, ignore_errors=True)
+                if there:
+                    path.mkdir(exist_ok=True)
+            raise
 
 
 def summary(done: Imported) -> str:
     """Return one line about an import."""
+    from .display import count_of
+
     if done.outcome == "already imported":
-        return f"{done.name}: already imported, {done.rows:,} rows; --again imports it a second time"
-    text = f"{done.name}: {done.messages:,} messages in {done.seconds:,.1f} s"
+        return f"{done.name}: already imported, {count_of(done.rows, 'row')}; --again imports it a second time"
+    text = f"{done.name}: {count_of(done.messages, 'message')} in {done.seconds:,.1f} s"
     if done.messages and done.seconds > 0.2:
         text += f", {done.messages / done.seconds:,.0f} a second"
     if done.resumed:

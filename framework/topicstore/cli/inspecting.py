@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 import attrs
 import click
-import msgspec
 
 import topicstore
-from topicstore.layout import Damage, ReadCounters
+from topicstore.layout import Damage
 from topicstore.manifest import Manifest
-from topicstore.positions import time_of
+from topicstore.positions import span_text, time_of
 from topicstore.reports import DatabaseInfo, VerifyReport
 
 from .exits import DAMAGED
-from .generations import options_text
+from .generations import generations_table
 from .options import PATH, json_option
 from .times import TIME, TIME_HELP, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 __all__ = ["info", "streams", "verify"]
 
@@ -33,40 +33,57 @@ __all__ = ["info", "streams", "verify"]
 @click.option("--start", type=TIME, default=0, metavar="TIME", help=f"Leave out what ended before: {TIME_HELP}.")
 @json_option
 def streams(path: Path, topic_filter: str, *, start: int, as_json: bool) -> None:
-    """List the streams in PATH that may hold messages whose topics match FILTER (default: #)."""
+    """List the streams in PATH that may hold messages whose topics match FILTER (default: #).
+
+    A stream is what can be read separately: the messages of one topic, or of several that share a level
+    learned as + or #. `topics` shows the same as a tree.
+    """
     from . import display
 
     with topicstore.open_existing(path, auto_compact=False) as db:
-        found = db.streams(topic_filter, start)
+        found = sorted(db.streams(topic_filter, start), key=lambda one: display.natural(one.pattern))
+        alone = display.single(shards=len(db.shards), generations=len(db.generations()))
     if as_json:
         display.print_json({"path": str(path), "filter": topic_filter, "streams": found})
         return
     rows = [(s.pattern, s.shard, s.generation, s.number, "sealed" if s.sealed else "current") for s in found]
-    display.console().print(display.make_table("topics", "shard>", "generation>", "stream>", "state", rows=rows))
-    click.echo(f"{len(found):,} stream{'s' * (len(found) != 1)}")
+    headers = ("topics~", "shard>", "generation>", "stream>", "state")
+    display.console().print(display.make_table(*headers, rows=rows, without=alone))
+    click.echo(display.count_of(len(found), "stream"))
 
 
 @click.command()
 @click.argument("path", type=PATH)
 @json_option
 def info(path: Path, *, as_json: bool) -> None:
-    """Show what PATH is and holds: sizes, generations, shards."""
+    """Show what PATH is and holds: sizes, generations, shards.
+
+    \b
+    streams         what can be read separately (see: topicstore streams)
+    values          what the layouts have written, without the engine's own
+    readable up to  time of the last position that readers see
+    lifted          messages that came late and were put behind the last one
+                    before them (--late lift); shown if there are any
+    slab            one generation of one shard: what a layout keeps together
+    """  # noqa: D301 - click wants the character
     from . import display
 
     with topicstore.open_existing(path, auto_compact=False) as db:
         found, manifest = db.info(), db.manifest
     if as_json:
-        display.print_json({**msgspec.to_builtins(found), "created_with": attrs.asdict(manifest)})
+        display.print_json({**attrs.asdict(found), "created_with": attrs.asdict(manifest)})
         return
     out = display.console()
+    alone = display.single(shards=len(found.shards), generations=len(found.generations))
     _print_database(out, found, manifest)
-    _print_generations(out, found)
-    _print_shards(out, found)
-    _print_reads(out, found)
+    click.echo()
+    out.print(generations_table(found.generations, title="Generations"))
+    _print_shards(out, found, alone)
+    _print_slabs(out, found, alone)
     for shard in found.shards:
         if shard.ahead:
             out.print(
-                f"shard {shard.number}: its last position lies {shard.ahead / 1e6:,.1f} s in the future; "
+                f"shard {shard.number}: its last position lies {span_text(shard.ahead)} in the future; "
                 "until then, messages get positions right behind it",
                 style="yellow",
             )
@@ -76,10 +93,11 @@ def info(path: Path, *, as_json: bool) -> None:
 
 def _print_database(out: Console, found: DatabaseInfo, manifest: Manifest) -> None:
     from rich.panel import Panel
+    from rich.text import Text
 
     from .display import fields, size, visible
 
-    each = f"  ({found.disk_bytes / found.messages:,.1f} a message)" if found.messages else ""
+    each = f"  ({found.disk_bytes / found.messages:,.1f} bytes a message)" if found.messages else ""
     pairs = [
         ("messages", found.messages),
         ("streams", found.streams),
@@ -94,35 +112,17 @@ def _print_database(out: Console, found: DatabaseInfo, manifest: Manifest) -> No
         ("created", f"{manifest.created} by {manifest.created_by}"),
         ("id", found.id),
     ]
-    out.print(Panel(fields(pairs), title=visible(found.path), title_align="left", expand=False, border_style="cyan"))
+    title = Text(visible(found.path))
+    out.print(Panel(fields(pairs), title=title, title_align="left", expand=False, border_style="cyan"))
 
 
-def _print_generations(out: Console, found: DatabaseInfo) -> None:
-    from .display import make_table, size
-
-    rows = [
-        (
-            generation.number,
-            generation.layout,
-            options_text(generation.options),
-            format_time(generation.created)[:19] + "Z",
-            "current" if generation.sealed is None else format_time(generation.sealed)[:19] + "Z",
-            generation.messages,
-            size(generation.live_bytes),
-        )
-        for generation in found.generations
-    ]
-    headers = ("generation>", "layout", "options", "created", "sealed", "messages>", "values>")
-    out.print(make_table(*headers, title="Generations", rows=rows))
-
-
-def _print_shards(out: Console, found: DatabaseInfo) -> None:
+def _print_shards(out: Console, found: DatabaseInfo, alone: set[str]) -> None:
     from .display import make_table, size
 
     rows = [
         (
             shard.number,
-            format_time(time_of(shard.watermark)) if shard.watermark else None,
+            f"{format_time(time_of(shard.watermark))[:19]}Z" if shard.watermark else None,
             shard.lifted,
             size(shard.disk_bytes),
             size(shard.memory_bytes),
@@ -130,29 +130,34 @@ def _print_shards(out: Console, found: DatabaseInfo) -> None:
         )
         for shard in found.shards
     ]
-    headers = ("shard>", "readable up to", "lifted>", "disk>", "memory>", "engine")
-    out.print(make_table(*headers, title="Shards", rows=rows))
+    headers = ("shard>", "readable up to", "lifted>", "disk>", "memory>", "engine~")
+    without = alone | ({"lifted>"} if not any(shard.lifted for shard in found.shards) else set())
+    click.echo()
+    out.print(make_table(*headers, title="Shards", rows=rows, without=without))
 
 
-def _print_reads(out: Console, found: DatabaseInfo) -> None:
-    """Show what the layouts say, and what was counted since this opening."""
+def _print_slabs(out: Console, found: DatabaseInfo, alone: set[str]) -> None:
+    """Show what the layouts say. What they have read so far is nothing: the database was just opened."""
     from .display import make_table
 
     rows = [
-        (shard.number, number, slab.streams, _details(slab.details) or "-", *attrs.astuple(shard.reads[number]))
+        (shard.number, number, slab.streams, _details(slab.details))
         for shard in found.shards
         for number, slab in shard.slabs.items()
     ]
-    counted = (f"{field.name}>" for field in attrs.fields(ReadCounters))
-    headers = ("shard>", "generation>", "streams>", "layout", *counted)
-    out.print(make_table(*headers, title="Slabs; reads are counted from the opening on", rows=rows))
-    total = attrs.asdict(found.total)
-    if any(total.values()):
-        out.print(f"since it was opened: {_details(total)}", markup=False)
+    headers = ("shard>", "generation>", "streams>", "of the layout~")
+    click.echo()
+    out.print(make_table(*headers, title="Slabs", rows=rows, without=alone))
 
 
-def _details(named: Mapping[str, str | int]) -> str:
-    return ", ".join(f"{name} {n:,}" if isinstance(n, (int, float)) else f"{name} {n}" for name, n in named.items())
+def _details(named: Mapping[str, str | int]) -> Text:
+    """Return names and values, one pair a line."""
+    from rich.text import Text
+
+    from .display import visible
+
+    lines = (f"{name} {n:,}" if isinstance(n, (int, float)) else f"{name} {n}" for name, n in named.items())
+    return Text("\n".join(map(visible, lines)) or "-")
 
 
 @click.command()
@@ -176,6 +181,7 @@ def verify(ctx: click.Context, path: Path, *, as_json: bool) -> None:
         for damage in report.damages:
             click.echo(display.visible(f"{damage.place}: {damage.reason}"))
         verdict = "nothing is damaged" if report.ok else f"damaged places: {len(report.damages):,}"
-        click.echo(f"{report.messages:,} messages are whole; {verdict}")
+        whole = display.count_of(report.messages, "message")
+        click.echo(f"{whole} {'is' if report.messages == 1 else 'are'} whole; {verdict}")
     if not report.ok:
         ctx.exit(DAMAGED)

@@ -125,8 +125,7 @@ def write_table(messages: Iterator[Message]) -> int:
     """Print messages as they come, in columns as wide as the first of them need; return how many."""
     from .display import console, readable, visible
 
-    out = console()
-    line = out.width
+    line = console().width
     widths: tuple[int, int, int] | None = None
     count = 0
     for chunk in _chunks(messages):
@@ -135,12 +134,12 @@ def write_table(messages: Iterator[Message]) -> int:
             topic = max(len(visible(m.topic)) for m in chunk)
             client = max(len(visible(m.client_id)) for m in chunk)
             widths = min(time, _TIME_WIDTH), min(max(topic, 5), line // 3), min(max(client, 6), line // 6)
-            out.print(_line(("time", "topic", "client", "qos", "payload"), widths), style="bold", soft_wrap=True)
+            heading = _line(("time", "topic", "client", "qos", "payload"), widths)
+            click.secho(heading, bold=True)
         for m in chunk:
             kind = f"{m.qos}{' R' if m.retain else ''}"
             row = (format_time(m.timestamp or 0), visible(m.topic), visible(m.client_id), kind)
-            text = _line((*row, readable(m.payload, line)), widths)
-            out.print(text[:line], markup=False, soft_wrap=True)
+            click.echo(_line((*row, readable(m.payload, line)), widths)[:line])
         count += len(chunk)
     return count
 

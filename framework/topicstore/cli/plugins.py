@@ -89,11 +89,11 @@ def _print(document: dict[str, list[dict[str, Any]]]) -> None:
 
     tables: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], tuple[Any, ...]]]] = {
         "backends": (
-            ("backend", "state", "capabilities", "summary"),
+            ("backend", "state~", "capabilities~", "summary~"),
             lambda one: (one["name"], _state(one), ", ".join(one["capabilities"]), one["summary"]),
         ),
         "layouts": (
-            ("layout", "state", "capabilities", "needs of a backend", "summary"),
+            ("layout", "state~", "capabilities~", "needs~", "summary~"),
             lambda one: (
                 one["name"],
                 _state(one),
@@ -102,18 +102,20 @@ def _print(document: dict[str, list[dict[str, Any]]]) -> None:
                 one["summary"],
             ),
         ),
-        "workloads": (("workload", "state", "summary"), lambda one: (one["name"], _state(one), one["summary"])),
-        "commands": (("command", "state", "of"), lambda one: (one["name"], _state(one), one["distribution"])),
+        "workloads": (("workload", "state~", "summary~"), lambda one: (one["name"], _state(one), one["summary"])),
+        "commands": (("command", "state~", "of"), lambda one: (one["name"], _state(one), one["distribution"])),
         "plugins": (
-            ("plugin", "of", "wraps the data path by"),
+            ("plugin", "of", "wraps the data path by~"),
             lambda one: (one["name"], one["distribution"], ", ".join(one["wraps"]) or None),
         ),
-        "failed": (("failed plugin", "of", "why"), lambda one: (one["name"], one["distribution"], one["reason"])),
+        "failed": (("failed plugin", "of", "why~"), lambda one: (one["name"], one["distribution"], one["reason"])),
     }
     out = console()
-    for kind, (headers, row) in tables.items():
-        if document[kind]:
-            out.print(make_table(*headers, rows=map(row, document[kind])))
+    for number, kind in enumerate(kind for kind in tables if document[kind]):
+        headers, row = tables[kind]
+        if number:
+            click.echo()
+        out.print(make_table(*headers, rows=map(row, document[kind])))
 
 
 def _state(one: dict[str, Any]) -> Text:
@@ -124,7 +126,9 @@ def _state(one: dict[str, Any]) -> Text:
 
 def _warn(failed: list[FailedPlugin], commands: list[ForeignCommand]) -> None:
     for plugin in failed:
-        click.echo(f"warning: plugin {plugin.name!r} of {plugin.distribution}: {plugin.reason}", err=True)
+        is_ = " is" if plugin.reason.startswith("disabled by ") else ":"
+        reason = " ".join(plugin.reason.split())
+        click.echo(f"warning: plugin {plugin.name!r} of {plugin.distribution}{is_} {reason}", err=True)
     for one in commands:
         if one.command is None:
             click.echo(f"warning: command {one.name!r} of {one.distribution}: {one.reason}", err=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,11 @@ from topicstore import (
     TopicFilter,
 )
 from topicstore.columns import to_iterable
-from topicstore.recommend import Comparison, Question, ReplayFigures, compare, representative_filters
+from topicstore.recommend import Comparison, Question, compare, representative_filters
 
 from .exits import DAMAGED, Failure
 from .options import PATH, arguments_of, json_option
-from .sources import FORMATS, BadRowError, Rows, Source, open_source
+from .sources import FORMATS, STANDARD_INPUT, BadRowError, Rows, Source, open_source
 from .times import format_time
 
 if TYPE_CHECKING:
@@ -90,9 +91,13 @@ def recommend(
 
     Each layout gets a temporary database with the same messages, and replays each filter several times,
     the layouts in turns. The smallest total over the filters wins: give a filter twice if it counts twice.
-    Layouts within 10 %, or nearer than twice the standard error, are as fast; of these, the one wins that
-    needs the least time times bytes to store a message. `reference` is measured too, because the others must
-    return what it returns, but it is never recommended.
+    Layouts within 10 %, or nearer than 5 ms or twice the standard error, can't be told apart; of these, the
+    one wins that needs the least time times bytes to store a message. `reference` is measured too, because
+    the others must return what it returns, but it is never recommended.
+
+    Replays are measured after `compact`. Where a layout merges (block), the filters are measured before it
+    too: narrow ones can take many times as long until what was stored is merged, which happens in the
+    background, or by `compact`.
 
     Without filters, some are made from the topics of SAMPLE: the topic of median traffic, the busiest one,
     and the first with one level as "+". The replay of everything, and one of the last hundredth, are shown
@@ -119,6 +124,9 @@ def recommend(
         display.print_json({"sample": taken.name, **attrs.asdict(found)})
     else:
         _print(display.console(), taken, found)
+        click.echo("\nnext:")
+        for line in _next_steps(sample, found, options):
+            click.echo(f"  {line}")
 
 
 def _read_filters(file: Path) -> list[str]:
@@ -200,13 +208,14 @@ def _compare(
 
 
 def _print(out: Console, sample: _Sample, found: Comparison) -> None:
-    from .display import visible
+    from .display import count_of, visible
 
-    messages = f"{found.messages:,} message{'s' * (found.messages != 1)}"
-    topics = f"{found.topics:,} topic{'s' * (found.topics != 1)}"
-    click.echo(f"{visible(sample.name)}: {messages} in {topics}, on {found.backend}\n")
+    contents = f"{count_of(found.messages, 'message')} in {count_of(found.topics, 'topic')}"
+    click.echo(f"{visible(sample.name)}: {contents}, on {found.backend}\n")
     out.print(_layouts_table(found))
+    click.echo("the filters are timed after compaction and, where that has merged something, before it\n")
     out.print(_replays_table(found))
+    click.echo()
     for layout, reason in found.left_out.items():
         click.echo(f"not measured: {layout}: {visible(reason)}")
     out.print(f"recommended: {found.recommended}", style="bold", markup=False)
@@ -218,38 +227,56 @@ def _print(out: Console, sample: _Sample, found: Comparison) -> None:
 def _layouts_table(found: Comparison) -> Table:
     from .display import make_table
 
-    headers = ("layout", "stored a second>", "compaction s>", "bytes a message>", "visible", "all filters, ms>")
+    headers = ("layout", "stored\na second>", "compaction\ns>", "bytes\neach>", "visible\nafter>")
+    timed = ("filters\nms>", "before\ncompaction>")
     rows = [
         (
             one.layout,
             f"{one.store_rate:,.0f}",
-            f"{one.compact_seconds:,.2f}",
+            f"{one.compact_seconds:,.2f}" if one.merged else None,
             f"{one.bytes_per_message:,.1f}",
-            f"up to {one.delay_seconds:,.3g} s later" if one.delay_seconds else "at once",
-            f"{one.total_seconds * 1e3:,.2f}",
+            f"{one.delay_seconds:,.3g} s" if one.delay_seconds else "at once",
+            _ms(one.total_seconds),
+            None if one.unmerged_seconds is None else _ms(one.unmerged_seconds),
         )
         for one in found.layouts
     ]
-    return make_table(*headers, title="Layouts", rows=rows)
+    return make_table(*headers, *timed, title="Layouts", rows=rows)
 
 
 def _replays_table(found: Comparison) -> Table:
     from .display import make_table
 
-    headers = ("filter", "counts>", "messages>", *(f"{one.layout}>" for one in found.layouts))
-    by_question = zip(*(one.replays for one in found.layouts), strict=True)
-    rows = [_row(question, figures) for question, figures in zip(found.questions, by_question, strict=True)]
-    return make_table(*headers, title="Replays: ms, and messages a second", rows=rows)
+    rows: list[tuple[object, ...]] = []
+    for number, question in enumerate(found.questions):
+        for one in found.layouts:
+            replay = one.replays[number]
+            first = one is found.layouts[0]
+            asked = (_asked(question), replay.messages) if first else ("", "")
+            rows.append((*asked, one.layout, _ms(replay.seconds), f"{replay.rate:,.0f}"))
+    return make_table("filter~", "messages>", "layout", "ms>", "a second>", title="Replays", rows=rows)
 
 
-def _row(question: Question, figures: tuple[ReplayFigures, ...]) -> tuple[object, ...]:
-    from rich.text import Text
+def _asked(question: Question) -> str:
+    """Return a filter with how often it counts."""
+    if not question.weight:
+        since = f" since {format_time(question.start)[:19]}Z" if question.start else ""
+        return f"{question.topic_filter}{since} (not counted)"
+    return f"{question.topic_filter} (counts {question.weight} times)" if question.weight > 1 else question.topic_filter
 
-    since = f", since {format_time(question.start)}" if question.start else ""
-    weight = f"{question.weight} ×" if question.weight else "-"
-    cells = (Text(f"{one.seconds * 1e3:,.2f}\n{_rate(one.rate)}/s") for one in figures)
-    return f"{question.topic_filter}{since}", weight, figures[0].messages, *cells
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f}"
 
 
-def _rate(rate: float) -> str:
-    return f"{rate / 1e6:,.2f} M" if rate >= 1e6 else f"{rate / 1e3:,.1f} k" if rate >= 1e3 else f"{rate:,.0f}"
+def _next_steps(sample: Path, found: Comparison, options: Sequence[str]) -> Iterator[str]:
+    """Yield commands that take up the recommendation, for a new database and for one that is there."""
+    layout, backend = found.recommended, found.backend
+    source = "FILE" if sample == STANDARD_INPUT else shlex.quote(str(sample))
+    of_layout, of_backend = (
+        "".join(f" --option {shlex.quote(text)}" for text in options if text.startswith(f"{plugin}."))
+        for plugin in (layout, backend)
+    )
+    engine = "" if backend == "rocksdb" else f" --backend {backend}"
+    yield f"topicstore import DIR {source} --layout {layout}{of_layout}{engine}{of_backend}"
+    yield f"topicstore generations add DIR --layout {layout}{of_layout}"

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 import topicstore
+from topicstore.positions import time_of
 from topicstore.replay import Order
 
 from .options import PATH, time_options
 from .output import FORMATS, format_of, open_output, write_csv, write_jsonl, write_parquet, write_table
+from .times import format_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,6 +59,8 @@ def replay(
     Times are compared with positions: by the messages' own times if the database was made by
     `import` or with --timestamps message, else by the times of storing.
 
+    CSV and JSON lines are what `import` reads; from standard input, it takes CSV with --format csv.
+
     \b
     Examples:
       topicstore replay data 'fleet/+/+/speed' --start -2h
@@ -72,17 +76,31 @@ def replay(
         if file_format == "parquet":
             batches = db.replay_arrow(topic_filter, start, until, order=merged)
             with open_output(output, packed=False) as file:
-                write_parquet(_limited(batches, limit), file)
-            return
-        messages = islice(db.replay(topic_filter, start, until, order=merged), limit)
-        if file_format == "table" and output is None:
-            write_table(messages)
-            return
-        write = {"jsonl": write_jsonl, "csv": write_csv}.get(file_format)
-        if write is None:
-            raise click.UsageError("a table goes to standard output, not to a file")
-        with open_output(output, packed=output is not None and output.name.endswith(".gz")) as file:
-            write(messages, file)
+                written = write_parquet(_limited(batches, limit), file)
+        else:
+            messages = islice(db.replay(topic_filter, start, until, order=merged), limit)
+            written = _write(messages, file_format, output)
+        if not written and limit != 0 and sys.stderr.isatty():
+            click.echo(_nothing(db), err=True)
+
+
+def _write(messages: Iterator[topicstore.Message], file_format: str, output: Path | None) -> int:
+    """Write messages as anything but Parquet; return how many."""
+    if file_format == "table" and output is None:
+        return write_table(messages)
+    write = {"jsonl": write_jsonl, "csv": write_csv}.get(file_format)
+    if write is None:
+        raise click.UsageError("a table goes to standard output, not to a file")
+    with open_output(output, packed=output is not None and output.name.endswith(".gz")) as file:
+        return write(messages, file)
+
+
+def _nothing(db: topicstore.Database) -> str:
+    """Return what a person may want to know where nothing matches."""
+    if not any(generation.messages for generation in db.generations()):
+        return "no messages: the database holds none"
+    newest = max(shard.watermark for shard in db.info().shards)
+    return f"no messages match; the newest of the database is of {format_time(time_of(newest))}"
 
 
 def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:

@@ -114,6 +114,15 @@ class Rows:
             return [""] * len(self)
         return cast("list[str]", self.messages.column("client_id").to_pylist())
 
+    def first_time(self) -> int | None:
+        """Return the timestamp of the first message, if it is a number."""
+        if isinstance(self.messages, list):
+            return self.messages[0].timestamp if self.messages else None
+        if "timestamp" not in self.messages.schema.names or not len(self):
+            return None
+        first = self.messages.column("timestamp")[0].as_py()
+        return first if isinstance(first, int) else None
+
     def prefix(self) -> Prefix:
         """Return the prefix that ends with these rows."""
         return NO_PREFIX if self._text is None else self._text.prefix(self.end - self.first)

@@ -24,6 +24,8 @@ _SHOWN = 5
 """Children of a node that are shown unless all are asked for; a wildcard always is."""
 _BATCH = 8_192
 _PLUS, _REST, _DOLLAR_PLUS = "+", "#", "$+"
+_MEANINGS = {_PLUS: "(all other)", _DOLLAR_PLUS: "(all other)", _REST: "(all other, and what follows)"}
+_WILDCARDS = "A level's first tokens (thresholds) keep streams of their own; + and # take the rest"
 
 _Slab = tuple[int, int]
 """Shard and generation."""
@@ -69,7 +71,9 @@ class _Node:
             left.extend(reversed(node.ordered()))
 
     def ordered(self) -> list[_Node]:
-        return sorted(self.children.values(), key=lambda child: (child.wild, child.level))
+        from .display import natural
+
+        return sorted(self.children.values(), key=lambda child: (child.wild, natural(child.level)))
 
     def add(self, path: Iterable[str]) -> _Node:
         """Return the node that a path leads to, making what isn't there."""
@@ -123,9 +127,14 @@ def topics(
 ) -> None:
     """Show what the layouts in PATH learned of the topics: the levels, and which of them vary.
 
-    A level that varies is + or, with all that follow it, #; below $, the first one is $+. The same levels
-    of several shards and generations are shown as one. Layouts that learn nothing are named.
+    The first tokens of a level have streams of their own, as many as the layout's option `thresholds` says;
+    all other tokens share +, or #, which takes what follows them too. Below $, the first level is $+.
+    The same levels of several shards and generations are shown as one. Layouts that learn nothing are named.
+
+    With --count, the levels with the most messages come first, and those without any are left out.
     """
+    from . import display
+
     if dot and as_json:
         raise click.UsageError("--dot and --json are two forms of the same: choose one")
     with topicstore.open_existing(path, auto_compact=False) as db:
@@ -133,9 +142,11 @@ def topics(
     if as_json:
         _print_json(found, path, topic_filter)
     elif dot:
-        click.echo("\n".join(_dot(found, None if whole else _SHOWN)))
+        click.echo("\n".join(_dot(found, path, None if whole else _SHOWN)))
     else:
         _print_tree(found, path, None if whole else _SHOWN)
+        if topic_filter is not None and not found.root.children:
+            click.echo(f"no topics match {display.visible(topic_filter)}")
 
 
 # --- finding ------------------------------------------------------------------------
@@ -262,25 +273,34 @@ class _Row:
     numbers: str
     wild: bool = False
 
+    @property
+    def label(self) -> str:
+        """The level, with words where it stands for many."""
+        return f"{self.level} {_MEANINGS[self.level]}" if self.wild else self.level
+
 
 def _rows(found: _Found, most: int | None) -> Iterator[_Row]:
     """Yield what is shown of the tree, parents before children; of wide nodes ``most`` children, and a summary."""
     from .display import visible
 
-    left: list[tuple[int, list[_Node]]] = [(0, group) for group in reversed(_groups(found.root, most))]
+    counted = found.counted
+    left: list[tuple[int, list[_Node]]] = [(0, group) for group in reversed(_groups(found.root, most, counted=counted))]
     while left:
         depth, group = left.pop()
         if len(group) > 1:
-            yield _Row(depth, f"… {len(group):,} more", _numbers(group, counted=found.counted))
+            yield _Row(depth, f"… {len(group):,} more", _numbers(group, counted=counted))
             continue
         [node] = group
-        yield _Row(depth, visible(node.level) or '""', _numbers(group, counted=found.counted), node.wild)
-        left.extend((depth + 1, below) for below in reversed(_groups(node, most)))
+        yield _Row(depth, visible(node.level) or '""', _numbers(group, counted=counted), node.wild)
+        left.extend((depth + 1, below) for below in reversed(_groups(node, most, counted=counted)))
 
 
-def _groups(node: _Node, most: int | None) -> list[list[_Node]]:
+def _groups(node: _Node, most: int | None, *, counted: bool) -> list[list[_Node]]:
     """Return the children of a node one by one, but those that are too many together, in front of the wildcard."""
     children = node.ordered()
+    if counted:
+        held = (child for child in children if child.messages_within)
+        children = sorted(held, key=lambda child: (child.wild, -child.messages_within))
     own = [child for child in children if not child.wild]
     shown = len(own) if most is None or len(own) <= most + 1 else most
     groups = [[child] for child in children]
@@ -288,28 +308,29 @@ def _groups(node: _Node, most: int | None) -> list[list[_Node]]:
 
 
 def _numbers(nodes: list[_Node], *, counted: bool) -> str:
-    streams = _many(sum(node.streams_within for node in nodes), "stream")
+    from .display import count_of
+
+    streams = count_of(sum(node.streams_within for node in nodes), "stream")
     if not counted:
         return streams
-    messages = _many(sum(node.messages_within for node in nodes), "message")
-    return f"{streams}, {messages} of {_many(sum(node.topics_within for node in nodes), 'topic')}"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
+    messages = count_of(sum(node.messages_within for node in nodes), "message")
+    return f"{streams}, {messages} of {count_of(sum(node.topics_within for node in nodes), 'topic')}"
 
 
 def _print_tree(found: _Found, path: Path, most: int | None) -> None:
-    from .display import visible
+    from .display import count_of, visible
 
-    where = f"{_many(len(found.generations), 'generation')} of {_many(found.shards, 'shard')}"
+    where = f"{count_of(len(found.generations), 'generation')} of {count_of(found.shards, 'shard')}"
     title = f"{visible(str(path))}, {where}: {_numbers([found.root], counted=found.counted)}"
+    rows = list(_rows(found, most))
     if sys.stdout.isatty():
-        _print_branches(title, _rows(found, most))
+        _print_branches(title, rows)
     else:
         click.echo(title)
-        for row in _rows(found, most):
-            click.echo(f"{'  ' * (row.depth + 1)}{row.level}  {row.numbers}")
+        for row in rows:
+            click.echo(f"{'  ' * (row.depth + 1)}{row.label}  {row.numbers}")
+    if any(row.wild for row in rows):
+        click.echo(_WILDCARDS)
     for one in found.unlearned:
         why = f"layout {one.layout!r} learns nothing of topics" if one.messages else "it holds no messages"
         click.echo(f"generation {one.number}: {why}")
@@ -324,17 +345,19 @@ def _print_branches(title: str, rows: Iterable[_Row]) -> None:
     branches = [Tree(Text(title))]
     for row in rows:
         del branches[row.depth + 1 :]
-        label = Text.assemble((row.level, "bold cyan" if row.wild else ""), "  ", (row.numbers, "dim"))
+        label = Text.assemble((row.label, "bold cyan" if row.wild else ""), "  ", (row.numbers, "dim"))
         branches.append(branches[row.depth].add(label))
     console().print(branches[0])
 
 
-def _dot(found: _Found, most: int | None) -> Iterator[str]:
+def _dot(found: _Found, path: Path, most: int | None) -> Iterator[str]:
     """Yield the lines of a graph in Graphviz's language."""
+    from .display import visible
+
     yield "digraph topics {"
     yield "  rankdir=LR;"
     yield "  node [shape=box, fontname=monospace];"
-    yield f"  n0 [label={_quoted('topics', _numbers([found.root], counted=found.counted))}];"
+    yield f"  n0 [label={_quoted(visible(str(path)), _numbers([found.root], counted=found.counted))}];"
     above = [0]
     for number, row in enumerate(_rows(found, most), 1):
         del above[row.depth + 1 :]

@@ -17,6 +17,7 @@ from .exits import INTERRUPTED, Failure
 from .interrupts import Interrupts
 from .markers import Progress
 from .sources import BadRowError, Rows, Source
+from .times import format_time, suspected_unit
 
 __all__ = ["Imported", "Transfer"]
 
@@ -53,6 +54,8 @@ class Transfer:
     """Messages to store before stopping, over all sources."""
     acknowledge: int | None = None
     """File descriptor that is told, a number a line, how many rows of the source are safe."""
+    note: Callable[[str], None] = lambda _text: None
+    """Told, as a sentence, what a person should look at."""
     observe: Callable[[Source, int], None] = lambda _source, _messages: None
     """Told the messages stored so far, after each batch."""
     _stored: int = 0
@@ -94,7 +97,11 @@ class Transfer:
         self, source: Source, progress: Progress, interrupts: Interrupts
     ) -> Literal["imported", "limit reached"]:
         with contextlib.closing(source.read(progress.start, self.batch_size)) as batches:
+            looked = False
             for rows in batches:
+                if rows and not looked:
+                    self._look_at_times(rows)
+                    looked = True
                 missing = progress.missing(rows)
                 room = len(missing) if self.limit is None else self.limit - self._stored
                 self._store(source, missing.head(room), progress, interrupts)
@@ -125,6 +132,14 @@ class Transfer:
         self.observe(source, self._stored)
         if bad is not None:
             raise bad
+
+    def _look_at_times(self, rows: Rows) -> None:
+        """Say so if the first time is hardly in microseconds."""
+        first = rows.first_time()
+        unit = None if first is None else suspected_unit(first)
+        if first is not None and unit is not None:
+            where = f"row {rows.number(0) + 1:,} lies in {format_time(first)[:4]}"
+            self.note(f"{where}; are its times {unit}? They are taken as microseconds")
 
     @staticmethod
     def _explain(source: Source, bad: BadRowError) -> str:
