@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -11,6 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["topicstore_backends"]
+
+_NO_PLYVEL = (
+    ""
+    if sys.version_info < (3, 13)
+    else "plyvel has no wheels for this Python: use Python 3.11 or 3.12, or install LevelDB with its headers "
+    "(libleveldb-dev) and a C++ compiler, and then plyvel"
+)
 
 hookimpl = pluggy.HookimplMarker("topicstore")
 
@@ -33,5 +41,17 @@ def topicstore_backends() -> Sequence[BackendSpec]:
             needs=("rocksdict",),
             install="topicstore[rocksdb]",
             capabilities=("persistent", "sync", "checkpoint", "fast_seek", "reclaims_disk"),
+        ),
+        BackendSpec(
+            name="leveldb",
+            target="topicstore_backends.leveldb:LeveldbBackend",
+            summary="LevelDB, a small LSM tree: fast batches, scans and seeks.",
+            needs=("plyvel",),
+            install="topicstore[leveldb]",
+            advice=_NO_PLYVEL,
+            capabilities=("persistent", "sync", "fast_seek", "reclaims_disk"),
+            durability_note=(
+                "With commit, power loss may take an older batch and leave a newer one, where two logs are in use."
+            ),
         ),
     )

@@ -604,7 +604,7 @@ class RocksdbEngine(Engine):
         """
         with self._translated, self._lock:
             self._check_open()
-            self._database.write(self._encode(batch))
+            self._database.write(self._encode(batch.without_rows()))
         if sync:
             self.flush_log()
 

@@ -236,8 +236,8 @@ class Database:
     """An open database. Made by `topicstore.open`; close it, or use it as a context manager.
 
     All methods may be called from any thread. Times given to methods are microseconds since the
-    epoch, or datetimes with a time zone (a `Message.timestamp` is microseconds); ``start`` is inclusive, ``until`` exclusive, and both are compared
-    with positions.
+    epoch, or datetimes with a time zone (a `Message.timestamp` is microseconds); ``start`` is
+    inclusive, ``until`` exclusive, and both are compared with positions.
     """
 
     def __init__(

@@ -217,7 +217,7 @@ def load_target(spec: PluginSpec) -> type[Any]:
     """
     kind = "layout" if isinstance(spec, LayoutSpec) else "backend"
     missing = missing_modules(spec)
-    hint = f': pip install "{spec.install}"' if spec.install else ""
+    hint = f": {spec.advice}" if spec.advice else f': pip install "{spec.install}"' if spec.install else ""
     if missing:
         raise BackendUnavailableError(f"{kind} {spec.name!r} needs {', '.join(missing)}{hint}")
     module, _, name = spec.target.partition(":")

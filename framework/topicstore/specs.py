@@ -25,6 +25,8 @@ class PluginSpec:
     """Modules that the target imports and that may not be installed."""
     install: str = ""
     """What brings them: the argument of ``pip install``, such as ``topicstore[rocksdb]``."""
+    advice: str = ""
+    """What to do instead where ``install`` brings nothing, such as on a Python without wheels."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,387 @@
+"""The engine: batches, ranges, the log, and care."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any, cast
+from weakref import WeakSet
+
+import plyvel
+from topicstore.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
+from topicstore.errors import EngineError
+
+from .held import Held, lost, sync, text_of
+from .keys import HIDDEN, KEYSPACE, LAST, HiddenRanges, Pair, Space, space_of
+from .reading import LeveldbSnapshot, Past, Present, Scan, values_of
+
+__all__ = ["LeveldbEngine"]
+
+# A range of more keys, or of more bytes in table files, is hidden first and removed later.
+MOST_DELETES = 10_000
+MOST_DELETED_BYTES = 64 << 20
+# Hidden keys that a batch removes: these and two for each change of its own, so that removing
+# outruns whatever comes after. `reclaim` removes so many at a time.
+REMOVED_A_WRITE = 64
+REMOVED_AT_ONCE = 4096
+# Keys that `LeveldbEngine.verify` walks before it lets a waiting `close` come in.
+VERIFY_STEPS = 1000
+
+_Operation = tuple[Keyspace, Key, bytes | None]
+
+
+def _records(database: Any) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the hidden ranges. Were one lost, what it deleted would be there again."""
+    for start, end in database.iterator(start=HIDDEN, stop=bytes([KEYSPACE]), verify_checksums=True):
+        yield start[1:], end
+    with database.raw_iterator(verify_checksums=True) as behind:
+        behind.seek(bytes([KEYSPACE]))
+        if not behind.valid():
+            raise lost()
+
+
+_engines: WeakSet[LeveldbEngine] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child, keep databases from ever being closed: that would wait for threads a fork lacks."""
+    for engine in list(_engines):
+        engine.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class LeveldbEngine(Engine):
+    """One LevelDB database.
+
+    Without ``sync`` a batch is in LevelDB's log, handed to the operating system, when `write`
+    returns; with it the logs are synced as well, in a second step that lets other threads write.
+    """
+
+    def __init__(self, path: Path, held: Held, keyspaces: Sequence[Keyspace]) -> None:
+        self._path = path
+        self._held = held
+        self._database = database = held.database
+        self._calls = held.calls
+        self._present = Present(self._held)
+        self._spaces = {keyspace.name: Space(keyspace, number) for number, keyspace in enumerate(keyspaces)}
+        self._writing = Lock()
+        self._failed = False
+        self._damaged: set[bytes] = set()
+        """Where hidden ranges begin that can't be removed, because of damage within."""
+        self._synced: set[str] = set()
+        """Logs whose names in the directory are on disk."""
+        self._present.hidden = HiddenRanges(_records(database))
+        _engines.add(self)
+
+    def leave_to_parent(self) -> None:
+        """Let go of the database in a forked child, where the engine is closed from now on."""
+        self._held.leave_to_parent()
+
+    # --- writing ----------------------------------------------------------------------
+
+    def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
+        """Apply the batch: ranges first, then the operations in their order.
+
+        While there are hidden ranges it also removes some of their keys. Raises `StorageFullError`
+        when the disk is full, `EngineError` for what else fails; from then on the engine refuses
+        writes until the shard is opened again.
+        """
+        with self._calls, self._writing:
+            self._check_writable()
+            changes = self._database.write_batch()
+            hidden = self._present.hidden
+            if hidden:
+                hidden = self._remove(hidden, changes, REMOVED_A_WRITE + 2 * len(batch.operations))
+            if batch.ranges:
+                hidden = self._delete_ranges(batch.ranges, changes, hidden)
+            self._add(batch.operations, changes)
+            if hidden:
+                hidden = hidden.without(
+                    self._spaces[keyspace.name].encode(key) for keyspace, key, _ in batch.operations
+                )
+            self._commit(changes, hidden)
+        if sync:
+            self.flush_log()
+
+    def _check_writable(self) -> None:
+        if self._failed:
+            raise EngineError(f"{self._path}: an earlier write failed; open the shard again")
+
+    def _commit(self, changes: Any, hidden: HiddenRanges) -> None:
+        """Write a batch, and what is hidden from then on with it."""
+        present = self._present
+        try:
+            if hidden is present.hidden:
+                changes.write()
+                return
+            before, after = set(present.hidden), set(hidden)
+            for start, _ in before - after:
+                changes.delete(HIDDEN + start)
+            for start, end in after - before:
+                changes.put(HIDDEN + start, end)
+            with present.changing:
+                changes.write()
+                present.hidden = hidden
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _add(self, operations: Sequence[_Operation], changes: Any) -> None:
+        """Add puts and deletes to a batch."""
+        put, delete = changes.put, changes.delete
+        last = None
+        for keyspace, key, value in operations:
+            if keyspace is not last:
+                encode, last = space_of(self._spaces, keyspace).encode, keyspace
+            if value is None:
+                delete(encode(key))
+            else:
+                put(encode(key), value)
+
+    # --- deleting ranges ----------------------------------------------------------------
+
+    def _delete_ranges(
+        self, ranges: list[tuple[Keyspace, Key, Key]], changes: Any, hidden: HiddenRanges
+    ) -> HiddenRanges:
+        """Delete the keys of small ranges; return what is hidden with the large ones."""
+        large = []
+        for keyspace, start, end in ranges:
+            space = space_of(self._spaces, keyspace)
+            first, last = space.encode(start), space.encode(end)
+            keys = self._few_keys(first, last) if first < last else []
+            if keys is None:
+                large.append((first, last))
+            else:
+                deque(map(changes.delete, keys), maxlen=0)
+        return HiddenRanges([*hidden, *large]) if large else hidden
+
+    def _few_keys(self, first: bytes, last: bytes) -> list[bytes] | None:
+        """Return the keys of a range; None if they are many or can't be read."""
+        if self._database.approximate_size(first, last) > MOST_DELETED_BYTES:
+            return None
+        with suppress(plyvel.CorruptionError):
+            keys = self._keys(first, last, MOST_DELETES + 1)
+            return keys if len(keys) <= MOST_DELETES else None
+        return None
+
+    def _remove(self, hidden: HiddenRanges, changes: Any, most: int) -> HiddenRanges:
+        """Delete up to about ``most`` hidden keys; return what is hidden without them."""
+        left: list[tuple[bytes, bytes]] = []
+        for start, end in hidden:
+            keys = None if most <= 0 or start in self._damaged else self._readable_keys(start, end, most)
+            if keys is None:
+                left.append((start, end))
+                continue
+            deque(map(changes.delete, keys), maxlen=0)
+            if len(keys) == most:
+                left.append((keys[-1] + b"\0", end))
+            most -= len(keys) + 1
+        return HiddenRanges(left)
+
+    def _readable_keys(self, start: bytes, end: bytes, most: int) -> list[bytes] | None:
+        """Return the first keys of a hidden range; None, now and from now on, if one can't be read."""
+        try:
+            return self._keys(start, end, most)
+        except plyvel.CorruptionError:
+            self._damaged.add(start)
+            return None
+
+    def _keys(self, start: bytes, end: bytes, most: int) -> list[bytes]:
+        with self._database.iterator(
+            start=start, stop=end, include_value=False, verify_checksums=True, fill_cache=False
+        ) as keys:
+            return list(islice(keys, most))
+
+    def reclaim(self, keyspace: Keyspace, start: Key, end: Key) -> None:
+        """Remove all that is hidden, then compact the range. Other threads run and write meanwhile.
+
+        LevelDB compacts a level into the next, never the last one that holds keys of the range, where
+        a buffer with puts and their deletes may have come to lie as it was. So a second compaction
+        carries the deletes of two keys that aren't there, around all others of the range, down to it.
+        """
+        space = space_of(self._spaces, keyspace)
+        first, last = space.encode(start), space.encode(end)
+        if first >= last:
+            return
+        while self._remove_some():
+            pass
+        with self._calls:
+            self._database.compact_range(start=first, stop=last)
+        self._delete_around(first, last)
+        with self._calls:
+            self._database.compact_range(start=first, stop=last)
+
+    def _delete_around(self, first: bytes, last: bytes) -> None:
+        """Delete two keys that aren't there, one at each end of a range."""
+        below = (int.from_bytes(last, "big") - 1).to_bytes(len(last), "big") + b"\xff" * 8
+        with self._calls, self._writing:
+            self._check_writable()
+            changes = self._database.write_batch()
+            for key in (first + b"\0", below):
+                if self._database.get(key, verify_checksums=True) is None:
+                    changes.delete(key)
+            self._commit(changes, self._present.hidden)
+
+    def _remove_some(self) -> bool:
+        """Remove hidden keys in a batch of their own; tell whether there were any."""
+        with self._calls, self._writing:
+            hidden = self._present.hidden
+            if all(start in self._damaged for start, _ in hidden):
+                return False
+            self._check_writable()
+            changes = self._database.write_batch()
+            self._commit(changes, self._remove(hidden, changes, REMOVED_AT_ONCE))
+            return True
+
+    # --- reading ----------------------------------------------------------------------
+
+    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+        """Return the value of ``key``, or None where there is none."""
+        stored = space_of(self._spaces, keyspace).encode(key)
+        with self._calls:
+            with self._present.changing:
+                hidden = self._present.hidden
+            return values_of(self._database, hidden, [stored])[0]
+
+    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+        """Return the value of each key, None where there is none; all of them at one moment."""
+        stored = list(map(space_of(self._spaces, keyspace).encode, keys))
+        with self._calls:
+            return self._present.get_many(stored)
+
+    def scan(
+        self,
+        keyspace: Keyspace,
+        start: Key | None = None,
+        end: Key | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[Pair]]:
+        """Yield the pairs of a range as they are when the first list is asked for.
+
+        That list is small (16 pairs or 64 KB) and the next ones grow to 256 pairs or 256 KB. Where a
+        block is damaged, the pairs before it come first and `CorruptionError` after them; going
+        backwards, the pair next to it may be missing.
+        """
+        space = space_of(self._spaces, keyspace)
+        return Scan(self._present, space, space.encode_span(start, end), reverse, limit)
+
+    def snapshot(self) -> Snapshot:
+        """Return a view of now. While it is open LevelDB keeps the versions that it sees."""
+        with self._calls:
+            with self._present.changing:
+                snapshot, hidden = self._held.give(self._database.snapshot()), self._present.hidden
+            return LeveldbSnapshot(Past(self._held, snapshot, hidden), self._spaces)
+
+    # --- the rest ---------------------------------------------------------------------
+
+    def flush_log(self) -> None:
+        """Return when everything written so far is on disk. Other threads run meanwhile.
+
+        What was written before the newest log was begun is in an older one, until its table is on
+        disk and LevelDB deletes it: all logs are synced.
+        """
+        with self._calls:
+            try:
+                names = {entry.name for entry in os.scandir(self._path) if entry.name.endswith(".log")}
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        sync(self._path / name)
+                if not names <= self._synced:
+                    sync(self._path)
+                    self._synced = names
+            except BaseException:
+                self._failed = True
+                raise
+
+    def stats(self) -> EngineStats:
+        """Return the bytes of all files in the directory, and of buffers and cache."""
+        with self._calls:
+            memory = self._property("approximate-memory-usage")
+            details: dict[str, str | int] = {
+                "table_files": sum(self._property(f"num-files-at-level{level}") for level in range(7)),
+                "hidden_ranges": len(self._present.hidden),
+            }
+            return EngineStats(disk_bytes=self._disk_bytes(), memory_bytes=memory, details=details)
+
+    def _property(self, name: str) -> int:
+        return int(self._database.get_property(b"leveldb." + name.encode()) or 0)
+
+    def _disk_bytes(self) -> int:
+        total = 0
+        for entry in self._path.iterdir():
+            with suppress(FileNotFoundError):  # LevelDB deletes files whenever it likes
+                total += entry.stat().st_size
+        return total
+
+    def verify(self) -> Iterator[str]:
+        """Read every table block that holds a pair, checking its checksum; yield a sentence a damage.
+
+        LevelDB doesn't say which file it is in, so a sentence names the keys around it. What is deleted
+        but still on disk is read too.
+        """
+        at: bytes | None = b""
+        told = False
+        while at is not None:
+            last, error = self._walk(at)
+            told = told and last is None
+            at = at if last is None else last
+            if error is None:
+                return
+            if not told:
+                told = True
+                yield f"{self._named(at)}: {error}"
+            at = self._behind(at)
+
+    def _walk(self, start: bytes) -> tuple[bytes | None, EngineError | None]:
+        """Read from a stored key to the end or to a damage; return the last key read, and the damage."""
+        last: bytes | None = None
+        iterator = None
+        try:
+            with self._calls:
+                iterator = self._held.give(
+                    self._database.iterator(start=start, include_value=False, verify_checksums=True, fill_cache=False)
+                )
+            while True:
+                keys: list[bytes] = []
+                try:
+                    with self._calls:
+                        keys.extend(islice(iterator, VERIFY_STEPS))
+                finally:
+                    last = keys[-1] if keys else last
+                if len(keys) < VERIFY_STEPS:
+                    return last, None if last == LAST else EngineError(text_of(lost()))
+        except EngineError as error:
+            return last, error
+        finally:
+            if iterator is not None:
+                self._held.take_back(iterator)
+
+    def _behind(self, key: bytes) -> bytes | None:
+        """Return the first stored key behind a damage that is behind ``key``."""
+        with self._calls, self._database.raw_iterator(verify_checksums=True, fill_cache=False) as iterator:
+            with suppress(plyvel.Error):
+                iterator.seek(key + b"\0")
+            return cast("bytes", iterator.key()) if iterator.valid() else None
+
+    def _named(self, stored: bytes) -> str:
+        """Return the place of a stored key, for people."""
+        for space in self._spaces.values():
+            if stored.startswith(space.start):
+                return f"keyspace {space.keyspace.name!r}, behind {space.decode(stored)!r}"
+        return "keyspace 'state', at its beginning"
+
+    def close(self) -> None:
+        """Give back files and lock, whoever still refers to scans and snapshots.
+
+        Waits for calls of other threads that are inside LevelDB. What is in buffers is in the log.
+        """
+        self._held.close()

@@ -1,0 +1,311 @@
+"""Scans and snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from operator import itemgetter
+from threading import Lock
+from typing import Any
+
+import plyvel
+from topicstore.engine import Key, Keyspace, Snapshot
+
+from .held import Calls, Held, lost
+from .keys import FORMAT, LAST, HiddenRanges, Pair, Space, space_of
+
+__all__ = ["LeveldbSnapshot", "Past", "Present", "Scan", "values_of"]
+
+# A scan's first list is small, so that a leap costs microseconds; the next ones grow to these. Longer
+# lists are slower: what they hold doesn't stay in the processor's cache until it is looked at.
+FIRST_PAIRS, MOST_PAIRS = 16, 256
+FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 18
+GROWTH = 4
+# Pairs read at once, before their sizes are known: as many large ones may be in memory together.
+PART_PAIRS = 32
+
+_VALUE = itemgetter(1)
+
+
+class Present:
+    """The engine as it is: where a scan or a get begins."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self.reader = held.database
+        self.calls = held.calls
+        self.hidden = HiddenRanges()
+        self.changing = Lock()
+        """Held while a batch is written that changes what is hidden: nobody sees one without the other."""
+
+    def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:
+        """Return an iterator, what was hidden when it was made, and whether it gives keys without their first byte.
+
+        plyvel takes that off in no time, but only for iterators that aren't a snapshot's. Whoever
+        looks for hidden keys needs it.
+        """
+        with self.changing:
+            bare = space.keyspace.shape is None and not self.hidden
+            if bare:
+                keyspace = self.reader.prefixed_db(space.start)
+                stop = None if span[1] == space.end else span[1][1:]
+                iterator = _iterator(keyspace, (span[0][1:], stop), reverse)
+            else:
+                iterator = _iterator(self.reader, span, reverse)
+            return self.held.give(iterator), self.hidden, bare
+
+    def raw_iterator(self) -> Any:
+        """Return an iterator that tells of every damage, for a short while."""
+        return self.reader.raw_iterator(verify_checksums=True)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of all keys as they are at one moment."""
+        with self.changing:
+            snapshot, hidden = self.reader.snapshot(), self.hidden
+        try:
+            return values_of(snapshot, hidden, keys)
+        finally:
+            snapshot.close()
+
+
+class Past:
+    """What a snapshot sees. Scans refer to it, so that it is there as long as one of them is."""
+
+    def __init__(self, held: Held, snapshot: Any, hidden: HiddenRanges) -> None:
+        self.held = held
+        self.reader = snapshot
+        self.calls = Calls(held.path)
+        self._hidden = hidden
+
+    def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:
+        """Return an iterator, and what is hidden; its keys are whole."""
+        return self.held.give(_iterator(self.reader, span, reverse)), self._hidden, False
+
+    def raw_iterator(self) -> Any:
+        """Return an iterator that tells of every damage, for a short while."""
+        return self.reader.raw_iterator(verify_checksums=True)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of all keys."""
+        return values_of(self.reader, self._hidden, keys)
+
+    def close(self) -> None:
+        """Give the snapshot back, after whoever reads from it at this moment."""
+        self.calls.end()
+        self.held.take_back(self.reader)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _iterator(reader: Any, span: tuple[bytes, bytes | None], reverse: bool) -> Any:
+    return reader.iterator(start=span[0], stop=span[1], reverse=reverse, verify_checksums=True)
+
+
+def values_of(reader: Any, hidden: HiddenRanges, keys: Sequence[bytes]) -> list[bytes | None]:
+    """Return the values of stored keys, None where there is none or it is hidden."""
+    get = reader.get
+    if hidden:
+        return [None if hidden.around(key) else get(key, verify_checksums=True) for key in keys]
+    return [get(key, verify_checksums=True) for key in keys]
+
+
+class Scan(Iterator[list[Pair]]):
+    """The pairs of one range, a list at a time."""
+
+    def __init__(
+        self, source: Present | Past, space: Space, span: tuple[bytes, bytes], reverse: bool, limit: int | None
+    ) -> None:
+        self._source = source
+        self._space = space
+        self._span = span
+        self._reverse = reverse
+        self._left = limit
+        self._lock = Lock()
+        """For threads that share the scan: plyvel's iterators are for one at a time."""
+        self._iterator: Any = None
+        self._hidden = HiddenRanges()
+        self._bare = False
+        self._ahead: list[Pair] = []
+        """Pairs that were read and didn't fit into the last list."""
+        self._failure: plyvel.Error | None = None
+        self._begun = self._ended = False
+        self._below: bytes | None = None
+        """After a leap backwards: all that follows is below this key."""
+        self._pairs, self._bytes = FIRST_PAIRS, FIRST_BYTES
+        self._typical = FIRST_BYTES
+        """Bytes of a value, as far as is known: the first part is one pair."""
+        self._done = (limit is not None and limit <= 0) or span[0] >= span[1]
+
+    def __next__(self) -> list[Pair]:
+        if self._done:
+            raise StopIteration
+        with self._source.held.calls, self._source.calls, self._lock:
+            if self._iterator is None:
+                begun = self._source.begin(self._space, self._span, self._reverse)
+                self._iterator, self._hidden, self._bare = begun
+            chunk = self._take()
+        if self._left == 0 or (self._ended and not self._ahead):
+            self.close()
+        if not chunk:
+            raise StopIteration
+        self._pairs = min(self._pairs * GROWTH, MOST_PAIRS)
+        self._bytes = min(self._bytes * GROWTH, MOST_BYTES)
+        return chunk if self._bare else self._space.decode_all(chunk)
+
+    def close(self) -> None:
+        """End the scan. Dropping it does the same."""
+        with self._lock:
+            self._done = True
+            iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            self._source.held.take_back(iterator)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _take(self) -> list[Pair]:
+        """Collect pairs up to the end of the range, the limit, or the size of a list."""
+        chunk: list[Pair] = []
+        room = self._bytes
+        most = self._pairs if self._left is None else min(self._pairs, self._left)
+        while len(chunk) < most:
+            part = self._ahead or self._fetch(min(PART_PAIRS, most - len(chunk), max(1, room // self._typical)))
+            self._ahead = []
+            if not part:
+                break
+            size = sum(map(len, map(_VALUE, part)))
+            self._typical = size // len(part) + 1
+            if size > room:
+                fits = _fitting(part, room) or (0 if chunk else 1)
+                chunk += part[:fits]
+                self._ahead = part[fits:]
+                break
+            chunk += part
+            room -= size
+        if self._left is not None:
+            self._left -= len(chunk)
+        return chunk
+
+    def _fetch(self, count: int) -> list[Pair]:
+        """Read up to ``count`` pairs that aren't hidden; none at the end of the range."""
+        hidden = self._hidden
+        while True:
+            part = self._read(count)
+            if not (part and hidden):
+                return part
+            seen = [pair for pair in part if hidden.around(pair[0]) is None]
+            self._leap(hidden.around(part[-1][0]))
+            if seen:
+                return seen
+
+    def _leap(self, over: tuple[bytes, bytes] | None) -> None:
+        """Go on at the other end of a hidden range."""
+        if over is None:
+            return
+        if not self._reverse:
+            self._iterator.seek(over[1])
+        elif over[0] <= self._span[0]:
+            self._ended = True
+        else:
+            self._iterator.seek(over[0])
+            self._below = over[0]
+
+    def _read(self, count: int) -> list[Pair]:
+        """Read up to ``count`` pairs, those in front of a damage before it is told."""
+        if self._failure is not None:
+            raise self._failure
+        if self._ended:
+            return []
+        part: list[Pair] = []
+        try:
+            part.extend(islice(self._iterator, count))
+        except plyvel.Error as error:
+            if not part:
+                raise
+            self._failure = error
+            return part
+        if self._below is not None:
+            part = self._check_leap(part)
+        if len(part) < count:
+            self._ended = True
+            part = part or self._check_end()
+        self._begun = True
+        return part
+
+    def _check_leap(self, part: list[Pair]) -> list[Pair]:
+        """Return what was read after a leap backwards without what lies past the range."""
+        below, self._below = self._below, None
+        if not part and self._source.reader.get(FORMAT, verify_checksums=True) is None:
+            raise lost()
+        if part and below is not None and part[0][0] >= below:
+            raise lost()
+        return part if part and part[0][0] >= self._span[0] else []
+
+    def _check_end(self) -> list[Pair]:
+        """Raise `CorruptionError` if the range ended because of damage; return what plyvel left out, if so."""
+        start, end = self._span
+        if not self._reverse and self._is_last_there():
+            return []
+        if self._reverse and self._begun:
+            return []
+        with self._source.raw_iterator() as again:
+            again.seek(end)
+            if not again.valid():
+                raise lost()
+            if self._reverse:
+                again.prev()
+                if again.valid() and again.key() == start:
+                    return [(start[1:] if self._bare else start, again.value())]
+        return []
+
+    def _is_last_there(self) -> bool:
+        """Tell whether the last of all keys can be read; then a scan forwards can't have run into the void."""
+        with suppress(plyvel.Error):
+            return self._source.reader.get(LAST, verify_checksums=True) is not None
+        return False
+
+
+def _fitting(part: list[Pair], room: int) -> int:
+    """Return how many pairs fit into so many bytes."""
+    for number, (_, value) in enumerate(part):
+        room -= len(value)
+        if room < 0:
+            return number
+    return len(part)
+
+
+class LeveldbSnapshot(Snapshot):
+    """A snapshot of LevelDB, and what was hidden when it was made."""
+
+    def __init__(self, past: Past, spaces: dict[str, Space]) -> None:
+        self._past = past
+        self._spaces = spaces
+
+    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+        """Return the value of ``key``, or None where there was none."""
+        return self.get_many(keyspace, [key])[0]
+
+    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+        """Return the value of each key, None where there was none."""
+        stored = list(map(space_of(self._spaces, keyspace).encode, keys))
+        with self._past.held.calls, self._past.calls:
+            return self._past.get_many(stored)
+
+    def scan(
+        self,
+        keyspace: Keyspace,
+        start: Key | None = None,
+        end: Key | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[Pair]]:
+        """Yield the pairs of a range as they were; see `LeveldbEngine.scan`."""
+        space = space_of(self._spaces, keyspace)
+        return Scan(self._past, space, space.encode_span(start, end), reverse, limit)
+
+    def close(self) -> None:
+        """Give the view back. Its scans end. May be called twice."""
+        self._past.close()

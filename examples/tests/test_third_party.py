@@ -1,0 +1,51 @@
+"""The third parties' distributions: installed from their folders, away from this environment, and tested there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution", "needs"),
+    [
+        ("third_party_backend", "topicstore-lmdb", "lmdb"),
+        ("third_party_layout", "topicstore-per-topic", "rocksdict"),
+        ("third_party_encryption", "topicstore-encrypting", "cryptography"),
+    ],
+)
+def test_installed_from_its_folder(name: str, distribution: str, needs: str, tmp_path: Path) -> None:
+    """A wheel is built and installed, topicstore finds its plugin, and its own tests pass."""
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    target = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+    _run(*pip, "--target", target, EXAMPLES / name)
+    environment = {**os.environ, "PYTHONPATH": str(target), "TOPICSTORE_CONFORMANCE": "quick"}
+    assert distribution in _run(sys.executable, "-m", "topicstore.cli", "plugins", environment=environment)
+    _run(
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", EXAMPLES / name / "pyproject.toml"),
+        EXAMPLES / name / "tests",
+        environment=environment,
+    )
+
+
+def _run(*command: object, environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4_000:]
+    return done.stdout

@@ -1,0 +1,1 @@
+"""LMDB as an engine of topicstore."""

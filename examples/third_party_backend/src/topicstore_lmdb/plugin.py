@@ -1,0 +1,20 @@
+"""What topicstore is told of the backend. Imports nothing of LMDB."""
+
+from topicstore import hookimpl
+from topicstore.specs import BackendSpec
+
+
+@hookimpl
+def topicstore_backends():
+    """Return the backend."""
+    return [
+        BackendSpec(
+            name="lmdb",
+            target="topicstore_lmdb.engine:LmdbBackend",
+            summary="LMDB, a B+tree in one memory-mapped file: quick reads, one writer, no log.",
+            needs=("lmdb",),
+            install="topicstore-lmdb",
+            capabilities=("persistent", "checkpoint", "fast_seek"),
+            durability_note="Every commit is on disk before it returns, with commit as with sync.",
+        )
+    ]

@@ -1,0 +1,67 @@
+"""AES-256 in Galois/counter mode, as `cryptography` offers it.
+
+Stored form of a payload: 0x01, a nonce of 12 random bytes, the ciphertext, and its tag of 16 bytes. The
+tag is also over the topic, so that a payload put under another topic is noticed. 2**32 payloads may
+be encrypted with one key (NIST SP 800-38D, 8.3).
+"""
+
+import base64
+import binascii
+import functools
+import os
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from topicstore.errors import InvalidOptionError, UnrecoverableError
+
+KEY_VARIABLE = "TOPICSTORE_ENCRYPTION_KEY"
+"""Environment variable with the key: 32 bytes in base64."""
+
+_VERSION = b"\x01"
+_NONCE_BYTES = 12
+_HEAD = len(_VERSION) + _NONCE_BYTES
+
+
+class MissingKeyError(InvalidOptionError):
+    """The environment has no key, or what it has is none. Nothing was read or stored."""
+
+
+class DecryptionError(UnrecoverableError):
+    """A payload was encrypted with another key, belongs to another topic, or is damaged."""
+
+
+def new_key():
+    """Return a new random key, as the environment variable should have it."""
+    return base64.b64encode(AESGCM.generate_key(256)).decode()
+
+
+def cipher():
+    """Return the cipher with the key of the environment. Raises `MissingKeyError`."""
+    text = os.environ.get(KEY_VARIABLE, "")
+    if not text:
+        raise MissingKeyError(f"set {KEY_VARIABLE} to the key, 32 bytes in base64")
+    return _cipher(text)
+
+
+@functools.cache
+def _cipher(text):
+    try:
+        return AESGCM(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError) as bad:
+        raise MissingKeyError(f"{KEY_VARIABLE} is not a key, 32 bytes in base64: {bad}") from bad
+
+
+def encrypt(with_cipher, payload, topic):
+    """Return what to store."""
+    nonce = os.urandom(_NONCE_BYTES)
+    return b"".join((_VERSION, nonce, with_cipher.encrypt(nonce, bytes(payload), topic.encode())))
+
+
+def decrypt(with_cipher, stored, topic):
+    """Return the payload. Raises `DecryptionError`."""
+    if stored[:1] != _VERSION:
+        raise DecryptionError(f"a payload of topic {topic!r} is not encrypted, or by a later version")
+    try:
+        return with_cipher.decrypt(stored[1:_HEAD], stored[_HEAD:], topic.encode())
+    except InvalidTag as bad:
+        raise DecryptionError(f"a payload of topic {topic!r} can't be decrypted with this key") from bad

@@ -1,0 +1,1 @@
+"""A layout of topicstore with a stream for every topic."""

@@ -1,0 +1,228 @@
+"""A stream for every topic.
+
+Whoever wants one topic reads that topic's messages and nothing else; whoever wants many reads as
+many streams. All topics are kept in memory, so it is for thousands of them, not for millions.
+
+Stored form (integers in keys are unsigned, bytes big-endian)::
+
+    keyspace ``meta``:  generation:4 number:4 -> the topic with that number, in UTF-8, sealed
+    keyspace ``data``:  (generation, number, position) -> a row, sealed
+
+A row is the msgpack array [payload, client id, qos, retain, timestamp, properties]. Seals are those
+of `topicstore.sealing`; that of a row is made with its key's three numbers as 4, 8 and 8 bytes.
+"""
+
+import struct
+import time
+
+import msgspec
+import numpy as np
+from topicstore import MessageBatch, Properties
+from topicstore.columns import Constant, to_iterable
+from topicstore.engine import DATA, META, WriteBatch, encode_generation
+from topicstore.errors import CorruptionError
+from topicstore.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.sealing import seal, unseal
+
+_LOOKED_AT = 1_000
+"""Messages that one step of a delete looks at."""
+_NUMBER = struct.Struct(">I")
+_KEY = struct.Struct(">IQQ")
+
+
+class Row(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A message without its topic and position, which its key says."""
+
+    payload: bytes
+    client_id: str
+    qos: int
+    retain: bool
+    timestamp: int
+    properties: Properties | None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Row).decode
+
+
+class PerTopicLayout(Layout):
+    """Makes slabs with a stream for every topic. It has no options."""
+
+    def create(self, engine, shard, generation, parent, write):
+        """An empty slab needs nothing."""
+
+    def open(self, engine, shard, generation):
+        """Read the topics."""
+        return PerTopicSlab(engine, shard, generation)
+
+
+class PerTopicSlab(Slab):
+    """One generation of one shard. A place is the next position, 8 bytes."""
+
+    def __init__(self, engine, shard, generation):
+        self.counters = ReadCounters()
+        self._engine = engine
+        self._shard = shard
+        self._generation = generation
+        self._topics = []
+        """By number."""
+        self._numbers = {}
+        """By topic. Readers look at this one, so a topic is added here last."""
+        self._saved = 0
+        """How many topics are in the engine."""
+        self._load()
+
+    def _load(self):
+        head = encode_generation(self._generation)
+        for chunk in self._engine.scan(META, head, encode_generation(self._generation + 1)):
+            for key, value in chunk:
+                try:
+                    topic = unseal(key, value).decode()
+                except (CorruptionError, UnicodeDecodeError) as bad:
+                    raise CorruptionError("the checksum is wrong", f"topic {key.hex()}") from bad
+                if key != head + _NUMBER.pack(len(self._topics)):
+                    raise CorruptionError("it is missing", f"topic number {len(self._topics)}")
+                self._add(topic)
+        self._saved = len(self._topics)
+
+    def _add(self, topic):
+        self._topics.append(topic)
+        self._numbers[topic] = number = len(self._topics) - 1
+        return number
+
+    # --- writing ---
+
+    def store(self, batch, write):
+        """Put every message, and the topics that are new."""
+        numbers = [self._numbers.get(topic) for topic in to_iterable(batch.topics)]
+        for row, topic in enumerate(to_iterable(batch.topics)):
+            if numbers[row] is None:
+                known = self._numbers.get(topic)
+                numbers[row] = self._add(topic) if known is None else known
+        for number in range(self._saved, len(self._topics)):  # again, if the write before failed
+            key = encode_generation(self._generation) + _NUMBER.pack(number)
+            write.put(META, key, seal(key, self._topics[number].encode()))
+        columns = (batch.payloads, batch.client_ids, batch.qos, batch.retain, batch.timestamps, batch.properties)
+        rows = map(Row, *map(to_iterable, columns))
+        for number, position, row in zip(numbers, to_iterable(batch.positions), rows, strict=True):
+            key = self._generation, number, position
+            write.put(DATA, key, seal(_KEY.pack(*key), _encode(row)))
+
+    def committed(self):
+        """All topics are in the engine."""
+        self._saved = len(self._topics)
+
+    # --- reading ---
+
+    def streams(self, topic_filter):
+        """Return the topics that match, of those in the engine: the number of any other may yet be another's."""
+        if topic_filter.literal:
+            matching = [topic_filter.text] if topic_filter.text in self._numbers else []
+        else:
+            matching = filter(topic_filter.matches, self._topics[: self._saved])
+        found = [StreamInfo(stream=self._numbers[topic], pattern=topic) for topic in matching]
+        return [info for info in found if info.stream < self._saved]
+
+    def begin(self, stream, topic_filter, position):
+        """A place is a position."""
+        if not 0 <= stream < self._saved:
+            raise KeyError(stream)
+        return position.to_bytes(8, "big")
+
+    def next(self, stream, topic_filter, place, *, limit, limit_bytes, bound, deadline):
+        """Scan from the place on."""
+        if not 0 <= stream < self._saved:
+            raise KeyError(stream)
+        if len(place) != 8:
+            raise ValueError(f"{len(place)} bytes")
+        at = start = int.from_bytes(place, "big")
+        rows, size, exhausted = {}, 0, True
+        if topic_filter.matches(self._topics[stream]):
+            self.counters.seeks += 1
+            for position, row in self._rows(stream, at, bound):
+                late = deadline is not None and at > start and time.monotonic() >= deadline
+                if len(rows) >= limit or size >= limit_bytes or late:
+                    exhausted = False
+                    break
+                rows[position] = row
+                size += len(row.payload)
+                at = position + 1
+        self.counters.rows += len(rows)
+        after = max(at, bound + 1) if exhausted else at
+        batch = self._batch(stream, rows)
+        return SlabStep(batch=batch, place=after.to_bytes(8, "big"), exhausted=exhausted)
+
+    def _rows(self, stream, first, last):
+        if first <= last:
+            start, end = (self._generation, stream, first), (self._generation, stream, last + 1)
+            for chunk in self._engine.scan(DATA, start, end):
+                for key, value in chunk:
+                    self.counters.visited += 1
+                    yield key[2], self._row(key, value)
+
+    def _row(self, key, value):
+        try:
+            return _decode(unseal(_KEY.pack(*key), value))
+        except (CorruptionError, msgspec.DecodeError) as bad:
+            raise CorruptionError(str(bad), self._place(key)) from bad
+
+    def _place(self, key):
+        return f"shard {self._shard}, generation {self._generation}, message at position {key[2]}"
+
+    def _batch(self, stream, rows):
+        if not rows:
+            return MessageBatch.empty()
+        columns = zip(*map(msgspec.structs.astuple, rows.values()), strict=True)
+        payloads, client_ids, qos, retain, timestamps, properties = map(list, columns)
+        return MessageBatch(
+            topics=Constant(self._topics[stream], len(rows)),
+            payloads=payloads,
+            client_ids=client_ids,
+            qos=qos,
+            retain=retain,
+            timestamps=timestamps,
+            properties=properties,
+            positions=np.array(list(rows), dtype=np.uint64),
+            shards=Constant(self._shard, len(rows)),
+        )
+
+    # --- deleting ---
+
+    def delete(self, topic_filter, first, last):
+        """Delete what the matching streams hold, a thousand messages a step."""
+        for info in self.streams(topic_filter):
+            at, more = first, True
+            while more:
+                write, freed, more = WriteBatch(), 0, False
+                start, end = (self._generation, info.stream, at), (self._generation, info.stream, last + 1)
+                if at <= last:
+                    for chunk in self._engine.scan(DATA, start, end, limit=_LOOKED_AT):
+                        for key, value in chunk:
+                            write.delete(DATA, key)
+                            freed += len(value)
+                            at = key[2] + 1
+                messages = len(write.operations)
+                more = messages == _LOOKED_AT
+                yield DeleteStep(write=write, messages=messages, freed=freed)
+
+    # --- care ---
+
+    def info(self):
+        """One stream a topic."""
+        return SlabInfo(streams=len(self._topics))
+
+    def verify(self, bound):
+        """Read every message, and see that its topic is known."""
+        start, end = (self._generation, 0, 0), (self._generation + 1, 0, 0)
+        for chunk in self._engine.scan(DATA, start, end):
+            for key, value in chunk:
+                if key[2] > bound:
+                    continue
+                try:
+                    self._row(key, value)
+                    if key[1] >= len(self._topics):
+                        raise CorruptionError(f"there is no topic number {key[1]}", self._place(key))
+                except CorruptionError as bad:
+                    yield Damage(place=self._place(key), reason=bad.reason)
+                else:
+                    yield 1

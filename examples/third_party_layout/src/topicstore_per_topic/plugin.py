@@ -1,0 +1,17 @@
+"""What topicstore is told of the layout."""
+
+from topicstore import hookimpl
+from topicstore.specs import LayoutSpec
+
+
+@hookimpl
+def topicstore_layouts():
+    """Return the layout."""
+    return [
+        LayoutSpec(
+            name="per_topic",
+            target="topicstore_per_topic.layout:PerTopicLayout",
+            summary="A stream for every topic: exact topics read nothing else. For some thousand topics.",
+            capabilities=("position_order",),
+        )
+    ]

@@ -1,0 +1,30 @@
+"""The layout through topicstore's conformance suite: by itself, and in whole databases."""
+
+import pytest
+from topicstore.options import NoOptions
+from topicstore_conformance import DatabaseSuite, LayoutSubject, LayoutSuite, pair_of
+from topicstore_per_topic.layout import PerTopicLayout
+from topicstore_per_topic.plugin import topicstore_layouts
+
+(SPEC,) = topicstore_layouts()
+
+
+def make():
+    """Return a new layout."""
+    return PerTopicLayout(NoOptions())
+
+
+class TestLayout(LayoutSuite):
+    """Everything a layout promises."""
+
+    @pytest.fixture
+    def subject(self):
+        return LayoutSubject(make=make, capabilities=SPEC.capabilities)
+
+
+class TestDatabase(DatabaseSuite):
+    """Everything a database promises, on RocksDB."""
+
+    @pytest.fixture
+    def pair(self):
+        return pair_of("rocksdb", "per_topic")
