@@ -32,11 +32,11 @@ def run(*arguments: str) -> Result:
 
 def test_limits_prints_a_table() -> None:
     """One line a case and payload, with both sides' rates and what a ratio should be."""
-    result = run("limits", *SMALL, "--case", "1 topic", "--payload", "random")
+    result = run("limits", *SMALL, "--case", "1 topic", "--payload", "random", "--backend", "rocksdb")
     assert 0 == result.exit_code
     lines = [line for line in result.stdout.splitlines() if line.strip("│┃ ").startswith("1 topic")]
     assert 1 == len(lines)
-    assert ["1 topic", "random", "1"] == [cell.strip() for cell in lines[0].strip("│").split("│")][:3]
+    assert ["1 topic", "rocksdb", "random", "1"] == [cell.strip() for cell in lines[0].strip("│").split("│")][:4]
     assert "2,000 messages" in result.stdout
     assert "(≥ 1.2)" in lines[0]
     assert "of 3 figures are as they should be" in result.stdout

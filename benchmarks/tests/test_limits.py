@@ -13,7 +13,7 @@ pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
 from topicstore_benchmarks.cases import BATCH, CASES, PAYLOAD, PAYLOADS, Case, batches
 from topicstore_benchmarks.limits import Outcome, Round, limits_section, measure
 from topicstore_benchmarks.opening import measure_opening, opening_section
-from topicstore_benchmarks.raw_engine import VALUE, RawEngine
+from topicstore_benchmarks.raw_engine import RAW_ENGINES, VALUE
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -22,7 +22,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("payload", list(PAYLOADS))
 def test_a_round_of_each_case(case: Case, payload: str) -> None:
     """Every phase took time, and there are as many streams as the case claims."""
-    outcome = measure(case, payload, "lz4", 2_000, 1)
+    (outcome,) = measure(case, payload, "lz4", 2_000, 1, ["rocksdb"])
     assert (case, payload, 2_000, 1) == (outcome.case, outcome.payload, outcome.messages, len(outcome.rounds))
     assert case.streams == outcome.streams
     assert all(outcome.rate(phase) > 0 for phase in ("put", "store", "scan", "replay", "arrow"))
@@ -52,7 +52,9 @@ def outcome_of(speeds: list[tuple[int, int]]) -> Outcome:
     rounds = tuple(
         Round(put=speed * 2, store=speed * put, scan=speed * 3, replay=speed * 2, arrow=speed) for speed, put in speeds
     )
-    return Outcome(case=CASES[0], payload="json", messages=100, streams=1, bytes_a_message=1, rounds=rounds)
+    return Outcome(
+        case=CASES[0], backend="rocksdb", payload="json", messages=100, streams=1, bytes_a_message=1, rounds=rounds
+    )
 
 
 def test_ratios_are_medians_of_ratios_within_rounds() -> None:
@@ -67,7 +69,7 @@ def test_figures_say_what_they_should_be() -> None:
     section = limits_section([outcome_of([(1, 2)])], "lz4")
     held = {figure.name: figure.held for figure in section.figures if figure.held is not None}
     assert {"store / put": False, "replay / scan": True, "Arrow / objects": True} == held
-    assert "| 1 topic | json | 1 | 1.00 |" in section.sheets[0].markdown()
+    assert "| 1 topic | rocksdb | json | 1 | 1.00 |" in section.sheets[0].markdown()
 
 
 @pytest.mark.parametrize("lost", ["messages", "arrow"])
@@ -81,16 +83,18 @@ def test_a_replay_that_is_not_complete_does_not_count(lost: str, monkeypatch: py
 
     monkeypatch.setattr(topicstore.Database, name, partial)
     with pytest.raises(AssertionError, match=r"a replay returned [\d,]+ of 2,000 messages"):
-        measure(CASES[0], "json", "lz4", 2_000, 1)
+        measure(CASES[0], "json", "lz4", 2_000, 1, ["rocksdb"])
 
 
-def test_the_engine_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", list(RAW_ENGINES))
+def test_the_engine_alone(tmp_path: Path, backend: str) -> None:
     """It is put into, opened again, scanned, and counted too."""
-    raw = RawEngine(tmp_path / "raw", 2_500)
+    pytest.importorskip({"rocksdb": "rocksdict", "leveldb": "plyvel"}[backend])
+    raw = RAW_ENGINES[backend](tmp_path / "raw", 2_500)
     assert raw.put() > 0
     assert {VALUE} == {len(value) for value in raw._values}
     raw.close()
-    raw = RawEngine(tmp_path / "raw", 2_500)
+    raw = RAW_ENGINES[backend](tmp_path / "raw", 2_500)
     assert raw.scan() > 0
     raw._keys.append(bytes(24))
     with pytest.raises(AssertionError, match=r"2,500 of 2,501"):

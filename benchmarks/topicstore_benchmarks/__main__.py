@@ -12,6 +12,7 @@ import attrs
 import click
 import msgspec
 from rich.console import Console
+from topicstore.plugins import missing_modules, registry
 from topicstore_conformance import datasets
 
 from .cases import CASES, PAYLOADS
@@ -19,8 +20,9 @@ from .comparison import Comparison, compare
 from .figures import Section
 from .growth import Growth, growth_of
 from .layouts import compared_layouts, layouts_section
-from .limits import limits_section, measure
+from .limits import Outcome, limits_section, measure
 from .opening import measure_opening, opening_section
+from .raw_engine import RAW_ENGINES
 from .sets import FLEET_MESSAGES, SETS
 from .timing import machine, one_core
 from .trie import measure_trie
@@ -80,15 +82,22 @@ def _document(sections: list[Section]) -> dict[str, object]:
 @click.option("--case", "wanted", multiple=True, type=click.Choice([case.name for case in CASES]), help="Only these.")
 @click.option("--payload", "payloads", multiple=True, type=click.Choice(list(PAYLOADS)), help="Only these.")
 @click.option("--compression", default="lz4", show_default=True, help="Of the block layout.")
+@click.option("--backend", "backends", multiple=True, type=click.Choice(list(RAW_ENGINES)), help="Only these.")
 def limits(
-    messages: int, rounds: int, wanted: tuple[str, ...], payloads: tuple[str, ...], compression: str
+    messages: int,
+    rounds: int,
+    wanted: tuple[str, ...],
+    payloads: tuple[str, ...],
+    compression: str,
+    backends: tuple[str, ...],
 ) -> list[Section]:
     """Store and replay of `block` against the engine's own put and scan."""
-    outcomes = []
+    outcomes: list[Outcome] = []
+    backends = backends or tuple(name for name in RAW_ENGINES if not missing_modules(registry().backend(name)))
     for case in (case for case in CASES if not wanted or case.name in wanted):
         for payload in payloads or PAYLOADS:
             _tell(f"limits: {case.name}, {payload} payloads")
-            outcomes.append(measure(case, payload, compression, messages, rounds))
+            outcomes += measure(case, payload, compression, messages, rounds, backends)
     return [limits_section(outcomes, compression)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import attrs
 import msgspec
@@ -24,29 +24,32 @@ class Case:
     thresholds: tuple[int, ...]
     """Of the learned topic structure, so that there are ``streams`` streams."""
     streams: int
-    store: float
-    """Least store rate, as a multiple of the engine's own put rate."""
-    replay: float
-    """Least replay rate, as a multiple of the engine's own scan rate."""
+    least: Mapping[str, tuple[float, float]]
+    """By backend: the least store rate, as a multiple of the engine's own put rate, and the least replay
+    rate, as one of its scan rate."""
 
 
 CASES = (
-    Case(name="1 topic", topics=("fleet/eu/bus-7/speed",), thresholds=(100, 20), streams=1, store=1.2, replay=1.5),
+    Case(
+        name="1 topic",
+        topics=("fleet/eu/bus-7/speed",),
+        thresholds=(100, 20),
+        streams=1,
+        least={"rocksdb": (1.2, 1.5), "leveldb": (1.1, 0.9)},
+    ),
     Case(
         name="1 stream, 1,000 topics",
         topics=tuple(f"fleet/eu/bus-{number}/speed" for number in range(1_000)),
         thresholds=(100, 20, 0, 20),
         streams=1,
-        store=0.8,
-        replay=1.1,
+        least={"rocksdb": (0.8, 1.1)},
     ),
     Case(
         name="100 streams",
         topics=tuple(f"fleet/line-{number % 100}/bus-{number}/speed" for number in range(1_000)),
         thresholds=(100, 100, 0, 20),
         streams=100,
-        store=0.5,
-        replay=0.5,
+        least={"rocksdb": (0.5, 0.5), "leveldb": (0.45, 0.4)},
     ),
 )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import attrs
 from topicstore import Message
 
-from .raw_engine import RawEngine
+from .raw_engine import RawEngine, RawRocksdb
 from .sets import ALL, SETS, MessageSet, Request, Task
 from .sides import LayoutSide, Side
 from .sqlite import SqliteSide
@@ -133,7 +133,7 @@ class _Run:
 
     def _engine(self, task: str, work: Callable[[RawEngine], float]) -> None:
         self._tell(f"{ENGINE}, {task}")
-        with closing(RawEngine(self._directory, self._data.messages)) as raw:
+        with closing(RawRocksdb(self._directory, self._data.messages)) as raw:
             self._seconds[ENGINE, task] = work(raw)
 
     def _stored(self, side: Side) -> list[Side]:

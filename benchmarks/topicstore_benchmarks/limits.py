@@ -1,7 +1,7 @@
-"""The section ``limits``: `block` on RocksDB against the engine's own put and scan.
+"""The section ``limits``: `block` on an engine against that engine's own put and scan.
 
-Every round measures the engine's put, our store, the engine's scan, our replay and our
-replay as Arrow, each into a fresh directory, with messages of the shapes in `cases`.
+Every round measures, of one engine after the other, its put, our store, its scan, our replay and
+our replay as Arrow, each into a fresh directory, with messages of the shapes in `cases`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topicstore import Message
 
 from .cases import Case, batches
 from .figures import Cell, Figure, Section, Sheet, shown
-from .raw_engine import RawEngine
+from .raw_engine import RAW_ENGINES
 from .timing import check, drained, timed
 
 __all__ = ["Outcome", "Round", "limits_section", "measure"]
@@ -43,6 +43,7 @@ class Outcome:
     """What a case gave."""
 
     case: Case
+    backend: str
     payload: str
     messages: int
     streams: int
@@ -72,32 +73,42 @@ class Outcome:
         return self.messages / statistics.median(seconds)
 
 
-def measure(case: Case, payload: str, compression: str, messages: int, rounds: int) -> Outcome:
-    """Run a case; the first round warms up and doesn't count."""
+def measure(
+    case: Case, payload: str, compression: str, messages: int, rounds: int, backends: Sequence[str]
+) -> list[Outcome]:
+    """Run a case; the first round warms up and doesn't count. An outcome a backend."""
     made = batches(case, payload, messages)
-    found: list[Round] = []
-    streams, size = 0, 0.0
+    found: dict[str, list[Round]] = {backend: [] for backend in backends}
+    sizes: dict[str, tuple[int, float]] = {}
     for number in range(rounds + 1):
-        with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
-            one, streams, size = _round(Path(directory), case, compression, made)
-        if number:
-            found.append(one)
-    return Outcome(
-        case=case,
-        payload=payload,
-        messages=messages,
-        streams=streams,
-        bytes_a_message=size / messages,
-        rounds=tuple(found),
-    )
+        for backend in backends:
+            with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
+                one, streams, size = _round(Path(directory), case, compression, made, backend)
+            if number:
+                found[backend].append(one)
+                sizes[backend] = streams, size / messages
+    return [
+        Outcome(
+            case=case,
+            backend=backend,
+            payload=payload,
+            messages=messages,
+            streams=sizes[backend][0],
+            bytes_a_message=sizes[backend][1],
+            rounds=tuple(found[backend]),
+        )
+        for backend in backends
+    ]
 
 
-def _round(directory: Path, case: Case, compression: str, made: list[list[Message]]) -> tuple[Round, int, float]:
+def _round(
+    directory: Path, case: Case, compression: str, made: list[list[Message]], backend: str
+) -> tuple[Round, int, float]:
     messages = sum(map(len, made))
-    raw = RawEngine(directory / "raw", messages)
+    raw = RAW_ENGINES[backend](directory / "raw", messages)
     options = {"block": {"thresholds": case.thresholds, "compression": compression}}
     with topicstore.open(
-        directory / "ours", backend="rocksdb", layout="block", options=options, auto_compact=False
+        directory / "ours", backend=backend, layout="block", options=options, auto_compact=False
     ) as db:
         gc.collect()
         put = raw.put()
@@ -123,9 +134,10 @@ def limits_section(outcomes: Sequence[Outcome], compression: str) -> Section:
         figures=[figure for outcome in outcomes for figure in _figures(outcome)],
         sheets=[
             Sheet(
-                title=f"block ({compression}) on RocksDB against the engine, {first.messages:,} messages of 128 bytes",
+                title=f"block ({compression}) against the engine under it, {first.messages:,} messages of 128 bytes",
                 columns=[
                     "case",
+                    "engine",
                     "payload",
                     "streams",
                     "bytes/msg",
@@ -142,7 +154,7 @@ def limits_section(outcomes: Sequence[Outcome], compression: str) -> Section:
 
 
 def _figures(o: Outcome) -> Iterator[Figure]:
-    data = f"{o.case.name}, {o.payload}"
+    data = f"{o.case.name}, {o.payload}, {o.backend}"
     yield from _ratios(o)
     yield Figure(data=data, subject="block", name="streams", value=o.streams)
     yield Figure(data=data, subject="block", name="bytes a message", value=o.bytes_a_message, unit="bytes")
@@ -152,8 +164,9 @@ def _figures(o: Outcome) -> Iterator[Figure]:
 
 
 def _ratios(o: Outcome) -> list[Figure]:
-    values = zip(_RATIOS, (o.store, o.replay, o.arrow), (o.case.store, o.case.replay, 1.0), strict=True)
-    data = f"{o.case.name}, {o.payload}"
+    least = o.case.least.get(o.backend, (None, None))
+    values = zip(_RATIOS, (o.store, o.replay, o.arrow), (*least, 1.0), strict=True)
+    data = f"{o.case.name}, {o.payload}, {o.backend}"
     return [Figure(data=data, subject="block", name=name, value=value, least=least) for name, value, least in values]
 
 
@@ -161,4 +174,4 @@ def _row(o: Outcome) -> list[str | Cell]:
     store, replay, arrow = (figure.cell() for figure in _ratios(o))
     put, stored, scan, replayed = (Cell(shown(o.rate(phase) / 1_000)) for phase in _PHASES[:4])
     sizes = (Cell(str(o.streams)), Cell(shown(o.bytes_a_message)))
-    return [o.case.name, o.payload, *sizes, put, stored, store, scan, replayed, replay, arrow]
+    return [o.case.name, o.backend, o.payload, *sizes, put, stored, store, scan, replayed, replay, arrow]

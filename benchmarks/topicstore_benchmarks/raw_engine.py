@@ -1,57 +1,112 @@
-"""The engine alone: its put and its scan, one uncompressed value of 190 bytes a message.
+"""Engines alone: their put and their scan, one uncompressed value of 190 bytes a message.
 
-Reached through rocksdict itself: no contract, nothing of ours between. Options are the fastest
-we know for it (no compression, a write buffer of 64 MiB, which topicstore uses too).
+Reached through their own Python modules: no contract, nothing of ours between. Options are the
+fastest we know for it, which topicstore uses too: no compression, a write buffer of 64 MiB.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import rocksdict
-
-__all__ = ["RawEngine"]
+__all__ = ["RAW_ENGINES", "RawEngine", "RawLeveldb", "RawRocksdb"]
 
 VALUE = 190
 BATCH = 1_000
+_BUFFER = 64 << 20
 
 
-class RawEngine:
-    """One RocksDB, put into and scanned."""
+class RawEngine(ABC):
+    """One engine, put into and scanned."""
 
-    def __init__(self, path: Path, messages: int) -> None:
+    def __init__(self, messages: int) -> None:
         source = random.Random(7)  # noqa: S311 - the same values in every run
         self._values = [source.randbytes(VALUE) for _ in range(BATCH)]
         self._keys = [bytes(16) + number.to_bytes(8, "big") for number in range(messages)]
-        options = rocksdict.Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_compression_type(rocksdict.DBCompressionType.none())
-        options.set_write_buffer_size(64 << 20)
-        self._db = rocksdict.Rdict(str(path), options)
+
+    @abstractmethod
+    def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write a batch."""
+
+    @abstractmethod
+    def _pairs(self) -> Iterable[object]:
+        """Return all keys with their values."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it."""
 
     def put(self) -> float:
         """Write every message, 1,000 a batch; return seconds."""
         started = time.perf_counter()
         for start in range(0, len(self._keys), BATCH):
-            batch = rocksdict.WriteBatch(raw_mode=True)
-            for key, value in zip(self._keys[start : start + BATCH], self._values, strict=False):
-                batch.put(key, value)
-            self._db.write(batch)
+            self._write(self._keys[start : start + BATCH], self._values)
         return time.perf_counter() - started
 
     def scan(self) -> float:
         """Read every key and value; return seconds."""
         count = 0
         started = time.perf_counter()
-        for _key, _value in self._db.items():
+        for _pair in self._pairs():
             count += 1
         taken = time.perf_counter() - started
         if count != len(self._keys):
             raise AssertionError(f"the engine returned {count:,} of {len(self._keys):,} values")
         return taken
 
+
+class RawRocksdb(RawEngine):
+    """RocksDB through rocksdict."""
+
+    def __init__(self, path: Path, messages: int) -> None:
+        import rocksdict
+
+        super().__init__(messages)
+        self._batch = rocksdict.WriteBatch
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_compression_type(rocksdict.DBCompressionType.none())
+        options.set_write_buffer_size(_BUFFER)
+        self._db = rocksdict.Rdict(str(path), options)
+
+    def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        batch = self._batch(raw_mode=True)
+        for key, value in zip(keys, values, strict=False):
+            batch.put(key, value)
+        self._db.write(batch)
+
+    def _pairs(self) -> Iterable[object]:
+        return self._db.items()
+
     def close(self) -> None:
         """Close it."""
         self._db.close()
+
+
+class RawLeveldb(RawEngine):
+    """LevelDB through plyvel, with checksums verified, as whoever wants no wrong data must."""
+
+    def __init__(self, path: Path, messages: int) -> None:
+        import plyvel
+
+        super().__init__(messages)
+        self._db = plyvel.DB(str(path), create_if_missing=True, compression=None, write_buffer_size=_BUFFER)
+
+    def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        with self._db.write_batch() as batch:
+            for key, value in zip(keys, values, strict=False):
+                batch.put(key, value)
+
+    def _pairs(self) -> Iterable[object]:
+        return self._db.iterator(verify_checksums=True)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close it."""
+        self._db.close()
+
+
+RAW_ENGINES: dict[str, type[RawRocksdb | RawLeveldb]] = {"rocksdb": RawRocksdb, "leveldb": RawLeveldb}
+"""By the name of our backend."""
