@@ -54,4 +54,13 @@ def topicstore_backends() -> Sequence[BackendSpec]:
                 "With commit, power loss may take an older batch and leave a newer one, where two logs are in use."
             ),
         ),
+        BackendSpec(
+            name="duckdb",
+            target="topicstore_backends.duckdb:DuckdbBackend",
+            summary="DuckDB, a column store that speaks SQL: for few large batches, not for quick seeks.",
+            needs=("duckdb",),
+            install="topicstore[duckdb]",
+            capabilities=("persistent", "checkpoint", "sql"),
+            durability_note="Every commit is synced to the disk: commit is the same as sync.",
+        ),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from topicstore import Message, Properties
+from topicstore.topics import MAX_TOPIC_BYTES
 
 __all__ = [
     "EDGE_TOPICS",
@@ -82,7 +83,8 @@ def filters_of(draw: st.DrawFn, topic: str) -> str:
         levels = [*levels[: draw(st.integers(0, len(levels)))], "#"]
     if kind == "other":
         levels[draw(st.integers(0, len(levels) - 1))] = draw(st.sampled_from(_LEVELS))
-    return "/".join(levels) or "+"
+    made = "/".join(levels) or "+"
+    return made if len(made.encode()) <= MAX_TOPIC_BYTES else topic
 
 
 def filters(of: st.SearchStrategy[str] | None = None) -> st.SearchStrategy[str]:

@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .columns import Coded, Column, Constant, LazyColumn, Texts, to_list
+from .columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts, to_list
 from .errors import InvalidMessageError
-from .model import Properties
+from .model import MAX_PAYLOAD, Properties
+from .validation import CHECKS
 
 if TYPE_CHECKING:
     from .batch import MessageBatch
@@ -180,7 +181,7 @@ def _plain(properties: Properties) -> dict[str, Any]:
 
 
 def columns_of(batch: pa.RecordBatch) -> dict[str, Column]:
-    """Return the columns of a RecordBatch under the names of a `MessageBatch`, as lists.
+    """Return the columns of a RecordBatch under the names of a `MessageBatch`, checked.
 
     ``topic`` and ``payload`` are needed, the others default as in `Message`; ``shard`` and
     ``position`` are passed over, so that what was read can be stored elsewhere. Any other
@@ -204,7 +205,7 @@ def columns_of(batch: pa.RecordBatch) -> dict[str, Column]:
             first = pc.index(array.is_null(), True).as_py()
             raise InvalidMessageError(f"{field.name} is null", first)
         try:
-            columns[_COLUMNS[field.name]] = _listed(array, field)
+            columns[_COLUMNS[field.name]] = _checked(array, field)
         except UnicodeDecodeError as bad:
             raise InvalidMessageError(f"column {field.name!r} is not valid UTF-8: {bad.reason}") from bad
     return columns
@@ -237,12 +238,41 @@ def _ordered(array: pa.StructArray, field: pa.Field) -> pa.StructArray:
     return pa.StructArray.from_arrays([children[name] for name in known], known, mask=array.is_null())
 
 
-def _listed(array: pa.Array, field: pa.Field) -> Column:
+def _checked(array: pa.Array, field: pa.Field) -> Column:
+    """Return a column, checked: in Arrow where its different values tell enough, without an object a row.
+
+    If one of them is bad all are looked at, to name the row.
+    """
+    check = CHECKS[_COLUMNS[field.name]]
+    if len(array) == 0:
+        return []
+    if field.name == "properties":
+        if array.null_count == len(array):
+            return Constant(None, len(array))
+        return check([None if value is None else _struct(value, row) for row, value in enumerate(array.to_pylist())])
     if field.name == "timestamp":
         array = array.cast(pa.int64())  # microseconds; to_pylist would make datetimes
-    if field.name == "properties":
-        return [None if value is None else _struct(value, row) for row, value in enumerate(array.to_pylist())]
-    return array.to_pylist()
+    try:
+        column = check(_telling(array, field))
+    except InvalidMessageError:
+        check(array.to_pylist())
+        raise
+    if isinstance(column, Constant):
+        return Constant(column.value, len(array))
+    return array.to_numpy() if field.name == "timestamp" and not array.null_count else ArrowColumn(array)
+
+
+def _telling(array: pa.Array, field: pa.Field) -> list[Any]:
+    """Return values that are good only if all of a column are, and all equal only if all are."""
+    if field.name in ("topic", "client_id"):
+        texts: list[Any] = pc.unique(array).to_pylist()
+        return texts
+    if field.name == "payload":
+        longest = pc.max(pc.binary_length(array)).as_py()
+        return [b"", b" "] if longest <= MAX_PAYLOAD else array.to_pylist()
+    ends = pc.min_max(array)
+    values = [ends["min"].as_py(), ends["max"].as_py()]
+    return [*values, None] if array.null_count else values
 
 
 def _struct(value: dict[str, Any], row: int) -> Properties:

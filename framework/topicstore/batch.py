@@ -18,16 +18,6 @@ __all__ = ["FIELDS", "MessageBatch"]
 FIELDS = ("topics", "payloads", "client_ids", "qos", "retain", "timestamps", "properties")
 """The columns of a batch, in the order of the arguments of `Message`."""
 
-_CHECKS = {
-    "topics": validation.check_topics,
-    "payloads": validation.check_payloads,
-    "client_ids": validation.check_client_ids,
-    "qos": validation.check_qos,
-    "retain": validation.check_flags,
-    "timestamps": validation.check_timestamps,
-    "properties": validation.check_properties,
-}
-
 
 class MessageBatch:
     """Messages as columns (see `topicstore.columns`).
@@ -102,7 +92,7 @@ class MessageBatch:
         """Check a RecordBatch of `topicstore.SCHEMA`, or what casts to it, and take its columns."""
         from .arrow import columns_of
 
-        return cls.empty().replace(**columns_of(batch))
+        return cls(**columns_of(batch))
 
     def replace(self, **columns: Column) -> MessageBatch:
         """Return a batch with other columns in place of some, which are checked.
@@ -112,9 +102,9 @@ class MessageBatch:
         """
         new = {name: getattr(self, name) for name in self.__slots__}
         for name, column in columns.items():
-            if name not in _CHECKS:
+            if name not in validation.CHECKS:
                 raise InvalidMessageError(f"a batch has no column {name!r}")
-            new[name] = column if len(column) == 0 else _CHECKS[name](to_list(column))
+            new[name] = column if len(column) == 0 else validation.CHECKS[name](to_list(column))
         validation.check_equal_lengths(len(new[name]) for name in FIELDS)
         return MessageBatch(**new)
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "ArrowColumn",
     "Coded",
     "Column",
     "Constant",
@@ -125,6 +126,30 @@ class LazyColumn(ABC):
 
     def __getitem__(self, index: Any) -> Any:
         return self.tolist()[index]
+
+
+class ArrowColumn(LazyColumn):
+    """A pyarrow array of the published schema's type that becomes Python objects only when asked to."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._list: list[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, index: Any) -> Any:
+        return ArrowColumn(self._array[index]) if isinstance(index, slice) else self.tolist()[index]
+
+    def tolist(self) -> list[Any]:
+        """Return Python objects."""
+        if self._list is None:
+            self._list = self._array.to_pylist()
+        return self._list
+
+    def toarrow(self) -> Any:
+        """Return the array."""
+        return self._array
 
 
 Column = Any

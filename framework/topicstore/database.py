@@ -690,6 +690,32 @@ class Database:
         }
         return {place: nodes for place, nodes in found.items() if nodes}
 
+    def sql(self, statement: str, parameters: Sequence[Any] = ()) -> pa.Table:
+        """Run an SQL statement that only reads over the messages of all shards; return what it gives.
+
+        For layouts that keep messages as rows, which say what tables there are: `table`, on DuckDB,
+        has `messages`. It sees what is stored at this moment, as it is stored: plugins that change
+        messages on their way in and out don't see it. Generations of other layouts are left out,
+        with a warning. Raises `InvalidArgumentError` for a statement that is wrong or writes,
+        `UnsupportedError` if there is nothing that speaks SQL.
+        """
+        self._check_open()
+        if "sql" not in self._backend_spec.capabilities:
+            raise UnsupportedError(f"backend {self.manifest.backend!r} does not speak SQL")
+        others = {
+            record.number: record.layout
+            for record in self.shards[0].generations()
+            if "sql" not in registry().layout(record.layout).requires
+        }
+        if len(others) == len(self.shards[0].generations()):
+            names = ", ".join(sorted(set(others.values())))
+            raise UnsupportedError(f"layout {names} keeps no rows that SQL can be run over; layout table does")
+        if others:
+            named = ", ".join(f"{number} ({layout})" for number, layout in sorted(others.items()))
+            warnings.warn(f"SQL does not see generations whose layouts keep no rows: {named}", stacklevel=2)
+        first, *rest = (shard.engine() for shard in self.shards)
+        return first.sql(statement, parameters, beside=rest)
+
     def checkpoint(self, path: str | Path) -> None:
         """Write a copy of the database, as it is now, into the new directory ``path``.
 

@@ -18,6 +18,7 @@ from .positions import MAX_TIME
 from .topics import check_topic, check_utf8
 
 __all__ = [
+    "CHECKS",
     "check_client_ids",
     "check_flags",
     "check_payloads",
@@ -219,3 +220,15 @@ def check_equal_lengths(lengths: Iterable[int]) -> None:
     """All columns of a batch have the same number of rows."""
     if len(set(lengths)) > 1:
         raise InvalidMessageError("the columns of a batch have different lengths")
+
+
+CHECKS: dict[str, Callable[[list[Any]], Column]] = {
+    "topics": check_topics,
+    "payloads": check_payloads,
+    "client_ids": check_client_ids,
+    "qos": check_qos,
+    "retain": check_flags,
+    "timestamps": check_timestamps,
+    "properties": check_properties,
+}
+"""The check of each column of a `topicstore.MessageBatch`, for rows that are not none."""

@@ -33,4 +33,11 @@ def topicstore_layouts() -> list[LayoutSpec]:
             summary="columnar, compressed blocks, one a batch; streams by learned topic structure",
             capabilities={"position_order"},
         ),
+        LayoutSpec(
+            name="table",
+            target="topicstore_layouts.table:TableLayout",
+            summary="one row a message in a table of typed columns, for SQL over the history",
+            capabilities={"position_order"},
+            requires={"sql"},
+        ),
     ]

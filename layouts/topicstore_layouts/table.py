@@ -300,13 +300,13 @@ class TableSlab(Slab):
         if not rows.num_rows:
             return MessageBatch.empty()
         return MessageBatch(
-            topics=_array(rows["topic"]),
-            payloads=payloads if isinstance(payloads, list) else _array(payloads),
+            topics=_column(rows["topic"]),
+            payloads=payloads if isinstance(payloads, list) else _column(payloads),
             client_ids=_folded(rows["client_id"]),
             qos=_folded(rows["qos"]),
             retain=_folded(rows["retain"]),
-            timestamps=_array(rows["timestamp"]).cast(pa.int64()).to_numpy(),
-            properties=_properties(rows["properties"]),
+            timestamps=rows["timestamp"].cast(pa.int64()).to_numpy(),
+            properties=_properties_of(rows["properties"]),
             positions=rows["position"].to_numpy(),
             shards=Constant(self._shard, rows.num_rows),
         )
@@ -400,25 +400,40 @@ def _digest(payload: bytes, position: int) -> bytes:
     return xxhash.xxh3_64_digest(payload, seed=position)
 
 
+def _as_arrow(column: Column) -> pa.Array | None:
+    """Return a column that lies in Arrow already, else None."""
+    if isinstance(column, LazyColumn):
+        column = column.toarrow()
+    return column if isinstance(column, pa.Array) else None
+
+
 def _sizes(payloads: Column) -> npt.NDArray[np.uint32]:
-    if isinstance(payloads, pa.Array):
-        sizes: npt.NDArray[np.uint32] = pc.binary_length(payloads).to_numpy().astype(np.uint32)
-        return sizes
-    return np.fromiter(map(len, to_iterable(payloads)), np.uint32, len(payloads))
+    array = _as_arrow(payloads)
+    if array is None:
+        return np.fromiter(map(len, to_iterable(payloads)), np.uint32, len(payloads))
+    sizes: npt.NDArray[np.uint32] = pc.binary_length(array).to_numpy().astype(np.uint32)
+    return sizes
 
 
 def _inline(payloads: Column, large: npt.NDArray[np.intp]) -> pa.Array:
     """Return the payloads that lie in their rows, null in place of the others."""
-    if isinstance(payloads, pa.Array) and not len(large):
-        return payloads
+    array = _as_arrow(payloads)
+    if array is not None and not len(large):
+        return array
     values: list[bytes | None] = list(to_iterable(payloads))
     for row in large.tolist():
         values[row] = None
     return pa.array(values, pa.large_binary())  # together they may exceed 2 GB
 
 
-def _array(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+def _column(column: pa.ChunkedArray) -> Column:
+    return _ArrowColumn(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
+
+
+def _properties_of(column: pa.ChunkedArray) -> Column:
+    if column.null_count == len(column):
+        return Constant(None, len(column))
+    return _PropertiesColumn(column.combine_chunks())
 
 
 def _folded(column: pa.ChunkedArray) -> Column:
@@ -426,36 +441,43 @@ def _folded(column: pa.ChunkedArray) -> Column:
     ends = pc.min_max(column)
     if ends["min"] == ends["max"]:
         return Constant(ends["min"].as_py(), len(column))
-    return _array(column)
+    return _column(column)
 
 
-def _properties(column: pa.ChunkedArray) -> Column:
-    if column.null_count == len(column):
-        return Constant(None, len(column))
-    return _Properties(_array(column))
-
-
-class _Properties(LazyColumn):
-    """Properties that stay in Arrow as long as nobody wants objects."""
+class _ArrowColumn(LazyColumn):
+    """A column that stays in Arrow as long as nobody wants objects."""
 
     def __init__(self, array: pa.Array) -> None:
         self._array = array
-        self._list: list[Properties | None] | None = None
+        self._list: list[Any] | None = None
 
     def __len__(self) -> int:
         return len(self._array)
 
-    def tolist(self) -> list[Properties | None]:
+    def __getitem__(self, index: Any) -> Any:
+        return type(self)(self._array[index]) if isinstance(index, slice) else self.tolist()[index]
+
+    def tolist(self) -> list[Any]:
         """Return objects."""
         if self._list is None:
-            self._list = [None if fields is None else _object(fields) for fields in self._array.to_pylist()]
+            self._list = self._objects()
         return self._list
 
+    def _objects(self) -> list[Any]:
+        return self._array.to_pylist()  # type: ignore[no-any-return]
+
     def toarrow(self) -> pa.Array:
-        """Return the array as the published schema has it."""
-        return self._array.cast(_PROPERTIES)
+        """Return the array."""
+        return self._array
 
 
-def _object(fields: dict[str, Any]) -> Properties:
+class _PropertiesColumn(_ArrowColumn):
+    """Properties, whose objects are not Arrow's."""
+
+    def _objects(self) -> list[Any]:
+        return [None if fields is None else _properties(fields) for fields in self._array.to_pylist()]
+
+
+def _properties(fields: dict[str, Any]) -> Properties:
     pairs = fields.pop("user_properties") or ()
     return Properties(**fields, user_properties=tuple((pair["name"], pair["value"]) for pair in pairs))

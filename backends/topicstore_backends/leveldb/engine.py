@@ -32,7 +32,7 @@ REMOVED_AT_ONCE = 4096
 # Keys that `LeveldbEngine.verify` walks before it lets a waiting `close` come in.
 VERIFY_STEPS = 1000
 
-_Operation = tuple[Keyspace, Key, bytes | None]
+_Run = tuple[Keyspace, list[Key], list[bytes | None]]
 
 
 def _records(database: Any) -> Iterator[tuple[bytes, bytes]]:
@@ -93,15 +93,16 @@ class LeveldbEngine(Engine):
         when the disk is full, `EngineError` for what else fails; from then on the engine refuses
         writes until the shard is opened again.
         """
+        runs = batch.without_rows().runs
         with self._calls, self._writing:
             self._check_writable()
             changes = self._database.write_batch()
             hidden = self._present.hidden
             if hidden:
-                hidden = self._remove(hidden, changes, REMOVED_A_WRITE + 2 * len(batch.operations))
+                hidden = self._remove(hidden, changes, REMOVED_A_WRITE + 2 * sum(len(keys) for _, keys, _ in runs))
             if batch.ranges:
                 hidden = self._delete_ranges(batch.ranges, changes, hidden)
-            self._add(batch.operations, changes)
+            self._add(runs, changes)
             if hidden:
                 hidden = hidden.without(
                     self._spaces[keyspace.name].encode(key) for keyspace, key, _ in batch.operations
@@ -133,17 +134,16 @@ class LeveldbEngine(Engine):
             self._failed = True
             raise
 
-    def _add(self, operations: Sequence[_Operation], changes: Any) -> None:
+    def _add(self, runs: Sequence[_Run], changes: Any) -> None:
         """Add puts and deletes to a batch."""
         put, delete = changes.put, changes.delete
-        last = None
-        for keyspace, key, value in operations:
-            if keyspace is not last:
-                encode, last = space_of(self._spaces, keyspace).encode, keyspace
-            if value is None:
-                delete(encode(key))
-            else:
-                put(encode(key), value)
+        for keyspace, keys, values in runs:
+            encode = space_of(self._spaces, keyspace).encode
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    delete(encode(key))
+                else:
+                    put(encode(key), value)
 
     # --- deleting ranges ----------------------------------------------------------------
 

@@ -1,0 +1,91 @@
+"""What DuckDB raises, turned into topicstore's errors."""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import TYPE_CHECKING, NoReturn
+
+import duckdb
+from topicstore.errors import (
+    CorruptionError,
+    DatabaseClosedError,
+    EngineError,
+    InvalidArgumentError,
+    StorageFullError,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+__all__ = ["INVALIDATED", "StatementRefused", "Translated"]
+
+INVALIDATED = re.compile(r"has been invalidated|autocheckpoint failed")
+"""The file can't be used before it is attached again."""
+_FULL = re.compile(r"No space left on device|File too large|Disk quota exceeded|ENOSPC", re.IGNORECASE)
+_FULL_ERRNO = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
+_CORRUPT = re.compile(
+    r"corrupt|checksum|not a valid DuckDB database|magic bytes|deserializ|WAL.*(replay|checksum)", re.IGNORECASE
+)
+_LOCKED = re.compile(r"Could not set lock on file|Unique file handle conflict")
+_HELD_BY = re.compile(r"Conflicting lock is held in (.*?\(PID \d+\))")
+_MEMORY = re.compile(r"Out of Memory|could not allocate|failed to (allocate|pin)", re.IGNORECASE)
+
+
+class Translated:
+    """Raises, for what DuckDB raises within, the error of `topicstore.errors` that says the same."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, (duckdb.Error, OSError)):
+            self._raise(error)
+
+    def _raise(self, error: duckdb.Error | OSError) -> NoReturn:
+        text = _first_paragraph(error)
+        if isinstance(error, (duckdb.InterruptException, duckdb.ConnectionException)):
+            raise DatabaseClosedError(f"{self._path}: the engine was closed ({text})") from error
+        if _FULL.search(text) or (isinstance(error, OSError) and error.errno in _FULL_ERRNO):
+            raise StorageFullError(f"{self._path}: {text}") from error
+        if _LOCKED.search(text):
+            raise EngineError(_locked(self._path, text)) from error
+        if _MEMORY.search(text):
+            raise EngineError(f"{self._path}: {text}; the option memory_bytes is what DuckDB may use") from error
+        if _CORRUPT.search(text) or isinstance(error, duckdb.SerializationException):
+            raise CorruptionError(text, place=str(self._path)) from error
+        raise EngineError(f"{self._path}: {text}") from error
+
+
+class StatementRefused:
+    """Raises `InvalidArgumentError` for what is wrong with a statement that somebody handed in."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, (duckdb.ProgrammingError, duckdb.DataError, duckdb.NotSupportedError)):
+            raise InvalidArgumentError(str(error)) from error
+        if isinstance(error, duckdb.TransactionException) and "read-only" in str(error):
+            raise InvalidArgumentError(f"the statement writes, and only reading is allowed: {error}") from error
+
+
+def _first_paragraph(error: BaseException) -> str:
+    """Leave out DuckDB's general advice."""
+    return str(error).partition("\n\n")[0].replace("\n", " ")
+
+
+def _locked(path: Path, text: str) -> str:
+    holder = _HELD_BY.search(text)
+    by = f"process {holder[1]} has it open" if holder else "it is open in this process already"
+    return f"{path}: {by}, and while one has a DuckDB file open to write no other can read it"
