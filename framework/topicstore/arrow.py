@@ -259,7 +259,10 @@ def _checked(array: pa.Array, field: pa.Field) -> Column:
         raise
     if isinstance(column, Constant):
         return Constant(column.value, len(array))
-    return array.to_numpy() if field.name == "timestamp" and not array.null_count else ArrowColumn(array)
+    if field.name in ("topic", "client_id", "payload"):
+        return ArrowColumn(array)
+    numbers: Column = array.to_pylist() if array.null_count else array.to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def _telling(array: pa.Array, field: pa.Field) -> list[Any]:

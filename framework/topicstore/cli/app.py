@@ -27,6 +27,7 @@ _COMMANDS = {
     "replay": "replaying:replay",
     "explain": "explaining:explain",
     "sql": "sql:sql",
+    "conformance": "conformance:conformance",
     "streams": "inspecting:streams",
     "topics": "topics:topics",
     "info": "inspecting:info",
