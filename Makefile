@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test conformance lint bench clean
 
 help:
-	@echo "make demo   fill a store, kill it in the middle, resume, replay (INPUT=file.parquet for your own messages)"
-	@echo "make test   run the tests"
-	@echo "make lint   ruff, mypy --strict"
-	@echo "make bench  measure layouts against SQLite and the engine, ten minutes (JSON=file writes all figures)"
-	@echo "make clean  remove the virtual environment and what tests and demos left"
+	@echo "make demo         fill a store, kill it in the middle, resume, replay (INPUT=file.parquet for your own messages)"
+	@echo "make test         run the tests"
+	@echo "make conformance  run the conformance suite for every backend and layout that is installed"
+	@echo "make lint         ruff, mypy --strict"
+	@echo "make bench        measure layouts against SQLite and the engine, ten minutes (JSON=file writes all figures)"
+	@echo "make clean        remove the virtual environment and what tests and demos left"
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "topicstore needs Python 3.11 or later; set PYTHON=")'
@@ -25,6 +26,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+conformance: $(READY)
+	@$(BIN)/python -m topicstore.cli conformance --all
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,8 +1,9 @@
 """Real messages, imported with their own times, come back exactly as a plain filter over the file gives them.
 
-The first half of a set is one generation, the second another. Persistent backends get whole sets,
-the others, and layouts that scan everything for every filter, a slice. ``TOPICSTORE_THOROUGH=1``
-takes whole sets everywhere, over one shard and over several.
+The first half of a set is one generation, the second another. The pairs that cover all backends and
+layouts get whole sets in turn, the first of them each; other pairs, backends that aren't persistent and
+layouts that scan everything for every filter get a slice. ``TOPICSTORE_CONFORMANCE=thorough`` takes
+whole sets everywhere, over one shard and over several.
 """
 
 from __future__ import annotations
@@ -21,19 +22,39 @@ from hypothesis import strategies as st
 from topicstore_conformance import datasets, strategies
 from topicstore_conformance.checks import quick_directory
 from topicstore_conformance.model import match
-from topicstore_conformance.pairs import Pair, pairs
-from topicstore_conformance.profiles import COSTLY, TIMES
+from topicstore_conformance.pairs import Pair, covering, pairs
+from topicstore_conformance.profiles import COSTLY, MODE, tries
 
 BATCH = 5_000
 SLICE = 20_000
 COLUMNS = ("timestamp", "topic", "client_id", "qos", "retain", "payload", "shard", "position")
 Order = Literal["time"] | None
-cases = [
-    (pair, name, shards)
-    for pair in pairs()
-    for name, usual in zip(datasets.NAMES, (1, 3), strict=True)
-    for shards in ((1, 3) if TIMES > 1 else (usual,))
-]
+SHARDS = (1, 3)
+
+
+@attrs.frozen
+class Case:
+    """A set in a database of a pair."""
+
+    pair: Pair
+    name: str
+    shards: int
+    whole: bool
+
+    def __str__(self) -> str:
+        return f"{self.pair}-{self.name}-{self.shards}"
+
+
+def cases() -> list[Case]:
+    """Return what is tested: in the thorough mode everything with everything."""
+    sets = list(zip(datasets.NAMES, SHARDS, strict=True))
+    if MODE == "thorough":
+        return [Case(pair, name, shards, True) for pair in pairs() for name in datasets.NAMES for shards in SHARDS]
+    first, *rest = covering("fast_seek")
+    found = [Case(first, *each, True) for each in sets]
+    found += [Case(pair, *sets[number % 2], "persistent" in pair.capabilities) for number, pair in enumerate(rest)]
+    others = [pair for pair in pairs("fast_seek") if pair not in (first, *rest)]
+    return found + [Case(pair, *sets[number % 2], False) for number, pair in enumerate(others)]
 
 
 @attrs.define
@@ -101,26 +122,26 @@ def by_position(table: pa.Table) -> pa.Table:
     return table if bool((np.diff(order) == 1).all()) else table.take(pa.array(order))
 
 
-@pytest.fixture(scope="module", params=cases, ids=lambda param: "-".join(map(str, param)))
+@pytest.fixture(scope="module", params=cases(), ids=str)
 def imported(request: pytest.FixtureRequest) -> Iterator[Imported]:
     """A set in a database."""
-    pair, name, shards = request.param
-    reason = datasets.why_absent(name)
+    case: Case = request.param
+    reason = datasets.why_absent(case.name)
     if reason is not None:
         pytest.skip(reason)
     with quick_directory() as directory:
-        data = fill(pair, Path(directory, "db"), name, shards)
+        data = fill(case, Path(directory, "db"))
         try:
             yield data
         finally:
             data.db.close()
 
 
-def fill(pair: Pair, path: Path, name: str, shards: int) -> Imported:
+def fill(case: Case, path: Path) -> Imported:
     """Return a database that takes positions from the messages' own times, with a set in two generations."""
-    db = pair.open(path, shards=shards, timestamps="message", auto_compact=False)
-    table = datasets.load(name)
-    if pair.scans_all(db) or ("persistent" not in pair.capabilities and TIMES == 1):
+    db = case.pair.open(path, shards=case.shards, timestamps="message", auto_compact=False)
+    table = datasets.load(case.name)
+    if case.pair.scans_all(db) or not case.whole:
         table = table.slice(table.num_rows // 2, SLICE)
     for number, batch in enumerate(table.to_batches(max_chunksize=BATCH)):
         if number * BATCH == half(table):
@@ -216,7 +237,7 @@ def drawn(data: Imported, examples: int) -> None:
     """Compare filters, times, batch sizes and restarts that nobody would think of."""
     count = len(data.times)
 
-    @settings(COSTLY, max_examples=examples * TIMES)
+    @settings(COSTLY, max_examples=tries(examples, examples))
     @given(st.data())
     def check_drawn(draw: st.DataObject) -> None:
         topic_filter = draw.draw(st.sampled_from(data.names).flatmap(strategies.filters_of))

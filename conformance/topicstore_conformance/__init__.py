@@ -1,1 +1,51 @@
-"""What every backend and layout must hold, as tests and the models they compare with."""
+"""What every backend and layout must hold, as tests that anybody can run on their own.
+
+A subclass of a suite overrides one fixture and lists capabilities::
+
+    from topicstore_conformance import DatabaseSuite, Pair, pair_of
+
+    class TestMine(DatabaseSuite):
+        @pytest.fixture
+        def pair(self) -> Pair:
+            return pair_of("mine", "block")
+
+Names are loaded when they are used: other modules of this package do without what the suites need.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backend.suite import BackendSuite
+    from .database.suite import DatabaseSuite
+    from .layout.suite import LayoutSuite
+    from .pairs import Pair, pair_of
+    from .subjects import BackendSubject, LayoutSubject
+
+__all__ = [
+    "BackendSubject",
+    "BackendSuite",
+    "DatabaseSuite",
+    "LayoutSubject",
+    "LayoutSuite",
+    "Pair",
+    "pair_of",
+]
+
+_MODULES = {
+    "BackendSubject": "subjects",
+    "BackendSuite": "backend.suite",
+    "DatabaseSuite": "database.suite",
+    "LayoutSubject": "subjects",
+    "LayoutSuite": "layout.suite",
+    "Pair": "pairs",
+    "pair_of": "pairs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

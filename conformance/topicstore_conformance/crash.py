@@ -30,7 +30,7 @@ import topicstore as ts
 from topicstore import Message, MessageId, StateWrite
 
 from .model import match
-from .profiles import PATIENCE
+from .threads import PATIENCE
 
 __all__ = ["MARKER", "Job", "Ledger", "Step", "messages_of", "run_and_kill"]
 

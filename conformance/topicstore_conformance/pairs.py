@@ -1,11 +1,7 @@
-"""Which backends and layouts are tested together: all that are installed and fit, found by the registry.
+"""Which backends and layouts are tested together: one pair by its names, or all that are installed and fit.
 
-Tests name capabilities, never engines::
-
-    @pytest.mark.parametrize("pair", pairs("persistent"), ids=str)
-    def test_it(pair, tmp_path): ...
-
-The result changes with what is installed: a plugin of yours is among the pairs.
+`pairs` asks the registry for capabilities, never for engines; its result changes with what is
+installed: a plugin of yours is among the pairs.
 """
 
 from __future__ import annotations
@@ -17,13 +13,27 @@ from typing import Any
 
 import attrs
 import topicstore as ts
-from topicstore.engine import KEYSPACES, Engine
-from topicstore.errors import BackendUnavailableError, IncompatibleError
+from topicstore.engine import KEYSPACES, Backend, Engine
+from topicstore.errors import BackendUnavailableError, IncompatibleError, PluginError
+from topicstore.layout import Layout
 from topicstore.options import make_options
 from topicstore.plugins import check_pair, load_target, registry
 from topicstore.specs import PluginSpec
 
-__all__ = ["Pair", "absent", "layouts_on", "pairs", "quick_options", "small_options"]
+__all__ = [
+    "Pair",
+    "absent",
+    "backends_under",
+    "covering",
+    "incompatible",
+    "layouts_on",
+    "make_backend",
+    "make_layout",
+    "pair_of",
+    "pairs",
+    "quick_options",
+    "small_options",
+]
 
 
 @attrs.frozen(order=True)
@@ -51,8 +61,7 @@ class Pair:
 
     def raw(self, path: Path, shard: int = 0) -> contextlib.closing[Engine]:
         """Open the engine of a shard without the database around it, to put or damage what it keeps."""
-        target = load_target(registry().backend(self.backend))
-        backend = target(make_options(self.backend, target.Options, {}))
+        backend = make_backend(self.backend)
         return contextlib.closing(backend.open_shard(path / f"shard-{shard:04}", KEYSPACES, create=False))
 
     def scans_all(self, db: ts.Database) -> bool:
@@ -82,12 +91,26 @@ def _known(layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
+def make_backend(name: str) -> Backend:
+    """Return a new object of an installed backend, with its default options."""
+    target = load_target(registry().backend(name))
+    backend: Backend = target(make_options(name, target.Options, {}))
+    return backend
+
+
+def make_layout(name: str) -> Layout:
+    """Return a new object of an installed layout, with `small_options`."""
+    target = load_target(registry().layout(name))
+    layout: Layout = target(make_options(name, target.Options, small_options(name)))
+    return layout
+
+
 def _reason(spec: PluginSpec) -> str | None:
     """Return why a plugin can't be loaded here, or None."""
     try:
         load_target(spec)
-    except BackendUnavailableError as missing:
-        return str(missing)
+    except (BackendUnavailableError, PluginError) as error:
+        return str(error)
     return None
 
 
@@ -97,29 +120,65 @@ def absent() -> dict[str, str]:
     return {name: reason for name, spec in specs.items() if (reason := _reason(spec)) is not None}
 
 
+def incompatible() -> dict[tuple[str, str], str]:
+    """Return the pairs of a backend and a layout that are refused, each with the reason."""
+    refused = {}
+    for backend, spec in sorted(registry().backends().items()):
+        for layout, wanted in sorted(registry().layouts().items()):
+            try:
+                check_pair(spec, wanted)
+            except IncompatibleError as reason:
+                refused[backend, layout] = str(reason)
+    return refused
+
+
 def layouts_on(backend: str) -> list[str]:
-    """Return the layouts that work on a backend."""
-    found = []
-    for name, spec in sorted(registry().layouts().items()):
-        try:
-            check_pair(registry().backend(backend), spec)
-        except IncompatibleError:
-            continue
-        if _reason(spec) is None:
-            found.append(name)
-    return found
+    """Return the installed layouts that work on a backend."""
+    return [layout for layout in sorted(registry().layouts()) if _works(backend, layout)]
+
+
+def backends_under(layout: str) -> list[str]:
+    """Return the installed backends on which a layout works."""
+    return [backend for backend in sorted(registry().backends()) if _works(backend, layout)]
+
+
+def _works(backend: str, layout: str) -> bool:
+    specs = registry().backend(backend), registry().layout(layout)
+    return (backend, layout) not in incompatible() and all(_reason(spec) is None for spec in specs)
+
+
+def pair_of(backend: str, layout: str) -> Pair:
+    """Return a pair by its names.
+
+    Raises `UnknownPluginError`, `IncompatibleError`, and `BackendUnavailableError` or `PluginError`
+    for a plugin that can't be loaded.
+    """
+    specs = registry().backend(backend), registry().layout(layout)
+    check_pair(*specs)
+    for spec in specs:
+        load_target(spec)
+    return Pair(backend, layout, specs[0].capabilities | specs[1].capabilities)
 
 
 def pairs(*required: str) -> list[Pair]:
     """Return every installed, compatible pair whose backend or layout declares what is required."""
-    found = [
-        Pair(
-            backend,
-            layout,
-            registry().backend(backend).capabilities | registry().layout(layout).capabilities,
-        )
-        for backend, spec in registry().backends().items()
-        if _reason(spec) is None
-        for layout in layouts_on(backend)
-    ]
+    found = [pair_of(backend, layout) for backend in registry().backends() for layout in layouts_on(backend)]
     return sorted(pair for pair in found if pair.capabilities.issuperset(required))
+
+
+def covering(*required: str) -> list[Pair]:
+    """Return as few pairs as it takes to have every layout in one, persistent if possible, and every backend.
+
+    Of those pairs whose backend or layout declares what is required.
+    """
+    installed, chosen = pairs(*required), dict[str, Pair]()
+
+    def worth(pair: Pair) -> tuple[bool, bool, int]:
+        new = all(pair.backend != other.backend for other in chosen.values())
+        return "persistent" in pair.capabilities, new, len(pair.capabilities)
+
+    for layout in sorted({pair.layout for pair in installed}):
+        chosen[layout] = max((pair for pair in installed if pair.layout == layout), key=worth)
+    covered = {pair.backend for pair in chosen.values()}
+    others = {pair.backend: pair for pair in reversed(installed) if pair.backend not in covered}
+    return [*chosen.values(), *others.values()]

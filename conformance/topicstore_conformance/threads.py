@@ -8,9 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from .profiles import PATIENCE
+__all__ = ["PATIENCE", "begin", "together", "wait_until"]
 
-__all__ = ["begin", "together", "wait_until"]
+PATIENCE = 20.0
+"""Seconds after which something that should have happened at once is taken for stuck."""
 
 
 def begin(work: Callable[[], Any]) -> Future[Any]:
@@ -28,8 +29,11 @@ def begin(work: Callable[[], Any]) -> Future[Any]:
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
-    """Run in one thread each; return the results, or raise the first error. What gets stuck fails."""
-    return [future.result(PATIENCE) for future in [begin(work) for work in works]]
+    """Run in one thread each; return the results, or raise the first error. What gets stuck fails.
+
+    Working beside each other takes longer than anything alone, so it takes more to be called stuck.
+    """
+    return [future.result(3 * PATIENCE) for future in [begin(work) for work in works]]
 
 
 def wait_until(holds: Callable[[], object]) -> None:

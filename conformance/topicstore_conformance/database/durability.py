@@ -14,13 +14,15 @@ import attrs
 import pytest
 import topicstore as ts
 from topicstore import Message, MessageId
+
+from topicstore_conformance.capabilities import requires
 from topicstore_conformance.checks import check_publishers, quick_directory, replayed
 from topicstore_conformance.crash import MARKER, messages_of
-from topicstore_conformance.pairs import Pair, pairs
+from topicstore_conformance.database.fixtures import Fixtures
+from topicstore_conformance.pairs import Pair
+from topicstore_conformance.profiles import tries
 
-persistent_pair = pytest.mark.parametrize("pair", pairs("persistent"), ids=str)
-sync_pair = pytest.mark.parametrize("pair", pairs("persistent", "sync"), ids=str)
-CUTS = 40
+__all__ = ["Durability"]
 THREADS = 4
 
 CHILD = """
@@ -48,7 +50,7 @@ def why_no_tracing() -> str | None:
     """Return why system calls can't be counted here, or None."""
     if shutil.which("strace") is None:
         return "strace is not installed"
-    tried = subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True)
+    tried = subprocess.run(["strace", "-f", "--seccomp-bpf", "-o", "/dev/null", "true"], capture_output=True)
     return None if tried.returncode == 0 else f"tracing is not permitted: {tried.stderr.decode().strip()[:100]}"
 
 
@@ -74,7 +76,8 @@ _RESUMED = re.compile(r"<\.\.\. (\w+) resumed>")
 
 def parse(trace: str, directory: str) -> list[Call]:
     """Return the calls on files below a directory, and the child's words, in the order of their ends."""
-    calls, open_ = [], {}
+    calls: list[Call] = []
+    open_: dict[str, Call] = {}
     for number, line in enumerate(trace.splitlines()):
         matched = _LINE.match(line)
         if matched is None:
@@ -112,7 +115,7 @@ def traced(pair: Pair, durability: str, threads: int, batches: int) -> list[Call
     with quick_directory() as directory:
         trace = Path(directory, "trace")
         database = str(Path(directory, "db"))
-        command = ["strace", "-f", "-y", "-s", "40", "-o", str(trace)]
+        command = ["strace", "-f", "--seccomp-bpf", "-y", "-s", "40", "-o", str(trace)]
         command += ["-e", "trace=fsync,fdatasync,msync,sync_file_range,write,writev,pwrite64,pwritev,pwritev2"]
         command += [sys.executable, "-c", CHILD, database, pair.backend, pair.layout, durability]
         subprocess.run([*command, str(threads), str(batches)], check=True, stdout=subprocess.DEVNULL)
@@ -126,53 +129,6 @@ def spans(calls: list[Call]) -> dict[str, tuple[Call, Call]]:
     """Return the words around each batch."""
     begun = {call.what: call for call in calls if call.kind == "begin"}
     return {call.what: (begun[call.what], call) for call in calls if call.kind == "acked"}
-
-
-@sync_pair
-def test_every_batch_is_synced_before_it_is_acknowledged(pair: Pair) -> None:
-    """Under ``sync`` each batch is written, and then synced, between its call and its return."""
-    calls = traced(pair, "sync", 1, 20)
-    words = spans(calls)
-    assert 20 == len(words)
-    for begin, acked in words.values():
-        within = [call for call in calls if begin.ended < call.begun and call.ended < acked.begun]
-        written = [call.ended for call in within if call.kind == "write"]
-        synced = [call.begun for call in within if call.kind == "sync"]
-        assert written
-        assert synced
-        assert max(synced) > min(written)
-
-
-@sync_pair
-def test_flushes_are_shared(pair: Pair) -> None:
-    """With several threads there are fewer syncs than batches, and yet each batch waited for one of its own write."""
-    batches = 40
-    calls = traced(pair, "sync", THREADS, batches)
-    words = spans(calls)
-    assert THREADS * batches == len(words)
-    syncs = [call for call in calls if call.kind == "sync"]
-    assert len(syncs) < len(words)
-    for begin, acked in words.values():
-        own = [
-            call.ended
-            for call in calls
-            if call.kind == "write" and call.thread == begin.thread and begin.ended < call.begun < acked.begun
-        ]
-        assert own
-        assert any(max(own) < sync.begun and sync.ended < acked.begun for sync in syncs)
-
-
-@sync_pair
-def test_commit_does_not_sync(pair: Pair) -> None:
-    """Under ``commit`` every batch is written before it is acknowledged, and none is synced."""
-    calls = traced(pair, "commit", 1, 20)
-    words = spans(calls)
-    assert 20 == len(words)
-    assert [] == [call for call in calls if call.kind == "sync"]
-    for begin, acked in words.values():
-        assert [
-            call for call in calls if call.kind == "write" and begin.ended < call.begun and call.ended < acked.begun
-        ]
 
 
 # --- cutting the log ------------------------------------------------------------------------
@@ -230,56 +186,103 @@ def check_survivors(path: Path, written: Written, whole: int) -> None:
         assert [] == db.verify().damages
 
 
-@persistent_pair
-@pytest.mark.parametrize("durability", ["commit", "sync"])
-def test_cut_log(pair: Pair, durability: str) -> None:
-    """Whatever byte the log ends at, the batches before it are whole, and no other is half there."""
-    draw = random.Random(f"{pair} {durability}")
-    with quick_directory() as directory:
-        path = Path(directory, "db")
-        db, written = fill(pair, path, durability, 25)
-        with db:
-            shutil.copytree(path, Path(directory, "kept"))
-        size = written.sizes[-1]
-        assert len(set(written.sizes)) == len(written.sizes)
-        edges = [size, size - 1, written.sizes[-2], written.sizes[-2] + 1, written.sizes[0]]
-        for number, cut in enumerate([*edges, *(draw.randrange(written.sizes[0], size) for _ in range(CUTS // 2))]):
-            copy = Path(directory, f"cut-{number}")
-            shutil.copytree(Path(directory, "kept"), copy)
-            log = newest_log(copy)
-            assert log is not None
-            with log.open("r+b") as file:
-                file.truncate(cut)
-            check_survivors(copy, written, written.surviving(cut))
-            shutil.rmtree(copy)
+class Durability(Fixtures):
+    """What is on disk, and when."""
 
+    @requires("persistent", "sync")
+    def test_every_batch_is_synced_before_it_is_acknowledged(self, pair: Pair) -> None:
+        """Under ``sync`` each batch is written, and then synced, between its call and its return."""
+        calls = traced(pair, "sync", 1, 20)
+        words = spans(calls)
+        assert 20 == len(words)
+        for begin, acked in words.values():
+            within = [call for call in calls if begin.ended < call.begun and call.ended < acked.begun]
+            written = [call.ended for call in within if call.kind == "write"]
+            synced = [call.begun for call in within if call.kind == "sync"]
+            assert written
+            assert synced
+            assert max(synced) > min(written)
 
-@persistent_pair
-def test_cut_log_after_restarts(pair: Pair) -> None:
-    """The same when what came before is in tables already: a cut takes nothing of an earlier life."""
-    draw = random.Random(str(pair))
-    with quick_directory() as directory:
-        path = Path(directory, "db")
-        db, first = fill(pair, path, "sync", 10)
-        db.close()
-        with ts.open(path) as db:
-            later = Written([], [])
-            for number in range(10, 20):
-                later.ids.append(db.store(messages_of(number)).ids)
-                log = newest_log(path)
+    @requires("persistent", "sync")
+    def test_flushes_are_shared(self, pair: Pair) -> None:
+        """Several threads need fewer syncs than batches, and yet each batch waits for one of its own write."""
+        batches = tries(15, 40)
+        calls = traced(pair, "sync", THREADS, batches)
+        words = spans(calls)
+        assert THREADS * batches == len(words)
+        syncs = [call for call in calls if call.kind == "sync"]
+        assert len(syncs) < len(words)
+        for begin, acked in words.values():
+            own = [
+                call.ended
+                for call in calls
+                if call.kind == "write" and call.thread == begin.thread and begin.ended < call.begun < acked.begun
+            ]
+            assert own
+            assert any(max(own) < sync.begun and sync.ended < acked.begun for sync in syncs)
+
+    @requires("persistent", "sync")
+    def test_commit_does_not_sync(self, pair: Pair) -> None:
+        """Under ``commit`` every batch is written before it is acknowledged, and none is synced."""
+        calls = traced(pair, "commit", 1, 20)
+        words = spans(calls)
+        assert 20 == len(words)
+        assert [] == [call for call in calls if call.kind == "sync"]
+        for begin, acked in words.values():
+            assert [
+                call for call in calls if call.kind == "write" and begin.ended < call.begun and call.ended < acked.begun
+            ]
+
+    @requires("persistent")
+    @pytest.mark.parametrize("durability", ["commit", "sync"])
+    def test_cut_log(self, pair: Pair, durability: str) -> None:
+        """Whatever byte the log ends at, the batches before it are whole, and no other is half there."""
+        draw = random.Random(f"{pair} {durability}")
+        with quick_directory() as directory:
+            path = Path(directory, "db")
+            db, written = fill(pair, path, durability, 25)
+            with db:
+                shutil.copytree(path, Path(directory, "kept"))
+            size = written.sizes[-1]
+            assert len(set(written.sizes)) == len(written.sizes)
+            edges = [size, size - 1, written.sizes[-2], written.sizes[-2] + 1, written.sizes[0]]
+            cuts = [*edges, *(draw.randrange(written.sizes[0], size) for _ in range(tries(5, 20)))]
+            for number, cut in enumerate(cuts):
+                copy = Path(directory, f"cut-{number}")
+                shutil.copytree(Path(directory, "kept"), copy)
+                log = newest_log(copy)
                 assert log is not None
-                later.sizes.append(log.stat().st_size)
-            shutil.copytree(path, Path(directory, "kept"))
-        for number in range(CUTS // 4):
-            copy = Path(directory, f"cut-{number}")
-            shutil.copytree(Path(directory, "kept"), copy)
-            log = newest_log(copy)
-            assert log is not None
-            cut = draw.randrange(later.sizes[-1] + 1)
-            with log.open("r+b") as file:
-                file.truncate(cut)
-            expected = {id_ for ids in [*first.ids, *later.ids[: later.surviving(cut)]] for id_ in ids}
-            with ts.open(copy) as db:
-                assert expected == {id_ for id_, _ in replayed(db)}
-                assert [] == db.verify().damages
-            shutil.rmtree(copy)
+                with log.open("r+b") as file:
+                    file.truncate(cut)
+                check_survivors(copy, written, written.surviving(cut))
+                shutil.rmtree(copy)
+
+    @requires("persistent")
+    def test_cut_log_after_restarts(self, pair: Pair) -> None:
+        """A cut of the log takes nothing of what an earlier life of the database wrote."""
+        draw = random.Random(str(pair))
+        with quick_directory() as directory:
+            path = Path(directory, "db")
+            db, first = fill(pair, path, "sync", 10)
+            db.close()
+            with ts.open(path) as db:
+                later = Written([], [])
+                for number in range(10, 20):
+                    later.ids.append(db.store(messages_of(number)).ids)
+                    log = newest_log(path)
+                    assert log is not None
+                    later.sizes.append(log.stat().st_size)
+                shutil.copytree(path, Path(directory, "kept"))
+            for number in range(tries(4, 10)):
+                copy = Path(directory, f"cut-{number}")
+                shutil.copytree(Path(directory, "kept"), copy)
+                log = newest_log(copy)
+                assert log is not None
+                cut = draw.randrange(later.sizes[-1] + 1)
+                with log.open("r+b") as file:
+                    file.truncate(cut)
+                expected = {id_ for ids in [*first.ids, *later.ids[: later.surviving(cut)]] for id_ in ids}
+                with ts.open(copy) as db:
+                    assert expected == {id_ for id_, _ in replayed(db)}
+                    assert [] == db.verify().damages
+                shutil.rmtree(copy)

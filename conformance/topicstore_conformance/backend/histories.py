@@ -1,13 +1,11 @@
-"""Random histories, over both engines, against a plain dict."""
+"""Random histories: writes, reads, snapshots, interrupted scans and reopenings in any order, against a plain dict."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -18,37 +16,48 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from topicstore.engine import DATA, KEYSPACES, META, Backend, Keyspace, WriteBatch
-from topicstore_backends.memory import MemoryBackend, MemoryOptions
+from topicstore.engine import DATA, KEYSPACES, META, Backend, Keyspace, Reader, WriteBatch
+
+from topicstore_conformance.checks import quick_directory
+from topicstore_conformance.profiles import MACHINE, tries
+from topicstore_conformance.subjects import BackendSubject
+
+from .fixtures import Fixtures, pairs
+
+__all__ = ["EngineMachine", "Histories"]
 
 NUMBERS = st.sampled_from([0, 1, 2, 255, 256, 2**32 - 1])
 TUPLES = st.tuples(NUMBERS, NUMBERS, st.sampled_from([0, 1, 2**63, 2**64 - 1]))
 BYTES = st.binary(max_size=3) | st.sampled_from([b"\xff" * 4, b"\0" * 4])
 SIZES = st.integers(0, 8) | st.sampled_from([400_000, 700_000])
 """Values are told apart by their sizes; the large ones make lists of a scan end early."""
+FEW = st.sampled_from([DATA, META])
+
+Model = dict[tuple[str, Any], bytes]
 
 
 @st.composite
 def places(draw: st.DrawFn) -> tuple[Keyspace, Any]:
-    keyspace = draw(st.sampled_from([DATA, META]))
+    """A keyspace and one of its keys."""
+    keyspace = draw(FEW)
     return keyspace, draw(TUPLES if keyspace is DATA else BYTES)
 
 
 @st.composite
 def spans(draw: st.DrawFn) -> tuple[Keyspace, Any, Any]:
-    keyspace = draw(st.sampled_from([DATA, META]))
-    keys = TUPLES if keyspace is DATA else BYTES
-    return keyspace, draw(keys), draw(keys)
+    """A keyspace and two of its keys, in any order."""
+    keyspace = draw(FEW)
+    of = TUPLES if keyspace is DATA else BYTES
+    return keyspace, draw(of), draw(of)
 
 
 OPERATIONS = st.lists(st.tuples(places(), st.none() | SIZES), max_size=30)
 
-Model = dict[tuple[str, Any], bytes]
-
 
 def expected_scan(
-    model: Model, keyspace: Keyspace, start: Any, end: Any, reverse: bool, limit: int | None
+    model: Model, keyspace: Keyspace, start: Any, end: Any, *, reverse: bool = False, limit: int | None = None
 ) -> list[Any]:
+    """Return what a scan must give."""
     inside = [
         (key, value)
         for (name, key), value in model.items()
@@ -57,8 +66,8 @@ def expected_scan(
     return sorted(inside, reverse=reverse)[:limit]
 
 
-class Histories(RuleBasedStateMachine):
-    """Writes, reads, snapshots and interrupted scans in any order."""
+class EngineMachine(RuleBasedStateMachine):
+    """Subclass it with ``backend`` and ``persistent`` set."""
 
     backend: Backend
     persistent: bool
@@ -67,17 +76,28 @@ class Histories(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.directory = TemporaryDirectory()
-        self.engine = self.backend.open_shard(Path(self.directory.name) / "shard", KEYSPACES, create=True)
+        """Open an empty shard."""
+        self.directory = quick_directory()
+        self.shard = Path(self.directory.name) / "shard"
+        self.engine = self.backend.open_shard(self.shard, KEYSPACES, create=True)
         self.model: Model = {}
         self.opening = 0
 
     def teardown(self) -> None:
+        """Close it; opened once more it has all that was written."""
+        if not hasattr(self, "engine"):
+            return
         self.engine.close()
+        if self.persistent:
+            engine = self.backend.open_shard(self.shard, KEYSPACES, create=False)
+            for keyspace in KEYSPACES:
+                assert expected_scan(self.model, keyspace, None, None) == pairs(engine.scan(keyspace))
+            engine.close()
         self.directory.cleanup()
 
     @rule(operations=OPERATIONS, ranges=st.lists(spans(), max_size=2), sync=st.booleans())
     def write(self, operations: list[Any], ranges: list[Any], sync: bool) -> None:
+        """Write a batch: its ranges apply first, then its operations in order."""
         batch = WriteBatch()
         for (keyspace, key), size in operations:
             if size is None:
@@ -88,7 +108,7 @@ class Histories(RuleBasedStateMachine):
             batch.delete_range(keyspace, start, end)
         self.engine.write(batch, sync=sync)
         for keyspace, start, end in ranges:
-            for key, _ in expected_scan(self.model, keyspace, start, end, False, None):
+            for key, _ in expected_scan(self.model, keyspace, start, end):
                 del self.model[keyspace.name, key]
         for (keyspace, key), size in operations:
             self.model.pop((keyspace.name, key), None)
@@ -97,6 +117,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(asked=st.lists(places(), max_size=5))
     def get(self, asked: list[Any]) -> None:
+        """Read some keys."""
         self.check_gets(self.engine, self.model, asked)
 
     @rule(
@@ -107,56 +128,62 @@ class Histories(RuleBasedStateMachine):
         limit=st.none() | st.integers(0, 9),
     )
     def scan(self, span: Any, open_start: bool, open_end: bool, reverse: bool, limit: int | None) -> None:
+        """Read a range."""
         keyspace, start, end = span[0], None if open_start else span[1], None if open_end else span[2]
-        chunks = list(self.engine.scan(keyspace, start, end, reverse=reverse, limit=limit))
-        expected = expected_scan(self.model, keyspace, start, end, reverse, limit)
-        assert expected == [pair for chunk in chunks for pair in chunk]
+        expected = expected_scan(self.model, keyspace, start, end, reverse=reverse, limit=limit)
+        assert expected == pairs(self.engine.scan(keyspace, start, end, reverse=reverse, limit=limit))
 
     @rule(target=snapshots)
     def snapshot(self) -> Any:
+        """Take a snapshot, to read it later."""
         return self.opening, self.engine.snapshot(), dict(self.model)
 
     @rule(held=snapshots, asked=st.lists(places(), max_size=5))
     def get_from_snapshot(self, held: Any, asked: list[Any]) -> None:
+        """Read some keys as they were."""
         opening, snapshot, model = held
-        if opening == self.opening:
+        if opening == self.opening:  # else it was closed with its engine
             self.check_gets(snapshot, model, asked)
 
     @rule(held=consumes(snapshots))
     def close_snapshot(self, held: Any) -> None:
+        """Close a snapshot, of an engine that is open or was."""
         held[1].close()
 
-    @rule(target=scans, keyspace=st.sampled_from([DATA, META]), reverse=st.booleans())
+    @rule(target=scans, keyspace=FEW, reverse=st.booleans())
     def begin_scan(self, keyspace: Keyspace, reverse: bool) -> Any:
+        """Read the first list of everything."""
         scan = self.engine.scan(keyspace, reverse=reverse)
-        first = next(scan, [])
-        return self.opening, scan, first, expected_scan(self.model, keyspace, None, None, reverse, None)
+        return self.opening, scan, next(scan, []), expected_scan(self.model, keyspace, None, None, reverse=reverse)
 
     @rule(target=scans, held=snapshots, span=spans(), reverse=st.booleans())
     def begin_scan_of_snapshot(self, held: Any, span: Any, reverse: bool) -> Any:
+        """Read the first list of a range as it was."""
         opening, snapshot, model = held
         keyspace, start, end = span
-        expected = expected_scan(model, keyspace, start, end, reverse, None)
         if opening != self.opening:
             return opening, None, None, None
         scan = snapshot.scan(keyspace, start, end, reverse=reverse)
-        return opening, scan, next(scan, []), expected
+        return opening, scan, next(scan, []), expected_scan(model, keyspace, start, end, reverse=reverse)
 
     @rule(held=consumes(scans))
     def end_scan(self, held: Any) -> None:
+        """Read the rest: all of it is of the moment of the first list."""
         opening, scan, first, expected = held
         if opening == self.opening:
-            assert expected == first + [pair for chunk in scan for pair in chunk]
+            assert expected == first + pairs(scan)
 
     @precondition(lambda self: self.persistent)
     @rule()
     def reopen(self) -> None:
+        """Close and open, whatever is held."""
         self.engine.close()
-        self.engine = self.backend.open_shard(Path(self.directory.name) / "shard", KEYSPACES, create=False)
+        self.engine = self.backend.open_shard(self.shard, KEYSPACES, create=False)
         self.opening += 1
 
     @staticmethod
-    def check_gets(reader: Any, model: Model, asked: list[Any]) -> None:
+    def check_gets(reader: Reader, model: Model, asked: list[Any]) -> None:
+        """Hold gets against the model."""
         for keyspace in (DATA, META):
             keys = [key for place, key in asked if place is keyspace]
             expected = [model.get((keyspace.name, key)) for key in keys]
@@ -164,23 +191,12 @@ class Histories(RuleBasedStateMachine):
             assert expected == [reader.get(keyspace, key) for key in keys]
 
 
-@pytest.mark.parametrize(("name", "examples"), [("memory", 60), ("rocksdb", 40)])
-def test_random_histories(name: str, examples: int) -> None:
-    """Reads, snapshots, scans and reopenings give what a dict gives."""
-    if name == "memory":
-        backend: Backend = MemoryBackend(MemoryOptions())
-    else:
-        pytest.importorskip("rocksdict", reason="the extra 'rocksdb' is not installed")
-        from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
+class Histories(Fixtures):
+    """The promise that everything else comes down to."""
 
-        backend = RocksdbBackend(RocksdbOptions())
-    machine = type("Machine", (Histories,), {"backend": backend, "persistent": name != "memory"})
-    # A snapshot of a closed engine is closed, so the bundle may hold some that a rule skips.
-    chosen = settings(
-        max_examples=examples,
-        stateful_step_count=30,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(machine, settings=chosen)
+    def test_random_histories(self, backend: Backend, subject: BackendSubject) -> None:
+        """Whatever is written, deleted, held open and opened again, in any order, reads give what a dict would."""
+        persistent = "persistent" in subject.capabilities
+        machine = type("Machine", (EngineMachine,), {"backend": backend, "persistent": persistent})
+        chosen = settings(MACHINE, max_examples=tries(8, 40), stateful_step_count=30, derandomize=True)
+        run_state_machine_as_test(machine, settings=chosen)

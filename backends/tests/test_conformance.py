@@ -1,0 +1,85 @@
+"""The backends of this package hold what `topicstore.engine` promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from topicstore.engine import KEYSPACES, Backend, Key, Keyspace
+from topicstore_backends.memory import MemoryBackend, MemoryEngine, MemoryOptions
+from topicstore_backends.plugin import topicstore_backends
+from topicstore_conformance.backend.suite import BackendSuite
+from topicstore_conformance.subjects import BackendSubject
+
+CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_backends()}
+
+
+def make_memory() -> Backend:
+    return MemoryBackend(MemoryOptions())
+
+
+def memory_get(engine: MemoryEngine, keyspace: Keyspace, key: Key) -> bytes | None:
+    versions: list[Any] = engine._maps[keyspace.name].get(key, [(0, None)])
+    found: bytes | None = versions[-1][1]
+    return found
+
+
+def memory_put(engine: MemoryEngine, keyspace: Keyspace, key: Key, value: bytes) -> None:
+    engine._maps[keyspace.name][key] = [(0, value)]
+
+
+class TestMemory(BackendSuite):
+    @pytest.fixture
+    def subject(self) -> BackendSubject:
+        return BackendSubject(
+            make=make_memory, capabilities=CAPABILITIES["memory"], raw_get=memory_get, raw_put=memory_put
+        )
+
+
+def make_rocksdb() -> Backend:
+    from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
+
+    return RocksdbBackend(RocksdbOptions(write_buffer_bytes=1 << 20))
+
+
+def rocksdb_files(path: Path, keyspace: Keyspace) -> tuple[Any, Any]:
+    """Return the database as rocksdict opens it, and a keyspace's column family."""
+    import rocksdict
+
+    options = rocksdict.Options(raw_mode=True)
+    database = rocksdict.Rdict(str(path), options, {each.name: options for each in KEYSPACES})
+    return database, database.get_column_family(keyspace.name)
+
+
+def rocksdb_key(keyspace: Keyspace, key: Key) -> bytes:
+    if keyspace.shape is None:
+        return bytes(key)
+    return b"".join(number.to_bytes(width, "big") for number, width in zip(key, keyspace.shape, strict=True))
+
+
+def rocksdb_get(path: Path, keyspace: Keyspace, key: Key) -> bytes | None:
+    database, family = rocksdb_files(path, keyspace)
+    found: bytes | None = family.get(rocksdb_key(keyspace, key))
+    family.close()
+    database.close()
+    return found
+
+
+def rocksdb_put(path: Path, keyspace: Keyspace, key: Key, value: bytes) -> None:
+    database, family = rocksdb_files(path, keyspace)
+    family.put(rocksdb_key(keyspace, key), value)
+    family.close()
+    database.close()
+
+
+class TestRocksdb(BackendSuite):
+    @pytest.fixture
+    def subject(self) -> BackendSubject:
+        pytest.importorskip("rocksdict", reason="the extra 'rocksdb' is not installed")
+        return BackendSubject(
+            make=make_rocksdb,
+            capabilities=CAPABILITIES["rocksdb"] | {"checksums"},
+            raw_get=rocksdb_get,
+            raw_put=rocksdb_put,
+        )

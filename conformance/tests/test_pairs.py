@@ -1,0 +1,82 @@
+"""Which backends and layouts are tested together, and that the others are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.plugins import registry
+from topicstore_conformance.pairs import absent, incompatible, pair_of, pairs
+from topicstore_conformance.running import Plan, everything, plans_for
+
+
+def test_incompatible_pairs(tmp_path: Path) -> None:
+    """A layout on a backend that lacks what it requires is refused with the reason, and nothing is made."""
+    if not incompatible():
+        pytest.skip("every installed layout runs on every installed backend")
+    for (backend, layout), reason in incompatible().items():
+        missing = registry().layout(layout).requires - registry().backend(backend).capabilities
+        assert missing
+        assert all(name in reason for name in missing)
+        with pytest.raises((ts.IncompatibleError, ts.BackendUnavailableError)) as refused:
+            ts.open(tmp_path / "db", backend=backend, layout=layout)
+        assert isinstance(refused.value, ts.BackendUnavailableError) or reason == str(refused.value)
+        assert not (tmp_path / "db").exists()
+        with pytest.raises(ts.IncompatibleError):
+            pair_of(backend, layout)
+
+
+def test_every_pair_is_tested_or_left_out_with_a_reason() -> None:
+    """What is known is tested, can't be loaded, or doesn't fit."""
+    tested = {(pair.backend, pair.layout) for pair in pairs()}
+    for backend in registry().backends():
+        for layout in registry().layouts():
+            reasons = [absent().get(backend), absent().get(layout), incompatible().get((backend, layout))]
+            assert ((backend, layout) in tested) == (not any(reasons))
+
+
+def test_unknown_names() -> None:
+    """A pair of a name that nobody registered is refused, with the names that there are."""
+    for names in (("no such", pairs()[0].layout), (pairs()[0].backend, "no such")):
+        with pytest.raises(ts.UnknownPluginError, match="there are"):
+            pair_of(*names)
+
+
+def test_everything_covers_everything() -> None:
+    """The full mode tests each backend and each layout fully in a pair, and every pair once, but those that take long."""
+    quick = pairs("fast_seek")
+    plans = everything("full")
+    databases = [plan for plan in plans if plan.suite == "database"]
+    assert sorted((pair.backend, pair.layout) for pair in quick) == sorted((p.backend, p.layout) for p in databases)
+    full = [plan for plan in databases if plan.mode == "full"]
+    assert {pair.backend for pair in quick} == {plan.backend for plan in full}
+    assert {pair.layout for pair in quick} == {plan.layout for plan in full}
+    by_themselves = {(plan.suite, plan.backend or plan.layout) for plan in plans if plan.suite != "database"}
+    names = {("backend", pair.backend) for pair in quick} | {("layout", pair.layout) for pair in quick}
+    assert names == by_themselves
+    assert {"quick"} == {plan.mode for plan in everything("quick")}
+
+
+def test_a_name_brings_all_that_fits() -> None:
+    """A backend is tested by itself and under all its layouts, a layout likewise, both together in one pair only."""
+    first = pairs()[0]
+
+    def planned(backend: str | None, layout: str | None) -> list[tuple[str, str, str]]:
+        return sorted((plan.suite, plan.backend, plan.layout) for plan in plans_for(backend, layout, "quick"))
+
+    backend, layout = ("backend", first.backend, ""), ("layout", "", first.layout)
+    mine = [("database", pair.backend, pair.layout) for pair in pairs() if pair.backend == first.backend]
+    assert sorted([backend, *mine]) == planned(first.backend, None)
+    mine = [("database", pair.backend, pair.layout) for pair in pairs() if pair.layout == first.layout]
+    assert sorted([layout, *mine]) == planned(None, first.layout)
+    assert [backend, ("database", first.backend, first.layout), layout] == planned(first.backend, first.layout)
+
+
+def test_plans_are_told_apart() -> None:
+    """A plan says what it tests, and what that declares."""
+    backend, layout = pairs()[0].backend, pairs()[0].layout
+    plan = Plan(suite="database", backend=backend, layout=layout, mode="quick")
+    assert (str(pairs()[0]), sorted(pairs()[0].capabilities)) == (str(plan), plan.capabilities)
+    alone = Plan(suite="layout", layout=layout, mode="quick")
+    assert (layout, sorted(registry().layout(layout).capabilities)) == (str(alone), alone.capabilities)

@@ -1,0 +1,167 @@
+"""The suite itself: it passes where nothing is wrong, and says what is wrong where something is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import msgspec
+import pytest
+from topicstore_conformance import running
+from topicstore_conformance.pairs import pairs
+from topicstore_conformance.running import Plan, Run, run_all
+
+PACKAGE = Path(running.__file__).parent
+SUITES = ("backend", "layout", "database")
+
+
+@pytest.fixture(scope="module")
+def smoke() -> dict[str, Run]:
+    """A quick run of each suite, over the pair that is done soonest."""
+    pair = min(pairs(), key=lambda pair: ("persistent" in pair.capabilities, pair))
+    names = {"backend": {"backend": pair.backend}, "layout": {"layout": pair.layout}}
+    both = {"backend": pair.backend, "layout": pair.layout}
+    plans = [Plan(suite=suite, **names.get(suite, both), mode="quick") for suite in SUITES]
+    return dict(zip(SUITES, run_all(plans), strict=True))
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_smoke(smoke: dict[str, Run], suite: str) -> None:
+    """Every promise is kept or skipped with a reason; nothing else happens."""
+    run = smoke[suite]
+    assert ("", []) == (run.failure, run.of("failed"))
+    assert 0 < len(run.of("passed"))
+    assert all(test.reason for test in run.of("skipped"))
+    assert all(test.seconds >= 0 for test in run.outcomes)
+    assert run.kept
+
+
+def written(suite: str) -> list[tuple[str, str]]:
+    """Return module and name of every test that a suite's modules have."""
+    modules = sorted((PACKAGE / suite).glob("*.py"))
+    return [
+        (each.stem, name) for each in modules for name in re.findall(r"^    def (test_\w+)", each.read_text(), re.M)
+    ]
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_test_is_run(smoke: dict[str, Run], suite: str) -> None:
+    """No part of a suite is left out, and no test is hidden by another of the same name."""
+    run = {(test.group, test.test.partition("[")[0]) for test in smoke[suite].outcomes}
+    assert sorted(written(suite)) == sorted(run)
+    assert len(run) == len({name for _, name in run})
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_promise_is_a_sentence(smoke: dict[str, Run], suite: str) -> None:
+    """Each docstring is what is printed when it is broken: one sentence, its own."""
+    said = {test.test.partition("[")[0]: test.promise for test in smoke[suite].outcomes}
+    assert [] == [name for name, promise in said.items() if not re.fullmatch(r"\S.*[^.]\.", promise)]
+    assert [] == [name for name, promise in said.items() if ". " in promise]
+    assert len(said) == len(set(said.values()))
+
+
+# --- plugins that do what they must not ------------------------------------------------------------
+
+
+def install(folder: Path, code: str) -> dict[str, str]:
+    """Install a distribution with a backend ``bad`` in a folder; return an environment that has it."""
+    information = folder / "bad-1.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[topicstore]\nbad = bad_plugin\n")
+    (folder / "bad_plugin.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(code))
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+HEAD = """
+    import os, sys, time
+    from topicstore import hookimpl
+    from topicstore.specs import BackendSpec
+    from topicstore_backends.memory import MemoryBackend
+
+    @hookimpl
+    def topicstore_backends():
+        return [BackendSpec(name="bad", target="bad_plugin:Bad", summary="bad", capabilities={"fast_seek"})]
+
+"""
+RUN = """
+import json, sys
+from topicstore_conformance import running
+running.LIMIT = float(sys.argv[1])
+(run,) = running.run_all([running.Plan(suite="database", backend="bad", layout="reference", mode="quick")])
+print(json.dumps({"failure": run.failure, "failed": [[t.promise, t.reason, t.where] for t in run.of("failed")],
+                  "tests": len(run.outcomes), "kept": run.kept}))
+"""
+
+
+class Told(msgspec.Struct):
+    """What became of a run."""
+
+    failure: str
+    failed: list[tuple[str, str, str]]
+    tests: int
+    kept: bool
+
+
+def told(environment: dict[str, str], limit: float = running.LIMIT) -> Told:
+    """Run the suite over the backend ``bad``."""
+    done = subprocess.run([sys.executable, "-c", RUN, str(limit)], env=environment, stdout=subprocess.PIPE, check=True)
+    return msgspec.json.decode(done.stdout, type=Told)
+
+
+def test_a_broken_promise_is_named(tmp_path: Path) -> None:
+    """What fails is told by the promise, the reason in one line, and the place."""
+    code = """
+        class Bad(MemoryBackend):
+            def open_shard(self, path, keyspaces, *, create):
+                raise KeyError("of all things")
+    """
+    result = told(install(tmp_path, code))
+    assert ("", False) == (result.failure, result.kept)
+    by_promise = {promise: (reason, where) for promise, reason, where in result.failed}
+    reason, where = by_promise["Closing a writer stores what is buffered, and a put after it is refused."]
+    assert "KeyError: 'of all things'" == reason
+    assert re.search(r"bad_plugin\.py:\d+$", where)
+
+
+def test_a_process_that_dies(tmp_path: Path) -> None:
+    """When the engine takes the process down, the test under way is named."""
+    code = """
+        class Bad(MemoryBackend):
+            def open_shard(self, path, keyspaces, *, create):
+                os.kill(os.getpid(), 11)
+    """
+    result = told(install(tmp_path, code))
+    assert not result.kept
+    assert re.fullmatch(r"the process was killed by signal 11, in test_\w+\[bad-reference.*\]", result.failure)
+
+
+def test_a_process_that_hangs(tmp_path: Path) -> None:
+    """When nothing is heard any more, the process is ended, and the test under way is named."""
+    code = """
+        class Bad(MemoryBackend):
+            def open_shard(self, path, keyspaces, *, create):
+                while True:
+                    time.sleep(60)
+    """
+    result = told(install(tmp_path, code), 3.0)
+    assert not result.kept
+    assert re.fullmatch(r"nothing was heard for 3 seconds, in test_\w+\[bad-reference.*\]", result.failure)
+
+
+def test_a_plugin_that_leaves_in_a_hurry(tmp_path: Path) -> None:
+    """When pytest itself can't go on, its last lines are told."""
+    code = """
+        class Bad(MemoryBackend):
+            pass
+        if "pytest" in sys.modules:
+            os._exit(3)
+    """
+    result = told(install(tmp_path, code))
+    assert (0, False) == (result.tests, result.kept)
+    assert result.failure.startswith("pytest ended with code 3")

@@ -1,0 +1,1 @@
+"""`BackendSuite`: the promises of `topicstore.engine` as tests, one module a kind of promise."""

@@ -1,0 +1,162 @@
+"""Child processes that open the backend under test: to be killed, to be refused, to meet failing system calls.
+
+A `Task` says which function a child runs: a function of this package, called with what makes backend
+objects, the directory of the shard and the task's arguments. What it tells the parent is a line of JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+import msgspec
+from topicstore.engine import Backend
+
+from topicstore_conformance.profiles import PATIENCE
+
+__all__ = ["Child", "Make", "end", "run", "tell"]
+
+Make = Callable[[], Backend]
+"""What returns a new backend object."""
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """A function that another process can import."""
+
+    module: str
+    file: str
+    name: str
+    arguments: list[Any]
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What a child does."""
+
+    make: Reference
+    work: Reference
+    path: str
+
+
+def _reference(function: Callable[..., Any]) -> Reference:
+    arguments: list[Any] = []
+    if isinstance(function, partial):
+        assert not function.keywords, "a child process can't be given keyword arguments"
+        arguments, function = list(function.args), function.func
+    name = getattr(function, "__qualname__", "<lambda>")
+    assert "<" not in name, f"{name} is not at the top of a module: child processes can't import it"
+    file = getattr(sys.modules[function.__module__], "__file__", None)
+    return Reference(function.__module__, file or "", name, arguments)
+
+
+def _resolve(reference: Reference) -> Callable[..., Any]:
+    function: Any = _load(reference)
+    for name in reference.name.split("."):
+        function = getattr(function, name)
+    return partial(function, *reference.arguments)
+
+
+def _load(reference: Reference) -> ModuleType:
+    """Import a module by its name or, as pytest does with tests, by its file."""
+    try:
+        return importlib.import_module(reference.module)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{reference.module}.".startswith(f"{missing.name}."):
+            raise
+    spec = importlib.util.spec_from_file_location(reference.module, reference.file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[reference.module] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Child:
+    """A running child. A context manager; at its end the child is killed if it still runs."""
+
+    def __init__(self, make: Make, work: Callable[..., None], path: Path, *arguments: str | int | bool) -> None:
+        task = Task(_reference(make), _reference(partial(work, *arguments)), str(path))
+        command = [sys.executable, "-m", __name__, msgspec.json.encode(task).decode()]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._told = self._process.stdout
+        self._errors: list[bytes] = []
+        # Read beside what it tells: a child that has a lot to complain of would wait for a reader.
+        self._complaints = threading.Thread(target=self._listen, daemon=True)
+        self._complaints.start()
+        self._timer = threading.Timer(PATIENCE, self._process.kill)
+        self._timer.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._process.kill()
+        self._process.wait()
+        self._complaints.join()
+        self._told.close()
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            self._errors += stream.readlines()
+
+    def told(self) -> Iterator[Any]:
+        """Yield what the child tells, as it tells it, until it ends."""
+        for line in self._told:
+            if line.endswith(b"\n"):  # else it was killed in the middle of it
+                yield msgspec.json.decode(line)
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL, at whatever it is doing."""
+        self._process.kill()
+
+    def wait(self) -> int:
+        """Return how it ended, as `subprocess.Popen.returncode`."""
+        return self._process.wait(PATIENCE)
+
+    def complaint(self) -> str:
+        """Return what it wrote to its standard error, once it ended."""
+        self._complaints.join(PATIENCE)
+        return b"".join(self._errors).decode(errors="replace")
+
+
+def run(make: Make, work: Callable[..., None], path: Path, *arguments: str | int | bool) -> list[Any]:
+    """Run a child to its end, which must be a good one, and return all it told."""
+    with Child(make, work, path, *arguments) as child:
+        told = list(child.told())
+        assert child.wait() == 0, f"the child process failed, having told {told[-3:]}: {child.complaint()[-2000:]}"
+        return told
+
+
+def tell(what: Any) -> None:
+    """Tell the parent something."""
+    os.write(1, msgspec.json.encode(what) + b"\n")
+
+
+def end() -> None:
+    """End this child at once and well, closing nothing."""
+    os._exit(0)
+
+
+def main(arguments: list[str]) -> None:
+    """Be a child."""
+    task = msgspec.json.decode(arguments[0], type=Task)
+    arguments_of_work = [_resolve(task.make), Path(task.path), *task.work.arguments]
+    _resolve(msgspec.structs.replace(task.work, arguments=arguments_of_work))()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,201 @@
+"""Threads: readers beside a writer, readers of one snapshot, and close beside all of them."""
+
+from __future__ import annotations
+
+from threading import Event
+from typing import Any
+
+import pytest
+from topicstore.engine import DATA, INDEX, META, STATE, Engine, WriteBatch
+from topicstore.errors import DatabaseClosedError
+
+from topicstore_conformance.profiles import PATIENCE, tries
+from topicstore_conformance.threads import begin, together
+
+from .fixtures import Fixtures, keys, numbered, pairs, put, remove
+
+__all__ = ["Concurrency"]
+
+SPOTS = [(STATE, b"k"), (META, b"k"), (DATA, (1, 1, 1)), (DATA, (1, 1, 2)), (INDEX, (9, 9, 9))]
+
+
+class Concurrency(Fixtures):
+    """Promises about threads."""
+
+    def test_readers_beside_a_writer_see_whole_batches(self, engine: Engine) -> None:
+        """A reader beside a writer sees each batch whole or not at all: by get_many, scans and snapshots."""
+        done, seen = Event(), list[set[bytes]]()
+
+        def write(number: int) -> None:
+            batch = WriteBatch()
+            for keyspace, key in SPOTS:
+                batch.put(keyspace, key, number.to_bytes(4, "big"))
+            for row in range(50):  # so that half a batch would be there for a while
+                batch.put(DATA, (2, number % 7, row), b"")
+            engine.write(batch)
+
+        def write_all() -> None:
+            try:
+                for number in range(1, tries(500, 2_000)):
+                    write(number)
+                while len(seen) < 30:
+                    write(1)
+            finally:
+                done.set()
+
+        def read() -> None:
+            while not done.is_set():
+                with engine.snapshot() as snapshot:
+                    values = {snapshot.get(keyspace, key) or b"" for keyspace, key in SPOTS}
+                    values |= {value for _, value in pairs(snapshot.scan(DATA, (1, 0, 0), (2, 0, 0)))}
+                seen.append(values)
+                seen.append({value for _, value in pairs(engine.scan(DATA, (1, 0, 0), (2, 0, 0)))})
+                seen.append({value or b"" for value in engine.get_many(DATA, [(1, 1, 1), (1, 1, 2)])})
+
+        write(0)
+        together(write_all, read, read)
+        assert [values for values in seen if len(values) != 1] == []
+
+    def test_scans_beside_a_writer_are_whole(self, engine: Engine) -> None:
+        """A scan beside a writer, who puts, deletes and drops ranges, has exactly what was there when it began."""
+        done, odd = Event(), list[Any]()
+        whole = {(1, 2, number): b"same" for number in range(1_000)}
+        put(engine, DATA, whole)
+        put(engine, DATA, {(2, 0, row): b"0" for row in range(100)})
+
+        def write() -> None:
+            try:
+                for number in range(1, tries(150, 600)):
+                    batch = WriteBatch()
+                    batch.put_many(DATA, [(2, number, row) for row in range(100)], [b"%d" % number] * 100)
+                    batch.delete_range(DATA, (2, 0, 0), (2, number, 0))
+                    engine.write(batch)
+            finally:
+                done.set()
+
+        def read(*, reverse: bool) -> None:
+            while not done.is_set():
+                found = pairs(engine.scan(DATA, reverse=reverse))
+                moving = [key for key, _ in found if key[0] == 2]
+                numbers = {key[1] for key in moving}
+                if len(found) - len(moving) != 1_000 or len(moving) != 100 or len(numbers) != 1:
+                    odd.append((len(found), len(moving), sorted(numbers)))
+
+        together(write, lambda: read(reverse=False), lambda: read(reverse=True))
+        assert odd == []
+
+    def test_any_thread_may_go_on_with_a_scan(self, engine: Engine) -> None:
+        """A scan begun in one thread is gone on with in another, and one snapshot serves several at once."""
+        values = numbered(3_000)
+        put(engine, DATA, values)
+        scan = engine.scan(DATA)
+        first = next(scan)
+        assert list(values.items()) == first + together(lambda: pairs(scan))[0]
+        with engine.snapshot() as snapshot:
+            put(engine, DATA, {(1, 2, 9): b"later"})
+            forward, backward, got = together(
+                lambda: pairs(snapshot.scan(DATA)),
+                lambda: pairs(snapshot.scan(DATA, reverse=True)),
+                lambda: snapshot.get_many(DATA, list(values)),
+            )
+        assert [list(values.items()), list(values.items())[::-1]] == [forward, backward]
+        assert list(values.values()) == got
+
+    # --- close ---
+
+    def test_everything_raises_after_close(self, engine: Engine) -> None:
+        """After close every call raises DatabaseClosedError, of open scans and snapshots too; closing twice is fine."""
+        put(engine, DATA, numbered(500))
+        scan, unasked, snapshot = engine.scan(DATA), engine.scan(DATA), engine.snapshot()
+        within = snapshot.scan(DATA, reverse=True)
+        next(scan)
+        next(within)
+        engine.close()
+        engine.close()
+        batch = WriteBatch()
+        batch.put(STATE, b"k", b"v")
+        for call in (
+            lambda: next(scan),
+            lambda: next(unasked),
+            lambda: next(within),
+            lambda: next(snapshot.scan(DATA)),
+            lambda: snapshot.get(DATA, (1, 2, 3)),
+            lambda: snapshot.get_many(DATA, [(1, 2, 3)]),
+            lambda: engine.get(DATA, (1, 2, 3)),
+            lambda: engine.get_many(DATA, [(1, 2, 3)]),
+            lambda: next(engine.scan(DATA)),
+            lambda: engine.write(batch),
+            engine.flush_log,
+            engine.snapshot,
+            engine.stats,
+        ):
+            with pytest.raises(DatabaseClosedError):
+                call()
+        snapshot.close()
+
+    def test_a_closed_snapshot_reads_nothing(self, engine: Engine) -> None:
+        """A closed snapshot and its scans raise DatabaseClosedError; the engine goes on, and closing twice is fine."""
+        put(engine, DATA, numbered(500))
+        snapshot = engine.snapshot()
+        scan, unasked = snapshot.scan(DATA), snapshot.scan(DATA)
+        next(scan)
+        snapshot.close()
+        snapshot.close()
+        for read in (lambda: next(scan), lambda: next(unasked), lambda: snapshot.get(DATA, (1, 2, 3))):
+            with pytest.raises(DatabaseClosedError):
+                read()
+        assert len(keys(engine.scan(DATA))) == 500
+
+    def test_close_beside_readers(self, engine: Engine) -> None:
+        """Readers that close meets get what they asked for or DatabaseClosedError, nothing else, and no one hangs."""
+        put(engine, DATA, numbered(5000))
+        started = [Event() for _ in range(3)]
+
+        def read(mine: Event) -> str:
+            try:
+                while True:
+                    assert len(keys(engine.scan(DATA))) == 5000
+                    assert None not in engine.get_many(DATA, [(1, 2, number) for number in range(100)])
+                    with engine.snapshot() as snapshot:
+                        assert len(keys(snapshot.scan(DATA, reverse=True))) == 5000
+                    mine.set()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
+                return type(error).__name__
+
+        readers = [begin(lambda mine=mine: read(mine)) for mine in started]  # type: ignore[misc]
+        assert all(each.wait(PATIENCE) for each in started)
+        begin(engine.close).result(PATIENCE)
+        assert [reader.result(PATIENCE) for reader in readers] == ["DatabaseClosedError"] * 3
+
+    def test_close_waits_for_no_scan_that_nobody_reads(self, engine: Engine) -> None:
+        """Close ends scans and snapshots that were left half read, at once, and whoever asks them then is told."""
+        put(engine, DATA, numbered(2_000))
+        held: list[Any] = [engine.scan(DATA) for _ in range(20)]
+        for scan in held:
+            next(scan)
+        snapshots = [engine.snapshot() for _ in range(20)]
+        begin(engine.close).result(PATIENCE)
+        for scan in held:
+            with pytest.raises(DatabaseClosedError):
+                next(scan)
+        for snapshot in snapshots:
+            with pytest.raises(DatabaseClosedError):
+                snapshot.get(DATA, (1, 2, 3))
+
+    def test_writes_go_on_beside_what_is_left_open(self, engine: Engine) -> None:
+        """Scans and snapshots that are held open keep no writer waiting."""
+        put(engine, DATA, numbered(2_000))
+        scan, snapshot = engine.scan(DATA), engine.snapshot()
+        next(scan)
+        within = snapshot.scan(DATA)
+        next(within)
+
+        def write() -> None:
+            for number in range(50):
+                put(engine, DATA, {(1, 3, number): b""}, sync=number % 10 == 0)
+            remove(engine, DATA, (1, 0, 0), (2, 0, 0))
+            engine.flush_log()
+
+        begin(write).result(PATIENCE)
+        assert pairs(engine.scan(DATA)) == []
+        snapshot.close()

@@ -1,0 +1,123 @@
+"""What a killed process leaves: whole batches, all that were acknowledged, and no others but the one under way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from topicstore.engine import DATA, INDEX, KEYS, KEYSPACES, META, STATE, Backend, Engine, WriteBatch, encode_generation
+
+from topicstore_conformance.capabilities import requires
+from topicstore_conformance.profiles import tries
+from topicstore_conformance.subjects import BackendSubject
+
+from . import child
+from .child import Make
+from .fixtures import Fixtures, contents
+
+__all__ = ["Crashes", "batch_of", "check_batches", "last_batch", "written"]
+
+KEPT = 6
+"""Batches that are there at any time: each deletes the one that was written so many before."""
+ROWS = 400
+"""Keys of a batch in the keyspaces with many: so many that a kill often lands within a batch."""
+
+
+def batch_of(number: int) -> WriteBatch:
+    """Return a batch over all keyspaces; which ones are in a shard can be told from what is there."""
+    batch, draw = WriteBatch(), random.Random(number)
+    gone = number - KEPT
+    if gone >= 0:
+        batch.delete_range(DATA, (1, gone, 0), (1, gone + 1, 0))
+        batch.delete_range(KEYS, encode_generation(gone), encode_generation(gone + 1))
+        batch.delete(META, b"%08d" % gone)
+        batch.delete(INDEX, (1, 0, gone))
+    payload = draw.randbytes(60)
+    batch.put(STATE, b"first", b"%d" % number)
+    batch.put_many(DATA, [(1, number, row) for row in range(ROWS)], [payload[row % 60 :] for row in range(ROWS)])
+    for row in range(ROWS):
+        batch.put(KEYS, encode_generation(number) + b"%d" % row, payload)
+    batch.put(META, b"%08d" % number, payload)
+    batch.put(INDEX, (1, 0, number), b"")
+    batch.put(STATE, b"last", b"%d" % number)
+    return batch
+
+
+def expected_after(last: int) -> dict[str, dict[object, bytes]]:
+    """Return what is in a shard that had the batches up to ``last``."""
+    found: dict[str, dict[object, bytes]] = {keyspace.name: {} for keyspace in KEYSPACES}
+    for number in range(max(last - KEPT + 1, 0), last + 1):
+        for keyspace, key, value in batch_of(number).operations:
+            if value is not None:
+                found[keyspace.name][key] = value
+    return found
+
+
+def last_batch(engine: Engine) -> int:
+    """Return the number of the last batch there, -1 if there is none."""
+    return int(engine.get(STATE, b"last") or b"-1")
+
+
+def check_batches(engine: Engine) -> None:
+    """See that a shard holds exactly the batches up to its last one, each of them whole."""
+    expected = expected_after(last_batch(engine))
+    found = contents(engine)
+    for keyspace in KEYSPACES:  # one by one: a failure then says in which keyspace, not all that is there
+        differs = dict(found[keyspace.name]) != expected[keyspace.name]
+        assert not differs, f"batches are there in part: see keyspace {keyspace.name!r}"
+
+
+def written(engine: Engine, first: int, count: int, *, sync: bool = False) -> Iterator[int]:
+    """Write batches, and yield the number of each when write has returned."""
+    for number in range(first, first + count):
+        engine.write(batch_of(number), sync=sync)
+        yield number
+
+
+def write_until_killed(make: Make, path: Path, first: int, sync: bool) -> None:
+    """Write batches without end, telling the parent of each."""
+    for number in written(make().open_shard(path, KEYSPACES, create=True), first, 1 << 30, sync=sync):
+        child.tell(number)
+
+
+def write_and_die(make: Make, path: Path, first: int, count: int) -> None:
+    """Write some batches and end without closing anything."""
+    for number in written(make().open_shard(path, KEYSPACES, create=True), first, count):
+        child.tell(number)
+    child.end()
+
+
+class Crashes(Fixtures):
+    """Promises about killed processes."""
+
+    @requires("persistent")
+    def test_batches_are_whole_when_killed(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+        """When a writer is killed a batch is there as a whole or not at all, and none that was acknowledged is lost."""
+        last, draw = -1, random.Random(7)
+        for kill in range(tries(3, 12)):
+            acknowledged, after = last, draw.randrange(1, 12)
+            with child.Child(subject.make, write_until_killed, shard, last + 1, kill % 3 == 2) as writer:
+                for number in writer.told():
+                    acknowledged = number
+                    if number == last + after:
+                        writer.kill()
+                assert writer.wait() == -9, writer.complaint()
+            engine = backend.open_shard(shard, KEYSPACES, create=False)
+            last = last_batch(engine)
+            assert acknowledged <= last, "a batch that was acknowledged is lost"
+            assert last <= acknowledged + 1, "a batch is there that was never begun"
+            check_batches(engine)
+            engine.close()
+
+    @requires("persistent")
+    def test_a_process_that_ends_without_closing_loses_nothing(
+        self, backend: Backend, subject: BackendSubject, shard: Path
+    ) -> None:
+        """What was written without sync is there after the process ended without closing, several times over."""
+        for first in (0, 3, 4)[: tries(2, 3)]:
+            told = child.run(subject.make, write_and_die, shard, first, 3 if first != 3 else 1)
+            engine = backend.open_shard(shard, KEYSPACES, create=False)
+            assert told[-1] == last_batch(engine)
+            check_batches(engine)
+            engine.close()

@@ -1,0 +1,131 @@
+"""Errors of the disk: they are told, and what was acknowledged stays."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from topicstore.engine import DATA, KEYSPACES, STATE, Backend, Engine
+from topicstore.errors import EngineError, StorageFullError
+
+from topicstore_conformance.capabilities import requires, without
+from topicstore_conformance.subjects import BackendSubject
+
+from . import child, faults
+from .child import Make
+from .crashes import check_batches, last_batch, written
+from .fixtures import Fixtures, pairs, put
+
+__all__ = ["Failures"]
+
+BATCHES = 10
+UNNOTICED = 200
+"""Batches after which an engine that noticed nothing is given up."""
+
+
+def _name(error: Exception) -> str:
+    for kind in (StorageFullError, EngineError):
+        if isinstance(error, kind):
+            return kind.__name__
+    return repr(error)
+
+
+def _write(engine: Engine, first: int, count: int) -> None:
+    for number in written(engine, first, count):
+        child.tell(number)
+
+
+def fill_the_disk(make: Make, path: Path) -> None:
+    """Write, then write to a disk that is full: tell every batch, how it failed, and what can still be read."""
+    engine = make().open_shard(path, KEYSPACES, create=True)
+    _write(engine, 0, BATCHES)
+    faults.fail(faults.WRITES, errno.ENOSPC)
+    try:
+        _write(engine, BATCHES, UNNOTICED)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
+        child.tell(_name(error))
+        check_batches(engine)
+        child.tell(last_batch(engine))
+    child.end()
+
+
+def sync_in_vain(make: Make, path: Path, how: str) -> None:
+    """Write while nothing can be brought to the disk; tell how each call ended."""
+    engine = make().open_shard(path, KEYSPACES, create=True)
+    put(engine, STATE, {b"warm": b"up"}, sync=True)
+    faults.fail(faults.SYNCS, errno.EIO)
+    for step in how.split():
+        try:
+            if step == "flush_log":
+                engine.flush_log()
+            else:
+                put(engine, STATE, {step.encode(): b""}, sync=step == "sync")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
+            child.tell(_name(error))
+        else:
+            child.tell("fine")
+    child.end()
+
+
+def read_in_vain(make: Make, path: Path) -> None:
+    """Read everything while reads of files fail; tell how much came, or the error."""
+    engine: Engine = make().open_shard(path, KEYSPACES, create=False)
+    faults.fail(faults.READS, errno.EIO)
+    for reverse in (False, True):
+        try:
+            child.tell(len(pairs(engine.scan(DATA, reverse=reverse))))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
+            child.tell(_name(error))
+    try:
+        child.tell(sum(value is not None for value in engine.get_many(DATA, [(1, 1, n) for n in range(2_000)])))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
+        child.tell(_name(error))
+    child.end()
+
+
+class Failures(Fixtures):
+    """Promises about errors of the disk."""
+
+    @pytest.fixture(autouse=True)
+    def _failing(self, _declared: None) -> None:
+        if (reason := faults.why_not()) is not None:
+            pytest.skip(reason)
+
+    @requires("persistent")
+    def test_a_full_disk_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+        """A write to a full disk raises StorageFullError, nothing of it is there, and what was acknowledged stays."""
+        *acknowledged, error, last = child.run(subject.make, fill_the_disk, shard)
+        assert error == "StorageFullError"
+        assert acknowledged[-1] == last
+        engine = backend.open_shard(shard, KEYSPACES, create=False)
+        assert last == last_batch(engine)
+        check_batches(engine)
+        put(engine, STATE, {b"more": b"1"})
+        assert engine.get(STATE, b"more") == b"1"
+        engine.close()
+
+    @requires("persistent", "sync")
+    def test_sync_is_told_from_commit(self, subject: BackendSubject, shard: Path) -> None:
+        """With sync a write that can't be brought to the disk raises; without, it is not even tried."""
+        assert child.run(subject.make, sync_in_vain, shard, "commit again sync") == ["fine", "fine", "EngineError"]
+
+    @requires("persistent", "sync")
+    def test_flush_log_brings_to_the_disk(self, subject: BackendSubject, shard: Path) -> None:
+        """Where what was written can't be brought to the disk flush_log raises."""
+        assert child.run(subject.make, sync_in_vain, shard, "commit flush_log") == ["fine", "EngineError"]
+
+    @requires("persistent")
+    @without("sync")
+    def test_a_failed_sync_is_told(self, subject: BackendSubject, shard: Path) -> None:
+        """Where commit and sync are the same every write that can't be brought to the disk raises EngineError."""
+        assert child.run(subject.make, sync_in_vain, shard, "commit") == ["EngineError"]
+
+    @requires("persistent")
+    def test_a_failed_read_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+        """Where files can't be read, scans and gets raise EngineError, or have everything from memory; never less."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put(engine, DATA, {(1, 1, number): bytes(1_000) for number in range(2_000)})
+        engine.close()
+        told = child.run(subject.make, read_in_vain, shard)
+        assert [2_000 if outcome == "EngineError" else outcome for outcome in told] == [2_000] * 3

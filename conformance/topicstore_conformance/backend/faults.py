@@ -1,0 +1,111 @@
+"""System calls that fail, so that it can be seen who notices.
+
+A filter of the Linux kernel (seccomp) makes chosen calls of this process, and of all its threads,
+return an error. It can't be taken away again: only children do this to themselves. Standard streams
+are left alone.
+
+Source: seccomp(2), and linux/seccomp.h, linux/filter.h and the tables of calls of both machines.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import subprocess
+import sys
+from functools import cache
+
+__all__ = ["READS", "SYNCS", "WRITES", "fail", "why_not"]
+
+SYNCS = ("fsync", "fdatasync", "msync", "sync_file_range", "syncfs")
+"""What brings data to the disk."""
+WRITES = ("write", "pwrite64", "writev", "pwritev", "pwritev2", "fallocate")
+"""What writes to files."""
+READS = ("read", "pread64", "readv", "preadv", "preadv2")
+"""What reads files."""
+
+_X86_64 = {
+    "read": 0,
+    "write": 1,
+    "pread64": 17,
+    "pwrite64": 18,
+    "readv": 19,
+    "writev": 20,
+    "msync": 26,
+    "fsync": 74,
+    "fdatasync": 75,
+    "sync_file_range": 277,
+    "fallocate": 285,
+    "preadv": 295,
+    "pwritev": 296,
+    "syncfs": 306,
+    "seccomp": 317,
+    "preadv2": 327,
+    "pwritev2": 328,
+}
+_ARM64 = {
+    "fallocate": 47,
+    "read": 63,
+    "write": 64,
+    "readv": 65,
+    "writev": 66,
+    "pread64": 67,
+    "pwrite64": 68,
+    "preadv": 69,
+    "pwritev": 70,
+    "fsync": 82,
+    "fdatasync": 83,
+    "sync_file_range": 84,
+    "msync": 227,
+    "syncfs": 267,
+    "seccomp": 277,
+    "preadv2": 286,
+    "pwritev2": 287,
+}
+_NUMBERS = {"x86_64": _X86_64, "aarch64": _ARM64}
+
+_LOAD, _IF_EQUAL, _IF_GREATER, _RETURN = 0x20, 0x15, 0x25, 0x06
+_CALL, _FIRST_ARGUMENT = 0, 16
+"""Where the kernel's record of a call has its number, and the lower half of its first argument."""
+_FAIL, _ALLOW = 0x00050000, 0x7FFF0000
+_NO_NEW_PRIVILEGES = 38
+_SET_FILTER, _ALL_THREADS = 1, 1
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def fail(calls: tuple[str, ...], error: int) -> None:
+    """Make these calls fail from now on with an error number, if they are on files other than the standard streams."""
+    numbers = _NUMBERS[platform.machine()]
+    program = [(_LOAD, 0, 0, _CALL)]
+    program += [(_IF_EQUAL, len(calls) - place, 0, numbers[call]) for place, call in enumerate(calls)]
+    program += [
+        (_RETURN, 0, 0, _ALLOW),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_IF_GREATER, 1, 0, 2),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _FAIL | error),
+    ]
+    code = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    filter_ = _Program(len(program), ctypes.cast(buffer, ctypes.c_void_p))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or libc.syscall(
+        numbers["seccomp"], _SET_FILTER, _ALL_THREADS, ctypes.byref(filter_)
+    ):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+@cache
+def why_not() -> str | None:
+    """Return why calls can't be made to fail here, or None."""
+    if sys.platform != "linux" or platform.machine() not in _NUMBERS:
+        return f"system calls can't be made to fail on {sys.platform} {platform.machine()}"
+    program = f"from {__name__} import *; import os; fail(SYNCS, 5); f = open(os.devnull); os.fsync(f.fileno())"
+    tried = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    return None if "Input/output error" in tried.stderr else f"seccomp is not permitted: {tried.stderr[-200:]}"

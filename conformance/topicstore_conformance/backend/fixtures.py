@@ -1,0 +1,91 @@
+"""What all tests of backends start from: an engine of an empty shard, and short ways to write and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from topicstore.engine import KEYSPACES, Backend, Engine, Key, Keyspace, Reader, WriteBatch
+
+from topicstore_conformance.capabilities import check_capabilities
+from topicstore_conformance.checks import quick_directory
+from topicstore_conformance.profiles import PATIENCE
+from topicstore_conformance.subjects import BackendSubject
+from topicstore_conformance.threads import begin
+
+__all__ = ["Fixtures", "Pair", "contents", "keys", "numbered", "pairs", "put", "remove"]
+
+Pair = tuple[Key, bytes]
+
+
+def put(engine: Engine, keyspace: Keyspace, values: Mapping[Any, bytes], *, sync: bool = False) -> None:
+    """Write values in a batch of their own."""
+    batch = WriteBatch()
+    for key, value in values.items():
+        batch.put(keyspace, key, value)
+    engine.write(batch, sync=sync)
+
+
+def remove(engine: Engine, keyspace: Keyspace, start: Key, end: Key) -> None:
+    """Delete a range in a batch of its own."""
+    batch = WriteBatch()
+    batch.delete_range(keyspace, start, end)
+    engine.write(batch)
+
+
+def pairs(chunks: Iterable[list[Pair]]) -> list[Pair]:
+    """Return what the lists of a scan hold together."""
+    return [pair for chunk in chunks for pair in chunk]
+
+
+def keys(chunks: Iterable[list[Pair]]) -> list[Key]:
+    """Return the keys that the lists of a scan hold together."""
+    return [key for key, _ in pairs(chunks)]
+
+
+def contents(reader: Reader) -> dict[str, list[Pair]]:
+    """Return everything there is, by keyspace."""
+    return {keyspace.name: pairs(reader.scan(keyspace)) for keyspace in KEYSPACES}
+
+
+def numbered(count: int) -> dict[Any, bytes]:
+    """Return ``count`` values under keys of three numbers, of which only the last differs."""
+    return {(1, 2, number): number.to_bytes(3, "big") for number in range(count)}
+
+
+class Fixtures:
+    """Fixtures of all tests of backends; a subclass overrides ``subject``."""
+
+    @pytest.fixture
+    def subject(self) -> BackendSubject:
+        """Return the backend under test."""
+        raise NotImplementedError("override the fixture 'subject': it returns a BackendSubject")
+
+    @pytest.fixture(autouse=True)
+    def _declared(self, request: pytest.FixtureRequest, subject: BackendSubject) -> None:
+        check_capabilities(request.node, subject.capabilities)
+
+    @pytest.fixture
+    def directory(self) -> Iterator[Path]:
+        """Return an empty directory, in memory if possible: what must reach a disk is tested by failing calls."""
+        with quick_directory() as name:
+            yield Path(name)
+
+    @pytest.fixture
+    def backend(self, subject: BackendSubject) -> Backend:
+        """Return a new backend object."""
+        return subject.make()
+
+    @pytest.fixture
+    def shard(self, directory: Path) -> Path:
+        """Return where the shard is, or will be."""
+        return directory / "shard"
+
+    @pytest.fixture
+    def engine(self, backend: Backend, shard: Path) -> Iterator[Engine]:
+        """Return the engine of a new shard."""
+        opened = backend.open_shard(shard, KEYSPACES, create=True)
+        yield opened
+        begin(opened.close).result(PATIENCE)  # one that is stuck fails its test, and no others wait for it

@@ -1,0 +1,130 @@
+"""What close gives back: files, mappings, threads and the lock, whoever still refers to scans and snapshots."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+
+import pytest
+from topicstore.engine import DATA, KEYSPACES, STATE, Backend, Engine
+
+from topicstore_conformance.capabilities import requires
+
+from .fixtures import Fixtures, keys, numbered, put
+
+__all__ = ["Leaks"]
+
+DESCRIPTORS, MAPPINGS = Path("/proc/self/fd"), Path("/proc/self/maps")
+
+linux = pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="there is no /proc/self to count handles in")
+
+
+def open_files(directory: Path) -> list[str]:
+    """Return the files below a directory that this process has open or mapped."""
+    found = []
+    for entry in DESCRIPTORS.iterdir():
+        try:
+            found.append(str(entry.readlink()))
+        except FileNotFoundError:  # closed meanwhile, as that of the listing itself
+            continue
+    found += [line.rpartition(" ")[2] for line in MAPPINGS.read_text().splitlines()]
+    return [name for name in found if name.startswith(f"{directory}/")]
+
+
+def leave_things_open(engine: Engine) -> list[object]:
+    """Return scans and snapshots that are half read."""
+    scan, snapshot = engine.scan(DATA), engine.snapshot()
+    within, unasked = snapshot.scan(DATA, reverse=True), snapshot.scan(DATA)
+    return [scan, snapshot, within, unasked, next(scan), next(within), next(iter(engine.verify()), None)]
+
+
+class Leaks(Fixtures):
+    """Promises about what close gives back."""
+
+    @linux
+    def test_close_gives_files_back(self, backend: Backend, shard: Path, directory: Path) -> None:
+        """After close no file of the shard is open or mapped, whoever still holds its scans and snapshots."""
+        held = []
+        for opening in range(4):
+            engine = backend.open_shard(shard, KEYSPACES, create=True)
+            put(engine, DATA, {(opening, 0, number): bytes(1_000) for number in range(300)}, sync=True)
+            held += [engine, *leave_things_open(engine)]
+            engine.close()
+            assert open_files(directory) == []
+        assert len(held) == 4 * 8
+
+    @requires("persistent")
+    def test_close_gives_the_lock_back(self, backend: Backend, shard: Path) -> None:
+        """After close the shard opens again at once, whoever still holds its scans and snapshots."""
+        held = []
+        for opening in range(5):
+            engine = backend.open_shard(shard, KEYSPACES, create=opening == 0)
+            put(engine, DATA, {(opening, 0, number): b"" for number in range(300)})
+            assert 300 * (opening + 1) == len(keys(engine.scan(DATA)))
+            held += [engine, *leave_things_open(engine)]
+            engine.close()
+        assert len(held) == 5 * 8
+
+    @requires("persistent")
+    def test_a_failed_opening_keeps_nothing(self, backend: Backend, shard: Path, directory: Path) -> None:
+        """An opening that is refused leaves no file open, and the shard can be opened once the cause is gone."""
+        shard.write_bytes(b"in the way")
+        for _ in range(3):
+            with pytest.raises(Exception):  # noqa: B017, PT011 - of which kind is another promise
+                backend.open_shard(shard, KEYSPACES, create=True)
+        if DESCRIPTORS.is_dir():
+            assert open_files(directory) == []
+        shard.unlink()
+        backend.open_shard(shard, KEYSPACES, create=True).close()
+
+    @linux
+    def test_openings_do_not_pile_up(self, backend: Backend, directory: Path) -> None:
+        """Handles and threads of the process don't grow with how many shards were opened, used and closed."""
+        counts = []
+        for number in range(8):
+            for of in range(2):
+                engine = backend.open_shard(directory / f"{number}-{of}", KEYSPACES, create=True)
+                put(engine, DATA, numbered(300), sync=True)
+                leave_things_open(engine)
+                engine.close()
+            del engine
+            gc.collect()
+            tasks = len(list(Path("/proc/self/task").iterdir()))
+            counts.append((len(list(DESCRIPTORS.iterdir())), tasks, threading.active_count()))
+        warm, end = counts[2], counts[-1]
+        assert all(now <= then for now, then in zip(end, warm, strict=True)), (warm, end)
+
+    @linux
+    def test_dropped_scans_give_back_what_they_hold(self, engine: Engine, directory: Path) -> None:
+        """Scans and snapshots that are dropped or closed half read leave no handle behind, however many they are."""
+        put(engine, DATA, numbered(500), sync=True)
+        before = None
+        for number in range(300):
+            scan = engine.scan(DATA)
+            next(scan)
+            with engine.snapshot() as snapshot:
+                within = snapshot.scan(DATA)
+                next(within)
+            del scan, within, snapshot
+            if number == 20:
+                before = len(list(DESCRIPTORS.iterdir())), len(open_files(directory))
+        assert before is not None
+        after = len(list(DESCRIPTORS.iterdir())), len(open_files(directory))
+        assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+
+    def test_a_closed_engine_can_be_dropped(self, backend: Backend, shard: Path) -> None:
+        """Closing and dropping in any order raises nothing."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put(engine, STATE, {b"k": b"v"})
+        scan, snapshot = engine.scan(STATE), engine.snapshot()
+        next(scan)
+        del engine
+        gc.collect()
+        snapshot.close()
+        del scan, snapshot
+        gc.collect()
+        again = backend.open_shard(shard.with_name("other"), KEYSPACES, create=True)
+        again.close()
+        del again
+        gc.collect()

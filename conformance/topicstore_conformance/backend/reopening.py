@@ -1,0 +1,215 @@
+"""What outlives the engine: everything acknowledged, and nothing else; and who may open a shard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from topicstore.engine import DATA, INDEX, KEYS, KEYSPACES, META, STATE, Backend, Engine, Key, Keyspace, WriteBatch
+from topicstore.errors import EngineError
+
+from topicstore_conformance.capabilities import requires, without
+from topicstore_conformance.subjects import BackendSubject
+
+from . import child
+from .child import Make
+from .fixtures import Fixtures, contents, numbered, pairs, put, remove
+
+__all__ = ["Reopening"]
+
+EDGES: list[tuple[Keyspace, Key, bytes]] = [
+    (STATE, b"", b"empty key"),
+    (STATE, b"empty value", b""),
+    (META, b"\0", b"\0"),
+    (META, b"\xff\xff", b"\xff" * 300),
+    (KEYS, b"\0\0\0\1key", bytes(range(256)) * 300),
+    (DATA, (0, 0, 0), b"lowest"),
+    (DATA, (2**32 - 1, 2**64 - 1, 2**64 - 1), b"highest"),
+    (INDEX, (1, 2, 3), b"between"),
+]
+
+
+def count_and_write(make: Make, path: Path) -> None:
+    """Tell what there is, or why the shard can't be opened; then write."""
+    try:
+        engine = make().open_shard(path, KEYSPACES, create=False)
+    except EngineError as refused:
+        child.tell(str(refused) or "refused")
+        return
+    child.tell(sum(map(len, engine.scan(DATA))))
+    put(engine, STATE, {b"child": b"was here"})
+    engine.close()
+
+
+class Reopening(Fixtures):
+    """Promises about closing and opening."""
+
+    @requires("persistent")
+    def test_everything_is_there_after_reopening(self, backend: Backend, shard: Path) -> None:
+        """What was written is there after close and open, also the last batch, and nothing else is."""
+        expected: list[tuple[Key, bytes]] = []
+        for opening in range(6):
+            engine = backend.open_shard(shard, KEYSPACES, create=opening == 0)
+            assert expected == pairs(engine.scan(DATA))
+            assert [(b"last", b"%d" % (opening - 1))] * (opening > 0) == pairs(engine.scan(STATE))
+            for number in range(40):
+                put(engine, DATA, {(1, opening, number): b"%d" % number}, sync=number == 20)
+                expected.append(((1, opening, number), b"%d" % number))
+            if opening == 3:
+                remove(engine, DATA, (1, 1, 7), (1, 2, 9))
+                expected = [pair for pair in expected if not (1, 1, 7) <= pair[0] < (1, 2, 9)]
+            put(engine, STATE, {b"last": b"%d" % opening})
+            engine.close()
+
+    @requires("persistent")
+    def test_deletes_are_there_after_reopening(self, backend: Backend, shard: Path) -> None:
+        """What was deleted, by its key or by a range, is still gone after close and open, as the last write too."""
+        expected = numbered(500)
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put(engine, DATA, expected)
+        for opening in range(4):
+            engine.close()
+            engine = backend.open_shard(shard, KEYSPACES, create=False)
+            assert sorted(expected.items()) == pairs(engine.scan(DATA))
+            batch = WriteBatch()
+            batch.delete(DATA, (1, 2, opening))
+            batch.delete_range(DATA, (1, 2, 100 * opening + 50), (1, 2, 100 * opening + 90))
+            engine.write(batch)
+            gone = {opening, *range(100 * opening + 50, 100 * opening + 90)}
+            expected = {key: value for key, value in expected.items() if key[2] not in gone}
+        engine.close()
+
+    @requires("persistent")
+    def test_scans_are_whole_after_reopening(self, backend: Backend, shard: Path) -> None:
+        """After close and open a scan skips nothing, from any start, in both directions, over all its lists."""
+        values = {(1, 2, number): bytes(number % 300) for number in range(10_000)}
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put(engine, DATA, values)
+        engine.close()
+        engine = backend.open_shard(shard, KEYSPACES, create=False)
+        everything = list(values.items())
+        assert everything == pairs(engine.scan(DATA))
+        assert everything[::-1] == pairs(engine.scan(DATA, reverse=True))
+        for start in (1, 127, 128, 129, 5_000, 9_999):
+            assert everything[start:] == pairs(engine.scan(DATA, (1, 2, start)))
+            assert everything[:start][::-1] == pairs(engine.scan(DATA, end=(1, 2, start), reverse=True))
+        with engine.snapshot() as snapshot:
+            assert list(values.values()) == snapshot.get_many(DATA, list(values))
+        engine.close()
+
+    @requires("persistent")
+    def test_creating_what_is_there_opens_it(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+        """Opening with create leaves a shard that is there as it is, for another backend object too."""
+        for number, maker in enumerate((backend, backend, subject.make())):
+            engine = maker.open_shard(shard, KEYSPACES, create=True)
+            assert [b"%d" % earlier for earlier in range(number)] == [value for _, value in pairs(engine.scan(META))]
+            put(engine, META, {b"%d" % number: b"%d" % number})
+            engine.close()
+
+    @requires("persistent")
+    def test_a_shard_that_is_not_there_is_not_made(self, backend: Backend, directory: Path) -> None:
+        """Without create a shard that is not there raises EngineError, and nothing is made."""
+        with pytest.raises(EngineError):
+            backend.open_shard(directory / "shard", KEYSPACES, create=False)
+        assert list(directory.iterdir()) == []
+
+    @requires("persistent")
+    def test_what_can_not_be_opened_is_an_engine_error(self, backend: Backend, directory: Path) -> None:
+        """A shard that can't be opened, for a file lies in its place, raises EngineError and nothing else."""
+        (directory / "shard").write_bytes(b"not a shard")
+        for create in (False, True):
+            with pytest.raises(EngineError):
+                backend.open_shard(directory / "shard", KEYSPACES, create=create)
+        assert (directory / "shard").read_bytes() == b"not a shard"
+
+    @requires("persistent")
+    def test_a_second_engine_is_refused(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+        """A shard that is open is not opened again: EngineError, from any backend object; the first goes on."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put(engine, DATA, numbered(5))
+        for other in (backend, subject.make()):
+            with pytest.raises(EngineError):
+                other.open_shard(shard, KEYSPACES, create=True)
+        put(engine, STATE, {b"k": b"v"})
+        assert list(numbered(5).items()) == pairs(engine.scan(DATA))
+        engine.close()
+
+    @requires("persistent")
+    @without("concurrent_readers")
+    def test_another_process_is_refused(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+        """While a shard is open another process gets EngineError; after close it may open it."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put(engine, DATA, numbered(5))
+        (refused,) = child.run(subject.make, count_and_write, shard)
+        assert isinstance(refused, str)
+        assert engine.get(STATE, b"child") is None
+        engine.close()
+        assert child.run(subject.make, count_and_write, shard) == [5]
+        engine = backend.open_shard(shard, KEYSPACES, create=False)
+        assert engine.get(STATE, b"child") == b"was here"
+        engine.close()
+
+    @without("persistent")
+    def test_what_does_not_persist_leaves_no_trace(self, backend: Backend, directory: Path) -> None:
+        """An engine that is not persistent forgets everything at close, and leaves the path alone."""
+        engine = backend.open_shard(directory / "shard", KEYSPACES, create=True)
+        put(engine, DATA, numbered(100))
+        assert list(directory.iterdir()) == []
+        engine.close()
+        engine = backend.open_shard(directory / "shard", KEYSPACES, create=False)
+        assert {keyspace.name: [] for keyspace in KEYSPACES} == contents(engine)
+        engine.close()
+
+    # --- around the API ---
+
+    def test_what_was_written_lies_there(
+        self, engine: Engine, backend: Backend, subject: BackendSubject, shard: Path
+    ) -> None:
+        """What was written lies under its key byte for byte, and what was deleted does not."""
+        if subject.raw_get is None:
+            pytest.skip("needs raw_get, a way around the API")
+        batch = WriteBatch()
+        for keyspace, key, value in EDGES:
+            batch.put(keyspace, key, value)
+        batch.put(STATE, b"deleted", b"")
+        batch.put(KEYS, b"range", b"")
+        engine.write(batch)
+        batch = WriteBatch()
+        batch.delete(STATE, b"deleted")
+        batch.delete_range(KEYS, b"range", b"range\0")
+        engine.write(batch, sync=True)
+        where = self._around(engine, subject, shard)
+        for keyspace, key, value in EDGES:
+            assert value == subject.raw_get(where, keyspace, key)
+        for keyspace, key in ((STATE, b"deleted"), (KEYS, b"range"), (META, b"never")):
+            assert subject.raw_get(where, keyspace, key) is None
+
+    def test_what_was_put_around_is_read(
+        self, engine: Engine, backend: Backend, subject: BackendSubject, shard: Path
+    ) -> None:
+        """What was put around the API is read through it: by get, get_many, scans and snapshots."""
+        if subject.raw_put is None:
+            pytest.skip("needs raw_put, a way around the API")
+        put(engine, STATE, {b"own": b"old"})
+        where = self._around(engine, subject, shard)
+        for keyspace, key, value in EDGES:
+            subject.raw_put(where, keyspace, key, value)
+        subject.raw_put(where, STATE, b"own", b"new")
+        if "persistent" in subject.capabilities:
+            engine = backend.open_shard(shard, KEYSPACES, create=False)
+        expected: dict[str, list[tuple[Key, bytes]]] = {keyspace.name: [] for keyspace in KEYSPACES}
+        for keyspace, key, value in [*EDGES, (STATE, b"own", b"new")]:
+            expected[keyspace.name].append((key, value))
+            assert value == engine.get(keyspace, key)
+            assert [value, None] == engine.get_many(keyspace, [key, b"no" if keyspace.shape is None else (7, 7, 7)])
+        with engine.snapshot() as snapshot:
+            assert expected == contents(engine) == contents(snapshot)
+        engine.close()
+
+    @staticmethod
+    def _around(engine: Engine, subject: BackendSubject, shard: Path) -> object:
+        """Return what ``raw_get`` and ``raw_put`` want: the closed shard, or the open engine."""
+        if "persistent" not in subject.capabilities:
+            return engine
+        engine.close()
+        return shard

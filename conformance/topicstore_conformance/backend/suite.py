@@ -1,0 +1,47 @@
+"""All that is promised of a backend."""
+
+from __future__ import annotations
+
+from .batches import Batches
+from .concurrency import Concurrency
+from .crashes import Crashes
+from .damage import Damages
+from .failures import Failures
+from .histories import Histories
+from .hostile import Hostile
+from .leaks import Leaks
+from .ordering import Ordering
+from .ranges import Ranges
+from .reopening import Reopening
+from .snapshots import Snapshots
+from .unsupported import Unsupported
+
+__all__ = ["BackendSuite"]
+
+
+class BackendSuite(
+    Ordering,
+    Ranges,
+    Batches,
+    Snapshots,
+    Hostile,
+    Reopening,
+    Crashes,
+    Failures,
+    Concurrency,
+    Leaks,
+    Unsupported,
+    Damages,
+    Histories,
+):
+    """Tests of the engine contract, `topicstore.engine`.
+
+    Subclass it and override the fixture ``subject``::
+
+        class TestMine(BackendSuite):
+            @pytest.fixture
+            def subject(self) -> BackendSubject:
+                return BackendSubject(make=make, capabilities=SPEC.capabilities, raw_get=raw_get, raw_put=raw_put)
+
+    Each test's docstring is the promise that is broken if it fails.
+    """

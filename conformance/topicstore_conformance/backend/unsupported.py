@@ -1,0 +1,228 @@
+"""Capabilities: what is declared works, what is not raises `UnsupportedError`; and sizes."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from pathlib import Path
+from statistics import median
+
+import pyarrow as pa
+import pytest
+from topicstore.engine import CAPABILITIES, DATA, KEYSPACES, META, STATE, Backend, Engine, WriteBatch
+from topicstore.errors import EngineError, InvalidArgumentError, UnsupportedError
+
+from topicstore_conformance.capabilities import requires, without
+from topicstore_conformance.subjects import BackendSubject
+
+from . import child
+from .crashes import check_batches, last_batch, written
+from .fixtures import Fixtures, contents, keys, numbered, pairs, put, remove
+from .reopening import count_and_write
+
+__all__ = ["Unsupported"]
+
+MOST_SECONDS_A_SEEK = 0.001
+"""What the first list of a scan may take where seeks are fast: some fifty times what it takes usually."""
+
+
+def rows(generation: int, first: int, count: int) -> pa.Table:
+    """Return rows for `WriteBatch.put_rows` into the keyspace ``data``."""
+    positions = range(first, first + count)
+    return pa.table(
+        {
+            "generation": pa.array([generation] * count, pa.uint32()),
+            "stream": pa.array([0] * count, pa.uint64()),
+            "position": pa.array(positions, pa.uint64()),
+            "word": [f"w{number}" for number in positions],
+        }
+    )
+
+
+def put_rows(engine: Engine, table: pa.Table) -> None:
+    """Append rows in a batch of their own."""
+    batch = WriteBatch()
+    batch.put_rows(DATA, "words", table, table.num_rows)
+    engine.write(batch)
+
+
+class Unsupported(Fixtures):
+    """Promises about capabilities."""
+
+    def test_capabilities_are_known(self, subject: BackendSubject) -> None:
+        """What a backend declares as ``sync`` or ``reclaims_disk`` makes sense only with ``persistent``."""
+        told = subject.capabilities & CAPABILITIES
+        assert "persistent" in told or not told & {"sync", "reclaims_disk", "concurrent_readers"}
+
+    # --- checkpoint ---
+
+    @without("checkpoint")
+    def test_checkpoints_raise_where_undeclared(self, engine: Engine, directory: Path) -> None:
+        """Where checkpoints are not declared, checkpoint raises UnsupportedError and makes nothing."""
+        put(engine, STATE, {b"k": b"v"})
+        with pytest.raises(UnsupportedError):
+            engine.checkpoint(directory / "copy")
+        assert not (directory / "copy").exists()
+
+    @requires("checkpoint")
+    def test_a_checkpoint_is_independent(self, backend: Backend, shard: Path, directory: Path) -> None:
+        """A checkpoint has all that was written, opens beside the original, and neither sees the other's writes."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put(engine, DATA, numbered(2_000))
+        put(engine, META, {b"empty": b""}, sync=True)
+        remove(engine, DATA, (1, 2, 500), (1, 2, 600))
+        put(engine, STATE, {b"last": b"write"})
+        expected = contents(engine)
+        scan = engine.scan(DATA)
+        next(scan)
+        engine.checkpoint(directory / "copy")
+        copy = backend.open_shard(directory / "copy", KEYSPACES, create=False)
+        assert expected == contents(copy)
+        put(engine, STATE, {b"last": b"original"})
+        put(copy, STATE, {b"last": b"copy"})
+        remove(engine, DATA, (0, 0, 0), (9, 0, 0))
+        assert [each.get(STATE, b"last") for each in (engine, copy)] == [b"original", b"copy"]
+        engine.close()
+        shutil.rmtree(shard)
+        assert expected["data"] == pairs(copy.scan(DATA))
+        copy.close()
+
+    @requires("checkpoint")
+    def test_a_checkpoint_needs_a_new_directory(self, engine: Engine, directory: Path) -> None:
+        """A checkpoint into a directory that is there raises EngineError and leaves it as it is."""
+        (directory / "copy").mkdir()
+        (directory / "copy" / "precious").write_text("kept")
+        with pytest.raises(EngineError):
+            engine.checkpoint(directory / "copy")
+        assert [file.read_text() for file in (directory / "copy").iterdir()] == ["kept"]
+
+    # --- rows and SQL ---
+
+    @without("sql")
+    def test_rows_and_sql_raise_where_undeclared(self, engine: Engine) -> None:
+        """Where SQL is not declared sql raises UnsupportedError, and a batch with rows does, and applies nothing."""
+        with pytest.raises(UnsupportedError):
+            engine.sql("select 1")
+        batch = WriteBatch()
+        batch.put(STATE, b"before", b"")
+        batch.put_rows(DATA, "words", rows(1, 0, 3), 3)
+        with pytest.raises(UnsupportedError):
+            engine.write(batch)
+        assert engine.get(STATE, b"before") is None
+
+    @requires("sql")
+    def test_rows_are_read_by_sql(self, engine: Engine) -> None:
+        """Rows come back in the order of their puts, and a range delete of the keyspace takes those in it."""
+        for first in (0, 10, 20):
+            put_rows(engine, rows(1, first, 10))
+        put_rows(engine, rows(2, 0, 3))
+        remove(engine, DATA, (1, 0, 5), (1, 0, 25))
+        found = engine.sql("select generation, position, word from words").to_pylist()
+        expected = [(1, number) for number in (*range(5), *range(25, 30))] + [(2, number) for number in range(3)]
+        assert [{"generation": g, "position": p, "word": f"w{p}"} for g, p in expected] == found
+        assert engine.sql("select count(*) as n from words where position >= ?", [28]).to_pylist() == [{"n": 2}]
+
+    @requires("sql")
+    def test_sql_only_reads(self, engine: Engine) -> None:
+        """A statement that is wrong, writes, or is not one raises InvalidArgumentError, and changes nothing."""
+        put_rows(engine, rows(1, 0, 3))
+        for statement in ("selec", "", "delete from words", "drop table words", "select 1; delete from words"):
+            with pytest.raises(InvalidArgumentError):
+                engine.sql(statement)
+        assert engine.sql("select count(*) as n from words").to_pylist() == [{"n": 3}]
+
+    @requires("sql", "persistent")
+    def test_rows_are_there_after_reopening(self, backend: Backend, shard: Path) -> None:
+        """Rows are part of their batch: there after close and open with what was put beside them."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put_rows(engine, rows(1, 0, 3))
+        engine.close()
+        engine = backend.open_shard(shard, KEYSPACES, create=False)
+        put_rows(engine, rows(1, 3, 3))
+        assert engine.sql("select count(*) as n from words").to_pylist() == [{"n": 6}]
+        engine.close()
+
+    # --- other processes ---
+
+    @requires("concurrent_readers")
+    def test_another_process_reads(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+        """Another process may open the shard while it is written, and reads what was written before."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put(engine, DATA, numbered(5), sync=True)
+        assert child.run(subject.make, count_and_write, shard)[:1] == [5]
+        engine.close()
+
+    # --- seeks and space ---
+
+    @requires("fast_seek")
+    def test_seeks_are_fast(self, engine: Engine) -> None:
+        """Where fast seeks are declared the first list of a scan costs microseconds, wherever it begins."""
+        draw = random.Random(3)
+        batch = WriteBatch()
+        count = 60_000
+        batch.put_many(DATA, [(1, number, 0) for number in range(count)], [bytes(20)] * count)
+        engine.write(batch)
+        times = []
+        for _ in range(201):
+            start = draw.randrange(count)
+            began = time.perf_counter()
+            first = next(engine.scan(DATA, (1, start, 0), (2, 0, 0)))
+            times.append(time.perf_counter() - began)
+            assert first[0][0] == (1, start, 0)
+        assert median(times) < MOST_SECONDS_A_SEEK
+
+    @requires("reclaims_disk")
+    def test_deleted_bytes_go_back(self, engine: Engine) -> None:
+        """What was deleted goes back to the disk when its range is reclaimed."""
+        draw = random.Random(3)
+        for generation in (1, 2):
+            for number in range(100):
+                put(engine, DATA, {(generation, 0, number): draw.randbytes(100_000)})
+        engine.flush_log()
+        full = engine.stats().disk_bytes
+        remove(engine, DATA, (1, 0, 0), (2, 0, 0))
+        engine.reclaim(DATA, (1, 0, 0), (2, 0, 0))
+        assert engine.stats().disk_bytes < 0.7 * full
+        assert len(keys(engine.scan(DATA))) == 100
+
+    def test_reclaiming_changes_nothing_but_bytes(self, engine: Engine) -> None:
+        """Reclaiming any range, in which something is or not, leaves what is there as it is."""
+        put(engine, DATA, numbered(1_000))
+        remove(engine, DATA, (1, 2, 100), (1, 2, 900))
+        before = contents(engine)
+        engine.reclaim(DATA, (1, 2, 0), (1, 2, 950))
+        engine.reclaim(DATA, (7, 0, 0), (8, 0, 0))
+        engine.reclaim(META, b"", b"z")
+        assert before == contents(engine)
+
+    # --- what an engine says of itself ---
+
+    def test_stats_are_sizes(self, engine: Engine, subject: BackendSubject) -> None:
+        """Stats are sizes in bytes that follow what is stored: on the disk, or in memory where nothing persists."""
+        before = engine.stats()
+        put(engine, DATA, {(1, 0, number): random.Random(number).randbytes(20_000) for number in range(100)}, sync=True)
+        after = engine.stats()
+        persistent = "persistent" in subject.capabilities
+        grown = after.disk_bytes - before.disk_bytes if persistent else after.memory_bytes - before.memory_bytes
+        assert grown > 1_000_000
+        assert min(before.disk_bytes, before.memory_bytes, after.memory_bytes) >= 0
+
+    def test_nothing_is_damaged(self, engine: Engine) -> None:
+        """Of an engine that is whole verify says nothing."""
+        put(engine, DATA, numbered(1_000))
+        remove(engine, DATA, (1, 2, 100), (1, 2, 900))
+        assert list(engine.verify()) == []
+
+    @requires("persistent")
+    def test_much_that_is_written_and_deleted_stays_right(self, backend: Backend, shard: Path) -> None:
+        """Batches that delete what earlier ones put, hundreds of them, leave exactly the last ones, reopened or not."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        for first in range(0, 120, 40):
+            assert list(range(first, first + 40)) == list(written(engine, first, 40))
+            check_batches(engine)
+            engine.close()
+            engine = backend.open_shard(shard, KEYSPACES, create=False)
+            assert first + 39 == last_batch(engine)
+            check_batches(engine)
+        engine.close()

@@ -1,0 +1,113 @@
+"""A writer killed at any moment costs nothing that it was told is stored, and leaves no batch half there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+
+from topicstore_conformance.capabilities import requires
+from topicstore_conformance.checks import check_publishers, quick_directory, replayed
+from topicstore_conformance.crash import BULK, BULK_BATCHES, Job, Ledger, run_and_kill
+from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
+from topicstore_conformance.pairs import Pair, quick_options
+from topicstore_conformance.profiles import full, tries
+
+__all__ = ["Crashes"]
+
+
+class Crashes(Fixtures):
+    """What a killed writer leaves."""
+
+    @requires("persistent")
+    @both_durabilities
+    @pytest.mark.parametrize("keep", [True, False])
+    def test_kill(self, pair: Pair, durability: str, keep: bool) -> None:
+        """A process killed at any moment takes nothing with it that was acknowledged, and leaves no half a batch."""
+        seed = f"{pair} {durability} {keep}"
+        draw, ledger = random.Random(seed), Ledger()
+        with quick_directory() as directory:
+            for kill in range(tries(1, 4)):
+                path = Path(directory, "db" if keep else f"db-{kill}")
+                ledger = ledger if keep else Ledger()
+                job = Job(
+                    path=str(path),
+                    backend=pair.backend,
+                    layout=pair.layout,
+                    shards=3 if keep else 1 + kill % 2,
+                    durability=durability,
+                    seed=draw.randrange(2**32),
+                    first=ledger.next_number,
+                    beside=(kill + keep) % 2 == 1,
+                    options=pair.small(),
+                )
+                after = draw.choice((1, 2, draw.randrange(3, 30), draw.randrange(30, 150), draw.randrange(30, 400)))
+                for step in run_and_kill(job, after, draw.random() * 0.01):
+                    ledger.hear(step)
+                if not (path / "topicstore.json").exists():
+                    assert {} == ledger.rows
+                    continue
+                with ts.open(path) as db:
+                    got = replayed(db, "#", order="time")
+                    ledger.check(db, got)
+                    check_publishers(got)
+                    assert (len(got), []) == ((report := db.verify()).messages, report.damages)
+                    assert sorted(got) == sorted(replayed(db))
+
+    @full
+    @requires("persistent")
+    def test_kill_while_the_background_compacts(self, pair: Pair) -> None:
+        """A process killed while it merges in the background loses nothing that was acknowledged."""
+        draw, ledger = random.Random(str(pair)), Ledger(next_number=BULK)
+        with quick_directory() as directory:
+            path = Path(directory, "db")
+            with pair.open(path, options={pair.layout: pair.small()}) as db:
+                db.store([ts.Message("first", b"")])
+                if not pair.merges(db):
+                    pytest.skip(f"{pair.layout} keeps what is stored as it is: nothing is compacted")
+                db.delete("#")
+            for _ in range(tries(1, 2)):
+                job = Job(
+                    path=str(path),
+                    backend=pair.backend,
+                    layout=pair.layout,
+                    shards=1,
+                    durability="commit",
+                    seed=0,
+                    first=-(-ledger.next_number // BULK_BATCHES) * BULK_BATCHES,
+                    steps=4 * BULK_BATCHES,
+                    bulk=True,
+                    options=pair.small(),
+                )
+                for step in run_and_kill(job, 2 * BULK_BATCHES + 3, 0.45 + draw.random() / 2):
+                    ledger.hear(step)
+                with ts.open(path, auto_compact=False) as db:
+                    got = replayed(db, "#", order="time")
+                    ledger.check(db, got)
+                    assert (len(got), []) == ((report := db.verify()).messages, report.damages)
+
+    @requires("persistent")
+    def test_kill_while_creating(self, pair: Pair) -> None:
+        """A database whose creation was killed is created by the next open, or is there."""
+        draw = random.Random(str(pair))
+        with quick_directory() as directory:
+            for kill in range(tries(1, 3)):
+                path = Path(directory, f"db-{kill}")
+                job = Job(
+                    path=str(path),
+                    backend=pair.backend,
+                    layout=pair.layout,
+                    shards=8,
+                    durability="sync",
+                    seed=kill,
+                    first=0,
+                    steps=0,
+                    options=quick_options(pair.layout),
+                )
+                list(run_and_kill(job, 1, draw.random() * 0.05))
+                with pair.open(path, shards=8, durability="sync") as db:
+                    assert [1] == [info.number for info in db.generations()]
+                    assert 1 == db.store([ts.Message("a", b"1")]).count
+                    assert [b"1"] == [message.payload for message in db.replay("#")]

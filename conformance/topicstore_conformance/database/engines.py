@@ -1,0 +1,49 @@
+"""Engines to put between a database and its own, so that a test can hold up or refuse what is asked of it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import topicstore as ts
+from topicstore.engine import Engine
+
+from topicstore_conformance.threads import PATIENCE
+
+__all__ = ["Full", "Gate", "replace_engine"]
+
+
+class Gate:
+    """An engine whose flushes wait at a gate, so that a test can do things meanwhile."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.flushing, self.open = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def flush_log(self) -> None:
+        """Flush once the gate is open."""
+        self.flushing.set()
+        assert self.open.wait(PATIENCE)
+        self._engine.flush_log()
+
+
+class Full:
+    """An engine whose disk is full: what it is told to refuse fails."""
+
+    def __init__(self, engine: Engine, refused: str) -> None:
+        self._engine = engine
+        self._refused = refused
+
+    def __getattr__(self, name: str) -> Any:
+        return self._refuse if name == self._refused else getattr(self._engine, name)
+
+    def _refuse(self, *_: object, **__: object) -> None:
+        raise ts.StorageFullError("no room")
+
+
+def replace_engine(db: ts.Database, engine: Engine | Gate | Full) -> None:
+    """Give the only shard of a database another engine."""
+    db.shards[0]._engine = engine  # type: ignore[assignment]  # noqa: SLF001 - there is no other way to give it one

@@ -1,0 +1,41 @@
+"""All that a whole database must hold."""
+
+from __future__ import annotations
+
+from .compaction import Compaction
+from .concurrency import Concurrency
+from .crashes import Crashes
+from .damage import Damage
+from .durability import Durability
+from .generations import Generations
+from .histories import Histories
+from .iterators import Iterators
+from .refusals import Refusals
+from .visibility import Visibility
+
+__all__ = ["DatabaseSuite"]
+
+
+class DatabaseSuite(
+    Damage,
+    Crashes,
+    Durability,
+    Compaction,
+    Concurrency,
+    Generations,
+    Iterators,
+    Visibility,
+    Refusals,
+    Histories,
+):  # pytest begins with the last of them
+    """Tests of whole databases, of a backend and a layout. Subclass it and override the fixture ``pair``.
+
+    ::
+
+        class TestMine(DatabaseSuite):
+            @pytest.fixture
+            def pair(self) -> Pair:
+                return pair_of("mine", "block")
+
+    Each test's docstring is the promise that is broken if it fails.
+    """

@@ -1,0 +1,402 @@
+"""What was stored is seen at once; where a layout has epochs, within one, and never in another order.
+
+Layouts with epochs hide the one that is being written. ``next`` shows it when it is over; a replay
+waits for that. Here epochs are either so long that none ends while a test runs but by the clock
+that the test sets, or so short that nobody minds waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+import topicstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
+from topicstore import Message, MessageId
+from topicstore.positions import COUNTER_BITS, time_of
+
+from topicstore_conformance.checks import check_replay, drain, follow_epochs, quick_directory, replayed
+from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.database.engines import Full, Gate, replace_engine
+from topicstore_conformance.database.fixtures import Fixtures, both_durabilities, both_timestamps
+from topicstore_conformance.model import Model, Row
+from topicstore_conformance.pairs import Pair
+from topicstore_conformance.profiles import COSTLY, PATIENCE
+
+__all__ = ["Visibility"]
+
+LONG, SHORT = 30, 16
+"""Bits of an epoch's microseconds: eighteen minutes, and 66 milliseconds."""
+LENGTH = 1 << LONG
+BEGIN = START >> LONG << LONG
+"""Where a long epoch begins."""
+TOPICS = [f"t/{level}/{end}" for level in "abcdefgh" for end in "xy"]
+Place = tuple[int, int, int]
+
+
+def opened(pair: Pair, path: Path, clock: Callable[[], int], bits: int = LONG, **arguments: Any) -> ts.Database:
+    """Return a new database whose layout learns early, with epochs of a length if it has any."""
+    return pair.open(path, options={pair.layout: pair.small(epoch_bits=bits)}, clock=clock, **arguments)
+
+
+def reopened(path: Path, clock: Callable[[], int]) -> ts.Database:
+    """Open a database again, whose last position may lie in the future."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return ts.open(path, clock=clock)
+
+
+def some(number: int, count: int = 8) -> list[Message]:
+    """Return messages of many topics and a few publishers."""
+    return [
+        Message(TOPICS[(5 * number + 3 * n) % len(TOPICS)], b"%d/%d" % (number, n), f"c{n % 3}") for n in range(count)
+    ]
+
+
+def epoch_of(db: ts.Database, generation: int, shard: int = 0) -> int:
+    """Return how many positions an epoch of a generation has: 1 if the layout has none."""
+    return db.shards[shard].slab(generation).epoch
+
+
+def hides(db: ts.Database) -> bool:
+    """Say whether the current generation has epochs."""
+    return epoch_of(db, db.generations()[-1].number) > 1
+
+
+@attrs.define
+class Follower:
+    """Somebody who reads every stream as it grows, from saved iterators."""
+
+    saved: dict[Place, bytes] = attrs.field(factory=dict)
+    seen: dict[Place, list[MessageId]] = attrs.field(factory=dict)
+
+    @property
+    def ids(self) -> list[MessageId]:
+        """Return all that was seen."""
+        return [id_ for ids in self.seen.values() for id_ in ids]
+
+    def read(self, db: ts.Database, limit: int = 1_000) -> None:
+        """Read on, to the end of what can be seen."""
+        for stream in db.streams("#"):
+            place = stream.shard, stream.generation, stream.number
+            saved = self.saved.get(place)
+            iterator = db.iterate(stream, "#") if saved is None else ts.Iterator.from_bytes(saved)
+            rows, iterator, _ = drain(db, iterator, limit)
+            self.seen.setdefault(place, []).extend(id_ for id_, _ in rows)
+            self.saved[place] = iterator.to_bytes()
+
+    def check_order(self, db: ts.Database, rows: dict[MessageId, Row]) -> None:
+        """What came from each stream, over the follower's whole life, came in an order that the layout allows."""
+        for (shard, generation, _), ids in self.seen.items():
+            epochs = [id_.position // epoch_of(db, generation, shard) for id_ in ids]
+            assert sorted(epochs) == epochs
+            last: dict[tuple[str, str], int] = {}
+            for id_ in ids:
+                message = rows[id_].message
+                of = message.client_id, message.topic
+                assert last.get(of, -1) < id_.position
+                last[of] = id_.position
+
+
+# --- anything may happen ----------------------------------------------------------------------
+
+
+@attrs.define
+class Life:
+    """A database with long epochs, its model, and somebody who follows it."""
+
+    path: Path
+    db: ts.Database
+    model: Model
+    clock: Clock
+    follower: Follower = attrs.field(factory=Follower)
+
+    def store(self, amount: int) -> None:
+        """Store a few, with the present as their own time."""
+        messages = [
+            msgspec.structs.replace(message, timestamp=self.clock.now)
+            for message in some(len(self.model.rows), 1 + amount % 12)
+        ]
+        rows = self.model.store(messages, self.clock.now)
+        assert [row.id for row in rows] == self.db.store(messages).ids
+
+    def jump(self, amount: int) -> None:
+        """The clock is set, into the same epoch or another, in either direction."""
+        self.clock.now += (amount - 40) * (LENGTH // 8)
+
+    def tick(self, amount: int) -> None:
+        """The clock goes on a little, or stands still."""
+        self.clock.now += amount // 20
+
+    def add_generation(self, amount: int) -> None:
+        """Begin a generation, wherever the epoch is."""
+        if len(self.model.generations) < 5:
+            assert self.model.add_generation(self.model.layout) == self.db.add_generation()
+
+    def reopen(self, amount: int) -> None:
+        """Close and open, wherever the epoch is."""
+        if self.path.exists():
+            self.db.close()
+            self.db = reopened(self.path, self.clock)
+
+    def finish(self, amount: int) -> None:
+        """The epoch ends, by the clock or by a message of the next one, and nothing is hidden any more."""
+        ends = [end_of(time_of(shard.last_position)) for shard in self.db.shards]
+        self.clock.now = max(self.clock.now, *ends)
+        if self.model.timestamps == "message":
+            self.store(30)
+        else:
+            check_replay(self.db, self.model, "#", batch_size=1 + amount)
+            check_replay(self.db, self.model, "t/+/x", order="time")
+
+    def look(self, amount: int) -> None:
+        """The follower reads on, and has then all that no hidden epoch holds back."""
+        self.follower.read(self.db, 1 + amount % 7)
+        rows = {row.id: row for row in self.model.rows}
+        assert len(set(self.follower.ids)) == len(self.follower.ids)
+        assert {id_ for id_, row in rows.items() if self.must_be_seen(row)} <= set(self.follower.ids) <= set(rows)
+        self.follower.check_order(self.db, rows)
+        follow_epochs(self.db, self.model)
+
+    def must_be_seen(self, row: Row) -> bool:
+        """Say whether nothing can come any more that belongs before a row."""
+        epoch = epoch_of(self.db, row.generation, row.shard)
+        if epoch == 1 or self.model.generations[row.generation].sealed:
+            return True
+        if row.position // epoch < (self.db.shards[row.shard].last_position + 1) // epoch:
+            return True
+        return self.model.timestamps == "commit" and end_of(time_of(row.position)) <= self.clock.now
+
+
+def end_of(moment: int) -> int:
+    """Return when the long epoch ends in which a time lies."""
+    return (moment >> LONG) + 1 << LONG
+
+
+_steps = st.lists(
+    st.tuples(
+        st.sampled_from(("store", "store", "store", "tick", "jump", "add_generation", "reopen", "finish", "look")),
+        st.integers(0, 80),
+    ),
+    max_size=25,
+)
+
+
+class Visibility(Fixtures):
+    """When what was stored is seen."""
+
+    @both_timestamps
+    def test_nothing_is_skipped_or_reordered(self, pair: Pair, timestamps: str) -> None:
+        """Who follows sees each epoch when it is over, once and in order, whatever clock and restarts do."""
+
+        @COSTLY
+        @given(_steps, st.sampled_from(("commit", "sync")), st.sampled_from((1, 2)))
+        def check(steps: list[tuple[str, int]], durability: str, shards: int) -> None:
+            with quick_directory() as directory:
+                path, clock = Path(directory, "db"), Clock(BEGIN)
+                how: dict[str, Any] = {"timestamps": timestamps, "late": "lift"}
+                db = opened(pair, path, clock, durability=durability, shards=shards, **how)
+                life = Life(path, db, Model(shards=shards, shard_of=db.shard_of, layout=pair.layout, **how), clock)
+                try:
+                    for name, amount in [*steps, ("finish", 3), ("look", 5)]:
+                        getattr(life, name)(amount)
+                        life.look(amount)
+                finally:
+                    life.db.close()
+
+        check()
+
+    # --- one thing at a time ----------------------------------------------------------------------
+
+    @both_durabilities
+    def test_an_epoch_is_seen_when_it_is_over(self, pair: Pair, directory: Path, durability: str) -> None:
+        """What was stored is seen at once or, with epochs, when the clock is behind the end of its own."""
+        clock = Clock(BEGIN + 5)
+        with opened(pair, directory / "db", clock, durability=durability) as db:
+            stored = db.store(some(1)).ids + db.store(some(2)).ids
+            follower = Follower()
+            for now in (clock.now, BEGIN - LENGTH, BEGIN + LENGTH - 1):
+                clock.now = now
+                follower.read(db)
+                assert hides(db) or sorted(stored) == sorted(follower.ids)
+            assert not hides(db) or sorted(stored) != sorted(follower.ids)
+            clock.now = BEGIN + LENGTH
+            follower.read(db)
+            assert sorted(stored) == sorted(follower.ids)
+            assert sorted(stored) == sorted(id_ for id_, _ in replayed(db))
+
+    @both_durabilities
+    def test_nothing_comes_before_what_was_seen(self, pair: Pair, directory: Path, durability: str) -> None:
+        """An epoch that was shown is used up, though the clock jumps back into it, and after a restart."""
+        clock = Clock(BEGIN + LENGTH)
+        path = directory / "db"
+        with opened(pair, path, clock, durability=durability) as db:
+            clock.now = BEGIN
+            first = db.store(some(1)).ids
+            clock.now = BEGIN + LENGTH
+            assert sorted(first) == sorted(id_ for id_, _ in replayed(db))
+            clock.now = BEGIN
+            epoch = epoch_of(db, 1)
+            later = db.store(some(2)).ids[0]
+            assert epoch == 1 or later.position // epoch > first[-1].position // epoch
+            if path.exists():
+                db.close()
+                with reopened(path, clock) as db:
+                    assert db.store(some(3)).ids[0].position > later.position
+                    db.add_generation()
+                    assert sorted(id_ for id_, _ in replayed(db))[:8] == sorted(first)
+
+    def test_a_generation_ends_its_epoch(self, pair: Pair, directory: Path) -> None:
+        """Sealing a generation shows what its epoch hid at once, with the end of each stream."""
+        clock = Clock(BEGIN)
+        with opened(pair, directory / "db", clock) as db:
+            old = db.store(some(1)).ids
+            follower = Follower()
+            follower.read(db)
+            db.add_generation()
+            new = db.store(some(2)).ids
+            assert old[-1].position < new[0].position < BEGIN + LENGTH << COUNTER_BITS
+            follower.read(db)
+            assert sorted(old) == sorted(id_ for id_ in follower.ids if id_ in old)
+            for (_, generation, _), saved in follower.saved.items():
+                assert (generation == 1) == db.next(ts.Iterator.from_bytes(saved)).end_of_stream
+            clock.now += LENGTH
+            follower.read(db)
+            assert sorted(old + new) == sorted(follower.ids)
+
+    @both_durabilities
+    @both_timestamps
+    def test_short_epochs_in_real_time(self, pair: Pair, directory: Path, durability: str, timestamps: str) -> None:
+        """With short epochs in real time a replay has everything, and who only follows needn't wait long."""
+        how = {"durability": durability, "timestamps": timestamps}
+        path = directory / "db"
+        with pair.open(path, options={pair.layout: pair.small(epoch_bits=SHORT)}, **how) as db:
+            stored = []
+            for number in range(20):
+                stored += db.store(some(number)).ids
+                assert sorted(stored) == sorted(id_ for id_, _ in replayed(db)) or number % 5
+            follower, deadline = Follower(), time.monotonic() + PATIENCE
+            stored += db.store(some(20)).ids
+            while sorted(stored) != sorted(follower.ids):
+                assert time.monotonic() < deadline
+                follower.read(db)
+
+    @both_durabilities
+    @both_timestamps
+    def test_a_replay_waits_an_epoch_and_not_longer(
+        self, pair: Pair, directory: Path, durability: str, timestamps: str
+    ) -> None:
+        """A replay waits for no more than one epoch, though the clock stands still and others go on storing."""
+        clock, done = Clock(BEGIN), threading.Event()
+        how = {"durability": durability, "timestamps": timestamps}
+        with opened(pair, directory / "db", clock, bits=SHORT, **how) as db, ThreadPoolExecutor() as threads:
+            stored = db.store(some(0)).ids
+
+            def write() -> None:
+                number = 0
+                while not done.wait(0.001):  # without a pause it would store more meanwhile than the replays can check
+                    number += 1
+                    db.store(some(number, 1))
+
+            writer = threads.submit(write)
+            try:
+                for _ in range(3):
+                    found = threads.submit(replayed, db).result(PATIENCE)
+                    assert set(stored) <= {id_ for id_, _ in found}
+            finally:
+                done.set()
+            writer.result(PATIENCE)
+
+    @pytest.mark.parametrize("other", ["replay", "store"])
+    def test_two_replays_at_the_end_of_an_epoch(self, pair: Pair, directory: Path, other: str) -> None:
+        """A replay has all that was there at its call, while an epoch's end, or what follows it, is being flushed."""
+        clock = Clock(BEGIN)
+        with opened(pair, directory / "db", clock, durability="sync") as db, ThreadPoolExecutor() as threads:
+            stored = db.store(some(1)).ids
+            clock.now += LENGTH
+            gate = Gate(db.shards[0].engine())
+            replace_engine(db, gate)
+            first = threads.submit(db.store, some(2)) if other == "store" else threads.submit(replayed, db)
+            assert (other == "replay" and not hides(db)) or gate.flushing.wait(PATIENCE)
+            second = threads.submit(replayed, db)
+            with contextlib.suppress(TimeoutError):
+                second.result(0.05)
+            gate.open.set()
+            assert sorted(stored) == sorted(id_ for id_, _ in second.result(PATIENCE))
+            first.result(PATIENCE)
+
+    @pytest.mark.parametrize("refused", ["write", "flush_log"])
+    @pytest.mark.parametrize("first", ["store", "read"])
+    def test_a_shard_that_takes_no_writes(self, pair: Pair, directory: Path, first: str, refused: str) -> None:
+        """What was stored is read or told to be out of reach, never left out in silence; reopening shows it."""
+        clock, path = Clock(BEGIN - LENGTH), directory / "db"
+        follower = Follower()
+        with opened(pair, path, clock, durability="sync") as db:
+            stored = db.store(some(0)).ids
+            clock.now = BEGIN
+            stored += db.store(some(1)).ids
+            hiding = hides(db)
+            engine = db.shards[0].engine()
+            replace_engine(db, Full(engine, refused))
+            clock.now += LENGTH
+            if first == "store":
+                with pytest.raises(ts.StorageFullError):
+                    db.store(some(2))
+            elif hiding:
+                with pytest.raises(ts.StorageFullError):
+                    follower.read(db)
+            with pytest.raises(ts.RecoverableError) if hiding else contextlib.nullcontext():
+                assert sorted(stored) == sorted(id_ for id_, _ in replayed(db))
+            follower.read(db)
+            assert set(stored[:8]) <= set(follower.ids) <= set(stored)
+            assert hiding or sorted(follower.ids) == sorted(stored)
+            assert (first == "store" or hiding) == (db.info().shards[0].failure is not None)
+            replace_engine(db, engine)
+        if path.exists():
+            with reopened(path, clock) as db:
+                known = {*stored, *db.store(some(3)).ids}
+                clock.now += LENGTH
+                whole = {id_ for id_, _ in replayed(db)}
+                assert known <= whole
+                assert len(whole) - len(known) in (0, 8 if first == "store" else 0)  # what failed may be there, whole
+                follower.read(db)
+                assert sorted(whole) == sorted(follower.ids)
+
+    @pytest.mark.parametrize("what", ["close", "add_generation", "store", "fail"])
+    def test_who_waits_is_let_go(self, pair: Pair, directory: Path, what: str) -> None:
+        """A replay that waits for a long epoch goes on, or is told why not, as soon as the epoch can't go on."""
+        clock = Clock(BEGIN)
+        db = opened(pair, directory / "db", clock, durability="sync")
+        with contextlib.closing(db), ThreadPoolExecutor() as threads:
+            stored = db.store(some(1)).ids
+            waiting = threads.submit(replayed, db)
+            with contextlib.suppress(TimeoutError):
+                waiting.result(0.05)
+            if what == "close":
+                db.close()
+            elif what == "add_generation":
+                db.add_generation()
+            elif what == "store":
+                clock.now += LENGTH
+                db.store(some(2))
+            else:
+                engine = db.shards[0].engine()
+                replace_engine(db, Full(engine, "write"))
+                with pytest.raises(ts.StorageFullError):
+                    db.store(some(2))
+                replace_engine(db, engine)
+            told = {"close": ts.DatabaseClosedError, "fail": ts.ShardReadOnlyError}.get(what)
+            waited = waiting.exception(PATIENCE)
+            assert waited is None or type(waited) is told
+            if waited is None:
+                assert sorted(stored) == sorted(id_ for id_, _ in waiting.result())

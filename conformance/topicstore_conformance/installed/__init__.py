@@ -1,0 +1,1 @@
+"""The suites for what is installed: ``pytest --pyargs topicstore_conformance.installed --backend NAME``."""

@@ -1,0 +1,43 @@
+"""What the options of `topicstore_conformance.plugin` choose."""
+
+from __future__ import annotations
+
+import pytest
+from topicstore import TopicstoreError
+
+from topicstore_conformance.pairs import Pair, backends_under, layouts_on, pair_of, pairs
+
+__all__ = ["chosen_backends", "chosen_layouts", "chosen_pairs"]
+
+
+def chosen_pairs(config: pytest.Config) -> list[Pair]:
+    """Return the pairs that were asked for. Raises for names that are unknown or don't fit."""
+    backend, layout = _chosen(config)
+    if backend is None and layout is None:
+        return pairs()
+    try:
+        if backend is None:
+            return [pair_of(name, str(layout)) for name in backends_under(str(layout))]
+        return [pair_of(backend, name) for name in ([layout] if layout else layouts_on(backend))]
+    except TopicstoreError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def chosen_backends(config: pytest.Config) -> list[str]:
+    """Return the backends that were asked for: none if only a layout was."""
+    backend, layout = _chosen(config)
+    if backend is None and layout is None:
+        return sorted({pair.backend for pair in pairs()})
+    return [] if backend is None else [backend]
+
+
+def chosen_layouts(config: pytest.Config) -> list[str]:
+    """Return the layouts that were asked for: none if only a backend was."""
+    backend, layout = _chosen(config)
+    if backend is None and layout is None:
+        return sorted({pair.layout for pair in pairs()})
+    return [] if layout is None else [layout]
+
+
+def _chosen(config: pytest.Config) -> tuple[str | None, str | None]:
+    return config.getoption("backend", default=None), config.getoption("layout", default=None)

@@ -1,0 +1,31 @@
+"""The suite of backends, for those that were chosen.
+
+What goes around the API is not known of plugins in general, so the tests that need it are skipped:
+who writes a backend gives it in a subclass of the suite of their own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from topicstore.plugins import registry
+
+from topicstore_conformance.backend.suite import BackendSuite
+from topicstore_conformance.installed.choosing import chosen_backends
+from topicstore_conformance.pairs import make_backend
+from topicstore_conformance.subjects import BackendSubject
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test for each backend."""
+    names = chosen_backends(metafunc.config)
+    metafunc.parametrize("subject", [_subject(name) for name in names], ids=names, scope="class")
+
+
+def _subject(name: str) -> BackendSubject:
+    return BackendSubject(make=partial(make_backend, name), capabilities=registry().backend(name).capabilities)
+
+
+class TestBackend(BackendSuite):
+    """Each backend in turn."""

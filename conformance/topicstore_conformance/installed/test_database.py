@@ -1,0 +1,17 @@
+"""The suite of whole databases, for the pairs that were chosen."""
+
+from __future__ import annotations
+
+import pytest
+
+from topicstore_conformance.database.suite import DatabaseSuite
+from topicstore_conformance.installed.choosing import chosen_pairs
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test for each pair."""
+    metafunc.parametrize("pair", chosen_pairs(metafunc.config), ids=str, scope="class")
+
+
+class TestDatabase(DatabaseSuite):
+    """Each pair in turn."""

@@ -1,0 +1,27 @@
+"""The suite of layouts, for those that were chosen."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from topicstore.plugins import registry
+
+from topicstore_conformance.installed.choosing import chosen_layouts
+from topicstore_conformance.layout.suite import LayoutSuite
+from topicstore_conformance.pairs import make_layout
+from topicstore_conformance.subjects import LayoutSubject
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test for each layout."""
+    names = chosen_layouts(metafunc.config)
+    metafunc.parametrize("subject", [_subject(name) for name in names], ids=names, scope="class")
+
+
+def _subject(name: str) -> LayoutSubject:
+    return LayoutSubject(make=partial(make_layout, name), capabilities=registry().layout(name).capabilities)
+
+
+class TestLayout(LayoutSuite):
+    """Each layout in turn."""

@@ -1,0 +1,87 @@
+"""Compaction: another form of the same messages, which nobody notices."""
+
+from __future__ import annotations
+
+import random
+
+from topicstore import TopicFilter
+from topicstore.layout import CompactStep
+
+from .reading import FILTERS, TOPICS
+from .stored import Fixtures, Reader, Stored, numbered
+
+__all__ = ["Compacting"]
+
+
+class Compacting(Fixtures):
+    """Promises about `Slab.compact` and `Slab.backlog`."""
+
+    def test_compaction_changes_nothing(self, stored: Stored) -> None:
+        """Compacted wholly or by what is worth it, once or again, a slab gives the same to every reader."""
+        for round_ in range(4):
+            for gap in (1, 30):
+                stored.put(numbered(TOPICS, 150), gap)
+            stored.compact(whole=round_ % 2 == 0)
+            stored.check_all()
+            for topic_filter in FILTERS:
+                stored.check(topic_filter, stored.rows[100][0], stored.rows[-50][0], limit=40)
+            if round_ == 2:
+                stored.reopen()
+        stored.compact()
+        stored.delete("f/x/#", stored.rows[50][0], stored.rows[700][0])
+        stored.compact()
+        stored.check_all()
+
+    def test_the_backlog_is_what_waits(self, stored: Stored) -> None:
+        """The backlog is none of an empty slab, never more than there is, and none after everything was compacted."""
+        assert stored.slab.backlog(0) == 0
+        for _ in range(5):
+            stored.put(numbered(TOPICS, 100))
+            assert 0 <= stored.slab.backlog(len(stored.rows)) <= len(stored.rows)
+        waiting = stored.slab.backlog(len(stored.rows))
+        rewritten = stored.compact()
+        assert stored.slab.backlog(len(stored.rows)) == 0
+        assert rewritten >= waiting
+        stored.reopen()
+        assert stored.slab.backlog(len(stored.rows)) == 0
+
+    def test_steps_that_are_never_committed(self, stored: Stored) -> None:
+        """A step that is never committed changes nothing, and compaction can begin anew."""
+        for _ in range(6):
+            stored.put(numbered(TOPICS, 100))
+            steps = stored.slab.compact(stored.last, whole=True)
+            next(steps, None)
+            del steps
+            stored.check_all()
+        stored.compact()
+        stored.check_all()
+        stored.reopen()
+        stored.check_all()
+
+    def test_stores_beside_compaction(self, stored: Stored) -> None:
+        """What is stored between asking for a step and committing it stays, and so do places of readers."""
+        draw = random.Random(1)
+        for _ in range(20):
+            stored.put(numbered(TOPICS, 60), draw.choice([1, 20]))
+        stored.end_epoch()
+        readers = [Reader(stored, s, t) for t in FILTERS for s in stored.slab.cover(TopicFilter(t))]
+        for step in stored.slab.compact(stored.last, whole=True):
+            self._commit(stored, step, readers)
+        stored.end_epoch()
+        for reader in readers:
+            reader.read(stored.last, limit=50)
+        for topic_filter in FILTERS:
+            got = [row for reader in readers if reader.text == topic_filter for row in reader.got]
+            assert stored.wanted(topic_filter) == sorted(got, key=lambda row: row[0])
+        stored.check_all()
+
+    @staticmethod
+    def _commit(stored: Stored, step: CompactStep, readers: list[Reader]) -> None:
+        """Commit a step among stores and reads."""
+        stored.put(numbered(["f/x/1/t", "g"], 10))
+        stored.end_epoch()
+        for reader in readers:
+            reader.step(stored.last, limit=5)
+        stored.engine.write(step.write)
+        for reader in readers:
+            reader.step(stored.last, limit=5)

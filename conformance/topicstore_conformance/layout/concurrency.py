@@ -1,0 +1,85 @@
+"""Threads: readers beside a writer, and beside compaction."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from threading import Event, Lock
+from typing import Any
+
+from topicstore import TopicFilter
+from topicstore.engine import WriteBatch
+
+from topicstore_conformance.model import match
+from topicstore_conformance.profiles import tries
+from topicstore_conformance.threads import together
+
+from .reading import TOPICS
+from .stored import Fixtures, Reader, Row, Stored, numbered
+
+__all__ = ["Concurrency"]
+
+
+def ending(work: Callable[[], None], done: Event) -> Callable[[], None]:
+    """Return work that, when it ends, well or not, ends that of all others."""
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            done.set()
+
+    return run
+
+
+class Concurrency(Fixtures):
+    """Promises about threads."""
+
+    def test_readers_beside_a_writer_and_compaction(self, stored: Stored) -> None:
+        """Readers beside a writer and a compaction get all that was committed before they began, each message once."""
+        commit, done, reads = Lock(), Event(), list[str]()
+        committed: list[tuple[int, int]] = [(stored.last, 0)]
+        """A bound, and how many rows there are up to it."""
+
+        def write() -> None:
+            least, number = tries(25, 120), 0
+            while number < least or (len(reads) < 20 and not done.is_set()):
+                number += 1
+                self._store(stored, numbered([*TOPICS, f"new/{number}/x"], 60), 1 + number % 5, commit)
+                committed.append((stored.last, len(stored.rows)))
+
+        def compact() -> None:
+            while not done.is_set():
+                for step in stored.slab.compact(committed[-1][0], whole=True):
+                    with commit:
+                        stored.engine.write(step.write)
+
+        def read(seed: int) -> None:
+            draw = random.Random(seed)
+            while not done.is_set():
+                bound, count = committed[-1]
+                topic_filter = draw.choice(["#", "f/+/+/t", "f/x/#", "g", "new/#"])
+                got: list[Row] = []
+                for stream in stored.slab.cover(TopicFilter(topic_filter)):
+                    got += Reader(stored, stream, topic_filter).read(bound, limit=draw.choice([50, 1_000]))
+                expected = [row for row in stored.rows[:count] if match(topic_filter, row[1].topic)]
+                assert expected == sorted(got, key=lambda row: row[0])
+                reads.append(topic_filter)
+
+        works = (write, compact, lambda: read(1), lambda: read(2))
+        together(*(ending(work, done) for work in works))
+        stored.check_all()
+        stored.reopen()
+        stored.check_all()
+
+    @staticmethod
+    def _store(stored: Stored, messages: list[Any], gap: int, commit: Lock) -> None:
+        """Store as the logical layer does: the commit is serialised, and an epoch ended before it is read."""
+        batch, rows = stored.place(messages, gap)
+        write = WriteBatch()
+        stored.slab.store(batch, write)
+        with commit:
+            stored.engine.write(write)
+            stored.slab.committed()
+        stored.rows += rows
+        stored.last = rows[-1][0] | (stored.slab.epoch - 1)

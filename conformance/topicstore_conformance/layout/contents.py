@@ -1,0 +1,118 @@
+"""What was stored comes back: every field, any topic, any payload, batches of any size and form."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore import Message, Properties
+
+from topicstore_conformance import strategies
+from topicstore_conformance.profiles import COSTLY, tries
+
+from .stored import Fixtures, Stored, numbered
+
+__all__ = ["Contents"]
+
+MANY = settings(COSTLY, max_examples=tries(25, 100))
+
+
+class Contents(Fixtures):
+    """Promises about messages."""
+
+    def test_every_field_comes_back(self, stored: Stored) -> None:
+        """Each field of a message comes back as it was stored: empty ones, each property, and none."""
+        whole = Properties(1, 2**32 - 1, "text/plain", "answer/here", b"\0\xff", (("a", "1"), ("a", "2"), ("", "")))
+        for properties in (None, Properties(), whole):
+            for qos, retain in ((0, False), (1, True), (2, False)):
+                for client, payload in (("", b""), ("c\U0001f68c", b"\0" * 300), ("c", b"41.5")):
+                    stored.put([Message("a/b", payload, client, qos, retain, 2**40 + qos, properties)])
+        stored.put([row[1] for row in stored.rows])
+        stored.reopen()
+        stored.check_all()
+
+    def test_any_messages_come_back(self, fresh: Callable[[], Stored]) -> None:
+        """Any messages come back by any filter, from any position, up to any bound, in helpings of any size."""
+
+        @MANY
+        @given(
+            st.lists(
+                st.lists(strategies.messages(times=st.integers(1, 2**40)), min_size=1, max_size=12),
+                min_size=1,
+                max_size=4,
+            ),
+            strategies.filters(),
+            st.sampled_from([1, 3, 700]),
+            st.integers(-2, 60),
+            st.integers(-2, 60),
+            st.sampled_from([1, 3, 100]),
+            st.sampled_from([1, 300, 1 << 30]),
+            st.booleans(),
+        )
+        def try_it(
+            batches: list[list[Message]],
+            topic_filter: str,
+            gap: int,
+            first: int,
+            bound: int,
+            limit: int,
+            limit_bytes: int,
+            reopened: bool,
+        ) -> None:
+            stored = fresh()
+            start = stored.last
+            for batch in batches:
+                stored.put(batch, gap, arrow=reopened)
+            if reopened:
+                stored.reopen()
+            stored.check_all()
+            stored.check(topic_filter, limit=limit, limit_bytes=limit_bytes)
+            stored.check(topic_filter, start + first * gap, start + bound * gap, limit=limit)
+            stored.check(topic_filter, deadline=0.0)
+
+        try_it()
+
+    def test_hostile_topics(self, stored: Stored) -> None:
+        """Topics at the edges of MQTT 5 come back and are told apart: empty levels, any Unicode, 65,535 bytes."""
+        messages = [Message(topic, b"%d" % n, f"c{n}") for n, topic in enumerate(strategies.EDGE_TOPICS)]
+        for part in (messages[:5], messages[5:20], messages[20:]):
+            stored.put(part, 10)
+        stored.reopen()
+        stored.check_all()
+        for topic in strategies.EDGE_TOPICS:
+            stored.check(topic)
+
+    def test_large_payloads(self, stored: Stored) -> None:
+        """Payloads of megabytes come back, beside small ones, whatever the limit of bytes."""
+        draw = random.Random(3)
+        sizes = [10, 3 << 20, 0, 70_000, 2 << 20, 1, 1, 1 << 20]
+        stored.put([Message(f"t/{n % 3}", draw.randbytes(size), "c") for n, size in enumerate(sizes)])
+        stored.put([Message("t/big", bytes(5 << 20), "c")])
+        for limit_bytes in (1, 1 << 20, 1 << 30):
+            stored.check("#", limit_bytes=limit_bytes)
+        stored.check("t/big")
+        assert stored.verify() == (9, [])
+
+    def test_a_large_batch(self, stored: Stored) -> None:
+        """A batch of 20,000 messages comes back, by filters that want all, some and few of it."""
+        topics = [f"f/{place}/{device}/s" for place in "xyz" for device in range(40)]
+        stored.put(numbered(topics, 20_000), 3)
+        for topic_filter in ("#", "f/+/7/s", "f/y/+/s", "f/z/11/s", "f/z/11", "f/no/+/s"):
+            stored.check(topic_filter, limit=4_096)
+        stored.reopen()
+        stored.check("f/x/#", stored.rows[9_000][0], stored.rows[9_900][0])
+        assert stored.verify() == (20_000, [])
+
+    def test_no_message_of_many_is_lost(self, stored: Stored) -> None:
+        """Of thousands of small batches no message is lost, in whichever order their topics came."""
+        draw = random.Random(5)
+        topics = [f"t/{n % 7}/{n}" for n in range(60)]
+        for _ in range(600):
+            stored.put(numbered(draw.sample(topics, 5), draw.randrange(1, 6)), draw.choice([1, 1, 30]))
+        stored.check_all()
+        for topic in topics[::11]:
+            stored.check(topic)
+        stored.reopen()
+        stored.check_all()

@@ -1,0 +1,160 @@
+"""Damaged values: told with their place; never messages that nobody stored."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from topicstore.engine import Key, Keyspace
+from topicstore.errors import CorruptionError, NewerFormatError
+
+from topicstore_conformance.profiles import tries
+
+from .reading import TOPICS
+from .stored import Fixtures, Stored, numbered
+
+__all__ = ["Damages"]
+
+Change = tuple[Keyspace, Key, bytes | None]
+TOLD = (CorruptionError, NewerFormatError)
+"""A flipped bit of a version may look like a newer one."""
+
+
+def read(stored: Stored) -> str:
+    """Open the slab anew and read everything; say what came of it."""
+    try:
+        stored.reopen()
+        stored.read_all()
+    except TOLD:
+        return "told"
+    except AssertionError:
+        return "wrong"
+    return "right"
+
+
+def verified(stored: Stored) -> str:
+    """Open the slab anew and verify it; say what came of it."""
+    try:
+        stored.reopen()
+        good, damages = stored.verify()
+    except TOLD:
+        return "told"
+    if damages:
+        assert all(damage.place and damage.reason for damage in damages)
+        return "told"
+    return "right" if good == len(stored.rows) else "fewer"
+
+
+class Damages(Fixtures):
+    """Promises about damage, of values that were changed around the slab."""
+
+    @pytest.fixture
+    def damageable(self, stored: Stored) -> Stored:
+        """Return a slab with values in all its forms."""
+        for gap in (1, 5, 1):
+            stored.put(numbered(TOPICS, 60), gap)
+        stored.compact()
+        stored.put(numbered(TOPICS, 30))
+        stored.put(numbered(["g"], 3))
+        if not stored.pairs():
+            pytest.skip("the layout keeps no values that could be damaged")
+        return stored
+
+    def test_flipped_bits_are_told(self, damageable: Stored) -> None:
+        """A flipped bit in any value is told by readers and by verify, or changes nothing that is read."""
+        wrong = []
+        for where, change in self._flips(damageable):
+            outcome = self._outcome(damageable, change)
+            if outcome not in (("told", "told"), ("right", "told"), ("right", "right")):
+                wrong.append((where, outcome))
+        assert wrong == []
+
+    def test_flipped_bits_of_messages_are_told(self, damageable: Stored) -> None:
+        """A flipped bit in the value of a message is always told."""
+        pairs = [pair for pair in damageable.pairs() if len(pair[2]) > 20]
+        draw = random.Random(2)
+        for keyspace, key, value in draw.sample(pairs, min(len(pairs), tries(12, 60))):
+            at = draw.randrange(len(value))
+            flipped = value[:at] + bytes((value[at] ^ 1 << draw.randrange(8),)) + value[at + 1 :]
+            assert self._outcome(damageable, (keyspace, key, flipped)) == ("told", "told")
+
+    def test_cut_and_longer_values_are_told(self, damageable: Stored) -> None:
+        """A value that was cut, or that goes on, is told by readers and by verify."""
+        pairs = [pair for pair in damageable.pairs() if len(pair[2]) > 8]
+        for keyspace, key, value in random.Random(3).sample(pairs, min(len(pairs), tries(6, 12))):
+            for bad in (value[:-1], value[: len(value) // 2], b"", value + b"\0", value[1:]):
+                assert self._outcome(damageable, (keyspace, key, bad)) == ("told", "told")
+
+    def test_missing_values_are_missed(self, damageable: Stored) -> None:
+        """Where a value is missing verify tells of it or counts fewer messages."""
+        pairs = damageable.pairs()
+        for keyspace, key, _ in random.Random(4).sample(pairs, min(len(pairs), tries(12, 60))):
+            assert self._outcome(damageable, (keyspace, key, None))[1] in ("told", "fewer")
+
+    def test_values_under_other_keys_are_told(self, damageable: Stored) -> None:
+        """A good value under a key that is not its own is told: it belongs where it was stored."""
+        pairs = [pair for pair in damageable.pairs() if len(pair[2]) > 20]
+        draw = random.Random(5)
+        for _ in range(tries(8, 40)):
+            (keyspace, key, value), (_, _, other) = draw.sample(pairs, 2)
+            if value != other:
+                assert self._outcome(damageable, (keyspace, key, other)) == ("told", "told")
+
+    def test_damaged_structure_is_told(self, damageable: Stored) -> None:
+        """Of what a slab learned a flipped bit, a cut or a longer value is told, or changes nothing that is read."""
+        draw = random.Random(6)
+        learned = damageable.learned_pairs()
+        for keyspace, key, value in draw.sample(learned, min(len(learned), tries(10, 60))):
+            at = draw.randrange(max(len(value), 1))
+            bad = [
+                value[:-1],
+                value + b"\0",
+                value[:at] + bytes((value[at] ^ 1 << draw.randrange(8),)) + value[at + 1 :],
+            ]
+            for changed in bad:
+                assert self._outcome(damageable, (keyspace, key, changed))[0] in ("told", "right")
+
+    def test_the_rest_stays_readable(self, stored: Stored) -> None:
+        """A damaged value keeps nobody from what lies before its position and behind it, in batches of their own."""
+        parts = [stored.put(numbered(["a/b"], 20), 3) for _ in range(5)]
+        pairs = [pair for pair in stored.pairs() if len(pair[2]) > 20]
+        if not pairs:
+            pytest.skip("the layout keeps no values that could be damaged")
+        keyspace, key, value = pairs[len(pairs) // 2]
+        stored.replace(keyspace, key, value[:-1] + bytes((value[-1] ^ 1,)))
+        stored.reopen()
+        stored.check("#", bound=parts[0][-1][0])
+        stored.check("#", first=parts[4][0][0])
+        with pytest.raises(CorruptionError):
+            stored.check("#")
+        _, damages = stored.verify()
+        assert len(damages) >= 1
+
+    @staticmethod
+    def _flips(stored: Stored) -> Iterator[tuple[object, Change]]:
+        draw = random.Random(1)
+        pairs = stored.pairs()
+        for keyspace, key, value in draw.sample(pairs, min(len(pairs), tries(20, 120))):
+            if value:
+                at, bit = draw.randrange(len(value)), draw.randrange(8)
+                yield (
+                    (keyspace.name, key, at, bit),
+                    (
+                        keyspace,
+                        key,
+                        value[:at] + bytes((value[at] ^ 1 << bit,)) + value[at + 1 :],
+                    ),
+                )
+
+    @staticmethod
+    def _outcome(stored: Stored, change: Change) -> tuple[str, str]:
+        """Change one value, say what readers and verify make of it, and change it back."""
+        keyspace, key, changed = change
+        good = stored.engine.get(keyspace, key)
+        stored.replace(keyspace, key, changed)
+        try:
+            return read(stored), verified(stored)
+        finally:
+            stored.replace(keyspace, key, good)
+            stored.reopen()

@@ -1,0 +1,100 @@
+"""Deletes: exactly what matches goes, in bounded steps, between which others may write."""
+
+from __future__ import annotations
+
+import pytest
+from topicstore import TopicFilter
+
+from .reading import FILTERS, TOPICS
+from .stored import Fixtures, Stored, numbered
+
+__all__ = ["Deleting"]
+
+
+class Deleting(Fixtures):
+    """Promises about `Slab.delete`."""
+
+    def test_exactly_what_matches_goes(self, stored: Stored) -> None:
+        """Matching messages from the first position to the last go, both included, and no others; told how many."""
+        for gap in (1, 9, 1):
+            stored.put(numbered(TOPICS, 120), gap)
+        positions = [row[0] for row in stored.rows]
+        for topic_filter, first, last in (
+            ("f/y/3/s", 0, None),
+            ("f/+/4/+", positions[100], positions[200]),
+            ("f/+/+/t", positions[30], positions[31]),
+            ("#", positions[300], positions[300]),
+            ("#", positions[310] + 1, positions[311] - 1),
+            ("$SYS/#", 0, positions[150]),
+            ("no/such/topic", 0, None),
+            ("+", positions[50], None),
+        ):
+            stored.delete(topic_filter, first, last)
+            stored.check_all()
+            assert stored.delete(topic_filter, first, last) == 0
+        stored.reopen()
+        stored.check_all()
+        for topic_filter in FILTERS:
+            stored.check(topic_filter)
+
+    def test_everything_can_go(self, stored: Stored) -> None:
+        """After everything was deleted nothing is left that a reader or verify finds, and new messages are as ever."""
+        stored.put(numbered(TOPICS, 300), 5)
+        stored.compact()
+        stored.put(numbered(TOPICS, 100), 5)
+        for topic_filter in stored.everything():
+            stored.delete(topic_filter)
+        assert stored.rows == []
+        stored.check_all()
+        stored.put(numbered(TOPICS, 50))
+        stored.reopen()
+        stored.check_all()
+
+    def test_steps_are_bounded(self, stored: Stored) -> None:
+        """A delete of much takes several steps, each of which looks at a bounded number of blocks or keys."""
+        for _ in range(300):
+            stored.put(numbered(["a", "b"], 20))
+        steps = []
+        for step in stored.slab.delete(TopicFilter("a"), 0, stored.last):
+            stored.engine.write(step.write)
+            steps.append(step.messages)
+        assert sum(steps) == 3_000
+        assert max(steps) <= 2_000
+        stored.forget("a", 0, stored.last)
+        stored.check_all()
+
+    def test_others_write_between_steps(self, stored: Stored) -> None:
+        """What is stored between two steps stays, and the delete misses nothing of what it was to take."""
+        for _ in range(100):
+            stored.put(numbered(TOPICS, 30))
+        last = stored.last
+        for number, step in enumerate(stored.slab.delete(TopicFilter("f/+/+/t"), 0, last)):
+            stored.engine.write(step.write)
+            if number < 20:
+                stored.put(numbered(["f/x/1/t", f"f/new/{number}/t", "g"], 9))
+        stored.forget("f/+/+/t", 0, last)
+        stored.check_all()
+        stored.check("f/+/+/t")
+
+    @pytest.mark.parametrize("taken", [0, 1, 2])
+    def test_a_delete_is_resumed(self, stored: Stored, taken: int) -> None:
+        """A delete that ended after some of its steps has taken those, and done again takes the rest."""
+        for _ in range(150):
+            stored.put(numbered(["a", "b", "c/d"], 20))
+        gone = 0
+        for _, step in zip(range(taken), stored.slab.delete(TopicFilter("b"), 0, stored.last), strict=False):
+            stored.engine.write(step.write)
+            gone += step.messages
+        stored.reopen()
+        rest = sum(self._apply(stored, "b"))
+        assert len(stored.wanted("b")) == gone + rest
+        stored.forget("b", 0, stored.last)
+        stored.check_all()
+
+    @staticmethod
+    def _apply(stored: Stored, topic_filter: str) -> list[int]:
+        removed = []
+        for step in stored.slab.delete(TopicFilter(topic_filter), 0, stored.last):
+            stored.engine.write(step.write)
+            removed.append(step.messages)
+        return removed

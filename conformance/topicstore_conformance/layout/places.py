@@ -1,0 +1,110 @@
+"""Places: bytes that name where a reader is, and stay valid whatever happens to the slab."""
+
+from __future__ import annotations
+
+import pytest
+from topicstore import TopicFilter
+
+from .reading import FILTERS, TOPICS
+from .stored import PLENTY, Fixtures, Reader, Stored, numbered
+
+__all__ = ["Places"]
+
+
+def half_read(stored: Stored) -> list[Reader]:
+    """Return readers that stopped in the middle of what there is."""
+    stored.end_epoch()
+    readers = [
+        Reader(stored, stream, topic_filter)
+        for topic_filter in FILTERS
+        for stream in stored.slab.cover(TopicFilter(topic_filter))
+    ]
+    for number, reader in enumerate(readers):
+        for _ in range(1 + number % 3):
+            if not reader.exhausted:
+                reader.step(stored.last, limit=13)
+    return readers
+
+
+def finish(stored: Stored, readers: list[Reader], deleted: set[int] | None = None) -> None:
+    """Read on; each message that was not deleted came once."""
+    stored.end_epoch()
+    for reader in readers:
+        reader.read(stored.last, limit=29)
+    for topic_filter in FILTERS:
+        got = [row for reader in readers if reader.text == topic_filter for row in reader.got]
+        left = [row for row in got if row[0] not in (deleted or set())]
+        assert stored.wanted(topic_filter) == sorted(left, key=lambda row: row[0])
+        assert len({position for position, _ in got}) == len(got)
+
+
+class Places(Fixtures):
+    """Promises about places."""
+
+    @pytest.fixture
+    def half_full(self, stored: Stored) -> Stored:
+        """Return a slab of some batches."""
+        for gap in (1, 40, 7, 3, 1):
+            stored.put(numbered(TOPICS, 60), gap)
+        return stored
+
+    def test_places_survive_reopening(self, half_full: Stored) -> None:
+        """A reader goes on at its place after the slab was opened anew, and skips and repeats nothing."""
+        readers = half_read(half_full)
+        half_full.reopen()
+        half_full.put(numbered(TOPICS, 60))
+        half_full.reopen()
+        finish(half_full, readers)
+
+    def test_places_survive_stores(self, half_full: Stored) -> None:
+        """A reader goes on at its place whatever was stored meanwhile, new topics too, and gets it in its turn."""
+        readers = half_read(half_full)
+        for number in range(10):
+            half_full.put(numbered(TOPICS, 30), 1 + number)
+        finish(half_full, readers)
+
+    def test_places_survive_deletes(self, half_full: Stored) -> None:
+        """A reader goes on at its place though the messages around it were deleted, and gets none of those."""
+        readers = half_read(half_full)
+        before = {row[0] for row in half_full.rows}
+        middle = [row[0] for row in half_full.rows]
+        half_full.delete("f/x/#", middle[20], middle[250])
+        half_full.delete("f/+/3/+")
+        half_full.delete("#", middle[60], middle[80])
+        deleted = before - {row[0] for row in half_full.rows}
+        seen = {id(reader): len(reader.got) for reader in readers}
+        finish(half_full, readers, deleted)
+        late = [row[0] for reader in readers for row in reader.got[seen[id(reader)] :]]
+        assert [position for position in late if position in deleted] == []
+
+    def test_places_survive_compaction(self, half_full: Stored) -> None:
+        """A reader goes on at its place after everything was compacted, and skips and repeats nothing."""
+        readers = half_read(half_full)
+        half_full.compact()
+        half_full.put(numbered(TOPICS, 60))
+        for reader in readers[::2]:
+            reader.step(half_full.last if half_full.slab.epoch == 1 else half_full.rows[-61][0], limit=11)
+        half_full.compact()
+        half_full.reopen()
+        finish(half_full, readers)
+
+    def test_streams_that_are_not_there(self, half_full: Stored) -> None:
+        """A stream that there is not raises KeyError when a reader begins, and an error when it reads."""
+        topic_filter = TopicFilter("#")
+        known = {info.stream for t in half_full.everything() for info in half_full.slab.streams(TopicFilter(t))}
+        known |= set(half_full.slab.cover(topic_filter))
+        place = half_full.slab.begin(min(known), topic_filter, 0)
+        for stream in (max(known) + 1, max(known) + 1_000, 2**40):
+            with pytest.raises(KeyError):
+                half_full.slab.begin(stream, topic_filter, 0)
+            with pytest.raises((KeyError, ValueError)):
+                half_full.slab.next(stream, topic_filter, place, bound=half_full.last, **PLENTY)
+
+    def test_places_that_are_none(self, half_full: Stored) -> None:
+        """Bytes that are no place of the slab's raise ValueError."""
+        topic_filter = TopicFilter("f/#")
+        for info in half_full.slab.streams(topic_filter):
+            place = half_full.slab.begin(info.stream, topic_filter, half_full.rows[9][0])
+            for bad in (b"", place[:-1], place + b"\0", place * 2, b"\xff"):
+                with pytest.raises(ValueError):  # noqa: PT011 - the words are the layout's
+                    half_full.slab.next(info.stream, topic_filter, bad, bound=half_full.last, **PLENTY)

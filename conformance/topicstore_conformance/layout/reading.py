@@ -1,0 +1,191 @@
+"""Readers: limits, bounds and deadlines, the end, the order, and how streams share the messages."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from topicstore import Message, TopicFilter
+
+from topicstore_conformance.capabilities import requires
+
+from .stored import START, Fixtures, Reader, Stored, numbered
+
+__all__ = ["Reading"]
+
+TOPICS = [f"f/{place}/{device}/{what}" for place in "xy" for device in range(5) for what in "st"] + ["g", "$SYS/a/b"]
+FILTERS = ("#", "f/#", "f/+/+/t", "f/y/#", "f/+/4/+", "f/y/3/s", "f/no/+/s", "g", "+", "$SYS/#", "f/+/+/+/more")
+
+
+class Reading(Fixtures):
+    """Promises about `Slab.streams`, `Slab.cover`, `Slab.begin` and `Slab.next`."""
+
+    @pytest.fixture
+    def filled(self, stored: Stored) -> Stored:
+        """Return a slab of some batches."""
+        for gap in (1, 40, 7):
+            stored.put(numbered(TOPICS, 120), gap)
+        return stored
+
+    def test_the_limit_of_rows(self, filled: Stored) -> None:
+        """A call returns at most as many rows as its limit, and the calls together everything once."""
+        for topic_filter in FILTERS:
+            for limit in (1, 2, 7, 120, 10_000):
+                filled.check(topic_filter, limit=limit)
+
+    def test_the_limit_of_bytes(self, filled: Stored) -> None:
+        """A call ends within about a megabyte of its limit of bytes, and has one row at least."""
+        filled.put(numbered(["big"], 40, size=100_000))
+        filled.end_epoch()
+        (stream,) = filled.slab.cover(TopicFilter("big"))
+        for limit_bytes, most in ((1, 12), (500_000, 22), (1 << 30, 40)):
+            reader, before = Reader(filled, stream, "big"), 0
+            while len(reader.got) < 40:
+                reader.step(filled.last, limit_bytes=limit_bytes)
+                assert len(reader.got) - before <= most
+                before = len(reader.got)
+            filled.check("#", limit_bytes=limit_bytes)
+
+    def test_the_bound(self, filled: Stored) -> None:
+        """No row lies behind the bound, and all up to it come: also at a row's very position, or in front of all."""
+        positions = [row[0] for row in filled.rows]
+        for bound in (0, START, positions[0], positions[0] - 1, positions[100], positions[200] + 3, positions[-1]):
+            for topic_filter in ("#", "f/+/+/t", "f/y/3/s", "g"):
+                filled.check(topic_filter, 0, bound, limit=50)
+
+    def test_the_start_is_inclusive(self, filled: Stored) -> None:
+        """A place begins with the first message at or behind its position, and none in front of it comes."""
+        positions = [row[0] for row in filled.rows]
+        for first in (0, START, positions[0], positions[0] + 1, positions[150], positions[150] + 1, positions[-1]):
+            for topic_filter in ("#", "f/+/+/t", "f/y/3/s", "g"):
+                filled.check(topic_filter, first, limit=50)
+        filled.check("#", positions[-1] + 1)
+        filled.check("#", positions[150], positions[150])
+
+    def test_a_deadline_that_is_past(self, filled: Stored) -> None:
+        """Past its deadline a call returns what it has, having moved on; the calls together miss nothing."""
+        for topic_filter in FILTERS:
+            filled.check(topic_filter, deadline=0.0)
+            filled.check(topic_filter, deadline=time.monotonic() + 1_000, limit=30)
+
+    def test_exhausted_is_not_said_too_early(self, filled: Stored) -> None:
+        """Exhausted means that nothing up to the bound lies behind the place, and what is stored later comes still."""
+        filled.end_epoch()
+        readers = [Reader(filled, s, t) for t in FILTERS for s in filled.slab.cover(TopicFilter(t))]
+        for limit in (3, 1_000):
+            for reader in readers:
+                reader.read(filled.last, limit=limit)
+            filled.put(numbered(TOPICS, 60), 3)
+            filled.end_epoch()
+        for reader in readers:
+            reader.read(filled.last)
+        for topic_filter in FILTERS:
+            got = [row for reader in readers if reader.text == topic_filter for row in reader.got]
+            assert filled.wanted(topic_filter) == sorted(got, key=lambda row: row[0])
+
+    def test_bounds_that_grow_step_by_step(self, stored: Stored) -> None:
+        """Read up to what is visible after each batch, a stream gives each message once, in its order."""
+        readers: dict[int, Reader] = {}
+        for number in range(30):
+            stored.put(numbered(TOPICS, 20), 1 + 300 * (number % 3))
+            for info in stored.slab.streams(TopicFilter("f/#")):
+                reader = readers.setdefault(info.stream, Reader(stored, info.stream, "f/#"))
+                reader.read(stored.slab.visible(info.stream, stored.last), limit=7)
+        stored.end_epoch()
+        for reader in readers.values():
+            reader.read(stored.last)
+        got = [row for reader in readers.values() for row in reader.got]
+        assert stored.wanted("f/#") == sorted(got, key=lambda row: row[0])
+
+    # --- order ---
+
+    def test_a_publishers_messages_keep_their_order(self, filled: Stored) -> None:
+        """One publisher's messages of one topic come in the order stored, whatever the filter and the limits."""
+        filled.end_epoch()
+        for topic_filter in FILTERS:
+            for limit in (5, 1_000):
+                last: dict[tuple[str, str], int] = {}
+                for stream in filled.slab.cover(TopicFilter(topic_filter)):
+                    for position, message in Reader(filled, stream, topic_filter).read(filled.last, limit=limit):
+                        of = message.client_id, message.topic
+                        assert last.get(of, -1) < position
+                        last[of] = position
+
+    @requires("position_order")
+    def test_a_stream_is_in_order_of_positions(self, filled: Stored) -> None:
+        """A whole stream comes in order of positions; so its epoch is 1, and everything committed is visible."""
+        assert filled.slab.epoch == 1
+        filled.compact()
+        filled.put(numbered(TOPICS, 120))
+        for topic_filter in FILTERS:
+            for stream in filled.slab.cover(TopicFilter(topic_filter)):
+                assert filled.last == filled.slab.visible(stream, filled.last)
+                positions = [row[0] for row in Reader(filled, stream, topic_filter).read(filled.last, limit=31)]
+                assert sorted(positions) == positions
+
+    def test_what_is_visible_never_changes(self, filled: Stored) -> None:
+        """Nothing behind the watermark is visible, and all epochs that have ended are."""
+        epoch = filled.slab.epoch
+        assert epoch >= 1
+        assert epoch & (epoch - 1) == 0
+        for info in filled.slab.streams(TopicFilter("#")):
+            for watermark in (START, START + 5, START + 5 * epoch - 1, START + 5 * epoch, filled.last):
+                visible = filled.slab.visible(info.stream, watermark)
+                assert (watermark + 1) // epoch * epoch - 1 <= visible <= watermark
+
+    # --- streams ---
+
+    def test_streams_share_the_messages(self, filled: Stored) -> None:
+        """Each matching message is in exactly one of the streams listed, and in one of those that cover the filter."""
+        for topic_filter in FILTERS:
+            got = [row for rows in filled.streams_of(topic_filter).values() for row in rows]
+            assert filled.wanted(topic_filter) == sorted(got, key=lambda row: row[0])
+            filled.check(topic_filter)
+
+    def test_cover_with_a_start_leaves_nothing_out(self, filled: Stored) -> None:
+        """Covering streams may end in front of a start, but what lies behind it is in those that are left."""
+        filled.put([Message("late/1", b"", "c")], 1_000)
+        filled.reopen()
+        filled.put([Message("late/2", b"", "c"), *numbered(TOPICS[:2], 3)], 1_000)
+        for first in (filled.rows[100][0], filled.rows[-5][0], filled.rows[-1][0], filled.last + 9):
+            for topic_filter in ("late/#", *FILTERS):
+                filled.check(topic_filter, first)
+
+    def test_a_streams_pattern_matches_its_topics(self, filled: Stored) -> None:
+        """A stream's pattern is a filter that all its topics match; ``$+`` stands for a first level with ``$``."""
+        for topic_filter in filled.everything():
+            patterns = {info.stream: info.pattern for info in filled.slab.streams(TopicFilter(topic_filter))}
+            for stream, rows in filled.streams_of(topic_filter).items():
+                for topic in {message.topic for _, message in rows}:
+                    assert matches_pattern(patterns[stream], topic), (patterns[stream], topic)
+
+    def test_counters_count_rows(self, filled: Stored) -> None:
+        """The counters say how many messages were returned, and that something was looked at for them."""
+        filled.reopen()
+        before = filled.slab.counters.rows
+        filled.check("f/#")
+        counters = filled.slab.counters
+        assert len(filled.wanted("f/#")) == counters.rows - before
+        assert counters.seeks > 0
+        assert counters.visited > 0
+
+    def test_info_counts_streams(self, filled: Stored) -> None:
+        """Info counts the streams."""
+        numbers = {i.stream for t in filled.everything() for i in filled.slab.streams(TopicFilter(t))}
+        assert len(numbers) == filled.slab.info().streams
+
+
+def matches_pattern(pattern: str, topic: str) -> bool:
+    """Say whether a topic is of a stream with this pattern; wildcards of patterns match ``$`` in first levels too."""
+    wanted, levels = pattern.split("/"), topic.split("/")
+    for number, want in enumerate(wanted):
+        if want == "#":
+            return True
+        if number == len(levels):
+            return False
+        if want == "$+" and number == 0:
+            if not levels[0].startswith("$"):
+                return False
+        elif want not in ("+", levels[number]):
+            return False
+    return len(wanted) == len(levels)

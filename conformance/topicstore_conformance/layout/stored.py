@@ -1,0 +1,311 @@
+"""A slab over an engine, and a plain list of every message that should be in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+import pytest
+from topicstore import Message, MessageBatch, TopicFilter
+from topicstore.columns import to_list
+from topicstore.engine import DATA, GENERATION_END, INDEX, KEYS, KEYSPACES, META, Engine, Key, Keyspace, WriteBatch
+from topicstore.engine import encode_generation as prefix
+from topicstore.layout import Damage, Slab, SlabStep
+
+from topicstore_conformance.capabilities import check_capabilities
+from topicstore_conformance.checks import quick_directory
+from topicstore_conformance.model import match
+from topicstore_conformance.subjects import LayoutSubject
+
+__all__ = ["PLENTY", "SHARD", "START", "Fixtures", "Reader", "Row", "Stored", "numbered", "span"]
+
+SHARD, GENERATION = 4, 2
+START = 1 << 60
+"""Below all positions; a multiple of every epoch that a test can wait for."""
+ABOUT = 1 << 20
+"""Bytes by which an answer may exceed its limit: a layout may end it between blocks of a megabyte."""
+PLENTY: Mapping[str, Any] = {"limit": 100_000, "limit_bytes": 1 << 30, "deadline": None}
+VALUES = (DATA, INDEX, KEYS)
+"""Where a layout keeps its values; what it learned is in ``meta``."""
+
+Row = tuple[int, Message]
+"""A position and what was stored at it."""
+
+
+def numbered(topics: Sequence[str], count: int, size: int = 8) -> list[Message]:
+    """Return messages whose topics take turns, from three publishers, each with another payload."""
+    return [
+        Message(topics[n % len(topics)], n.to_bytes(size, "big"), f"c{n % 3}", n % 3, n % 2 == 0) for n in range(count)
+    ]
+
+
+def span(keyspace: Keyspace, generation: int) -> tuple[Key, Key]:
+    """Return between which keys a generation's are."""
+    if keyspace.shape is None:
+        return prefix(generation), prefix(generation + 1)
+    return (generation, 0, 0), (generation + 1, 0, 0)
+
+
+def rows_of(batch: MessageBatch) -> list[Row]:
+    """Return the rows that a slab gave."""
+    if not len(batch):
+        return []
+    assert [SHARD] * len(batch) == to_list(batch.shards)
+    return list(zip(map(int, to_list(batch.positions)), batch.to_messages(), strict=True))
+
+
+@attrs.define
+class Stored:
+    """What is put here is in the slab and in the list."""
+
+    subject: LayoutSubject
+    engine: Engine
+    generation: int = GENERATION
+    last: int = START
+    rows: list[Row] = attrs.field(factory=list)
+    slab: Slab = attrs.field(init=False)
+
+    def create(self, parent: Slab | None = None) -> None:
+        """Make the slab, as the logical layer does when it adds a generation."""
+        write = WriteBatch()
+        self.subject.make().create(self.engine, SHARD, self.generation, parent, write)
+        self.engine.write(write)
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Open the slab anew, by a layout object that knows of nothing."""
+        self.slab = self.subject.make().open(self.engine, SHARD, self.generation)
+
+    # --- writing ---
+
+    def place(
+        self, messages: Iterable[Message], gap: int = 1, *, arrow: bool = False
+    ) -> tuple[MessageBatch, list[Row]]:
+        """Return a batch with positions behind the last one, ``gap`` apart, and its rows."""
+        filled = [msgspec.structs.replace(m, timestamp=m.timestamp or self.last >> 11) for m in messages]
+        batch = MessageBatch.from_messages(filled)
+        if arrow:
+            batch = MessageBatch.from_arrow(batch.to_arrow())
+        positions = np.arange(1, len(batch) + 1, dtype=np.uint64) * np.uint64(gap) + np.uint64(self.last)
+        return batch.placed(positions, batch.timestamps, SHARD), list(zip(positions.tolist(), filled, strict=True))
+
+    def put(self, messages: Iterable[Message], gap: int = 1, *, arrow: bool = False) -> list[Row]:
+        """Store a batch and commit it."""
+        batch, rows = self.place(messages, gap, arrow=arrow)
+        write = WriteBatch()
+        self.slab.store(batch, write)
+        self.engine.write(write)
+        self.slab.committed()
+        self.rows += rows
+        self.last = rows[-1][0]
+        return rows
+
+    def fail(self, messages: Iterable[Message], gap: int = 1) -> None:
+        """Store a batch whose commit fails: the slab never hears of it again."""
+        self.slab.store(self.place(messages, gap)[0], WriteBatch())
+
+    def end_epoch(self) -> None:
+        """Go on behind the epoch, so that everything stored can be seen."""
+        self.last |= self.slab.epoch - 1
+
+    def delete(self, topic_filter: str, first: int = 0, last: int | None = None) -> int:
+        """Delete from the slab and from the list; return how many."""
+        last, before, size, deleted = self.last if last is None else last, len(self.rows), self.size(), 0
+        for step in self.slab.delete(TopicFilter(topic_filter), first, last):
+            self.engine.write(step.write)
+            deleted += step.messages
+            size -= step.freed
+        self.forget(topic_filter, first, last)
+        assert before - len(self.rows) == deleted
+        assert size == self.size() or not self.pairs(), "what was freed is miscounted"
+        return deleted
+
+    def forget(self, topic_filter: str, first: int, last: int) -> None:
+        """Delete from the list."""
+        self.rows = [row for row in self.rows if not (first <= row[0] <= last and match(topic_filter, row[1].topic))]
+
+    def compact(self, *, whole: bool = True) -> int:
+        """Take all steps of a compaction; return how many messages were rewritten."""
+        rewritten, size = 0, self.size()
+        for step in self.slab.compact(self.last, whole=whole):
+            assert step.write
+            self.engine.write(step.write)
+            rewritten += step.messages
+            size -= step.freed
+        assert size == self.size() or not self.pairs(), "what was freed is miscounted"
+        return rewritten
+
+    # --- reading ---
+
+    def wanted(self, topic_filter: str = "#", first: int = 0, bound: int | None = None) -> list[Row]:
+        """Return what a reader must get, in order of positions."""
+        bound = self.last if bound is None else bound
+        return [row for row in self.rows if first <= row[0] <= bound and match(topic_filter, row[1].topic)]
+
+    def check(self, topic_filter: str = "#", first: int = 0, bound: int | None = None, **limits: Any) -> None:
+        """Hold what readers of the covering streams get, together, against the list."""
+        self.end_epoch()
+        bound = self.last if bound is None else bound
+        got: list[Row] = []
+        for stream in self.slab.cover(TopicFilter(topic_filter), first):
+            got += Reader(self, stream, topic_filter, first).read(bound, **limits)
+        assert self.wanted(topic_filter, first, bound) == sorted(got, key=lambda row: row[0])
+
+    def read_all(self) -> None:
+        """Hold everything that readers get against the list."""
+        for topic_filter in self.everything():
+            self.check(topic_filter)
+
+    def check_all(self) -> None:
+        """Hold everything, and what verify counts, against the list."""
+        self.read_all()
+        assert (len(self.rows), []) == self.verify()
+
+    def everything(self) -> list[str]:
+        """Return filters that match every topic, each by one of them."""
+        levels = {message.topic.partition("/")[0] for _, message in self.rows}
+        return ["#", *(f"{level}/#" for level in sorted(levels) if level.startswith("$"))]
+
+    def streams_of(self, topic_filter: str) -> dict[int, list[Row]]:
+        """Return what each of a filter's streams holds of it."""
+        self.end_epoch()
+        listed = self.slab.streams(TopicFilter(topic_filter))
+        assert len({info.stream for info in listed}) == len(listed)
+        return {info.stream: Reader(self, info.stream, topic_filter).read(self.last) for info in listed}
+
+    def verify(self, bound: int | None = None) -> tuple[int, list[Damage]]:
+        """Return how many good messages there are, and the damages."""
+        found = list(self.slab.verify(self.last if bound is None else bound))
+        return sum(n for n in found if isinstance(n, int)), [n for n in found if isinstance(n, Damage)]
+
+    # --- around the slab ---
+
+    def pairs(self, keyspaces: Iterable[Keyspace] = VALUES) -> list[tuple[Keyspace, Key, bytes]]:
+        """Return what the slab keeps in the engine."""
+        return [
+            (keyspace, key, value)
+            for keyspace in keyspaces
+            for chunk in self.engine.scan(keyspace, *span(keyspace, self.generation))
+            for key, value in chunk
+        ]
+
+    def size(self) -> int:
+        """Return the bytes of all values."""
+        return sum(len(value) for _, _, value in self.pairs())
+
+    def learned_pairs(self) -> list[tuple[Keyspace, Key, bytes]]:
+        """Return what the slab keeps of what it learned."""
+        return self.pairs((META,))
+
+    def replace(self, keyspace: Keyspace, key: Key, value: bytes | None) -> None:
+        """Put or delete behind the slab's back."""
+        write = WriteBatch()
+        if value is None:
+            write.delete(keyspace, key)
+        else:
+            write.put(keyspace, key, value)
+        self.engine.write(write)
+
+
+class Reader:
+    """Reads one stream for one filter, from a place that it keeps as bytes."""
+
+    def __init__(self, stored: Stored, stream: int, topic_filter: str, first: int = 0) -> None:
+        self.stored, self.stream, self.first = stored, stream, first
+        self.text, self.filter = topic_filter, TopicFilter(topic_filter)
+        self.place = stored.slab.begin(stream, self.filter, first)
+        assert type(self.place) is bytes
+        self.got: list[Row] = []
+        self.exhausted = False
+        self.highest = -1
+
+    def step(self, bound: int, **limits: Any) -> SlabStep:
+        """Ask once; check what holds of every answer."""
+        asked = {**PLENTY, **limits}
+        step = self.stored.slab.next(self.stream, self.filter, self.place, bound=bound, **asked)
+        rows = rows_of(step.batch)
+        assert len(rows) <= asked["limit"], "more rows than the limit"
+        assert step.exhausted or step.place != self.place, "neither exhausted nor moved on"
+        sizes = [len(message.payload) for _, message in rows]
+        assert sum(sizes[:-1]) <= 2 * asked["limit_bytes"] + ABOUT, "far more bytes than the limit"
+        outside = [at for at, _ in rows if not self.first <= at <= bound]
+        assert outside == [], "positions in front of the start, or behind the bound"
+        assert [message.topic for _, message in rows if not match(self.text, message.topic)] == [], "they don't match"
+        self.place, self.exhausted = step.place, step.exhausted
+        self.got += rows
+        self._check_order(rows)
+        return step
+
+    def read(self, bound: int, **limits: Any) -> list[Row]:
+        """Ask until it is exhausted; see that it is; return what came."""
+        before, calls = len(self.got), 0
+        self.exhausted = False
+        while not self.exhausted:
+            self.step(bound, **limits)
+            calls += 1
+            assert calls < 10 * len(self.stored.rows) + 1_000, "it never comes to an end"
+        end = len(self.got)
+        self.step(bound)
+        assert self.exhausted, "exhausted once, and not any more"
+        assert end == len(self.got), "exhausted, and something lay behind the place"
+        return self.got[before:]
+
+    def _check_order(self, rows: list[Row]) -> None:
+        """See that a stream goes upwards: by position, or by epoch where the layout has an order of its own."""
+        epoch = 1 if "position_order" in self.stored.subject.capabilities else self.stored.slab.epoch
+        for position, _ in rows:
+            assert self.highest // epoch <= position // epoch, "not in order"
+            self.highest = max(self.highest, position)
+
+
+class Fixtures:
+    """Fixtures of all tests of layouts; a subclass overrides ``subject``."""
+
+    @pytest.fixture
+    def subject(self) -> LayoutSubject:
+        """Return the layout under test."""
+        raise NotImplementedError("override the fixture 'subject': it returns a LayoutSubject")
+
+    @pytest.fixture(autouse=True)
+    def _declared(self, request: pytest.FixtureRequest, subject: LayoutSubject) -> None:
+        check_capabilities(request.node, subject.capabilities)
+
+    @pytest.fixture
+    def engine(self, subject: LayoutSubject) -> Iterator[Engine]:
+        """Return an empty engine."""
+        with quick_directory() as name:
+            opened = subject.backend().open_shard(Path(name) / "shard", KEYSPACES, create=True)
+            yield opened
+            opened.close()
+
+    @pytest.fixture
+    def stored(self, subject: LayoutSubject, engine: Engine) -> Stored:
+        """Return an empty slab."""
+        assert GENERATION < GENERATION_END
+        stored = Stored(subject, engine)
+        stored.create()
+        return stored
+
+    @pytest.fixture
+    def fresh(self, subject: LayoutSubject) -> Iterator[Callable[[], Stored]]:
+        """Return what makes empty slabs, for tests that try one thing many times."""
+        backend = subject.backend()
+        with quick_directory() as name:
+            engines: list[Engine] = []
+
+            def make() -> Stored:
+                if engines:
+                    engines.pop().close()
+                made = len(list(Path(name).iterdir()))
+                engines.append(backend.open_shard(Path(name) / f"shard-{made}", KEYSPACES, create=True))
+                stored = Stored(subject, engines[0])
+                stored.create()
+                return stored
+
+            yield make
+            for engine in engines:
+                engine.close()

@@ -1,0 +1,33 @@
+"""All that is promised of a layout."""
+
+from __future__ import annotations
+
+from .compacting import Compacting
+from .concurrency import Concurrency
+from .contents import Contents
+from .damage import Damages
+from .deleting import Deleting
+from .histories import Histories
+from .places import Places
+from .reading import Reading
+from .structure import Structure
+from .topics import Topics
+from .writing import Writing
+
+__all__ = ["LayoutSuite"]
+
+
+class LayoutSuite(
+    Contents, Reading, Topics, Places, Structure, Writing, Deleting, Compacting, Damages, Concurrency, Histories
+):
+    """Tests of the layout contract, `topicstore.layout`.
+
+    Subclass it and override the fixture ``subject``::
+
+        class TestMine(LayoutSuite):
+            @pytest.fixture
+            def subject(self) -> LayoutSubject:
+                return LayoutSubject(make=make, capabilities=SPEC.capabilities)
+
+    Each test's docstring is the promise that is broken if it fails.
+    """

@@ -1,0 +1,52 @@
+"""What a suite is run against: how to make it, what it declares, and ways around the API under test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+from topicstore.engine import Backend, Key, Keyspace
+from topicstore.layout import Layout
+from topicstore_backends.memory import MemoryBackend, MemoryOptions
+
+__all__ = ["BackendSubject", "LayoutSubject"]
+
+
+def _frozenset(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
+
+
+@attrs.frozen(kw_only=True)
+class BackendSubject:
+    """A backend under test.
+
+    ``raw_get`` and ``raw_put`` go around the API, so that a backend can't agree with its own mistakes.
+    Their first argument is the directory of the closed shard or, of a backend that is not
+    ``persistent``, the open engine. Where they are missing the tests that need them are skipped.
+    """
+
+    make: Callable[[], Backend]
+    """A new backend object. A function at the top of a module, or `functools.partial` of one with
+    plain values: child processes import it."""
+    capabilities: frozenset[str] = attrs.field(converter=_frozenset)
+    """What the plugin declares."""
+    raw_get: Callable[[Any, Keyspace, Key], bytes | None] | None = None
+    raw_put: Callable[[Any, Keyspace, Key, bytes], None] | None = None
+
+
+def _memory() -> Backend:
+    return MemoryBackend(MemoryOptions())
+
+
+@attrs.frozen(kw_only=True)
+class LayoutSubject:
+    """A layout under test, over an engine that is known to be right."""
+
+    make: Callable[[], Layout]
+    """A new layout object with its options: small ones, so that it learns from a few topics and its
+    hashes collide, if it has any."""
+    capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
+    """What the plugin declares."""
+    backend: Callable[[], Backend] = _memory
+    """The engine under it. What it keeps is read and damaged through this, around the layout."""

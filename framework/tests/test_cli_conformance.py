@@ -1,0 +1,160 @@
+"""`topicstore conformance`: what it refuses, and what it prints of a plugin that breaks every promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from topicstore.cli import cli
+
+PLUGIN = """
+from topicstore import hookimpl
+from topicstore.specs import BackendSpec, LayoutSpec
+from topicstore_backends.memory import MemoryBackend
+from topicstore_layouts.reference import ReferenceLayout
+
+@hookimpl
+def topicstore_backends():
+    return [BackendSpec(name="broken", target="broken_plugin:Broken", summary="", capabilities={"unheard_of"}),
+            BackendSpec(name="absent", target="broken_plugin:Broken", summary="", needs=("no_such_module",))]
+
+@hookimpl
+def topicstore_layouts():
+    return [LayoutSpec(name="picky", target="broken_plugin:Picky", summary="", requires={"unheard_of"})]
+
+class Broken(MemoryBackend):
+    def open_shard(self, path, keyspaces, *, create):
+        raise KeyError("of all things")
+
+class Picky(ReferenceLayout):
+    pass
+"""
+PROMISE = "Closing a writer stores what is buffered, and a put after it is refused."
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which that plugin is installed, whose layout is the only one."""
+    folder = tmp_path_factory.mktemp("installed")
+    (folder / "broken_plugin.py").write_text(PLUGIN)
+    information = folder / "broken-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[topicstore]\nbroken = broken_plugin\n")
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "TOPICSTORE_DISABLE_PLUGINS": "layouts"}
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "topicstore.cli", "conformance", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def refused(*arguments: str) -> str:
+    """Return with what words a call in this process ends as wrong usage."""
+    result = CliRunner().invoke(cli, ["conformance", *arguments])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    return result.stderr
+
+
+def test_what_to_test_must_be_said() -> None:
+    """No name, or names beside --all, or two formats, are wrong usage."""
+    assert "--backend" in refused()
+    assert "--all" in refused("--all", "--backend", "memory")
+    assert "exclude" in refused("--backend", "memory", "--json", "--markdown")
+
+
+def test_names_nobody_registered() -> None:
+    """Unknown names are refused with those that there are."""
+    for option in ("--backend", "--layout"):
+        told = refused(option, "no such", "--quick")
+        assert "'no such'; there are: " in told
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the suite's own dependencies are missing, the command that installs them is told."""
+    monkeypatch.setitem(sys.modules, "hypothesis", None)  # what the import system takes for missing
+    assert 'needs hypothesis: pip install "topicstore[conformance]"' in refused("--backend", "memory")
+
+
+def test_what_does_not_fit(environment: dict[str, str]) -> None:
+    """A pair that can't work, and a plugin that can't be loaded, are refused with the reason."""
+    for names, reason in (
+        (("--backend", "memory", "--layout", "picky"), "'picky' can't run on backend 'memory', which lacks unheard_of"),
+        (("--backend", "absent"), "backend 'absent' needs no_such_module"),
+    ):
+        done = run(environment, *names)
+        assert (2, "") == (done.returncode, done.stdout)
+        assert reason in done.stderr
+
+
+@pytest.fixture(scope="module")
+def printed(environment: dict[str, str]) -> str:
+    """What a person sees of the plugin's backend under its layout."""
+    done = run(environment, "--backend", "broken", "--quick")
+    assert 1 == done.returncode
+    told = sorted(line.partition(": ")[0] for line in done.stderr.splitlines())
+    assert ["backend broken, quick", "broken-picky, quick"] == told
+    return done.stdout
+
+
+def test_broken_promises_are_named(printed: str) -> None:
+    """Each broken promise is printed once, with its cases and the reason of each."""
+    assert 1 == printed.count(f"broken-picky broke: {PROMISE}\n")
+    after = printed.partition(PROMISE)[2].splitlines()[1]
+    assert after.startswith("    test_writer_close[broken-picky]: KeyError: 'of all things' (")
+    assert PROMISE not in printed.partition(PROMISE)[2]
+
+
+def test_groups_are_counted(printed: str) -> None:
+    """There is a row for each group, with the reasons of what was skipped, and the capabilities before them."""
+    table = printed.partition("broken-picky")[2].partition("backend broken")[0]
+    rows = {line.split()[0]: line for line in table.splitlines() if line}
+    assert "unheard_of" == table.split()[0]
+    assert "needs persistent (" in rows["damage"]
+    kept, broken, skipped = rows["all"].split()[1:4]
+    assert kept.isdigit()
+    assert broken.isdigit() or broken == "-"
+    assert skipped.isdigit() or skipped == "-"
+
+
+def document(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
+    done = run(environment, *arguments, "--json")
+    assert 1 == done.returncode
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_json(environment: dict[str, str]) -> None:
+    """The JSON document has every test with what became of it, and what was left out."""
+    found = document(environment, "--backend", "broken", "--quick")
+    assert found["kept"] is False
+    assert {"absent": "backend 'absent' needs no_such_module"}.items() <= found["left_out"].items()
+    runs = {(each["suite"], each["layout"]): each for each in found["runs"]}
+    assert {("backend", None), ("database", "picky")} == runs.keys()
+    tests = runs["database", "picky"]["tests"]
+    (closing,) = [test for test in tests if test["promise"] == PROMISE]
+    assert ("concurrency", "failed", "KeyError: 'of all things'") == (
+        closing["group"],
+        closing["outcome"],
+        closing["reason"],
+    )
+    assert {"failed", "skipped"} <= {test["outcome"] for test in tests}
+    assert ["unheard_of"] == runs["database", "picky"]["capabilities"]
+
+
+def test_markdown(environment: dict[str, str]) -> None:
+    """The tables for the README have a row for each backend and layout, and say why a pair has no result."""
+    done = run(environment, "--backend", "broken", "--quick", "--markdown")
+    assert 1 == done.returncode
+    backends, layouts = (table.splitlines() for table in done.stdout.strip().split("\n\n"))
+    assert "| backend | capabilities | by itself | with `picky` |" == backends[0]
+    assert backends[2].startswith("| `broken` | unheard_of | **")
+    assert "| layout | capabilities | needs of a backend | by itself |" == layouts[0]
+    assert "| `picky` | none | unheard_of | not tested |" == layouts[2]
