@@ -111,7 +111,7 @@ def breaks(promise: Callable[..., object], of: str = "reference", **how: bool) -
 
     def register(kind: Any) -> Any:
         make = kind if issubclass(kind, Layout) else partial(SabotagedLayout, of, kind)
-        subject = partial(LayoutSubject, make=make, capabilities={"position_order"})
+        subject = partial(LayoutSubject, make=make, capabilities={"position_order", "few_streams"})
         SABOTEURS.append(Saboteur(kind.__name__, kind.__doc__.strip(), promise.__qualname__, subject, **how))
         return kind
 

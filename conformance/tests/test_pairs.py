@@ -44,7 +44,7 @@ def test_unknown_names() -> None:
 
 
 def test_everything_covers_everything() -> None:
-    """The full mode tests each backend and each layout fully in a pair, and every pair once, but those that take long."""
+    """The full mode tests each backend and layout fully in a pair, and every pair once, but those that take long."""
     quick = pairs("fast_seek")
     plans = everything("full")
     databases = [plan for plan in plans if plan.suite == "database"]

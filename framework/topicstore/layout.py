@@ -18,7 +18,8 @@ The logical layer promises a slab:
 
 Capabilities a layout may declare: ``position_order`` (a whole stream comes in order of
 positions; without it, only each publisher's messages of each topic do, and `Slab.epoch` says
-within how many positions the others may change places).
+within how many positions the others may change places); ``few_streams`` (hundreds of topics that
+differ in a level or two make few streams, and a generation inherits what the one before learned).
 """
 
 from __future__ import annotations

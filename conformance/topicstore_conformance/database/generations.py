@@ -223,6 +223,7 @@ class Generations(Fixtures):
                     assert 1 == len({tuple(record.number for record in shard.generations()) for shard in db.shards})
                     assert [] == db.verify().damages
 
+    @requires("few_streams")
     def test_few_streams(self, pair: Pair, directory: Path) -> None:
         """Many topics make few streams, and every message is in one that its filter lists."""
         topics = [f"site/{number % 4}/device-{number}/temperature" for number in range(200)]
@@ -232,6 +233,7 @@ class Generations(Fixtures):
             for topic in topics[::13]:
                 assert [topic] == [message.topic for message in db.replay(topic)]
 
+    @requires("few_streams")
     def test_learned_structure_is_inherited(self, pair: Pair, directory: Path) -> None:
         """A new generation knows the wildcards that the one before has learned: few streams from its first message."""
         topics = [f"site/{number % 4}/device-{number}/temperature" for number in range(200)]
@@ -245,7 +247,7 @@ class Generations(Fixtures):
             assert len(new) < before or before == 1  # a layout that learns has fewer: it knows what is a wildcard
             assert others == [message.topic for message in db.replay("#", order="time") if message.payload == b"y"]
 
-    @requires("persistent")
+    @requires("persistent", "few_streams")
     @pytest.mark.parametrize("restarts", [1, 2])
     def test_learned_structure_is_inherited_over_restarts(self, pair: Pair, directory: Path, restarts: int) -> None:
         """What a new generation inherits is there before its first message, and outlives restarts."""
