@@ -52,7 +52,7 @@ def rocksdb_files(path: Path, keyspace: Keyspace) -> tuple[Any, Any]:
     return database, database.get_column_family(keyspace.name)
 
 
-def rocksdb_key(keyspace: Keyspace, key: Key) -> bytes:
+def packed(keyspace: Keyspace, key: Key) -> bytes:
     if keyspace.shape is None:
         return bytes(key)
     return b"".join(number.to_bytes(width, "big") for number, width in zip(key, keyspace.shape, strict=True))
@@ -60,7 +60,7 @@ def rocksdb_key(keyspace: Keyspace, key: Key) -> bytes:
 
 def rocksdb_get(path: Path, keyspace: Keyspace, key: Key) -> bytes | None:
     database, family = rocksdb_files(path, keyspace)
-    found: bytes | None = family.get(rocksdb_key(keyspace, key))
+    found: bytes | None = family.get(packed(keyspace, key))
     family.close()
     database.close()
     return found
@@ -68,7 +68,7 @@ def rocksdb_get(path: Path, keyspace: Keyspace, key: Key) -> bytes | None:
 
 def rocksdb_put(path: Path, keyspace: Keyspace, key: Key, value: bytes) -> None:
     database, family = rocksdb_files(path, keyspace)
-    family.put(rocksdb_key(keyspace, key), value)
+    family.put(packed(keyspace, key), value)
     family.close()
     database.close()
 
@@ -79,7 +79,41 @@ class TestRocksdb(BackendSuite):
         pytest.importorskip("rocksdict", reason="the extra 'rocksdb' is not installed")
         return BackendSubject(
             make=make_rocksdb,
-            capabilities=CAPABILITIES["rocksdb"] | {"checksums"},
+            capabilities=CAPABILITIES["rocksdb"],
             raw_get=rocksdb_get,
             raw_put=rocksdb_put,
+        )
+
+
+def make_leveldb() -> Backend:
+    from topicstore_backends.leveldb import LeveldbBackend, LeveldbOptions
+
+    return LeveldbBackend(LeveldbOptions(write_buffer_bytes=1 << 20))
+
+
+def leveldb_key(keyspace: Keyspace, key: Key) -> bytes:
+    return bytes((0x10 + KEYSPACES.index(keyspace),)) + packed(keyspace, key)
+
+
+def leveldb_get(path: Path, keyspace: Keyspace, key: Key) -> bytes | None:
+    import plyvel
+
+    with plyvel.DB(str(path)) as database:
+        found: bytes | None = database.get(leveldb_key(keyspace, key))
+    return found
+
+
+def leveldb_put(path: Path, keyspace: Keyspace, key: Key, value: bytes) -> None:
+    import plyvel
+
+    with plyvel.DB(str(path)) as database:
+        database.put(leveldb_key(keyspace, key), value)
+
+
+class TestLeveldb(BackendSuite):
+    @pytest.fixture
+    def subject(self) -> BackendSubject:
+        pytest.importorskip("plyvel", reason="the extra 'leveldb' is not installed")
+        return BackendSubject(
+            make=make_leveldb, capabilities=CAPABILITIES["leveldb"], raw_get=leveldb_get, raw_put=leveldb_put
         )

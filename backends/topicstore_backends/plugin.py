@@ -40,7 +40,7 @@ def topicstore_backends() -> Sequence[BackendSpec]:
             summary="RocksDB, an LSM tree: fast batches and seeks, gives deleted space back by itself.",
             needs=("rocksdict",),
             install="topicstore[rocksdb]",
-            capabilities=("persistent", "sync", "checkpoint", "fast_seek", "reclaims_disk"),
+            capabilities=("persistent", "sync", "checkpoint", "fast_seek", "checksums", "reclaims_disk"),
         ),
         BackendSpec(
             name="leveldb",
@@ -49,7 +49,7 @@ def topicstore_backends() -> Sequence[BackendSpec]:
             needs=("plyvel",),
             install="topicstore[leveldb]",
             advice=_NO_PLYVEL,
-            capabilities=("persistent", "sync", "fast_seek", "reclaims_disk"),
+            capabilities=("persistent", "sync", "fast_seek", "checksums", "reclaims_disk"),
             durability_note=(
                 "With commit, power loss may take an older batch and leave a newer one, where two logs are in use."
             ),

@@ -182,7 +182,7 @@ def breaks(promise: Callable[..., object], of: str = "memory", *, capabilities: 
     def register(engine: type[Wrapped]) -> type[Wrapped]:
         name = engine.__name__
         ENGINES[name] = of, engine
-        declared = CAPABILITIES[of] | set(capabilities.split()) | ({"checksums"} if of == "rocksdb" else set())
+        declared = CAPABILITIES[of] | set(capabilities.split())
         around = {"raw_get": memory_get, "raw_put": memory_put} if of == "memory" else {}
         subject = partial(BackendSubject, make=partial(make, name), capabilities=declared, **around)
         what = (engine.__doc__ or "").strip()

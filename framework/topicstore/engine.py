@@ -30,6 +30,7 @@ Capabilities a backend may declare (see `topicstore.specs.BackendSpec`):
 ``checkpoint``            `Engine.checkpoint`
 ``concurrent_readers``    another process may open the shard to read while this one writes
 ``fast_seek``             a scan's first chunk costs microseconds, so leaping beats walking
+``checksums``             what is damaged on disk raises `CorruptionError`, and is never handed out as data
 ``reclaims_disk``         deleted bytes go back to the disk, as later writes come or by `Engine.reclaim`
 ``sql``                   `WriteBatch.put_rows` and `Engine.sql`
 ========================  =======================================================================
@@ -72,7 +73,7 @@ __all__ = [
 ]
 
 CAPABILITIES = frozenset(
-    ("persistent", "sync", "checkpoint", "concurrent_readers", "fast_seek", "reclaims_disk", "sql")
+    ("persistent", "sync", "checkpoint", "concurrent_readers", "fast_seek", "checksums", "reclaims_disk", "sql")
 )
 
 Key = Any
