@@ -24,8 +24,9 @@ $(READY): pyproject.toml
 demo: $(READY)
 	@$(BIN)/python -m topicstore.cli demo $(if $(INPUT),--input "$(INPUT)")
 
+# The suites that `make conformance` runs fully are run quickly here.
 test: $(READY)
-	$(BIN)/python -m pytest
+	TOPICSTORE_CONFORMANCE=$${TOPICSTORE_CONFORMANCE:-quick} $(BIN)/python -m pytest
 
 conformance: $(READY)
 	@$(BIN)/python -m topicstore.cli conformance --all

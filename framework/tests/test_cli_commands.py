@@ -20,7 +20,7 @@ from topicstore.cli import cli
 from topicstore.cli.exits import failure
 from topicstore.cli.rows import encode_lines
 from topicstore.engine import DATA, WriteBatch
-from topicstore.plugins import registry
+from topicstore_conformance.pairs import layouts_on
 
 ROWS = [ts.Message(f"fleet/{n % 3}/speed", b"%d" % n, f"bus-{n % 5}", timestamp=1_000_000 * n) for n in range(60)]
 
@@ -183,7 +183,7 @@ def test_generations(db: Path) -> None:
 
 def test_replays_cross_generations_of_other_layouts(db: Path, tmp_path: Path) -> None:
     """A change of layout is a new generation: what comes before and behind it is read in one order."""
-    layouts = ["reference", *sorted(set(registry().layouts()) - {"reference"})]
+    layouts = ["reference", *sorted(set(layouts_on("rocksdb")) - {"reference"})]
     for number, layout in enumerate(layouts, 1):
         run("generations", "add", db, "--layout", layout)
         later = 60_000_000 * number

@@ -9,7 +9,7 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore.plugins import registry
+from topicstore_conformance.pairs import layouts_on
 
 
 def run(*arguments: object, code: int = 0) -> Result:
@@ -29,7 +29,7 @@ def fill(path: Path, layout: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("layout", sorted(registry().layouts()))
+@pytest.mark.parametrize("layout", layouts_on("rocksdb"))
 def test_the_same_messages(tmp_path: Path, layout: str) -> None:
     """In the same order; the second time nothing is left to do."""
     path = fill(tmp_path / "db", layout)
