@@ -293,7 +293,7 @@ def test_bytes_are_counted_the_same_when_they_come_and_when_they_go(engine: Engi
 
 def test_a_delete_looks_at_so_many_rows_a_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they match or not."""
-    monkeypatch.setattr(table, "_LOOKED_AT", 10)
+    monkeypatch.setattr(table, "_DELETED", 10)
     slab = created(engine)
     rows = put(engine, slab, plain(35))
     removed = []

@@ -60,8 +60,8 @@ __all__ = ["TableLayout", "TableOptions"]
 _STREAM = 0
 _INLINE = 65_536
 """Bytes of the largest payload that lies in its row: a query of DuckDB holds 2,048 rows at a time, or more."""
-_LOOKED_AT = 65_536
-"""Rows that are looked at between two looks at the clock, or in one step of a delete."""
+_LOOKED_AT, _DELETED = 65_536, 2_000
+"""Rows that are looked at between two looks at the clock, and in one step of a delete, for which writers wait."""
 _LEVELS = 100
 """Levels of the longest filter that is made a regular expression."""
 
@@ -243,7 +243,7 @@ class TableSlab(Slab):
         condition = _condition(topic_filter)
         rows: pa.Table | None = None
         while at <= bound:
-            last = bound if deadline is None else self._stretch(at, bound)
+            last = bound if deadline is None else self._stretch(at, bound, _LOOKED_AT)
             stop = self._stop(condition, at, last, limit, limit_bytes)
             rows = self._select(_READ, condition, at, stop, limit)
             at = stop + 1 if rows.num_rows < limit else int(rows["position"][-1].as_py()) + 1
@@ -264,11 +264,11 @@ class TableSlab(Slab):
         self.counters.visited += rows.num_rows
         return rows
 
-    def _stretch(self, first: int, last: int) -> int:
+    def _stretch(self, first: int, last: int, rows: int) -> int:
         """Return where to stop for a number of rows that is looked at in well under a second, at most at ``last``."""
         statement = (
             "SELECT position FROM messages WHERE generation = ? AND position BETWEEN ?::UBIGINT AND ?::UBIGINT "
-            f"LIMIT 1 OFFSET {_LOOKED_AT - 1}"
+            f"LIMIT 1 OFFSET {rows - 1}"
         )
         found = self._engine.sql(statement, (self._generation, first, last))
         return int(found["position"][0].as_py()) if found.num_rows else last
@@ -346,10 +346,10 @@ class TableSlab(Slab):
     # --- the rest ---
 
     def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
-        """Delete matching rows, and payloads apart from them; each step looks at so many rows."""
+        """Delete matching rows, and payloads apart from them; each step looks at two thousand rows."""
         condition = _condition(topic_filter)
         while first <= last:
-            stop = self._stretch(first, last)
+            stop = self._stretch(first, last, _DELETED)
             rows = self._select(f"position, topic, {_BYTES} AS bytes", condition, first, stop, None)
             if not condition.exact:
                 rows = rows.filter(pa.array(map(topic_filter.matches, rows["topic"].to_pylist()), pa.bool_()))
@@ -369,7 +369,7 @@ class TableSlab(Slab):
         while first <= bound:
             stop = bound
             try:
-                stop = self._stretch(first, bound)
+                stop = self._stretch(first, bound, _LOOKED_AT)
                 yield from self._verify(first, stop)
             except CorruptionError as bad:
                 place = f"shard {self._shard}, generation {self._generation}, positions {first} to {stop}"

@@ -9,7 +9,7 @@ from topicstore.plugins import registry
 
 from topicstore_conformance.installed.choosing import chosen_layouts
 from topicstore_conformance.layout.suite import LayoutSuite
-from topicstore_conformance.pairs import make_layout
+from topicstore_conformance.pairs import backends_under, make_backend, make_layout
 from topicstore_conformance.subjects import LayoutSubject
 
 
@@ -20,7 +20,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _subject(name: str) -> LayoutSubject:
-    return LayoutSubject(make=partial(make_layout, name), capabilities=registry().layout(name).capabilities)
+    fitting = backends_under(name)
+    return LayoutSubject(
+        make=partial(make_layout, name),
+        capabilities=registry().layout(name).capabilities,
+        backend=partial(make_backend, "memory" if "memory" in fitting else fitting[0]),
+    )
 
 
 class TestLayout(LayoutSuite):
