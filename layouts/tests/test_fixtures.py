@@ -92,7 +92,7 @@ def restore(fixture: Fixture, pair: Pair, path: Path, patch: pytest.MonkeyPatch)
 
 
 found = sorted(FIXTURES.glob("*.fixture"))
-cases = [(path, pair) for path in found for pair in pairs() if path.name.startswith(f"{pair.layout}-v")]
+cases = [(path, pair) for path in found for pair in pairs("fast_seek") if path.name.startswith(f"{pair.layout}-v")]
 
 
 @pytest.fixture(params=cases, ids=lambda case: f"{case[0].stem}-{case[1].backend}")
