@@ -854,7 +854,7 @@ class ReadsItsOwnOnly(Changed):
 
 @breaks(S.test_batches_are_whole_when_killed, "rocksdb")
 class NotAtomic(Wrapped):
-    """Writes a batch keyspace by keyspace."""
+    """Writes a batch keyspace by keyspace, and takes its time in between, so that few kills are enough."""
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
         first = WriteBatch()
@@ -864,6 +864,7 @@ class NotAtomic(Wrapped):
             part = WriteBatch()
             part.runs = [run]
             self.inner.write(part, sync=sync)
+            threading.Event().wait(0.002)
 
 
 @breaks(S.test_a_process_that_ends_without_closing_loses_nothing, "rocksdb")

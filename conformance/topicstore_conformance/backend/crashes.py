@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 from topicstore.engine import DATA, INDEX, KEYS, KEYSPACES, META, STATE, Backend, Engine, WriteBatch, encode_generation
 
@@ -101,6 +102,8 @@ class Crashes(Fixtures):
                 for number in writer.told():
                     acknowledged = number
                     if number == last + after:
+                        # At once it would come before the next batch is begun, every time.
+                        Event().wait(draw.uniform(0.0005, 0.004))
                         writer.kill()
                 assert writer.wait() == -9, writer.complaint()
             engine = backend.open_shard(shard, KEYSPACES, create=False)
