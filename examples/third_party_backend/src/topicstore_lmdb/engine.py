@@ -34,7 +34,8 @@ _CHUNK_PAIRS, _CHUNK_BYTES = 1_000, 1 << 20
 """What a list of a scan holds at most, unless it is one pair."""
 _READERS = 1_000
 """Transactions that may be open at a time."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What LMDB's errors say of a full disk: they have no number."""
 _DAMAGED = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
 
 
@@ -67,7 +68,7 @@ def _translated(path):
     try:
         yield
     except (lmdb.Error, OSError) as error:
-        full = getattr(error, "errno", None) in _FULL or "No space left" in str(error)
+        full = any(text in str(error) for text in _FULL)
         if full or isinstance(error, (lmdb.MapFullError, lmdb.DiskError)):
             raise StorageFullError(f"{path}: {error}") from error
         if isinstance(error, _DAMAGED):
