@@ -36,6 +36,8 @@ _READERS = 1_000
 """Transactions that may be open at a time."""
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What LMDB's errors say of a full disk: they have no number."""
+_SHORT = f"mdb_txn_commit: {os.strerror(errno.EIO)}"
+"""What LMDB says when the system wrote less than it was asked to: a disk fills up so, most of the time."""
 _DAMAGED = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
 
 
@@ -68,7 +70,7 @@ def _translated(path):
     try:
         yield
     except (lmdb.Error, OSError) as error:
-        full = any(text in str(error) for text in _FULL)
+        full = any(text in str(error) for text in (*_FULL, _SHORT))
         if full or isinstance(error, (lmdb.MapFullError, lmdb.DiskError)):
             raise StorageFullError(f"{path}: {error}") from error
         if isinstance(error, _DAMAGED):
