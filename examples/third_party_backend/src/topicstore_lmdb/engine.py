@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import threading
 import weakref
 from itertools import chain, islice
@@ -37,7 +38,8 @@ _READERS = 1_000
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What LMDB's errors say of a full disk: they have no number."""
 _SHORT = f"mdb_txn_commit: {os.strerror(errno.EIO)}"
-"""What LMDB says when the system wrote less than it was asked to: a disk fills up so, most of the time."""
+"""What LMDB says when the system wrote less than it was asked to, and when writing or syncing failed."""
+_LITTLE = 1 << 20
 _DAMAGED = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
 
 
@@ -70,12 +72,20 @@ def _translated(path):
     try:
         yield
     except (lmdb.Error, OSError) as error:
-        full = any(text in str(error) for text in (*_FULL, _SHORT))
+        full = any(text in str(error) for text in _FULL) or (_SHORT in str(error) and _room(path) < _LITTLE)
         if full or isinstance(error, (lmdb.MapFullError, lmdb.DiskError)):
             raise StorageFullError(f"{path}: {error}") from error
         if isinstance(error, _DAMAGED):
             raise CorruptionError(str(error), str(path)) from error
         raise EngineError(f"{path}: {error}") from error
+
+
+def _room(path):
+    """Return how many bytes the shard may still grow by, as far as disk and limits tell."""
+    disk = os.statvfs(path)
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    free = disk.f_bavail * disk.f_frsize
+    return free if limit == resource.RLIM_INFINITY else min(free, limit - (path / "data.mdb").stat().st_size)
 
 
 def _lock(path):
