@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .explain import Explanation
+    from .subscriptions.hub import Hub
+    from .subscriptions.subscription import Subscription
 
 __all__ = ["Database", "create", "open", "open_existing"]
 
@@ -258,6 +260,9 @@ class Database:
         self._owner = os.getpid()
         self._closing = threading.Lock()
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self.listening: Hub | None = None
+        """Internal to the framework: who follows what is stored; None as long as nobody ever did."""
+        self._beginning = threading.Lock()
         self._maintainer: Maintainer | None = None
         self._options = options
         self._id = bytes.fromhex(manifest.id)
@@ -546,7 +551,54 @@ class Database:
             batch_size=batch_size,
         )
         plan = self._hooks.topicstore_replay(request=request)
-        return replaying.run(plan, lambda iterator, bound, limit: self._next(iterator, limit, bound=bound))
+        return replaying.run(plan, self.fetch)
+
+    def fetch(self, iterator: StreamIterator, bound: int, limit: int) -> NextResult:
+        """Fetch the next batch of an iterator, up to a position. Internal to the framework."""
+        return self._next(iterator, limit, bound=bound)
+
+    # --- following ---
+
+    @property
+    def hub(self) -> Hub:
+        """Who follows what is stored. Internal to the framework."""
+        with self._beginning:
+            if self.listening is None:
+                from .subscriptions.hub import Hub
+
+                self._check_open()
+                self.listening = Hub(self)
+            return self.listening
+
+    def subscribe(
+        self,
+        topic_filter: str,
+        start: int | datetime | Mapping[int, int] | None = None,
+        *,
+        window: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> Subscription:
+        """Follow a filter: first what is stored from ``start`` on, then live what comes, nothing lost or repeated.
+
+        start:      a time (0: the beginning); a place, as `Subscription.place` and `Subscription.acknowledged`
+                    give it; or None: from now on.
+        window:     how many messages may be delivered and not acknowledged (`Subscription.acknowledge`)
+                    before no more are delivered; None: as many as you like.
+        batch_size: most messages of a batch.
+
+        Each shard's messages come in order of positions. Raises `InvalidFilterError`, `InvalidArgumentError`.
+        """
+        from .subscriptions.subscription import Subscription
+
+        self._check_open()
+        _check_count("batch_size", batch_size)
+        if window is not None:
+            _check_count("window", window)
+        return Subscription(self, TopicFilter(topic_filter), start, window=window, batch_size=batch_size)
+
+    def clock(self) -> int:
+        """Return the present: microseconds since the epoch, by the clock that the database was opened with."""
+        return self._clock()
 
     # --- removing ---
 
@@ -564,7 +616,11 @@ class Database:
         if until is not None:
             last = first_position(to_microseconds(until)) - 1
             ends = [(shard, min(mark, last)) for shard, mark in ends]
-        return sum(shard.delete(parsed, first, end) for shard, end in ends if first <= end)
+        try:
+            return sum(shard.delete(parsed, first, end) for shard, end in ends if first <= end)
+        finally:
+            if self.listening is not None:
+                self.listening.forget()
 
     # --- generations ---
 
@@ -623,7 +679,10 @@ class Database:
             self._check_writable()
             for shard in self.shards:
                 shard.check_droppable(generation)  # all, before the first does it
+            records = [(shard.number, shard.record(generation)) for shard in self.shards]
             dropped = [shard.drop_generation(generation) for shard in self.shards]
+        if self.listening is not None and any(dropped):
+            self.listening.dropping((number, record) for number, record in records if record is not None)
         self.flush()
         for shard in self.shards:
             shard.remove_dropped()
@@ -807,6 +866,8 @@ class Database:
                 try:
                     for writer in list(self._writers):
                         writer.close()
+                    if self.listening is not None:
+                        self.listening.close()
                     self._hooks.topicstore_closed(db=self)
                 finally:
                     self._release()
@@ -818,6 +879,8 @@ class Database:
         with contextlib.ExitStack() as undo:
             if self._lock is not None:
                 undo.callback(self._lock.release)
+            if self.listening is not None:
+                undo.callback(self.listening.join)
             for shard in self.shards:
                 undo.callback(shard.close)
 

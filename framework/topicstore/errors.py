@@ -39,6 +39,7 @@ __all__ = [
     "ShardReadOnlyError",
     "StateConflictError",
     "StorageFullError",
+    "SubscriptionClosedError",
     "TimestampAheadError",
     "TopicstoreError",
     "UnknownPluginError",
@@ -153,6 +154,10 @@ class DatabaseClosedError(UnrecoverableError):
 
 
 # --- plugins ------------------------------------------------------------------------
+
+
+class SubscriptionClosedError(UnrecoverableError):
+    """The subscription was closed. Its `acknowledged` place can be given to a new one."""
 
 
 class UnknownPluginError(UnrecoverableError, LookupError):

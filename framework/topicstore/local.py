@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import functools
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .batch import MessageBatch
-from .errors import InvalidMessageError, TopicstoreError
+from .engine import STATE
+from .errors import InvalidMessageError, PluginError, TopicstoreError
 from .iterators import Iterator
-from .layout import Slab
+from .kept import GENERATION as KEPT
+from .kept import encode_kept, read_kept
+from .lanes import plan_lane
 from .locking import held
 from .plugins import hookimpl
 from .positions import first_position
-from .replay import Lane, ReplayPlan, Stage
+from .replay import ReplayPlan
 from .requests import IterateRequest, NextResult, ReplayRequest, StoreRequest, StoreResult, Stream, StreamsRequest
 from .shard import Prepared, Shard
 from .sharding import ShardMap
 from .topics import TopicFilter
+
+if TYPE_CHECKING:
+    from .subscriptions.feed import Feed
+    from .subscriptions.hub import Hub
 
 __all__ = ["LocalStore"]
 
@@ -37,13 +45,22 @@ class LocalStore:
         parts = _parts(request)
         shards = request.db.shards
         touched = [shards[number] for number, _, _ in parts]
-        with held(shard.lock for shard in touched):
-            prepared = _prepare_all(parts, request)
-            prepared = [shard.encode(ready) for shard, ready in zip(touched, prepared, strict=True)]
-            tickets = [shard.commit(ready) for shard, ready in zip(touched, prepared, strict=True)]
-        _settle_all(touched, tickets)
-        rejoin = functools.partial(_rejoin, request.batch, parts, prepared)
-        return StoreResult(count=len(request.batch), lifted=sum(p.lifted for p in prepared), rejoin=rejoin)
+        woken: list[tuple[int, list[Feed]]] = []
+        try:
+            with held(shard.lock for shard in touched):
+                prepared = _prepare_all(parts, request)
+                _keep(request, parts, prepared)
+                prepared = [shard.encode(ready) for shard, ready in zip(touched, prepared, strict=True)]
+                if request.db.listening is not None:  # so that who has caught up knows where to read on
+                    woken = _announce(request.db.listening, touched, prepared)
+                tickets = [shard.commit(ready) for shard, ready in zip(touched, prepared, strict=True)]
+            _settle_all(touched, tickets)
+        finally:
+            if request.db.listening is not None:  # also if a shard failed: the others have committed
+                request.db.listening.wake(woken)
+        rejoin = functools.partial(_rejoin, parts, prepared)
+        count = sum(len(part) for _, _, part in parts)
+        return StoreResult(count=count, lifted=sum(p.lifted for p in prepared), rejoin=rejoin)
 
     @hookimpl
     def topicstore_streams(self, request: StreamsRequest) -> list[Stream]:
@@ -67,6 +84,8 @@ class LocalStore:
     def topicstore_iterate(self, request: IterateRequest) -> NextResult:
         """Read on from the iterator's place."""
         iterator = request.iterator
+        if iterator.generation == KEPT:
+            return read_kept(request)
         bound = request.bound
         if request.until is not None:
             before = first_position(request.until) - 1
@@ -96,23 +115,62 @@ class LocalStore:
         """Read each shard's generations in turn, by the streams that its layout finds cheapest."""
         began = time.monotonic()
         bounds = [_bound(shard, request) for shard in request.db.shards]  # of one moment: planning may wait
-        lanes = [_lane(shard, bound, request, began) for shard, bound in zip(request.db.shards, bounds, strict=True)]
+        first, database = first_position(request.start), bytes.fromhex(request.db.manifest.id)
+        lanes = [
+            plan_lane(database, shard, request.topic_filter, first, bound, since=began)
+            for shard, bound in zip(request.db.shards, bounds, strict=True)
+        ]
         lanes = [lane for lane in lanes if lane.stages]
         return ReplayPlan(lanes=lanes, order=request.order, batch_size=request.batch_size)
 
 
 def _parts(request: StoreRequest) -> list[tuple[int, _Rows, MessageBatch]]:
     """Return (shard, rows of the batch, their messages) for every shard that gets messages or state."""
-    batch, shard_map = request.batch, request.db.shard_map
-    parts = {shard: (rows, batch if rows is None else batch.take(rows)) for shard, rows in _split(batch, shard_map)}
+    chosen, batch = _to_streams(request)
+    parts = {
+        shard: (_within(chosen, rows), batch if rows is None else batch.take(rows))
+        for shard, rows in _split(batch, request.db.shard_map)
+    }
     nothing = np.empty(0, dtype=np.intp)
-    for shard in request.state:
+    kept = () if request.destinations is None else request.destinations.kept.values()
+    for shard in (*request.state, *(shard for shard, _ in kept)):
         parts.setdefault(shard, (nothing, MessageBatch.empty()))
     return [(shard, rows, part) for shard, (rows, part) in sorted(parts.items())]
 
 
+def _to_streams(request: StoreRequest) -> tuple[_Rows, MessageBatch]:
+    """Return the messages that go to the streams, with their rows in the batch, or None if all of them do."""
+    batch, destinations = request.batch, request.destinations
+    if destinations is None:
+        return None, batch
+    if len(batch) != len(destinations.stored):
+        raise PluginError("a plugin changed the number of messages, some of which are to be kept or only routed")
+    rows = np.flatnonzero(destinations.stored)
+    return (None, batch) if len(rows) == len(batch) else (rows, batch.take(rows))
+
+
+def _within(chosen: _Rows, rows: _Rows) -> _Rows:
+    """Return the rows of the whole batch that are ``rows`` of those chosen; None are all."""
+    if chosen is None or rows is None:
+        return chosen if rows is None else rows
+    return chosen[rows]
+
+
+def _keep(request: StoreRequest, parts: list[tuple[int, _Rows, MessageBatch]], prepared: list[Prepared]) -> None:
+    """Add the messages that are kept beside the streams to the writes of their shards."""
+    if request.destinations is not None and request.destinations.kept:
+        writes = {shard: ready.write for (shard, _, _), ready in zip(parts, prepared, strict=True)}
+        for shard, key, value in encode_kept(request, _rejoin(parts, prepared)):
+            writes[shard].put(STATE, key, value)
+
+
 def _split(batch: MessageBatch, shard_map: ShardMap) -> list[tuple[int, _Rows]]:
     return shard_map.split(batch.client_ids) if len(batch) else []
+
+
+def _announce(hub: Hub, shards: list[Shard], prepared: list[Prepared]) -> list[tuple[int, list[Feed]]]:
+    """Tell who listens what is about to be committed; return whom to wake when it was."""
+    return [(s.number, hub.announce(s.number, p.batch)) for s, p in zip(shards, prepared, strict=True)]
 
 
 def _settle_all(shards: list[Shard], tickets: list[int]) -> None:
@@ -149,13 +207,11 @@ def _prepare(shard: Shard, batch: MessageBatch, rows: _Rows, request: StoreReque
         raise type(bad)(bad.reason, int(rows[bad.index])) from bad
 
 
-def _rejoin(
-    batch: MessageBatch, parts: list[tuple[int, _Rows, MessageBatch]], prepared: list[Prepared]
-) -> MessageBatch:
-    """Return the whole batch with what its shards gave it, in the order handed in."""
+def _rejoin(parts: list[tuple[int, _Rows, MessageBatch]], prepared: list[Prepared]) -> MessageBatch:
+    """Return all messages that went to streams with what the shards gave them, in the order handed in."""
     stored = [ready.batch for ready in prepared if len(ready.batch)]
     if len(stored) < 2:
-        return stored[0] if stored else batch
+        return stored[0] if stored else MessageBatch.empty()
     rows = np.concatenate([rows for _, rows, part in parts if len(part) and rows is not None])
     return MessageBatch.concat(stored).take(np.argsort(rows))
 
@@ -165,27 +221,3 @@ def _bound(shard: Shard, request: ReplayRequest) -> int:
     if request.until is None:
         return shard.watermark
     return min(shard.watermark, first_position(request.until) - 1)
-
-
-def _lane(shard: Shard, bound: int, request: ReplayRequest, began: float) -> Lane:
-    first = first_position(request.start)
-    stages = []
-    for record, slab in shard.slabs() if first <= bound else ():
-        if record.first_position > bound or (record.last_position is not None and record.last_position < first):
-            continue
-        streams = slab.cover(request.topic_filter, first)
-        if record.sealed is None and any(slab.visible(stream, shard.watermark) < bound for stream in streams):
-            shard.end_epoch(record.number, bound, wait=True, since=began)
-        if streams:
-            stages.append(Stage(_iterators(shard.number, record.number, slab, streams, first, request), slab.epoch))
-    return Lane(shard=shard.number, bound=bound, stages=stages)
-
-
-def _iterators(
-    shard: int, generation: int, slab: Slab, streams: list[int], first: int, request: ReplayRequest
-) -> list[Iterator]:
-    database, topic_filter = bytes.fromhex(request.db.manifest.id), request.topic_filter
-    return [
-        Iterator(database, shard, generation, stream, topic_filter.text, slab.begin(stream, topic_filter, first))
-        for stream in streams
-    ]

@@ -24,7 +24,7 @@ from .batch import MessageBatch
 from .iterators import Iterator as StreamIterator
 from .requests import NextResult
 
-__all__ = ["Fetch", "Lane", "Order", "ReplayPlan", "Stage", "run", "slices"]
+__all__ = ["Fetch", "Lane", "Order", "ReplayPlan", "Stage", "in_order", "run", "slices"]
 
 Order = Literal["time"]
 
@@ -68,7 +68,7 @@ class ReplayPlan:
 def run(plan: ReplayPlan, fetch: Fetch) -> Iterator[MessageBatch]:
     """Yield the non-empty batches of a replay."""
     if plan.order == "time":
-        return _merge([_in_order(lane, fetch, plan.batch_size) for lane in plan.lanes])
+        return _merge([in_order(lane, fetch, plan.batch_size) for lane in plan.lanes])
     return _take_turns([_staged(lane, fetch, plan.batch_size) for lane in plan.lanes])
 
 
@@ -77,7 +77,8 @@ def _staged(lane: Lane, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
         yield from _take_turns([_stream(iterator, lane.bound, fetch, limit) for iterator in stage.iterators])
 
 
-def _in_order(lane: Lane, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
+def in_order(lane: Lane, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
+    """Yield the non-empty batches of one shard in order of positions."""
     for stage in lane.stages:
         each = min(limit, max(limit // len(stage.iterators), _LEAST))  # of every stream some are held at a time
         streams = [_stream(iterator, lane.bound, fetch, each) for iterator in stage.iterators]

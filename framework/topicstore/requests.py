@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from .batch import MessageBatch
 from .iterators import Iterator
@@ -17,7 +19,26 @@ from .topics import TopicFilter
 if TYPE_CHECKING:
     from .database import Database
 
-__all__ = ["IterateRequest", "NextResult", "ReplayRequest", "StoreRequest", "StoreResult", "Stream", "StreamsRequest"]
+__all__ = [
+    "Destinations",
+    "IterateRequest",
+    "NextResult",
+    "ReplayRequest",
+    "StoreRequest",
+    "StoreResult",
+    "Stream",
+    "StreamsRequest",
+]
+
+
+@attrs.frozen(kw_only=True)
+class Destinations:
+    """Where the rows of a batch go, if not all of them to the streams and nowhere else."""
+
+    stored: npt.NDArray[np.bool_]
+    """A value for each row: whether it goes to the streams."""
+    kept: Mapping[int, tuple[int, bytes]] = attrs.field(factory=dict)
+    """Rows that are kept beside the streams (`topicstore.kept`), each with shard and key; of one key, the last counts."""
 
 
 @attrs.define(kw_only=True)
@@ -28,6 +49,8 @@ class StoreRequest:
     batch: MessageBatch
     state: Mapping[int, Sequence[StateWrite]] = attrs.field(factory=dict)
     """State writes by shard, each shard's committed in one engine write with its messages."""
+    destinations: Destinations | None = None
+    """None: all rows go to the streams. Else the batch must keep its rows, each in its place."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -86,6 +109,7 @@ class IterateRequest:
 
     db: Database
     iterator: Iterator
+    """In generation 0, the messages that a shard keeps beside its streams (`topicstore.kept`)."""
     limit: int
     until: int | None = None
     """Microseconds since the epoch, exclusive."""

@@ -535,6 +535,13 @@ class Shard:
         if wait or self._failure is None:
             self.settle(ticket)  # somebody else may have ended it, and not be done with that
 
+    def await_visible(self, position: int) -> None:
+        """Return when readers may see everything up to a committed position: after its flush, and its epoch."""
+        if self._policy.durability == "sync":
+            self.flush()
+        record, _ = self.slabs()[-1]
+        self.end_epoch(record.number, position, wait=True)
+
     def _in_open_epoch(self, position: int, epoch: int) -> bool:
         """Say whether a position lies in the epoch being written."""
         end = self._tail.last_position | (epoch - 1)
@@ -675,6 +682,10 @@ class Shard:
             if record.sealed is None:
                 raise GenerationError(f"generation {number} is the current one; add another before dropping it")
             return True
+
+    def record(self, number: int) -> GenerationRecord | None:
+        """Return what is recorded of a generation, dropped ones too while they are removed; None if nothing is."""
+        return self._records.get(number)
 
     def drop_generation(self, number: int) -> bool:
         """Make a sealed generation invisible, in one engine write; False if it was dropped before.

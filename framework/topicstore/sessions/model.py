@@ -1,0 +1,199 @@
+"""What goes into sessions and comes out of them: options, wills, deliveries, what can be seen of one."""
+
+from __future__ import annotations
+
+import enum
+from datetime import datetime
+
+import attrs
+import msgspec
+
+from ..errors import InvalidArgumentError
+from ..model import Message
+from ..positions import first_position, to_microseconds
+
+__all__ = [
+    "START_PROPERTY",
+    "Delivery",
+    "Ended",
+    "Release",
+    "SessionInfo",
+    "SessionStatus",
+    "Start",
+    "SubscribeOptions",
+    "SubscriptionStatus",
+    "Will",
+    "parse_start",
+    "places_of",
+]
+
+START_PROPERTY = "topicstore-start"
+"""The MQTT 5 user property of a SUBSCRIBE that asks for a replay; `parse_start` reads its value."""
+
+Start = int | datetime | str | dict[int, int] | None
+"""Where a subscription begins: None from now on; ``"beginning"`` or 0; a time, inclusive; or a position by shard,
+the first to be delivered, where shards that are left out begin now."""
+
+MAX_IDENTIFIER = 268_435_455
+
+
+class SubscribeOptions(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The options of one subscription. Fields are only ever appended: the struct is part of stored formats."""
+
+    qos: int = 1
+    no_local: bool = False
+    """Leave out what the session's own client published."""
+    retain_as_published: bool = False
+    retain_handling: int = 0
+    """0: send retained messages; 1: only if the subscription is new; 2: never."""
+    identifier: int = 0
+    """The subscription identifier; 0: none."""
+
+    def checked(self) -> SubscribeOptions:
+        """Return the options. Raises `InvalidArgumentError` if one is out of its range."""
+        _check_range("qos", self.qos, 0, 2)
+        _check_range("retain_handling", self.retain_handling, 0, 2)
+        _check_range("a subscription identifier", self.identifier, 0, MAX_IDENTIFIER)
+        return self
+
+
+class Will(msgspec.Struct, frozen=True, gc=False):
+    """What is published when a session's connection is lost."""
+
+    message: Message
+    delay: float = 0.0
+    """Seconds. It is published after the delay, or when the session ends if that is sooner."""
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """One message to send to a session's client: a PUBLISH."""
+
+    packet_id: int
+    """1 to 65,535; 0 for QoS 0, which has none."""
+    message: Message
+    qos: int
+    """The lower of the message's and the subscription's."""
+    dup: bool = False
+    """It may have been sent before, under this packet id."""
+    retain: bool = False
+    """The flag to send: as the subscription's options have it, not as published."""
+    subscription_identifiers: tuple[int, ...] = ()
+    expiry: int | None = None
+    """What is left of the message's expiry interval, in seconds; None if it has none."""
+
+
+class Release(msgspec.Struct, frozen=True, gc=False):
+    """A PUBREL to send."""
+
+    packet_id: int
+
+
+class Ended(enum.Enum):
+    """Why a session object is of no more use."""
+
+    DISCONNECTED = "it was disconnected"
+    LOST = "its connection was lost"
+    TAKEN_OVER = "its client connected anew"
+    KICKED = "it was kicked"
+    EXPIRED = "it was made to expire"
+    KEEP_ALIVE = "its client was silent for longer than its keep-alive allows"
+    CLOSED = "the database was closed"
+
+
+@attrs.frozen(kw_only=True)
+class SubscriptionStatus:
+    """How far one subscription of a session has come."""
+
+    topic_filter: str
+    options: SubscribeOptions
+    places: tuple[int, ...]
+    """By shard: everything up to this position was delivered, or found not to match."""
+    behind: float
+    """Seconds between the newest message of the database and the oldest that may be unread; 0: nothing is unread."""
+    dropped: tuple[int, ...]
+    """Generations that were dropped before the session had read them."""
+
+
+@attrs.frozen(kw_only=True)
+class SessionStatus:
+    """What a connected session is doing."""
+
+    client_id: str
+    in_flight: int
+    """Messages sent, or to be sent again, whose exchange is not over."""
+    receive_maximum: int
+    to_resend: int
+    """Of those in flight, how many wait to be sent again."""
+    waits_for: str
+    """``nothing``, ``acknowledgements`` (the window is full), ``delivery`` (something can be delivered now), or an error."""
+    stuck_since: int | None
+    """Since when the window has been full without an acknowledgement; microseconds since the epoch."""
+    missed: int
+    """QoS 0 messages that were dropped because nobody fetched them."""
+    subscriptions: tuple[SubscriptionStatus, ...]
+
+
+@attrs.frozen(kw_only=True)
+class SessionInfo:
+    """A session as it is stored."""
+
+    client_id: str
+    connected: bool
+    created: int
+    """Microseconds since the epoch, as all times here."""
+    expiry_interval: float | None
+    """Seconds; None: never."""
+    expires: int | None
+    """When it ends; None while it is connected, or never."""
+    will_due: int | None
+    """When its will is published; None if none is pending."""
+    subscriptions: tuple[tuple[str, SubscribeOptions], ...] = ()
+    in_flight: int = 0
+    """As of the last commit."""
+    awaiting_release: int = 0
+    """Incoming QoS 2 packet ids whose PUBREL has not come."""
+
+
+def parse_start(text: str) -> Start:
+    """Return the start that a user property `START_PROPERTY` asks for.
+
+    ``now``, ``beginning``, microseconds since the epoch, a time of ISO 8601 with its zone, or positions by
+    shard, ``0:3481600000000,1:3481600002048``. Raises `InvalidArgumentError` for anything else.
+    """
+    word = text.strip()
+    if word == "now":
+        return None
+    if word == "beginning":
+        return 0
+    try:
+        if word.isdecimal():
+            return int(word)
+        if ":" in word and set(word) <= set("0123456789:,"):
+            pairs = [pair.split(":") for pair in word.split(",")]
+            return {int(shard): int(position) for shard, position in pairs}
+        return to_microseconds(datetime.fromisoformat(word))
+    except ValueError as bad:  # InvalidArgumentError is one
+        raise InvalidArgumentError(f"{START_PROPERTY} is not {text[:80]!r}: {bad}") from bad
+
+
+def places_of(start: Start, now: list[int]) -> list[int]:
+    """Return, by shard, the position up to which a subscription with this start has nothing to deliver.
+
+    ``now``: the watermarks.
+    """
+    if start is None:
+        return now
+    if isinstance(start, dict):
+        for shard, position in start.items():
+            _check_range("a shard", shard, 0, len(now) - 1)
+            _check_range("a position", position, 0, (1 << 64) - 1)
+        return [max(start[shard] - 1, 0) if shard in start else mark for shard, mark in enumerate(now)]
+    if isinstance(start, str):
+        start = parse_start(start)
+        return places_of(start, now)
+    return [max(first_position(to_microseconds(start)) - 1, 0)] * len(now)
+
+
+def _check_range(what: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidArgumentError(f"{what} is a number from {low} to {high:,}, not {value!r}")
