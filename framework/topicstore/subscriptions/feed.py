@@ -196,17 +196,17 @@ class Feed:
         quiet = begin <= after <= end
         if quiet and end == _FOREVER:
             return Stretch(after, after, MessageBatch.empty()), True
-        walk = lane.walks.pop(after, None) or self._walk(shard, end if quiet else after)
+        walk = lane.walks.pop(after, None)
+        old = walk is not None  # then it ends where everything ended that could be seen when it began
+        if walk is None:
+            walk = self._walk(shard, end if quiet else after)
         if walk.ahead is None:
-            stretch = Stretch(after, max(after, walk.bound), MessageBatch.empty())
-            self._reached(lane, shard, stretch.position)
-            return stretch, True
-        stretch, ended = self._step(lane, walk, begin if quiet else after)
+            stretch, ended = Stretch(after, max(after, walk.bound), MessageBatch.empty()), True
+        else:
+            stretch, ended = self._step(lane, walk, begin if quiet else after)
+            self._remember(lane, stretch)
         if ended:
-            self._reached(lane, shard, stretch.position)
-        lane.recent.append(stretch)
-        del lane.recent[:-_RECENT]
-        self._hub.remember(stretch, lane.recent)
+            ended = self._reached(lane, shard, stretch.position) or not old
         return stretch, ended
 
     def _walk(self, shard: int, after: int) -> _Walk:
@@ -233,7 +233,15 @@ class Feed:
             del lane.walks[next(iter(lane.walks))]
         return Stretch(after, position, batch), False
 
-    def _reached(self, lane: _Lane, shard: int, position: int) -> None:
-        """Everything that can be seen was read; what is committed but hidden is waited for."""
-        if not lane.reached(position) and (position < lane.unannounced or self._hub.hides(shard)):
+    def _remember(self, lane: _Lane, stretch: Stretch) -> None:
+        lane.recent.append(stretch)
+        del lane.recent[:-_RECENT]
+        self._hub.remember(stretch, lane.recent)
+
+    def _reached(self, lane: _Lane, shard: int, position: int) -> bool:
+        """Say whether everything that was announced is read; what is committed but hidden is waited for."""
+        if lane.reached(position):
+            return True
+        if position < lane.unannounced or self._hub.hides(shard):
             self._hub.await_visible(self, shard, lane.newest)
+        return False

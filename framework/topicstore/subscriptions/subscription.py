@@ -364,7 +364,7 @@ class Subscription:
         self._inbox.end(SubscriptionClosedError("the subscription was closed"))
 
     def __del__(self) -> None:
-        if getattr(self, "_inbox", None) is not None and self._inbox.ended is None:
+        if hasattr(self, "_end") and self._inbox.ended is None:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> Self:

@@ -1,0 +1,443 @@
+"""`Database.subscribe`: from the disk, then live, nothing lost or repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.subscriptions import Subscription
+
+LAYOUTS = ["reference", "block", "skipstream", "wildcard_optimized"]
+EPOCHS = {"wildcard_optimized": {"wildcard_optimized": {"epoch_bits": 14}}}
+"""Epochs of 16 milliseconds, so that nobody waits for a second."""
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def db(layout: str, tmp_path: Path) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", layout=layout, shards=2, options=EPOCHS.get(layout)) as database:
+        yield database
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db") as database:
+        yield database
+
+
+def numbered(first: int, count: int, clients: int = 3) -> list[ts.Message]:
+    return [ts.Message(f"a/{n % 7}", str(n).encode(), f"c{n % clients}") for n in range(first, first + count)]
+
+
+def take(subscription: Subscription, count: int, limit: int | None = None) -> list[int]:
+    """Fetch until there are so many messages, acknowledging each batch."""
+    taken: list[int] = []
+    while len(taken) < count:
+        batch = subscription.fetch(limit, timeout=30)
+        assert batch.messages, f"only {len(taken)} of {count} came"
+        taken += [int(message.payload) for message in batch.messages]
+        subscription.acknowledge(batch.sequence)
+    return taken
+
+
+def reads(db: ts.Database) -> int:
+    return sum(shard.counters.reads for shard in db.info().shards)
+
+
+# --- what comes -------------------------------------------------------------------------
+
+
+def test_catches_up_then_follows_beside_writers(db: ts.Database) -> None:
+    """Nothing is lost or repeated where the disk ends and live begins, and each publisher's order holds."""
+    db.store(numbered(0, 3_000))
+    with db.subscribe("a/+", 0, window=500) as subscription, ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(lambda: [db.store(numbered(3_000 + 5 * n, 5)) for n in range(200)])
+        taken = take(subscription, 4_000)
+        writing.result()
+        assert sorted(taken) == list(range(4_000))
+        for client in range(3):
+            mine = [n for n in taken if n % 3 == client]
+            assert mine == sorted(mine)
+        assert not subscription.fetch(timeout=0).messages
+
+
+@pytest.mark.parametrize("durability", ["commit", "sync"])
+def test_from_now_on(tmp_path: Path, durability: str) -> None:
+    """Without a start comes what is stored after the call, all of it."""
+    with ts.open(tmp_path / "db", durability=durability, shards=2) as db:
+        db.store(numbered(0, 10))
+        with db.subscribe("a/+") as subscription:
+            db.store(numbered(10, 10))
+            assert sorted(take(subscription, 10)) == list(range(10, 20))
+
+
+def test_from_a_time(db: ts.Database) -> None:
+    """A start in time is inclusive, as for a replay."""
+    db.store(numbered(0, 10))
+    batch = db.store(numbered(10, 10)).batch
+    start = min(int(position) for position in batch.positions) >> 11
+    expected = sorted(int(message.payload) for message in db.replay("#", start))
+    with db.subscribe("#", start) as subscription:
+        assert sorted(take(subscription, len(expected))) == expected
+
+
+@pytest.mark.parametrize("limit", [1, 7, None])
+def test_goes_on_behind_what_was_acknowledged(db: ts.Database, limit: int | None) -> None:
+    """A place, taken at any moment, is where another subscription goes on, after a restart too."""
+    db.store(numbered(0, 50))
+    taken: list[int] = []
+    place: object = 0
+    while len(taken) < 50:
+        with db.subscribe("a/+", place, window=100) as subscription:  # type: ignore[arg-type]
+            batch = subscription.fetch(limit, timeout=30)
+            taken += [int(message.payload) for message in batch.messages]
+            assert subscription.acknowledged != subscription.place  # not yet
+            subscription.acknowledge(batch.sequence)
+            assert subscription.acknowledged == subscription.place
+            place = subscription.acknowledged
+    assert sorted(taken) == list(range(50))
+
+
+def test_system_topics_are_not_of_wildcards(plain: ts.Database) -> None:
+    """A filter that begins with a wildcard gets no topic that begins with $, live either."""
+    with plain.subscribe("#") as everything, plain.subscribe("$SYS/#") as system:
+        plain.store([ts.Message("$SYS/load", b"1"), ts.Message("a", b"2")])
+        assert [m.payload for m in everything.fetch(timeout=30).messages] == [b"2"]
+        assert [m.payload for m in system.fetch(timeout=30).messages] == [b"1"]
+
+
+def test_new_topics_and_generations_come(db: ts.Database) -> None:
+    """New streams, generations and layouts are picked up as they come, in order."""
+    with db.subscribe("#") as subscription:
+        for number in range(40):
+            if number in (10, 30):
+                db.add_generation()
+            if number == 20:
+                db.add_generation("block")
+            db.store([ts.Message(f"new/{number}/x", str(number).encode(), "one")])
+        assert take(subscription, 40) == list(range(40))
+
+
+def test_order_is_that_of_positions(db: ts.Database) -> None:
+    """Within a shard, messages come in order of positions, across streams and batches."""
+    for first in range(0, 300, 30):
+        db.store(numbered(first, 30))
+    with db.subscribe("#", 0) as subscription:
+        last: dict[int, int] = {}
+        seen = 0
+        while seen < 300:
+            batch = subscription.fetch(17, timeout=30)
+            assert batch.shard is not None
+            for position in batch.batch.positions.tolist():
+                assert position > last.get(batch.shard, -1)
+                last[batch.shard] = position
+            seen += len(batch)
+
+
+# --- back-pressure -----------------------------------------------------------------------
+
+
+def test_the_window_holds_back(plain: ts.Database) -> None:
+    """No more than the window is delivered unacknowledged; acknowledging lets the next come."""
+    plain.store(numbered(0, 100))
+    with plain.subscribe("#", 0, window=10) as subscription:
+        first = subscription.fetch(timeout=30)
+        assert len(first) == 10
+        nothing = subscription.fetch(timeout=0)
+        assert (len(nothing), nothing.stuck, nothing.lagging) == (0, True, True)
+        assert subscription.status().stuck
+        assert subscription.status().unacknowledged == 10
+        subscription.acknowledge(first.sequence - 6)
+        assert len(subscription.fetch(timeout=30)) == 4
+        subscription.acknowledge(14)
+        assert not subscription.status().stuck
+
+
+def test_acknowledging_lets_a_waiting_thread_go_on(plain: ts.Database) -> None:
+    """Who waits for room in the window is woken by the acknowledgement."""
+    plain.store(numbered(0, 20))
+    with plain.subscribe("#", 0, window=10) as subscription, ThreadPoolExecutor(1) as pool:
+        subscription.fetch()
+        waiting = pool.submit(subscription.fetch, None, 30)
+        subscription.acknowledge(10)
+        assert len(waiting.result()) == 10
+
+
+@pytest.mark.parametrize("sequence", [-1, 11, "3", True])
+def test_what_was_not_delivered_cannot_be_acknowledged(plain: ts.Database, sequence: int) -> None:
+    """A wrong number is an error that changes nothing."""
+    plain.store(numbered(0, 10))
+    with plain.subscribe("#", 0, window=10) as subscription:
+        subscription.fetch()
+        with pytest.raises(ts.InvalidArgumentError):
+            subscription.acknowledge(sequence)
+        assert subscription.status().unacknowledged == 10
+
+
+# --- what it costs -----------------------------------------------------------------------
+
+
+def test_who_stands_at_the_same_place_shares_a_scan(plain: ts.Database) -> None:
+    """A thousand subscribers of a filter that keep together cost the engine as many reads as one."""
+    for first in range(0, 2_000, 200):
+        plain.store(numbered(first, 200))
+    before = reads(plain)
+    with plain.subscribe("a/+", 0) as one:
+        take(one, 2_000)
+        alone = reads(plain) - before
+        before = reads(plain)
+        crowd = [plain.subscribe("a/+", 0) for _ in range(1_000)]
+        for subscription in crowd:
+            take(subscription, 2_000)
+        assert reads(plain) - before <= 2 * alone
+        before = reads(plain)
+        plain.store(numbered(2_000, 10))
+        for subscription in crowd:
+            assert take(subscription, 10) == list(range(2_000, 2_010))
+            subscription.close()
+        assert reads(plain) - before <= 4
+
+
+def test_idle_subscribers_read_nothing(plain: ts.Database) -> None:
+    """What doesn't match wakes nobody, and a match behind much that didn't is read without passing through it."""
+    crowd = [plain.subscribe(f"device/{n}/#") for n in range(1_000)]
+    for subscription in crowd:
+        assert not subscription.fetch(timeout=0).messages
+    before = reads(plain)
+    for first in range(0, 5_000, 100):
+        plain.store(numbered(first, 100))
+    assert not any(subscription.status().lagging for subscription in crowd)
+    assert reads(plain) == before
+    visited = sum(c.visited + c.skipped for s in plain.info().shards for c in s.reads.values())
+    plain.store([ts.Message("device/7/x", b"1")])
+    assert [m.payload for m in crowd[7].fetch(timeout=30).messages] == [b"1"]
+    after = sum(c.visited + c.skipped for s in plain.info().shards for c in s.reads.values())
+    assert after - visited <= 2
+    for subscription in crowd:
+        subscription.close()
+
+
+def test_a_program_that_follows_nothing_pays_nothing(plain: ts.Database) -> None:
+    """There is no hub before somebody subscribes."""
+    plain.store(numbered(0, 10))
+    assert plain.listening is None
+
+
+# --- what is removed ---------------------------------------------------------------------
+
+
+def test_dropped_generations_are_told(db: ts.Database) -> None:
+    """Who had not read a generation that is dropped is told once, and goes on behind it."""
+    db.store(numbered(0, 20, clients=1))
+    with db.subscribe("#", 0) as subscription:
+        first = subscription.fetch(5, timeout=30)
+        assert not first.dropped
+        db.add_generation()
+        db.store(numbered(20, 20, clients=1))
+        db.drop_generation(1)
+        told, taken = [], []
+        while len(taken) < 20:
+            batch = subscription.fetch(8, timeout=30)
+            told += batch.dropped
+            taken += [int(message.payload) for message in batch.messages]
+        assert taken == list(range(20, 40))
+        assert told == [1]
+
+
+def test_a_generation_that_was_read_is_not_missed(plain: ts.Database) -> None:
+    """Dropping what was read, or what did not match, is nobody's loss."""
+    plain.store([*numbered(0, 20), ts.Message("other", b"x")])
+    with plain.subscribe("a/+", 0) as subscription:
+        take(subscription, 20)
+        assert not subscription.fetch(timeout=0).messages
+        plain.store([ts.Message("other", b"y")])
+        plain.add_generation()
+        plain.drop_generation(1)
+        plain.store(numbered(20, 1))
+        batch = subscription.fetch(timeout=30)
+        assert [int(message.payload) for message in batch.messages] == [20]
+        assert not batch.dropped
+
+
+def test_what_was_deleted_does_not_come(db: ts.Database) -> None:
+    """Batches fetched after a delete hold nothing of it, though somebody had read it before."""
+    db.store(numbered(0, 100))
+    with db.subscribe("a/+", 0) as early, db.subscribe("a/+", 0) as late:
+        take(early, 100)
+        late.fetch(1, timeout=30)
+        gone = db.delete("a/3")
+        assert gone
+        rest = [int(m.payload) for m in late.fetch(timeout=30).messages + late.fetch(timeout=0.2).messages]
+        assert all(number % 7 != 3 for number in rest)
+
+
+def test_compaction_is_not_noticed(plain: ts.Database) -> None:
+    """A subscription goes on through a compaction."""
+    for first in range(0, 20_000, 500):
+        plain.store(numbered(first, 500))
+    with plain.subscribe("#", 0) as subscription:
+        begun = take(subscription, 1_000, 100)
+        plain.compact()
+        assert begun + take(subscription, 19_000) == list(range(20_000))
+
+
+# --- the end -----------------------------------------------------------------------------
+
+
+def test_closing_lets_who_waits_go(plain: ts.Database) -> None:
+    """Iterating ends when the subscription is closed; fetching says so."""
+    subscription = plain.subscribe("#")
+    with ThreadPoolExecutor(2) as pool:
+        iterating, fetching = pool.submit(list, subscription), pool.submit(subscription.fetch)
+        subscription.close()
+        assert iterating.result() == []
+        with pytest.raises(ts.SubscriptionClosedError):
+            fetching.result()
+    subscription.close()
+
+
+def test_closing_the_database_is_told(tmp_path: Path) -> None:
+    """Nobody waits for ever for a database that was closed."""
+    db = ts.open(tmp_path / "db")
+    subscription = db.subscribe("#")
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(subscription.fetch)
+        db.close()
+        with pytest.raises(ts.DatabaseClosedError):
+            fetching.result()
+    with pytest.raises(ts.DatabaseClosedError):
+        db.subscribe("#")
+
+
+def test_one_that_was_forgotten_warns_and_is_not_told(plain: ts.Database) -> None:
+    """A subscription that nobody holds is not kept alive by the database."""
+    held = [plain.subscribe("#")]
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        held.clear()
+    assert plain.hub.matching("a") == ()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"window": 0}, {"batch_size": 0}, {"start": {5: 1}}, {"start": {0: -1}}, {"start": "yesterday"}],
+)
+def test_bad_arguments(plain: ts.Database, arguments: dict[str, object]) -> None:
+    """They are named, and nothing is left behind."""
+    with pytest.raises(ts.InvalidArgumentError):
+        plain.subscribe("#", **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ts.InvalidFilterError):
+        plain.subscribe("a/#/b")
+    assert plain.listening is None or plain.hub.matching("a") == ()
+
+
+# --- asyncio -----------------------------------------------------------------------------
+
+
+def test_in_asyncio(db: ts.Database) -> None:
+    """A task follows while others run; what it catches up with is read in a thread."""
+
+    async def follow() -> list[int]:
+        with db.subscribe("a/+", 0, window=50) as subscription:
+            return [int(m.payload) async for m in _some(subscription, 300)]
+
+    async def both() -> list[int]:
+        task = asyncio.create_task(follow())
+        for first in range(100, 300, 20):
+            await asyncio.to_thread(db.store, numbered(first, 20))
+        return await asyncio.wait_for(task, 60)
+
+    db.store(numbered(0, 100))
+    assert sorted(asyncio.run(both())) == list(range(300))
+
+
+async def _some(subscription: Subscription, count: int):  # type: ignore[no-untyped-def]
+    seen = 0
+    async for message in subscription:
+        yield message
+        seen += 1
+        if seen == count:
+            return
+
+
+def test_async_fetch_times_out_and_ends(plain: ts.Database) -> None:
+    """A timeout gives an empty batch; closing lets a waiting task go."""
+
+    async def run() -> None:
+        subscription = plain.subscribe("#")
+        assert not (await subscription.fetch_async(timeout=0.01)).messages
+        waiting = asyncio.create_task(subscription.fetch_async())
+        await asyncio.sleep(0)
+        subscription.close()
+        with pytest.raises(ts.SubscriptionClosedError):
+            await asyncio.wait_for(waiting, 30)
+
+    asyncio.run(run())
+
+
+# --- errors ------------------------------------------------------------------------------
+
+
+class _Failing:
+    """A plugin whose reads fail as often as it is told."""
+
+    failures = 0
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_iterate(self, request: object):  # type: ignore[no-untyped-def]
+        if _Failing.failures:
+            _Failing.failures -= 1
+            raise ts.StorageFullError("for a moment")
+        return (yield)
+
+
+def test_a_recoverable_error_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer is told, and fetching again goes on where it was."""
+    monkeypatch.setattr(type(ts.plugins.registry()), "wrapper", lambda _registry, _name: _Failing())
+    with ts.open(tmp_path / "db", plugins=["failing"]) as db:
+        db.store(numbered(0, 10))
+        with db.subscribe("#", 0) as subscription:
+            _Failing.failures = 3
+            for _ in range(3):
+                with pytest.raises(ts.StorageFullError):
+                    subscription.fetch(timeout=30)
+            assert take(subscription, 10) == list(range(10))
+
+
+def test_threads_share_one_subscription(plain: ts.Database) -> None:
+    """Several threads that fetch get different batches, all of them together everything."""
+    plain.store(numbered(0, 5_000))
+    with plain.subscribe("#", 0, batch_size=50) as subscription:
+        taken: list[int] = []
+        lock = threading.Lock()
+
+        def work() -> None:
+            while (batch := subscription.fetch(timeout=0.2)).messages:
+                with lock:
+                    taken.extend(int(message.payload) for message in batch.messages)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(taken) == list(range(5_000))
+
+
+def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
+    """What is routed and not stored comes too, and is thrown away, oldest first, where nobody takes it."""
+    with plain.subscribe("a/+") as subscription:
+        plain.hub.route(numbered(0, 3))
+        assert take(subscription, 3) == [0, 1, 2]
+        plain.hub.route(numbered(0, 10_005))
+        assert subscription.status().missed == 5
+        assert next(itertools.islice(take(subscription, 10_000), 1)) == 5
