@@ -54,7 +54,7 @@ class Run:
     caught_up: bool = False
     """Nothing more can be seen at this moment; listeners are told when there is."""
     dropped: tuple[int, ...] = ()
-    """Generations that were dropped before their messages in this part could be read."""
+    """Generations that were dropped before this part of them could be read; some of it may have matched."""
 
     def __len__(self) -> int:
         return int(self.rows.stop) - int(self.rows.start)

@@ -55,7 +55,7 @@ class SubscriptionBatch:
     stuck: bool = False
     """Empty because the window is full: acknowledge."""
     dropped: tuple[int, ...] = ()
-    """Generations that were dropped before the subscription had read them. What it was to get of them is lost."""
+    """Generations that were dropped before the subscription had read them: what matched of the rest is lost."""
     run: Run | None = attrs.field(default=None, repr=False)
 
     @property
