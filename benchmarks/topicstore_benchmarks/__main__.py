@@ -23,6 +23,7 @@ from .layouts import compared_layouts, layouts_section
 from .limits import Outcome, limits_section, measure
 from .opening import measure_opening, opening_section
 from .raw_engine import RAW_ENGINES
+from .sessions import measure_sessions, sessions_section
 from .sets import FLEET_MESSAGES, SETS
 from .timing import machine, one_core
 from .trie import measure_trie
@@ -151,6 +152,19 @@ def trie(topics: int, rounds: int) -> list[Section]:
     """The learned topic structure by itself."""
     _tell(f"trie: {topics:,} topics")
     return [trie_section(measure_trie(topics, rounds))]
+
+
+@main.command()
+@click.option("--sessions", default=100, show_default=True, help="Sessions that follow one topic.")
+@click.option("--published", default=20_000, show_default=True, help="Messages published to it.")
+@click.option("--backlog", default=1_000_000, show_default=True, help="Messages that one session drains.")
+@click.option("--stored", default=100_000, show_default=True, help="Sessions of a database that is opened.")
+@click.option("--seconds", default=10.0, show_default=True, help="How long latency is measured.")
+def sessions(sessions: int, published: int, backlog: int, stored: int, seconds: float) -> list[Section]:
+    """Live subscriptions and durable sessions."""
+    _tell(f"sessions: {sessions} at a time, {stored:,} stored")
+    outcome = measure_sessions(sessions=sessions, published=published, backlog=backlog, stored=stored, seconds=seconds)
+    return [sessions_section(outcome)]
 
 
 if __name__ == "__main__":

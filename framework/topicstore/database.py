@@ -38,6 +38,7 @@ from .errors import (
 )
 from .identity import check_identity
 from .iterators import Iterator as StreamIterator
+from .kept import destinations, kept, kept_get
 from .layout import Damage, Layout, TopicNode
 from .local import LocalStore
 from .lock import DirectoryLock
@@ -48,8 +49,21 @@ from .model import Message
 from .options import make_options, options_dict
 from .plugins import check_pair, data_path, load_target, registry
 from .positions import first_position, to_microseconds
+from .publishing import PublishResult, publish
+from .queues import Overflow, Queue, Queues
 from .reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
-from .requests import IterateRequest, NextResult, ReplayRequest, StoreRequest, StoreResult, Stream, StreamsRequest
+from .requests import (
+    Destinations,
+    IterateRequest,
+    NextResult,
+    ReplayRequest,
+    StoreRequest,
+    StoreResult,
+    Stream,
+    StreamsRequest,
+)
+from .retained import retained
+from .retention import Retention
 from .shard import Policy, Shard
 from .sharding import ShardMap
 from .specs import BackendSpec
@@ -61,6 +75,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .explain import Explanation
+    from .persistence import Persistence
+    from .sessions import Sessions
     from .subscriptions.hub import Hub
     from .subscriptions.subscription import Subscription
 
@@ -262,8 +278,13 @@ class Database:
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self.listening: Hub | None = None
         """Internal to the framework: who follows what is stored; None as long as nobody ever did."""
-        self._beginning = threading.Lock()
+        self._sessions: Sessions | None = None
+        self._beginning = threading.RLock()
         self._maintainer: Maintainer | None = None
+        self.retention = Retention(self)
+        """How long messages stay, and how many bytes of them."""
+        self.queues = Queues(path, manifest, plugins, clock)
+        """The queues of the database; `queue` opens one."""
         self._options = options
         self._id = bytes.fromhex(manifest.id)
         self._clock = clock
@@ -381,13 +402,105 @@ class Database:
         the engine fails at one shard, the shards of lower number have committed their part.
         """
         self._check_open()
-        for shard in state or ():
+        return self.store_request(_as_batch(messages), state or {})
+
+    def store_request(
+        self,
+        batch: MessageBatch,
+        state: Mapping[int, Sequence[StateWrite]],
+        destinations: Destinations | None = None,
+    ) -> StoreResult:
+        """Pass a batch that was checked, and state, to the hooks. Internal to the framework."""
+        self._check_open()
+        for shard in state:
             self._check_shard(shard)
-        request = StoreRequest(db=self, batch=_as_batch(messages), state=state or {})
+        if len(batch) and (destinations is None or destinations.stored.any()):
+            self.retention.check_room()
+        request = StoreRequest(db=self, batch=batch, state=state, destinations=destinations)
         result: StoreResult = self._hooks.topicstore_store(request=request)
         if self._maintainer is not None:
             self._maintainer.stored(result.count)
+        self.retention.stored()
         return result
+
+    def publish(
+        self,
+        messages: Iterable[Message] | MessageBatch | pa.RecordBatch,
+        *,
+        state: Mapping[int, Sequence[StateWrite]] | None = None,
+    ) -> PublishResult:
+        """Publish messages: store those that somebody wants stored, and hand the others to who listens now.
+
+        A message is stored if its publisher asks for it (`topicstore.publishing.PERSIST`), if one of the
+        rules in `persistence` matches, or if a durable subscription does; once, however many do. Who
+        follows a filter gets it in any case. One with ``retain`` becomes its topic's retained message,
+        stored or not; with an empty payload it clears that.
+
+        What is stored is committed as by `store`, together with ``state`` and the retained messages of the
+        same shard, before anything is handed on; between stored messages and others there is no order.
+        A retained message is kept in the shard of its topic. Raises what `store` raises; then nothing was handed on.
+        """
+        return publish(self, _as_batch(messages), state or {})
+
+    @functools.cached_property
+    def persistence(self) -> Persistence:
+        """The rules by which published messages are stored."""
+        from .persistence import Persistence
+
+        return Persistence(self)
+
+    def retained(self, topic_filter: str) -> list[Message]:
+        """Return the retained messages whose topics match, in order of topics; those that expired are left out."""
+        return retained(self, TopicFilter(topic_filter), self.clock())
+
+    def queue(
+        self,
+        name: str,
+        *,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        overflow: Overflow | None = None,
+    ) -> Queue:
+        """Return a queue of the database, making it where there is none: durable, bounded, first in first out.
+
+        name:         any text; whom it is for, say.
+        max_messages: how many may wait to be committed.
+        max_bytes:    of their topics, client ids and payloads, and some 6 for each.
+        overflow:     what `Queue.append` does where there is no room: ``"refuse"``, ``"drop_oldest"`` or
+                      ``"drop_newest"``.
+
+        Bounds are stored; None leaves one as it is. A new queue has none, and refuses. It keeps its
+        messages apart from those of the database, and is closed with it; `checkpoint` leaves it out.
+        """
+        self._check_open()
+        return self.queues.open(name, max_messages=max_messages, max_bytes=max_bytes, overflow=overflow)
+
+    def store_kept(
+        self,
+        messages: Iterable[Message] | MessageBatch,
+        keys: Sequence[bytes | None],
+        *,
+        shards: Sequence[int] | None = None,
+        stored: Sequence[bool] | None = None,
+        state: Mapping[int, Sequence[StateWrite]] | None = None,
+    ) -> StoreResult:
+        """Keep messages beside the streams, each as the last of its key. Internal to the framework.
+
+        keys:   by message; None: not kept.
+        shards: by message, where it is kept; by default in the shard of its client id.
+        stored: by message, whether it also goes to the streams; by default none does.
+        state:  as for `store`; all of a shard is committed in one engine write.
+        """
+        batch = _as_batch(messages)
+        return self.store_request(batch, state or {}, destinations(self, batch, keys, shards, stored))
+
+    def kept(self, shard: int, prefix: bytes) -> Iterator[tuple[bytes, Message]]:
+        """Yield (key, message) of what a shard keeps under keys that begin so. Internal to the framework."""
+        return kept(self, shard, prefix)
+
+    def kept_get(self, shard: int, key: bytes) -> Message | None:
+        """Return the message that a shard keeps under a key, or None. Internal to the framework."""
+        return kept_get(self, shard, key)
 
     def writer(self, *, max_items: int = 1_000, flush_interval: float = 0.1) -> Writer:
         """Return a buffered writer. ``flush_interval`` is in seconds."""
@@ -595,6 +708,17 @@ class Database:
         if window is not None:
             _check_count("window", window)
         return Subscription(self, TopicFilter(topic_filter), start, window=window, batch_size=batch_size)
+
+    @property
+    def sessions(self) -> Sessions:
+        """The durable sessions of the database (`topicstore.sessions`)."""
+        with self._beginning:
+            if self._sessions is None:
+                from .sessions import Sessions
+
+                self._check_open()
+                self._sessions = Sessions(self)
+            return self._sessions
 
     def clock(self) -> int:
         """Return the present: microseconds since the epoch, by the clock that the database was opened with."""
@@ -866,6 +990,8 @@ class Database:
                 try:
                     for writer in list(self._writers):
                         writer.close()
+                    if self._sessions is not None:
+                        self._sessions.close()
                     if self.listening is not None:
                         self.listening.close()
                     self._hooks.topicstore_closed(db=self)
@@ -876,6 +1002,8 @@ class Database:
         self._closed = True
         if self._maintainer is not None:
             self._maintainer.stop()
+        self.retention.stop()
+        self.queues.close()
         with contextlib.ExitStack() as undo:
             if self._lock is not None:
                 undo.callback(self._lock.release)

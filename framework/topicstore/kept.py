@@ -17,6 +17,7 @@ messages, ``w`` wills.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,11 +26,11 @@ import numpy as np
 from .batch import MessageBatch
 from .columns import Constant, to_list
 from .engine import STATE
-from .errors import CorruptionError, InvalidArgumentError, InvalidIteratorError, NewerFormatError, PluginError
+from .errors import CorruptionError, InvalidArgumentError, InvalidIteratorError, NewerFormatError
 from .iterators import Iterator as Place
 from .model import Message, Properties
 from .positions import first_position
-from .requests import Destinations, IterateRequest, NextResult, StoreRequest
+from .requests import Destinations, IterateRequest, NextResult
 from .sealing import seal, unseal
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class _Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     properties: Properties | None
 
 
+_fields = attrgetter("topic", "payload", "client_id", "qos", "retain", "timestamp", "properties")
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Record)
 _PLACES = msgspec.msgpack.Decoder(tuple[bytes, bytes])
@@ -84,29 +86,30 @@ def destinations(
     for name, column in (("keys", keys), ("shards", shards), ("stored", stored)):
         if column is not None and len(column) != len(batch):
             raise InvalidArgumentError(f"{name} has {len(column)} entries for {len(batch)} messages")
-    client_ids = batch.client_ids
     kept = {}
     for row, key in enumerate(keys):
         if key is not None:
             if not isinstance(key, bytes) or not key:
                 raise InvalidArgumentError(f"the key of a kept message is bytes, not {key!r}")
-            kept[row] = (db.shard_of(client_ids[row]) if shards is None else shards[row], key)
+            kept[row] = (db.shard_of(batch.client_ids[row]) if shards is None else shards[row], key)
+    for shard, _ in kept.values():
+        db.state(shard)  # raises if there is no such shard
     flags = np.zeros(len(batch), np.bool_) if stored is None else np.array(stored, np.bool_)
     return Destinations(stored=flags, kept=kept)
 
 
-def encode_kept(request: StoreRequest, placed: MessageBatch) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield shard, state key and value of the messages that a request keeps, in order of rows.
+def encode_kept(
+    batch: MessageBatch, where: Destinations, placed: MessageBatch, now: int
+) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield shard, state key and value of the messages of a batch that are kept, in order of rows.
 
-    ``placed``: its rows that go to the streams, with their positions and times.
+    ``placed``: those that go to the streams, with their positions and times. ``now``: the time of the others.
     """
-    assert request.destinations is not None
-    stored, kept = request.destinations.stored, request.destinations.kept
+    stored, kept = where.stored, where.kept
     rows = np.fromiter(kept, np.intp, len(kept))
     also_stored = stored[rows]
-    apart = request.batch.take(rows[~also_stored])
+    apart = batch.take(rows[~also_stored])
     joined = placed.take(np.cumsum(stored)[rows[also_stored]] - 1)
-    now = request.db.clock()
     values: dict[int, _Record] = dict(zip(rows[~also_stored].tolist(), _records(apart, now), strict=True))
     values.update(zip(rows[also_stored].tolist(), _records(joined, now), strict=True))
     for row, (shard, key) in kept.items():
@@ -118,9 +121,7 @@ def _records(batch: MessageBatch, now: int) -> Iterator[_Record]:
     positions = Constant(first_position(now), len(batch)) if batch.positions is None else to_list(batch.positions)
     for position, m in zip(positions, batch.to_messages(), strict=True):
         timestamp = now if m.timestamp is None else m.timestamp
-        yield _Record(
-            _VERSION, position, m.topic, m.payload, m.client_id, m.qos, m.retain, timestamp, m.properties
-        )
+        yield _Record(_VERSION, position, m.topic, m.payload, m.client_id, m.qos, m.retain, timestamp, m.properties)
 
 
 # --- out ---
@@ -167,8 +168,21 @@ def _decode(shard: int, key: bytes, value: bytes) -> _Record:
 def _batch(records: list[_Record], shard: int) -> MessageBatch:
     if not records:
         return MessageBatch.empty()
-    _, positions, *columns = (list(column) for column in zip(*map(msgspec.structs.astuple, records), strict=True))
-    return MessageBatch(*columns, np.array(positions, np.uint64), Constant(shard, len(records)))
+    positions = np.array([record.position for record in records], np.uint64)
+    topics, payloads, client_ids, qos, retain, timestamps, properties = map(
+        list, zip(*map(_fields, records), strict=True)
+    )
+    return MessageBatch(
+        topics,
+        payloads,
+        client_ids,
+        qos,
+        retain,
+        timestamps,
+        properties,
+        positions,
+        Constant(shard, len(records)),
+    )
 
 
 def kept_batches(db: Database, shard: int, start: bytes, end: bytes) -> Iterator[MessageBatch]:

@@ -160,7 +160,8 @@ def _keep(request: StoreRequest, parts: list[tuple[int, _Rows, MessageBatch]], p
     """Add the messages that are kept beside the streams to the writes of their shards."""
     if request.destinations is not None and request.destinations.kept:
         writes = {shard: ready.write for (shard, _, _), ready in zip(parts, prepared, strict=True)}
-        for shard, key, value in encode_kept(request, _rejoin(parts, prepared)):
+        placed = _rejoin(parts, prepared)
+        for shard, key, value in encode_kept(request.batch, request.destinations, placed, request.db.clock()):
             writes[shard].put(STATE, key, value)
 
 

@@ -38,7 +38,7 @@ class Destinations:
     stored: npt.NDArray[np.bool_]
     """A value for each row: whether it goes to the streams."""
     kept: Mapping[int, tuple[int, bytes]] = attrs.field(factory=dict)
-    """Rows that are kept beside the streams (`topicstore.kept`), each with shard and key; of one key, the last counts."""
+    """Rows that are kept beside the streams (`topicstore.kept`), with shard and key; of one key, the last counts."""
 
 
 @attrs.define(kw_only=True)

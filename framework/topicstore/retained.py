@@ -41,6 +41,10 @@ _WILDCARDS = frozenset("+#")
 _SECOND = 1_000_000
 
 
+_Kept = dict[int, tuple[int, bytes]]
+_Writes = dict[int, list[StateWrite]]
+
+
 def _key(topic: str) -> bytes:
     return _PREFIX + topic.encode()
 
@@ -48,8 +52,8 @@ def _key(topic: str) -> bytes:
 # --- setting and clearing ---
 
 
-def retained_rows(db: Database, batch: MessageBatch) -> tuple[dict[int, tuple[int, bytes]], dict[int, list[StateWrite]]]:
-    """Return the rows of a batch that become their topics' retained messages, each with shard and key; and what clears others.
+def retained_rows(db: Database, batch: MessageBatch) -> tuple[_Kept, _Writes]:
+    """Return the rows of a batch that become retained messages, each with shard and key, and writes that clear others.
 
     The last one of a topic counts. One with an empty payload clears.
     """
@@ -59,8 +63,8 @@ def retained_rows(db: Database, batch: MessageBatch) -> tuple[dict[int, tuple[in
     last = {topic: row for row, (topic, flag) in enumerate(zip(to_iterable(batch.topics), flags, strict=True)) if flag}
     rows = list(last.values())
     payloads = to_list(batch.take(np.array(rows, np.intp)).payloads)
-    kept: dict[int, tuple[int, bytes]] = {}
-    cleared: dict[int, list[StateWrite]] = {}
+    kept: _Kept = {}
+    cleared: _Writes = {}
     for topic, row, payload in zip(last, rows, payloads, strict=True):
         shard = db.shard_of(topic)
         if payload:
@@ -112,9 +116,7 @@ def retained(db: Database, topic_filter: TopicFilter, now: int) -> list[Message]
     return sorted(found, key=attrgetter("topic"))
 
 
-def retained_for(
-    db: Database, topic_filter: TopicFilter, retain_handling: int, *, existed: bool
-) -> list[Message]:
+def retained_for(db: Database, topic_filter: TopicFilter, retain_handling: int, *, existed: bool) -> list[Message]:
     """Return the retained messages that a subscription gets when it is made (MQTT 5, section 3.3.1.3).
 
     ``existed``: the session had a subscription of this filter already.
@@ -143,7 +145,7 @@ def _current(batch: MessageBatch, topic_filter: TopicFilter, now: int) -> Iterat
         if topic_filter.matches(message.topic):
             if left is None:
                 yield message
-            elif left > 0:
+            elif left > 0 and message.properties is not None:
                 properties = msgspec.structs.replace(message.properties, message_expiry_interval=left)
                 yield msgspec.structs.replace(message, properties=properties)
 
@@ -151,7 +153,11 @@ def _current(batch: MessageBatch, topic_filter: TopicFilter, now: int) -> Iterat
 def _expired(batch: MessageBatch, now: int) -> list[str]:
     """Return the topics of the messages of a batch whose time is over."""
     left = _seconds_left(batch, now)
-    return [topic for topic, seconds in zip(to_iterable(batch.topics), left, strict=True) if (seconds or 1) <= 0]
+    return [
+        topic
+        for topic, seconds in zip(to_iterable(batch.topics), left, strict=True)
+        if seconds is not None and seconds <= 0
+    ]
 
 
 def _seconds_left(batch: MessageBatch, now: int) -> list[int | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import UnrecoverableError
+from topicstore.errors import UnrecoverableError
 
 __all__ = ["SessionEndedError", "SessionNotFoundError", "SessionTakenOverError"]
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Final
 
 import attrs
 import msgspec
 
-from ..errors import InvalidArgumentError
-from ..model import Message
-from ..positions import first_position, to_microseconds
+from topicstore.errors import InvalidArgumentError
+from topicstore.model import Message
+from topicstore.positions import first_position, to_microseconds
 
 __all__ = [
+    "KEEP",
     "START_PROPERTY",
     "Delivery",
     "Ended",
+    "Keep",
     "Release",
     "SessionInfo",
     "SessionStatus",
@@ -30,9 +34,9 @@ __all__ = [
 START_PROPERTY = "topicstore-start"
 """The MQTT 5 user property of a SUBSCRIBE that asks for a replay; `parse_start` reads its value."""
 
-Start = int | datetime | str | dict[int, int] | None
-"""Where a subscription begins: None from now on; ``"beginning"`` or 0; a time, inclusive; or a position by shard,
-the first to be delivered, where shards that are left out begin now."""
+Start = int | datetime | str | Mapping[int, int] | None
+"""Where a subscription begins: None from now on; ``"beginning"`` or 0; a time, inclusive; the value of a user
+property (`parse_start`); or a place: by shard, the position behind which to begin; shards left out begin at 0."""
 
 MAX_IDENTIFIER = 268_435_455
 
@@ -88,6 +92,15 @@ class Release(msgspec.Struct, frozen=True, gc=False):
     packet_id: int
 
 
+class Keep(enum.Enum):
+    """Says to leave a setting as it is, where None says something else."""
+
+    KEEP = "keep"
+
+
+KEEP: Final = Keep.KEEP
+
+
 class Ended(enum.Enum):
     """Why a session object is of no more use."""
 
@@ -125,7 +138,7 @@ class SessionStatus:
     to_resend: int
     """Of those in flight, how many wait to be sent again."""
     waits_for: str
-    """``nothing``, ``acknowledgements`` (the window is full), ``delivery`` (something can be delivered now), or an error."""
+    """``nothing``, ``acknowledgements`` (the window is full), ``delivery`` (there is something), or an error."""
     stuck_since: int | None
     """Since when the window has been full without an acknowledgement; microseconds since the epoch."""
     missed: int
@@ -154,11 +167,11 @@ class SessionInfo:
     """Incoming QoS 2 packet ids whose PUBREL has not come."""
 
 
-def parse_start(text: str) -> Start:
+def parse_start(text: str) -> int | Mapping[int, int] | None:
     """Return the start that a user property `START_PROPERTY` asks for.
 
-    ``now``, ``beginning``, microseconds since the epoch, a time of ISO 8601 with its zone, or positions by
-    shard, ``0:3481600000000,1:3481600002048``. Raises `InvalidArgumentError` for anything else.
+    ``now``, ``beginning``, microseconds since the epoch, a time of ISO 8601 with its zone, or a place,
+    ``0:3481600000000,1:3481600002048``. Raises `InvalidArgumentError` for anything else.
     """
     word = text.strip()
     if word == "now":
@@ -181,16 +194,15 @@ def places_of(start: Start, now: list[int]) -> list[int]:
 
     ``now``: the watermarks.
     """
+    if isinstance(start, str):
+        return places_of(parse_start(start), now)
     if start is None:
         return now
-    if isinstance(start, dict):
+    if isinstance(start, Mapping):
         for shard, position in start.items():
             _check_range("a shard", shard, 0, len(now) - 1)
             _check_range("a position", position, 0, (1 << 64) - 1)
-        return [max(start[shard] - 1, 0) if shard in start else mark for shard, mark in enumerate(now)]
-    if isinstance(start, str):
-        start = parse_start(start)
-        return places_of(start, now)
+        return [start.get(shard, 0) for shard in range(len(now))]
     return [max(first_position(to_microseconds(start)) - 1, 0)] * len(now)
 
 

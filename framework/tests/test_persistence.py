@@ -1,0 +1,92 @@
+"""Persistence rules: which messages are stored by topic, publisher and QoS, for good."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.persistence import Persistence, PersistenceRule
+
+RULES = st.builds(
+    PersistenceRule,
+    st.sampled_from(["#", "+", "a", "a/#", "a/+", "+/b", "$s/#"]),
+    client_id=st.sampled_from([None, "", "me", "you"]),
+    least_qos=st.integers(0, 2),
+)
+TOPICS = ["a", "b", "a/b", "c/b", "a/b/c", "$s", "$s/x"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(changes=st.lists(st.tuples(st.booleans(), RULES), max_size=8))
+def test_what_the_rules_say(changes: list[tuple[bool, PersistenceRule]]) -> None:
+    """A message matches if some rule that holds does, in batches and alone, after every change."""
+    rows = [
+        ts.Message(topic, b"", client_id, qos)
+        for topic, client_id, qos in itertools.product(TOPICS, ["", "me", "you", "other"], range(3))
+    ]
+    batch = ts.MessageBatch.from_messages(rows)
+    with ts.open("nowhere", backend="memory") as db:
+        rules: set[PersistenceRule] = set()
+        for adding, rule in changes:
+            if adding:
+                added = db.persistence.add(rule.topic_filter, client_id=rule.client_id, least_qos=rule.least_qos)
+                assert rule == added
+                rules.add(rule)
+            else:
+                assert (rule in rules) == db.persistence.remove(rule)
+                rules.discard(rule)
+            expected = [
+                any(
+                    ts.matches(r.topic_filter, m.topic) and r.client_id in (None, m.client_id) and m.qos >= r.least_qos
+                    for r in rules
+                )
+                for m in rows
+            ]
+            assert expected == db.persistence.matching(batch).tolist()
+            assert expected[::7] == [bool(db.persistence.matching(batch[n : n + 1])[0]) for n in range(0, len(rows), 7)]
+        assert rules == set(db.persistence.list())
+        assert rules == set(Persistence(db).list())
+
+
+def test_they_are_there_after_a_restart(tmp_path: Path) -> None:
+    with ts.open(tmp_path / "db", shards=2) as db:
+        long = db.persistence.add("x" * 65_535, client_id="y" * 65_535)
+        rule = db.persistence.add("a/#", least_qos=1)
+        db.persistence.add("a/#", least_qos=1)
+    with ts.open(tmp_path / "db") as db:
+        assert [rule, long] == db.persistence.list()
+        assert [False, True] == [bool(db.publish([ts.Message("a/b", b"", qos=qos)]).stored) for qos in (0, 1)]
+        assert db.persistence.remove(rule)
+    with ts.open(tmp_path / "db") as db:
+        assert [long] == db.persistence.list()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"topic_filter": "a/#/b"}, {"client_id": "\0"}, {"least_qos": 3}, {"least_qos": True}]
+)
+def test_a_rule_that_is_none_is_refused(arguments: dict[str, object]) -> None:
+    with ts.open("nowhere", backend="memory") as db, pytest.raises(ts.InvalidArgumentError):
+        db.persistence.add(**arguments)  # type: ignore[arg-type]
+
+
+def test_many_topics_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are forgotten at a limit, and stay right."""
+    monkeypatch.setattr("topicstore.persistence._REMEMBERED", 10)
+    with ts.open("nowhere", backend="memory") as db:
+        db.persistence.add("even/#")
+        for start in range(0, 100, 8):
+            rows = [ts.Message(f"{'odd' if n % 2 else 'even'}/{n}", b"") for n in range(start, start + 8)]
+            matching = db.persistence.matching(ts.MessageBatch.from_messages(rows))
+            assert [n % 2 == 0 for n in range(start, start + 8)] == matching.tolist()
+            assert len(db.persistence._decisions.least_qos) <= 18
+
+
+def test_a_damaged_rule_is_an_error(tmp_path: Path) -> None:
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        db.state(0).write([ts.StateWrite(b"prx", b"damaged")])
+        with pytest.raises(ts.CorruptionError, match="persistence rule"):
+            db.persistence.list()

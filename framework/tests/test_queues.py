@@ -1,0 +1,432 @@
+"""Queues: first in first out, bounded, durable, and whole after a kill."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import attrs
+import pytest
+import topicstore as ts
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from topicstore import plugins, queues
+from topicstore.plugins import Registry
+from topicstore.queues import Overflow
+from topicstore.retention import QuotaExceededError
+from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.pairs import pairs
+
+EMPTY = queues.QueueBatch(messages=[], ids=[])
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", backend=request.param, shards=2, clock=Clock()) as opened:
+        yield opened
+
+
+def numbered(*numbers: int) -> list[ts.Message]:
+    return [ts.Message(f"a/{number}", b"%d" % number, "me") for number in numbers]
+
+
+def numbers(batch: queues.QueueBatch) -> list[int]:
+    return [int(message.payload) for message in batch.messages]
+
+
+# --- in and out ---
+
+
+def test_messages_come_out_whole_and_in_order(db: ts.Database) -> None:
+    """All fields, of any topic; the time is that of appending where they had none; the database has none of them."""
+    queue = db.queue("to the cloud")
+    properties = ts.Properties(correlation_data=b"\0", user_properties=(("a", "b"),))
+    rows = [
+        ts.Message("$SYS/x", b"", "é", 2, True, 7, properties),
+        ts.Message("a" * 65_535, b"\xff" * 1_000, "c" * 65_535, 1, True, 8, None),
+        ts.Message("/", b"1", "", 0, False, START, None),
+    ]
+    ids = queue.append([*rows[:2], ts.Message("/", b"1")])
+    assert sorted(ids) == ids
+    batch = queue.read()
+    assert (rows, ids) == (batch.messages, batch.ids)
+    assert [] == list(db.replay("#"))
+
+
+def test_reading_goes_on_and_begins_anew(db: ts.Database) -> None:
+    """What was read stays until it is committed; `rewind` goes back to it."""
+    queue = db.queue("q")
+    queue.append(numbered(*range(10)))
+    first, second = queue.read(3), queue.read(4)
+    assert ([0, 1, 2], [3, 4, 5, 6], 10) == (numbers(first), numbers(second), len(queue))
+    assert 3 == queue.commit(first.last)
+    queue.rewind()
+    assert ([3, 4, 5, 6, 7, 8, 9], 7) == (numbers(queue.read()), len(queue))
+    assert (0, 7) == (len(queue.read()), len(queue))
+    queue.append(numbered(10))
+    assert [10] == numbers(queue.read())
+
+
+def test_committing_is_idempotent(db: ts.Database) -> None:
+    """Ids that were committed, or never were, remove what lies up to them and no more; none need have been read."""
+    queue = db.queue("q")
+    ids = queue.append(numbered(*range(5)))
+    assert [0, 2, 0, 0] == [queue.commit(one) for one in (0, ids[1], ids[0], ids[1])]
+    assert [2, 3, 4] == numbers(queue.read())
+    assert [2, 1, 0] == [queue.commit(one) for one in (ids[4] - 1, 2**64 - 1, 2**64 - 1)]
+    assert (0, 0) == (len(queue), queue.bytes)
+
+
+@pytest.mark.parametrize("upto", [-1, 1 << 64, 1.5, None, True])
+def test_what_is_no_id_is_refused(db: ts.Database, upto: object) -> None:
+    with pytest.raises(ts.InvalidArgumentError):
+        db.queue("q").commit(upto)  # type: ignore[arg-type]
+
+
+def test_bad_messages_are_refused_whole(db: ts.Database) -> None:
+    queue = db.queue("q")
+    with pytest.raises(ts.InvalidMessageError) as refused:
+        queue.append([*numbered(1), ts.Message("#", b"")])
+    assert (1, 0) == (refused.value.index, len(queue))
+    assert [] == queue.append([])
+
+
+# --- bounds ---
+
+
+def test_a_full_queue_refuses(db: ts.Database) -> None:
+    """All or nothing; committing makes room."""
+    queue = db.queue("q", max_messages=3)
+    ids = queue.append(numbered(0, 1))
+    with pytest.raises(QuotaExceededError):
+        queue.append(numbered(2, 3))
+    queue.append(numbered(2))
+    queue.commit(ids[1])
+    queue.append(numbered(3, 4))
+    assert ([2, 3, 4], 0) == (numbers(queue.read()), queue.dropped)
+
+
+def test_a_full_queue_drops_the_newest(db: ts.Database) -> None:
+    """The first that fit are put; the others are counted."""
+    queue = db.queue("q", max_messages=3, overflow="drop_newest")
+    assert [2, 1, 0] == [len(queue.append(numbered(*some))) for some in ((0, 1), (2, 3), (4, 5))]
+    assert ([0, 1, 2], 3) == (numbers(queue.read()), queue.dropped)
+
+
+def test_a_full_queue_drops_the_oldest(db: ts.Database) -> None:
+    """Also of what was read and not committed; and the first of those put, if there are too many of them."""
+    queue = db.queue("q", max_messages=3, overflow="drop_oldest")
+    queue.append(numbered(0, 1, 2))
+    read = queue.read(2)
+    queue.append(numbered(3, 4))
+    assert ([2, 3, 4], 2) == (numbers(queue.read()), queue.dropped)
+    assert 0 == queue.commit(read.last)
+    queue.append(numbered(*range(5, 12)))
+    assert ([9, 10, 11], 9, 3) == (numbers(queue.read()), queue.dropped, len(queue))
+
+
+@pytest.mark.parametrize("overflow", ["refuse", "drop_oldest", "drop_newest"])
+def test_bytes_are_bounded_too(db: ts.Database, overflow: Overflow) -> None:
+    """Never more than allowed, whatever the sizes."""
+    queue = db.queue("q", max_bytes=1_000, overflow=overflow)
+    appended = 0
+    for size in (10, 400, 50, 500, 1, 990, 2_000, 300, 300, 300, 300):
+        try:
+            appended += len(queue.append([ts.Message("a", bytes(size))]))
+        except QuotaExceededError:
+            assert overflow == "refuse"
+        assert queue.bytes <= 1_000
+    payloads = [len(message.payload) for message in queue.read().messages]
+    expected = {"refuse": [10, 400, 50, 500, 1], "drop_newest": [10, 400, 50, 500, 1], "drop_oldest": [300] * 3}
+    assert (expected[overflow], len(queue)) == (payloads, len(payloads))
+    assert queue.dropped == (0 if overflow == "refuse" else 11 - len(payloads))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"max_messages": 0}, {"max_bytes": "1"}, {"overflow": "drop"}, {"name": ""}, {"name": "\ud800"}]
+)
+def test_bounds_and_names_that_are_none_are_refused(db: ts.Database, arguments: dict[str, object]) -> None:
+    with pytest.raises(ts.InvalidArgumentError):
+        db.queue(**{"name": "q", **arguments})  # type: ignore[arg-type]
+
+
+class QueueModel(RuleBasedStateMachine):
+    """A queue against a list, with reopening."""
+
+    @initialize(
+        overflow=st.sampled_from(["refuse", "drop_oldest", "drop_newest"]),
+        most=st.none() | st.integers(1, 12),
+        most_bytes=st.none() | st.integers(10, 200),
+    )
+    def begin(self, overflow: Overflow, most: int | None, most_bytes: int | None) -> None:
+        self.db = ts.open("nowhere", backend="memory", layout="reference")
+        self.queue = self.db.queue("q", max_messages=most, max_bytes=most_bytes, overflow=overflow)
+        self.overflow, self.most, self.most_bytes = overflow, most or 10**9, most_bytes or 10**9
+        self.held: deque[tuple[int, bytes]] = deque()
+        self.read_upto = self.dropped = 0
+
+    def over(self) -> bool:
+        size = sum(6 + len(payload) for _, payload in self.held)
+        return len(self.held) > self.most or size > self.most_bytes
+
+    @rule(sizes=st.lists(st.integers(0, 31), min_size=1, max_size=6))
+    def append(self, sizes: list[int]) -> None:
+        before = list(self.held)
+        payloads = [bytes(size) for size in sizes]
+        taken, self.held = self.model_append(payloads)
+        try:
+            ids = self.queue.append([ts.Message("t", payload) for payload in payloads])
+        except QuotaExceededError:
+            assert self.overflow == "refuse"
+            assert taken is None
+            self.held = deque(before)
+            return
+        assert taken is not None
+        assert taken == len(ids)
+        new = [self.held.pop() for _ in range(taken)][::-1]
+        self.held.extend((one, payload) for one, (_, payload) in zip(ids, new, strict=True))
+
+    def model_append(self, payloads: list[bytes]) -> tuple[int | None, deque[tuple[int, bytes]]]:
+        """Return how many are taken (None: refused), and what is held then."""
+        old = list(self.held)
+        for payload in payloads:
+            if self.overflow == "drop_oldest" and 6 + len(payload) > self.most_bytes:
+                continue
+            self.held.append((0, payload))
+            if self.overflow == "drop_newest" and self.over():
+                self.held.pop()
+                break
+        if self.overflow == "refuse":
+            return (None if self.over() else len(payloads)), self.held
+        while self.over():
+            self.held.popleft()
+        taken = min(len(payloads), sum(one == 0 for one, _ in self.held))
+        self.dropped += len(old) + len(payloads) - len(self.held)
+        return taken, self.held
+
+    @rule(limit=st.integers(1, 8))
+    def read(self, limit: int) -> None:
+        expected = [(one, payload) for one, payload in self.held if one > self.read_upto][:limit]
+        batch = self.queue.read(limit)
+        assert expected == list(zip(batch.ids, (message.payload for message in batch.messages), strict=True))
+        self.read_upto = expected[-1][0] if expected else self.read_upto
+
+    @rule(share=st.floats(0, 1))
+    def commit(self, share: float) -> None:
+        count = int(len(self.held) * share)
+        upto = self.held[count - 1][0] if count else 0
+        assert count == self.queue.commit(upto)
+        for _ in range(count):
+            self.held.popleft()
+        self.read_upto = max(self.read_upto, upto)
+
+    @rule()
+    def rewind(self) -> None:
+        self.queue.rewind()
+        self.read_upto = 0
+
+    @invariant()
+    def counts(self) -> None:
+        if hasattr(self, "queue"):
+            size = sum(6 + len(payload) for _, payload in self.held)
+            assert (len(self.held), size, self.dropped) == (len(self.queue), self.queue.bytes, self.queue.dropped)
+
+    def teardown(self) -> None:
+        if hasattr(self, "db"):
+            self.db.close()
+
+
+TestQueueModel = QueueModel.TestCase
+TestQueueModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+# --- names, restarts, the disk ---
+
+NAMES = ["q", "Q/ü", "..", ".", "a.b", "%41", "A", "x" * 60_000, "x" * 59_999, " ", "q\n", "\U0001f680" * 30]
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+def test_any_text_is_a_name(tmp_path: Path, backend: str) -> None:
+    """Each is a queue of its own, also for the file system, and is listed by its name."""
+    with ts.open(tmp_path / "db", backend=backend) as db:
+        for name in NAMES:
+            db.queue(name).append([ts.Message("a", name[:9].encode())])
+            assert db.queue(name) is db.queue(name)
+        assert sorted(NAMES) == [info.name for info in db.queues.list()]
+    if backend == "rocksdb":
+        assert {"db"} == {path.name for path in tmp_path.iterdir()}
+        with ts.open(tmp_path / "db") as db:
+            assert sorted(NAMES) == [info.name for info in db.queues.list()]
+            for name in NAMES:
+                assert [name[:9].encode()] == [message.payload for message in db.queue(name).read().messages]
+
+
+@pytest.mark.parametrize("pair", [pair for pair in pairs() if "persistent" in pair.capabilities], ids=str)
+def test_it_goes_on_after_a_restart(tmp_path: Path, pair: object) -> None:
+    """At the first that was not committed, with its bounds and counters, on every backend and layout."""
+    with pair.open(tmp_path / "db", shards=2) as db:  # type: ignore[attr-defined]
+        queue = db.queue("q", max_messages=6, overflow="drop_oldest")
+        queue.append(numbered(*range(8)))
+        assert 2 == queue.commit(queue.read(2).last)
+        info = queue.info()
+    with pair.open(tmp_path / "db") as db:  # type: ignore[attr-defined]
+        queue = db.queue("q")
+        assert (4, 2, 6, None, "drop_oldest") == (
+            len(queue),
+            queue.dropped,
+            info.max_messages,
+            info.max_bytes,
+            info.overflow,
+        )
+        assert info == attrs.evolve(queue.info(), disk_bytes=info.disk_bytes)
+        assert [4, 5, 6] == numbers(queue.read(3))
+        queue.append(numbered(8, 9, 10))
+        assert [7, 8, 9, 10] == numbers(queue.read())
+        queue.rewind()
+        assert [5, 6, 7, 8, 9, 10] == numbers(queue.read())
+
+
+def test_the_disk_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much passes through, only what waits is kept, and a generation or two."""
+    monkeypatch.setattr("topicstore.queues._GENERATION_BYTES", 100_000)
+    with ts.open(tmp_path / "db") as db:
+        queue = db.queue("q")
+        rows = [ts.Message("a", n.to_bytes(2, "big") * 500) for n in range(50)]
+        for _ in range(100):
+            queue.append(rows)
+            queue.commit(queue.read(30).last)
+            queue.commit(queue.read(20).last)
+            assert queue._db.info().live_bytes < 300_000
+            assert len(queue._db.generations()) <= 3
+        assert 0 == len(queue)
+        queue.append(rows[:1])
+        assert rows[0].payload == queue.read().messages[0].payload
+        assert [] == queue._db.verify().damages
+
+
+def test_a_dropped_queue_is_gone(tmp_path: Path) -> None:
+    """With its files, whether it was open or not; one made anew is empty."""
+    with ts.open(tmp_path / "db") as db:
+        for name in ("open", "closed", "other"):
+            db.queue(name).append(numbered(1))
+    with ts.open(tmp_path / "db") as db:
+        held = db.queue("open")
+        assert [True, True, False, False] == [db.queues.drop(name) for name in ("open", "closed", "open", "none")]
+        with pytest.raises(ts.DatabaseClosedError):
+            held.append(numbered(2))
+        assert ["other"] == [path.name for path in (tmp_path / "db" / "queues").iterdir()]
+        assert 0 == len(db.queue("open"))
+
+
+def test_a_drop_that_was_interrupted_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is gone at once; the next drop removes what is left of it."""
+    with ts.open(tmp_path / "db") as db:
+        db.queue("a").append(numbered(1))
+        monkeypatch.setattr("topicstore.queues.shutil.rmtree", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            db.queues.drop("a")
+        monkeypatch.undo()
+        assert [] == db.queues.list()
+        assert 0 == len(db.queue("a"))
+        assert db.queues.drop("a")
+        assert [] == list((tmp_path / "db" / "queues").iterdir())
+
+
+def test_they_are_closed_with_their_database(tmp_path: Path) -> None:
+    with ts.open(tmp_path / "db") as db:
+        queue = db.queue("q")
+    for call in (queue.read, queue.info, lambda: queue.append(numbered(1)), lambda: db.queue("q")):
+        with pytest.raises(ts.DatabaseClosedError):
+            call()
+
+
+def test_plugins_see_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encrypting plugin of the database keeps queued topics and payloads from the disk."""
+    (tmp_path / "flipping_.py").write_text(
+        "import attrs\n"
+        "from topicstore import hookimpl\n"
+        "def flip(batch):\n"
+        "    return batch.replace(payloads=[bytes(b ^ 0x5A for b in p) for p in batch.payloads])\n"
+        "@hookimpl(wrapper=True)\n"
+        "def topicstore_store(request):\n"
+        "    request.batch = flip(request.batch) if len(request.batch) else request.batch\n"
+        "    return (yield)\n"
+        "@hookimpl(wrapper=True)\n"
+        "def topicstore_iterate(request):\n"
+        "    result = yield\n"
+        "    return attrs.evolve(result, batch=flip(result.batch)) if len(result.batch) else result\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = [("backends", "topicstore_backends.plugin"), ("layouts", "topicstore_layouts.plugin"), ("flipping_",) * 2]
+    registry = Registry([EntryPoint(name, module, plugins.GROUP) for name, module in names])
+    monkeypatch.setattr("topicstore.database.registry", lambda: registry)
+    message = ts.Message("secret topic", b"secret payload", "secret client", timestamp=1)
+    with ts.open(tmp_path / "db", plugins=["flipping_"]) as db:
+        db.queue("q").append([message])
+        db.queue("q")._db.flush()
+    files = [path.read_bytes() for path in (tmp_path / "db").rglob("*") if path.is_file()]
+    assert not any(b"secret" in content for content in files)
+    with ts.open(tmp_path / "db") as db:
+        assert [message] == db.queue("q").read().messages
+    sys.modules.pop("flipping_")
+
+
+# --- kills ---
+
+APPENDING = """
+import sys, topicstore as ts, topicstore.queues
+topicstore.queues._GENERATION_BYTES = 20_000
+db = ts.open(sys.argv[1])
+queue = db.queue("q", max_messages=2_000, overflow="drop_oldest")
+number = int(sys.argv[2])
+committed = 0
+while True:
+    batch = [ts.Message("a", b"%d " % n + bytes(50), "me") for n in range(number, number + 7)]
+    queue.append(batch)
+    number += 7
+    print("appended", number, flush=True)
+    if number % 5 == 0:
+        read = queue.read(25)
+        queue.commit(read.last)
+        print("committed", int(read.messages[-1].payload.split()[0]) + 1, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_moment_it_holds_what_it_said(tmp_path: Path, seed: int) -> None:
+    """All that was appended and not committed, in order, and its counters are right."""
+    appended = committed = 0
+    for lines in (40 + 37 * seed, 5 + seed, 90):
+        child = subprocess.Popen(
+            [sys.executable, "-c", APPENDING, str(tmp_path / "db"), str(appended)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        for _ in range(lines):
+            what, number = child.stdout.readline().split()
+            appended, committed = (int(number), committed) if what == "appended" else (appended, int(number))
+        child.kill()
+        for line in child.stdout:  # what it still said
+            what, number = line.split()
+            appended, committed = (int(number), committed) if what == "appended" else (appended, int(number))
+        child.stdout.close()
+        child.wait(60)
+        assert -signal.SIGKILL == child.returncode
+        with ts.open(tmp_path / "db") as db:
+            queue = db.queue("q")
+            messages = [message for batch in iter(queue.read, EMPTY) for message in batch.messages]
+            found = [int(message.payload.split()[0]) for message in messages]
+            assert list(range(found[0], found[-1] + 1)) == found
+            assert found[-1] + 1 in (appended, appended + 7)
+            assert committed <= found[0] <= committed + 25
+            assert (len(found), sum(len(message.payload) + 8 for message in messages)) == (
+                len(queue),
+                queue.bytes,
+            )
+            assert [] == queue._db.verify().damages
+            appended = found[-1] + 1

@@ -1,0 +1,197 @@
+"""Retained messages: the last of each topic, found by any filter, given out until they expire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.kept import kept_key
+from topicstore.retained import SEND, SEND_IF_NEW, SEND_NEVER, remove_expired, retained_for
+from topicstore_conformance.clock import START, Clock
+
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def db(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", backend=request.param, shards=3, clock=clock) as opened:
+        yield opened
+
+
+def retain(topic: str, payload: bytes = b"x", expiry: int | None = None, client_id: str = "") -> ts.Message:
+    properties = None if expiry is None else ts.Properties(message_expiry_interval=expiry)
+    return ts.Message(topic, payload, client_id, retain=True, properties=properties)
+
+
+def found(db: ts.Database, topic_filter: str = "#") -> list[tuple[str, bytes]]:
+    return [(message.topic, message.payload) for message in db.retained(topic_filter)]
+
+
+# --- setting and clearing ---
+
+
+def test_the_last_message_of_a_topic_is_retained(db: ts.Database) -> None:
+    """Whoever publishes it; one without the flag changes nothing, nor does storing."""
+    db.publish([retain("a", b"1", client_id="one"), retain("a", b"2", client_id="two"), retain("b", b"3")])
+    db.publish([retain("b", b"4", client_id="three"), ts.Message("a", b"5")])
+    db.store([retain("a", b"6")])
+    assert [("a", b"2"), ("b", b"4")] == found(db)
+
+
+def test_an_empty_payload_clears(db: ts.Database) -> None:
+    """In order with what else the batch has; clearing what is not there is no error."""
+    db.publish([retain("a"), retain("a", b""), retain("b", b""), retain("c"), retain("c", b""), retain("c", b"3")])
+    assert [("c", b"3")] == found(db)
+    db.publish([retain("c", b"4"), retain("c", b"")])
+    assert [] == found(db)
+    assert [] == [key for shard in range(3) for key, _ in db.state(shard).scan(kept_key(b"r"))]
+
+
+def test_it_comes_back_as_it_was_published(db: ts.Database) -> None:
+    """All fields."""
+    message = ts.Message("a", b"1", "me", 2, True, 5, ts.Properties(content_type="text/plain"))
+    db.publish([message])
+    assert [message] == db.retained("a")
+
+
+def test_it_is_there_whether_stored_or_not(db: ts.Database) -> None:
+    """A rule puts it into the streams too; dropping that doesn't take it."""
+    db.persistence.add("stored")
+    result = db.publish([retain("stored"), retain("live")])
+    assert (2, 1, 1, 2) == (result.count, result.stored, result.routed, result.retained)
+    db.add_generation()
+    db.drop_generation(1)
+    assert [("live", b"x"), ("stored", b"x")] == found(db)
+
+
+def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
+    with ts.open(tmp_path / "db", shards=2) as db:
+        db.publish([retain("a"), retain("b"), retain("c")])
+        db.publish([retain("b", b"")])
+    with ts.open(tmp_path / "db") as db:
+        assert [("a", b"x"), ("c", b"x")] == found(db)
+
+
+def test_columns_of_any_form_are_understood(db: ts.Database) -> None:
+    """Record batches too, with one topic or several."""
+    pytest.importorskip("pyarrow")
+    for topics in (["a", "a"], ["b", "c"]):
+        batch = ts.MessageBatch.from_messages([retain(topic, b"%d" % n) for n, topic in enumerate(topics)])
+        db.publish(batch.to_arrow())
+    assert [("a", b"1"), ("b", b"0"), ("c", b"1")] == found(db)
+
+
+# --- looking up ---
+
+LEVELS = st.sampled_from(["", "a", "b", "a b", "a-", "a.", "a0", "é", "$s", "\x01"])
+TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)
+FILTERS = st.builds(
+    lambda levels, end: "/".join([*levels, *end]),
+    st.lists(st.one_of(LEVELS, st.just("+")), max_size=4),
+    st.sampled_from([[], ["#"]]),
+).filter(bool)
+
+
+@settings(max_examples=300, deadline=None)
+@given(topics=st.sets(TOPICS, max_size=20), topic_filter=FILTERS, shards=st.sampled_from([1, 3]))
+def test_a_look_up_finds_what_matches(topics: set[str], topic_filter: str, shards: int) -> None:
+    """As if every topic were compared; in order of topics."""
+    with ts.open("nowhere", backend="memory", shards=shards) as db:
+        db.publish([retain(topic, topic.encode()) for topic in topics])
+        expected = sorted(topic for topic in topics if ts.matches(topic_filter, topic))
+        assert [(topic, topic.encode()) for topic in expected] == found(db, topic_filter)
+
+
+def test_only_topics_that_begin_as_the_filter_are_read(db: ts.Database) -> None:
+    """Others may be damaged and nobody notices."""
+    names = ["a", "a/1", "a/1/x", "a-b/1", "b/1", "c"]
+    db.publish([retain(name) for name in names])
+    for name in ("a-b/1", "b/1", "c"):
+        db.state(db.shard_of(name)).write([ts.StateWrite(kept_key(b"r" + name.encode()), b"damaged")])
+    assert ["a", "a/1", "a/1/x"] == [topic for topic, _ in found(db, "a/#")]
+    assert ["a/1"] == [topic for topic, _ in found(db, "a/+")]
+    assert ["a/1/x"] == [topic for topic, _ in found(db, "a/1/+/#")]
+    assert ["a/1"] == [topic for topic, _ in found(db, "a/1")]
+    with pytest.raises(ts.CorruptionError):
+        found(db, "+/1")
+
+
+def test_a_bad_filter_is_refused(db: ts.Database) -> None:
+    with pytest.raises(ts.InvalidFilterError):
+        db.retained("a/#/b")
+
+
+def test_a_subscription_gets_them_as_it_asks(db: ts.Database) -> None:
+    """Retain handling 0, 1 and 2 of MQTT 5."""
+    db.publish([retain("a")])
+    got = {
+        (handling, existed): len(retained_for(db, ts.TopicFilter("#"), handling, existed=existed))
+        for handling in (SEND, SEND_IF_NEW, SEND_NEVER)
+        for existed in (False, True)
+    }
+    assert {(0, False): 1, (0, True): 1, (1, False): 1, (1, True): 0, (2, False): 0, (2, True): 0} == got
+    with pytest.raises(ts.InvalidArgumentError):
+        retained_for(db, ts.TopicFilter("#"), 3, existed=False)
+
+
+# --- expiry ---
+
+
+def test_what_is_left_of_its_time_goes_with_it(db: ts.Database, clock: Clock) -> None:
+    """Rounded up, as long as there is any; then it is not given out."""
+    db.publish([retain("a", expiry=3), retain("b")])
+    left = []
+    for now in (0, 1, SECOND, SECOND + 1, 3 * SECOND - 1):
+        clock.now = START + now
+        properties = db.retained("a")[0].properties
+        assert properties is not None
+        left.append(properties.message_expiry_interval)
+    assert [3, 3, 2, 2, 1] == left
+    clock.now = START + 3 * SECOND
+    assert [("b", b"x")] == found(db)
+
+
+def test_its_time_counts_from_the_last_one(db: ts.Database, clock: Clock) -> None:
+    db.publish([retain("a", expiry=3)])
+    clock.now += 2 * SECOND
+    db.publish([retain("a", b"again", expiry=3)])
+    clock.now += 2 * SECOND
+    assert [("a", b"again")] == found(db)
+
+
+def test_an_expired_one_is_removed(db: ts.Database, clock: Clock) -> None:
+    """By a run of the retention, those and no others; a second run finds nothing."""
+    db.publish([retain("a", expiry=3), retain("b", expiry=4), retain("c"), retain("d", expiry=0)])
+    clock.now += 3 * SECOND
+    assert 2 == db.retention.run().expired
+    assert 0 == db.retention.run().expired
+    kept = [key for shard in range(3) for key, _ in db.state(shard).scan(kept_key(b"r"))]
+    assert [kept_key(b"rb"), kept_key(b"rc")] == sorted(kept)
+
+
+def test_one_that_was_replaced_meanwhile_is_not_removed(
+    db: ts.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever lies between the look and the removal."""
+    db.publish([retain("a", expiry=3)])
+    clock.now += 3 * SECOND
+    shard = db.shard_of("a")
+    write = db.shards[shard].write_state
+
+    def publish_first(writes: list[ts.StateWrite]) -> None:
+        monkeypatch.undo()
+        db.publish([retain("a", b"new", expiry=3)])
+        write(writes)
+
+    monkeypatch.setattr(db.shards[shard], "write_state", publish_first)
+    assert 0 == remove_expired(db, clock.now)
+    assert [("a", b"new")] == found(db)

@@ -1,0 +1,400 @@
+"""Retention: by age and by bytes, at any moment, across kills, with clocks that are wrong."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.retention import QuotaExceededError, RetentionSettings
+from topicstore_conformance.clock import START, Clock
+
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def db(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", backend=request.param, shards=2, clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def quiet(db: ts.Database) -> ts.Database:
+    """Return a database where nothing runs by itself."""
+    db.retention.stop()
+    return db
+
+
+def message(text: str, client_id: str = "me") -> ts.Message:
+    return ts.Message("a/b", text.encode(), client_id)
+
+
+def stored(db: ts.Database) -> list[str]:
+    return [one.payload.decode() for one in db.replay("#", order="time")]
+
+
+def live_bytes(db: ts.Database) -> int:
+    return sum(generation.live_bytes for generation in db.generations())
+
+
+# --- settings ---
+
+
+def test_everything_is_kept_at_first(db: ts.Database, clock: Clock) -> None:
+    """A run then does nothing, however old things are."""
+    db.store([message("1")])
+    clock.now += 10**15
+    report = db.retention.run()
+    assert (None, (), 0) == (report.rotated, report.dropped, report.expired)
+    assert RetentionSettings() == db.retention.settings
+    assert ["1"] == stored(db)
+
+
+def test_settings_are_there_after_a_restart(tmp_path: Path) -> None:
+    with ts.open(tmp_path / "db") as db:
+        wanted = db.retention.set(max_age=86_400, rotate_every=0.5, max_bytes=10**12, when_full="drop")
+        assert wanted == db.retention.settings
+    with ts.open(tmp_path / "db") as db:
+        assert wanted == db.retention.settings
+        assert RetentionSettings(max_bytes=5) == db.retention.set(max_bytes=5)
+    with ts.open(tmp_path / "db") as db:
+        assert RetentionSettings(max_bytes=5) == db.retention.settings
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"max_age": 0}, {"max_age": "1d"}, {"rotate_every": -1}, {"max_bytes": 0}, {"max_bytes": 1.5}, {"when_full": "x"}],
+)
+def test_settings_that_are_none_are_refused(db: ts.Database, arguments: dict[str, object]) -> None:
+    with pytest.raises(ts.InvalidArgumentError):
+        db.retention.set(**arguments)  # type: ignore[arg-type]
+    assert RetentionSettings() == db.retention.settings
+
+
+def test_damaged_settings_are_an_error(db: ts.Database) -> None:
+    db.state(0).write([ts.StateWrite(b"ps", b"damaged")])
+    with pytest.raises(ts.CorruptionError, match="retention"):
+        db.retention.run()
+
+
+# --- age ---
+
+
+def test_messages_go_by_age_never_early_and_not_much_late(quiet: ts.Database, clock: Clock) -> None:
+    """Each stays for its age, and at most for the length of a generation and of the time between runs longer."""
+    db = quiet
+    db.retention.set(max_age=100, rotate_every=20)
+    times: dict[str, int] = {}
+    for step in range(60):
+        times[f"{step}"] = clock.now
+        db.store([message(f"{step}", f"client {step}")])
+        clock.now += 7 * SECOND
+        db.retention.run()
+        there = set(stored(db))
+        ages = {text: (clock.now - time) / SECOND for text, time in times.items()}
+        assert {text for text, age in ages.items() if age < 100} <= there
+        assert there <= {text for text, age in ages.items() if age <= 100 + 20 + 7 + 7}
+    assert len(db.generations()) <= 8
+
+
+def test_a_run_may_be_repeated(quiet: ts.Database, clock: Clock) -> None:
+    """The second at the same time finds nothing to do."""
+    db = quiet
+    db.retention.set(max_age=100)
+    db.store([message("1")])
+    clock.now += 1_000 * SECOND
+    first, second = db.retention.run(), db.retention.run()
+    assert (2, (1,), 1) == (first.rotated, first.dropped, first.messages)
+    assert (None, (), 0) == (second.rotated, second.dropped, second.messages)
+
+
+def test_an_empty_generation_is_used_on(quiet: ts.Database, clock: Clock) -> None:
+    """A database where nothing happens grows no generations."""
+    db = quiet
+    db.retention.set(max_age=100, rotate_every=10)
+    for _ in range(5):
+        clock.now += 1_000 * SECOND
+        assert db.retention.run().rotated is None
+    assert 1 == len(db.generations())
+
+
+def test_a_given_time_counts(quiet: ts.Database, clock: Clock) -> None:
+    """``now`` stands for the present."""
+    db = quiet
+    db.retention.set(max_age=100)
+    db.store([message("1")])
+    assert 2 == db.retention.run(clock.now + 99 * SECOND).rotated
+    assert () == db.retention.run(clock.now + 99 * SECOND).dropped
+    assert (1,) == db.retention.run(clock.now + 101 * SECOND).dropped
+
+
+def test_imported_history_goes_by_its_own_times(tmp_path: Path, clock: Clock) -> None:
+    """With positions from the messages' times, what happened long ago is old."""
+    with ts.open(tmp_path / "db", timestamps="message", clock=clock) as db:
+        db.retention.stop()
+        db.retention.set(max_age=100)
+        db.store([ts.Message("a", b"old", timestamp=START - 10**12)])
+        db.add_generation()
+        db.store([ts.Message("a", b"new", timestamp=START - 10 * SECOND)])
+        assert (1,) == db.retention.run().dropped
+        assert ["new"] == stored(db)
+
+
+def test_a_clock_that_was_ahead_does_not_keep_messages_for_ever(quiet: ts.Database, clock: Clock) -> None:
+    """What was stored in the future, and behind that, goes by the present clock: an age after it was sealed."""
+    db = quiet
+    db.retention.set(max_age=100, rotate_every=10)
+    clock.now += 10**15
+    db.store([message("future")])
+    assert 2 == db.retention.run().rotated
+    clock.now = START + SECOND
+    db.store([message("present")])
+    assert 3 == db.retention.run().rotated
+    assert ["future", "present"] == stored(db)
+    for _ in range(3):
+        clock.now += 50 * SECOND
+        db.retention.run()
+    assert [] == stored(db)
+
+
+def test_a_clock_that_was_behind_drops_nothing_early(quiet: ts.Database, clock: Clock) -> None:
+    """A machine that begins in 1970 until it is told better takes nothing along."""
+    db = quiet
+    db.retention.set(max_age=100, rotate_every=10)
+    db.store([message("1")])
+    clock.now = 1_000
+    db.retention.run()
+    db.store([message("2")])
+    clock.now = START + 50 * SECOND
+    for _ in range(3):
+        assert () == db.retention.run().dropped
+    assert ["1", "2"] == stored(db)
+    clock.now = START + 111 * SECOND
+    db.retention.run()
+    db.retention.run()
+    assert [] == stored(db)
+
+
+def test_readers_go_on_beside_it(quiet: ts.Database, clock: Clock) -> None:
+    """A replay that was begun is told that a generation was dropped under it."""
+    db = quiet
+    db.retention.set(max_age=10)
+    for number in range(4):
+        db.store([message(f"{number}") for _ in range(100)])
+        clock.now += 6 * SECOND
+        db.add_generation()
+    replaying = db.replay("#", order="time", batch_size=10)
+    assert "0" == next(replaying).payload.decode()
+    assert (1, 2, 3) == db.retention.run().dropped
+    with pytest.raises(ts.GenerationDroppedError):
+        list(replaying)
+    assert {"3"} == set(stored(db))
+
+
+# --- bytes ---
+
+
+def test_a_full_database_refuses(db: ts.Database) -> None:
+    """Nothing of the call is stored; state and reading go on; making room lets it store again."""
+    db.retention.set(max_bytes=20_000)
+    asking = ts.Properties(user_properties=(("topicstore-persist", "1"),))
+    while live_bytes(db) < 20_000:
+        db.store([ts.Message("a", bytes(range(256)) * 2, "me")])
+    assert live_bytes(db) < 22_000
+    count = len(stored_bytes := [one.payload for one in db.replay("#")])
+    for call in (db.store, db.publish):
+        with pytest.raises(QuotaExceededError):
+            call([ts.Message("a", b"", properties=asking)])
+    assert stored_bytes == [one.payload for one in db.replay("#")]
+    assert count > 5
+    db.store([], state={0: [ts.StateWrite(b"z", b"1")]})
+    db.publish([ts.Message("a", b"live"), ts.Message("b", b"retained", retain=True)])
+    assert (b"1", [b"retained"]) == (db.state(0).get(b"z"), [m.payload for m in db.retained("#")])
+    db.add_generation()
+    db.drop_generation(1)
+    db.store([message("again")])
+    assert ["again"] == stored(db)
+
+
+def test_a_limit_that_is_raised_makes_room(db: ts.Database) -> None:
+    db.store([message("1")])
+    db.retention.set(max_bytes=1)
+    with pytest.raises(QuotaExceededError):
+        db.store([message("2")])
+    db.retention.set(max_bytes=10_000)
+    db.store([message("2")])
+    assert ["1", "2"] == stored(db)
+
+
+def test_deleting_makes_room(db: ts.Database) -> None:
+    db.store([message("1", f"client {n}") for n in range(100)])
+    db.retention.set(max_bytes=live_bytes(db))
+    with pytest.raises(QuotaExceededError):
+        db.store([message("2")])
+    db.delete("#")
+    db.store([message("2")])
+    assert ["2"] == stored(db)
+
+
+def test_a_full_database_drops_the_oldest(quiet: ts.Database) -> None:
+    """What stays is a run of the newest, within the limit after each run, and most of what the limit allows."""
+    db = quiet
+    db.retention.set(max_bytes=40_000, when_full="drop")
+    for number in range(200):
+        db.store([ts.Message("a", b"%d " % number + bytes(range(256)) * 2, "me")])
+        db.retention.run()
+        assert live_bytes(db) <= 40_000
+    numbers = [int(one.payload.split()[0]) for one in db.replay("#", order="time")]
+    assert list(range(numbers[0], 200)) == numbers
+    assert live_bytes(db) > 20_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    max_age=st.none() | st.integers(1, 300),
+    rotate_every=st.none() | st.integers(1, 300),
+    max_bytes=st.none() | st.integers(500, 5_000),
+    steps=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 3)), min_size=1, max_size=25),
+)
+def test_whatever_is_set_a_suffix_stays(
+    max_age: int | None, rotate_every: int | None, max_bytes: int | None, steps: list[tuple[int, int]]
+) -> None:
+    """What is there is what was stored last; young enough messages are, if bytes allow; a second run is idle."""
+    clock = Clock()
+    with ts.open("nowhere", backend="memory", layout="reference", clock=clock) as db:
+        db.retention.stop()
+        db.retention.set(max_age=max_age, rotate_every=rotate_every, max_bytes=max_bytes, when_full="drop")
+        times: list[int] = []
+        for seconds, count in steps:
+            db.store([message(f"{len(times) + n}") for n in range(count)])
+            times += [clock.now] * count
+            clock.now += seconds * SECOND
+            db.retention.run()
+            again = db.retention.run()
+            assert (None, ()) == (again.rotated, again.dropped)
+            there = [int(text) for text in stored(db)]
+            assert list(range(len(times) - len(there), len(times))) == there
+            if max_bytes is None:
+                young = [n for n, time in enumerate(times) if max_age is None or clock.now - time <= max_age * SECOND]
+                assert set(young) <= set(there)
+            else:
+                assert live_bytes(db) <= max_bytes
+
+
+# --- by itself ---
+
+
+def dropped_event(db: ts.Database) -> threading.Event:
+    """Return an event that is set when the database drops a generation."""
+    event = threading.Event()
+    drop = db.drop_generation
+
+    def tell(generation: int) -> bool:
+        done = drop(generation)
+        event.set()
+        return done
+
+    db.drop_generation = tell  # type: ignore[method-assign]
+    return event
+
+
+def test_it_works_by_itself_when_something_is_stored(db: ts.Database) -> None:
+    """In the background; where there is no limit there is no thread."""
+    db.store([message("0")])
+    assert db.retention._thread is None
+    dropped = dropped_event(db)
+    db.retention.set(max_bytes=10_000, when_full="drop")
+    number = 0
+    while not dropped.is_set() and number < 100_000:
+        number += 1
+        db.store([ts.Message("a", b"%d " % number + bytes(100), "me")])
+    assert dropped.wait(30)
+    assert db.retention.failure is None
+
+
+def test_it_works_at_intervals_where_nothing_is_stored(db: ts.Database, clock: Clock) -> None:
+    """Also what was retained goes, when it has expired."""
+    db.retention.set(max_age=100)
+    db.store([message("1")])
+    db.add_generation()
+    clock.now += 200 * SECOND
+    dropped = dropped_event(db)
+    db.retention.start(0.001)
+    assert dropped.wait(30)
+    assert [] == stored(db)
+
+
+def test_closing_waits_for_it(tmp_path: Path, clock: Clock) -> None:
+    """No thread is left behind, and nothing is warned of."""
+    with ts.open(tmp_path / "db", backend="memory", clock=clock) as db:
+        db.retention.set(max_age=100)
+        db.retention.start(0.001)
+        thread = db.retention._thread
+    assert thread is not None
+    assert not thread.is_alive()
+    assert db.retention.failure is None
+    with pytest.raises(ts.DatabaseClosedError):
+        db.retention.run()
+
+
+def test_a_failure_is_told(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends, says why, and the database stays usable."""
+    told = threading.Event()
+    monkeypatch.setattr("topicstore.retention.warnings.warn", lambda *_, **__: told.set())
+    db.state(0).write([ts.StateWrite(b"ps", b"damaged")])
+    db.retention.start(100)
+    assert told.wait(30)
+    assert "checksum" in (db.retention.failure or "")
+
+
+# --- kills ---
+
+KILLED = """
+import os, signal, sys, topicstore as ts
+path, where = sys.argv[1], sys.argv[2]
+now = [1_700_000_000_000_000]
+db = ts.open(path, shards=3, clock=lambda: now[0])
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+for n in range(3):
+    db.store([ts.Message("a", b"%d" % n, f"client {i}") for i in range(20)])
+    db.add_generation()
+    now[0] += 60_000_000
+db.store([ts.Message("a", b"3", f"client {i}") for i in range(20)])
+now[0] += 60_000_000
+if where == "before dropping":
+    db.drop_generation = kill
+elif where == "between shards":
+    db.shards[1].drop_generation = kill
+elif where == "before removing":
+    db.shards[0].remove_dropped = kill
+elif where == "while rotating":
+    db.shards[2].add_generation = kill
+db.retention.set(max_age=100, rotate_every=50)
+db.retention.run()
+"""
+
+
+@pytest.mark.parametrize("where", ["while rotating", "before dropping", "between shards", "before removing"])
+def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, where: str) -> None:
+    """The next does the rest; nothing else is lost."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "db"), where], capture_output=True, timeout=60)
+    assert -signal.SIGKILL == done.returncode, done.stderr
+    with ts.open(tmp_path / "db", clock=Clock(START + 240 * SECOND)) as db:
+        db.retention.run()
+        assert ["3"] * 20 == stored(db)
+        assert [] == db.verify().damages
+        again = db.retention.run()
+        assert (None, ()) == (again.rotated, again.dropped)

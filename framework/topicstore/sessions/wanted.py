@@ -1,0 +1,62 @@
+"""Which topics durable subscriptions want: what is published there must be stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+from topicstore.subscriptions.routes import Routes
+from topicstore.topics import TopicFilter
+
+from .records import SubscriptionRecord
+
+__all__ = ["Wanted", "is_durable"]
+
+
+def is_durable(record: SubscriptionRecord) -> bool:
+    """Say whether a subscription's messages are stored for it: whether it ever needs packet ids."""
+    return any(era.options.qos for era in record.eras)
+
+
+class Wanted:
+    """The filters of all durable subscriptions. Nothing is read before somebody asks.
+
+    `add` and `remove` run under the lock of the sessions, as the loading does; `wants` in any thread.
+    """
+
+    def __init__(self, load: Callable[[], Iterable[SubscriptionRecord]], lock: AbstractContextManager[object]) -> None:
+        self._load = load
+        self._lock = lock
+        self._routes: Routes[str] = Routes()
+        self._counts: Counter[str] = Counter()
+        self._loaded = False
+
+    def add(self, topic_filter: str) -> None:
+        """There is one more durable subscription of a filter."""
+        if self._loaded:
+            self._counts[topic_filter] += 1
+            if self._counts[topic_filter] == 1:
+                self._routes.add(TopicFilter(topic_filter), topic_filter)
+
+    def remove(self, topic_filter: str) -> None:
+        """There is one durable subscription of a filter less."""
+        if self._loaded:
+            self._counts[topic_filter] -= 1
+            if not self._counts[topic_filter]:
+                del self._counts[topic_filter]
+                self._routes.remove(TopicFilter(topic_filter), topic_filter)
+
+    def wants(self, topic: str) -> bool:
+        """Say whether a durable subscription matches a topic."""
+        if not self._loaded:
+            with self._lock:
+                self._read()
+        return bool(self._routes.match(topic))
+
+    def _read(self) -> None:
+        if not self._loaded:
+            self._counts = Counter(record.topic_filter for record in self._load() if is_durable(record))
+            for topic_filter in self._counts:
+                self._routes.add(TopicFilter(topic_filter), topic_filter)
+            self._loaded = True
