@@ -140,6 +140,10 @@ class Hub:
             for shard in range(len(self._shards)):
                 feed.wake(shard)
 
+    def gone(self) -> frozenset[int]:
+        """Return the generations that were dropped since somebody listened first."""
+        return frozenset(dropped.number for dropped in self._dropped)
+
     def dropped_between(self, shard: int, after: int, position: int, quiet: tuple[int, int]) -> tuple[int, ...]:
         """Return the generations that who reads from ``after`` to ``position`` might have missed something of."""
         begin, end = quiet

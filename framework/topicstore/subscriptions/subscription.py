@@ -161,6 +161,7 @@ class Subscription:
         self._full_since: float | None = None
         self._delivered: collections.deque[tuple[int, int, int]] = collections.deque()
         """Sequence, shard and position of the batches that wait to be acknowledged."""
+        self._gone = frozenset() if isinstance(start, Mapping) else self._hub.gone()  # who begins there missed nothing
         place = None if start is None else _place(start, len(db.shards))
         self._feed.add(self._inbox)
         self._end = weakref.finalize(self, self._feed.remove, self._inbox)
@@ -276,7 +277,7 @@ class Subscription:
             self._place[shard] = run.position
             if not run.caught_up:
                 inbox.woken(self._feed, shard)
-            if len(run) or run.dropped:
+            if len(run) or not self._gone.issuperset(run.dropped):
                 return self._deliver(run.messages, shard, run)
             if not self._delivered:
                 self._done[shard] = run.position
@@ -297,7 +298,7 @@ class Subscription:
             sequence=self._sequence,
             shard=shard,
             lagging=run is not None and not run.caught_up,
-            dropped=() if run is None else run.dropped,
+            dropped=() if run is None else tuple(gone for gone in run.dropped if gone not in self._gone),
             run=run,
         )
 
