@@ -1,0 +1,96 @@
+"""The process that is killed: publishers, and durable subscribers, in one event loop.
+
+A broker has the same shape: what it would read from and write to sockets are function calls here.
+Each subscriber writes what it got to a file of its own, and answers then.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import topicstore as ts
+from topicstore.sessions import Delivery, Release, Session
+
+ROOMS = ("kitchen", "office", "hall")
+SUBSCRIBERS = {"display": ("home/+/temperature", 1), "archive": ("home/#", 2)}
+"""Client id, filter and QoS."""
+
+
+async def publish(db: ts.Database, room: str) -> None:
+    """A publisher: it numbers its messages, and after a restart goes on behind the last that was stored."""
+    stored = [int(message.payload) for message in db.replay(f"home/{room}/temperature")]
+    for number in itertools.count(max(stored, default=-1) + 1):
+        reading = ts.Message(f"home/{room}/temperature", b"%d" % number, f"{room}-hub", qos=2)
+        await asyncio.to_thread(db.publish, [reading])
+        await asyncio.sleep(0.002)
+
+
+class Client:
+    """A client with a memory: what it got, line by line, which it writes down before it answers."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        lines = log.read_text().splitlines() if log.exists() else []
+        self.unreleased = set[str]()
+        """Packet ids of QoS 2 that were received and not released: they may come again and count once."""
+        for line in lines:
+            word, packet_id = line.split()[:2]
+            {"got2": self.unreleased.add, "released": self.unreleased.discard}.get(word, bool)(packet_id)
+
+    def receive(self, session: Session, packets: list[Delivery | Release]) -> None:
+        """Write down what came and answer each packet, as MQTT has it."""
+        with self.log.open("a", buffering=1) as file:
+            for packet in packets:
+                if isinstance(packet, Release):  # a PUBREL
+                    file.write(f"released {packet.packet_id}\n")
+                    self.unreleased.discard(str(packet.packet_id))
+                    session.pubcomp(packet.packet_id)
+                elif packet.qos == 1:
+                    file.write(f"got1 {packet.packet_id} {_text(packet)}\n")
+                    session.puback(packet.packet_id)
+                else:
+                    if str(packet.packet_id) not in self.unreleased:
+                        file.write(f"got2 {packet.packet_id} {_text(packet)}\n")
+                        self.unreleased.add(str(packet.packet_id))
+                    session.pubrec(packet.packet_id)
+
+
+def _text(packet: Delivery) -> str:
+    return f"{packet.message.topic} {packet.message.payload.decode()}{' again' if packet.dup else ''}"
+
+
+async def deliver(db: ts.Database, clients: dict[str, Client]) -> None:
+    """The broker's pump: whoever has something is served, all with one commit."""
+    while True:
+        await db.sessions.wait_async()
+        for session, packets in await asyncio.to_thread(db.sessions.deliver, 100):
+            clients[session.client_id].receive(session, packets)
+
+
+async def keep_time(db: ts.Database) -> None:
+    """Wills, expiry, keep-alives and checkpoints happen in `tick`, which says when it wants to be called again."""
+    while True:
+        await asyncio.sleep(max(db.sessions.tick(), 0.01))
+
+
+async def run(directory: Path) -> None:
+    """Open the database, bring back whoever was there, and serve until killed."""
+    with ts.open(directory / "db", layout="block") as db:
+        for client_id, (topic_filter, qos) in SUBSCRIBERS.items():
+            session = db.sessions.open(client_id, expiry_interval=None)
+            if not session.present:
+                session.subscribe(topic_filter, qos)
+        async with asyncio.TaskGroup() as tasks:
+            for room in ROOMS:
+                tasks.create_task(publish(db, room))
+            tasks.create_task(deliver(db, {name: Client(directory / name) for name in SUBSCRIBERS}))
+            tasks.create_task(keep_time(db))
+            print(f"serving, process {os.getpid()}", flush=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run(Path(sys.argv[1])))

@@ -1,0 +1,75 @@
+"""Kill a process full of publishers and durable subscribers, again and again, and look at what was delivered."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import topicstore as ts
+from broker import ROOMS, SUBSCRIBERS, Client
+
+BROKER = Path(__file__).with_name("broker.py")
+KILLS = 3
+SECONDS = 1.0
+"""For which it runs each time."""
+
+
+def run_and_kill(directory: Path) -> None:
+    """Start the process, let it work, and kill it with SIGKILL: nothing is closed, nothing is written."""
+    with subprocess.Popen([sys.executable, BROKER, directory], stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        if process.stdout is not None:
+            print(process.stdout.readline().strip())
+        time.sleep(SECONDS)
+        process.kill()
+    print("  killed")
+
+
+def catch_up(directory: Path) -> None:
+    """Resume everybody once more, and deliver what is left."""
+    with ts.open(directory / "db") as db:
+        clients = {client_id: Client(directory / client_id) for client_id in SUBSCRIBERS}
+        for client_id in clients:
+            db.sessions.open(client_id, expiry_interval=None)
+        while delivered := db.sessions.deliver(1_000):
+            for session, packets in delivered:
+                clients[session.client_id].receive(session, packets)
+
+
+def report(directory: Path) -> bool:
+    """Compare what each subscriber wrote down with what is stored; return whether nothing is amiss."""
+    with ts.open(directory / "db") as db:
+        stored = [f"{message.topic} {message.payload.decode()}" for message in db.replay("home/#")]
+    print(f"{len(stored)} messages are stored, once each, of {len(ROOMS)} publishers")
+    fine = True
+    for client_id, (_, qos) in SUBSCRIBERS.items():
+        log = (directory / client_id).read_text().splitlines()
+        lines = [line.split(maxsplit=2)[2] for line in log if line.startswith("got")]
+        got = [line.removesuffix(" again") for line in lines]
+        firsts = list(dict.fromkeys(got))
+        lost, repeated = set(stored) - set(got), len(got) - len(firsts)
+        in_order = all(
+            sorted(numbers) == numbers
+            for room in ROOMS
+            for numbers in [[int(line.split()[1]) for line in firsts if line.startswith(f"home/{room}/")]]
+        )
+        marked = sum(line.endswith(" again") for line in lines)
+        print(
+            f"{client_id} (QoS {qos}): {len(firsts)} delivered, {len(lost)} lost, {repeated} came twice, "
+            f"{marked} marked as repetitions, each publisher's {'in order' if in_order else 'OUT OF ORDER'}"
+        )
+        fine = fine and not lost and in_order and repeated <= (marked if qos == 1 else 0)
+    return fine
+
+
+def main() -> None:
+    """Kill it `KILLS` times, resume, and report."""
+    directory = Path(sys.argv[1] if len(sys.argv) > 1 else "sessions-data")
+    directory.mkdir(parents=True, exist_ok=True)
+    for _ in range(KILLS):
+        run_and_kill(directory)
+    catch_up(directory)
+    sys.exit(0 if report(directory) else 1)
+
+
+if __name__ == "__main__":
+    main()
