@@ -293,3 +293,12 @@ def test_what_filters_want_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch)
     found = filters.of(TopicFilter("#"), None)
     assert found is filters.of(TopicFilter("#"), None)
     assert 1 == len(filters._kept)
+
+
+@pytest.mark.parametrize("text", ["a/#", "+/a", "a/+/a", "a/+", "#", "a/a", "+/+/#", "a/+/#"])
+def test_the_ends_of_many_texts_are_not_enough(text: str) -> None:
+    """A topic may begin and end as a filter does, and not match; or end before the filter's `#`."""
+    texts = ["a", "a/a", "a/b/a", "a/b/b/a", "aa", "aa/a", "a/", "b/a", "ab/a", "a/ab/a", "a/b/ba", "$a/a"] * 4
+    topic_filter = TopicFilter(text)
+    verdicts = Matcher(topic_filter, NameTable(MemoryEngine(KEYSPACES), 1, 0x10, lambda _: 0)).judge_texts(texts)
+    assert [topic_filter.matches(topic) for topic in texts] == verdicts.tolist()

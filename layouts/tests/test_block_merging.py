@@ -19,7 +19,8 @@ from topicstore.layout import CompactStep
 from topicstore_conformance.checks import drain
 from topicstore_conformance.machine import DatabaseMachine
 from topicstore_conformance.pairs import Pair, pairs
-from topicstore_conformance.profiles import MACHINE, PATIENCE
+from topicstore_conformance.profiles import MACHINE
+from topicstore_conformance.threads import MOMENT, PATIENCE
 from topicstore_layouts import names
 from topicstore_layouts.block import deleting, merging, reading, segments, slab
 from topicstore_layouts.block.segments import Segment, Segments
@@ -477,7 +478,7 @@ class Beside:
 
     def _run(self, job: Callable[[], object]) -> None:
         try:
-            while not self._done.is_set():
+            while not self._done.wait(MOMENT):
                 job()
         except BaseException as error:  # noqa: BLE001 - shown by the main thread
             self._failures.append(error)

@@ -982,3 +982,19 @@ def test_readers_run_beside_a_delete() -> None:
     assert [] == failures
     assert kept == store.rows
     store.check()
+
+
+def test_picked_rows_are_joined_up_to_the_limit(store: Store) -> None:
+    """A narrow filter's call goes on as long as a whole block more would fit, however few rows of each it wants."""
+    for _ in range(20):
+        store.put(messages(["a", "b", "c", "d"], 400))
+    assert [2_000] == list(map(len, store.read("b")))
+    assert [700, 700, 600] == list(map(len, store.read("b", limit=1_000)))
+    assert store.wanted("b") == concat(store.read("b", limit=1_000))
+
+
+def test_picked_rows_count_their_own_bytes(store: Store) -> None:
+    """Not those of the blocks they were picked out of."""
+    for _ in range(4):
+        store.put(messages(["a", "b"], 400, size=100))
+    assert [400, 400] == list(map(len, store.read("b", limit_bytes=30_000)))

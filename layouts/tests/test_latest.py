@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,9 @@ def test_what_it_leaves_out(before: list[list[int]], since: list[list[int]], fir
     latest: dict[int, int] = {}
     asked: list[int] = []
 
-    def look_up(stream: int) -> int:
-        asked.append(stream)
-        return stored.get(stream, 0)
+    def look_up(streams: Sequence[int]) -> list[int]:
+        asked.extend(streams)
+        return [stored.get(stream, 0) for stream in streams]
 
     position = 0
     for batch in before:

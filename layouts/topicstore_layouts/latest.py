@@ -6,7 +6,7 @@ first asked for, which costs about as much as finding nothing in the stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,11 @@ _LEAST_ROOM = 64
 class LatestPositions:
     """For one writer and any number of readers.
 
-    ``look_up`` returns a position behind which a stream has nothing stored, or 0 if it has nothing
-    at all. Deletes are not noted: a stream may have less than is said here, and never has more.
+    ``look_up`` returns, of each of some streams, a position behind which it has nothing stored, or 0 if it
+    has nothing at all. Deletes are not noted: a stream may have less than is said here, and never has more.
     """
 
-    def __init__(self, look_up: Callable[[int], int]) -> None:
+    def __init__(self, look_up: Callable[[Sequence[int]], Sequence[int]]) -> None:
         self._look_up = look_up
         self._noted = np.zeros(_LEAST_ROOM, dtype=np.uint64)
         # Apart from what the writer notes: a reader may come to write down what it has found after
@@ -52,12 +52,12 @@ class LatestPositions:
         known = numbers < len(noted)
         latest[known] = noted[numbers[known]]
         unknown = np.flatnonzero(latest == _UNKNOWN)
-        latest[unknown] = [self._stored(stream) for stream in numbers[unknown].tolist()]
+        latest[unknown] = self._stored(numbers[unknown].tolist())
         reached: list[int] = numbers[latest >= np.uint64(first)].tolist()
         return reached
 
-    def _stored(self, stream: int) -> int:
-        found = self._found.get(stream)
-        if found is None:
-            found = self._found[stream] = self._look_up(stream)
-        return found
+    def _stored(self, streams: list[int]) -> list[int]:
+        missing = [stream for stream in streams if stream not in self._found]
+        if missing:
+            self._found.update(zip(missing, self._look_up(missing), strict=True))
+        return list(map(self._found.__getitem__, streams))

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 from topicstore.engine import META, Reader, WriteBatch, encode_generation
@@ -201,28 +201,41 @@ class LearnedTopics:
 
     def learn(self, topic: str) -> int:
         """Return the stream of a topic, growing the trie where it is new."""
-        with self._lock:
-            return self._known.get(topic) or self._learn(topic)
+        return self.learn_all([topic])[0]
 
     def learn_all(self, topics: Iterable[str]) -> list[int]:
         """Return the stream of each topic, growing the trie where they are new."""
-        known, learn = self._known.get, self._learn
+        return self._streams(topics, self._learn)
+
+    def _streams(self, topics: Iterable[str], find: Callable[[str], int]) -> list[int]:
+        """Return the stream of each topic, those that are not remembered as ``find`` finds them."""
+        names = list(topics)
         with self._lock:
-            return [known(topic) or learn(topic) for topic in topics]
+            known = list(map(self._known.get, names))
+            if None not in known:
+                return known  # type: ignore[return-value]
+            streams = [stream or find(name) for stream, name in zip(known, names, strict=True)]
+            self._remember(names, streams)
+        return streams
 
     def _learn(self, topic: str) -> int:
-        """Return the stream of a topic, and remember it."""
+        """Return the stream of a topic that may be new."""
         node = self._dollar if topic[0] == "$" else self._root
         for token in topic.split("/", MAX_LEVELS):
             node = node.children.get(token) or node.wild or self._grow(node, token)
-        return self._remember(topic, node.stream or self._begin(node))
+        return node.stream or self._begin(node)
 
-    def _remember(self, topic: str, stream: int) -> int:
-        if len(topic) <= _LONGEST_KNOWN:
-            if len(self._known) == _MOST_KNOWN:
-                self._known.clear()
-            self._known[topic] = stream
-        return stream
+    def _remember(self, topics: list[str], streams: list[int]) -> None:
+        """Remember as many of these topics as may be, if need be in place of all others."""
+        if max(map(len, topics)) > _LONGEST_KNOWN:
+            short = [
+                (topic, stream) for topic, stream in zip(topics, streams, strict=True) if len(topic) <= _LONGEST_KNOWN
+            ]
+        else:
+            short = list(zip(topics, streams, strict=True))
+        if len(self._known) + len(short) > _MOST_KNOWN:
+            self._known.clear()
+        self._known.update(short[:_MOST_KNOWN])
 
     def _grow(self, node: _Node, token: str) -> _Node:
         """Return a new child for a token that has none."""
@@ -259,9 +272,7 @@ class LearnedTopics:
 
         Raises `CorruptionError` naming one that leads nowhere: what was learned from it is lost.
         """
-        known = self._known.get
-        with self._lock:
-            return [known(topic) or self._remember(topic, self._found(topic)) for topic in topics]
+        return self._streams(topics, self._found)
 
     def _found(self, topic: str) -> int:
         stream = self.find(topic)

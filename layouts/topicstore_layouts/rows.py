@@ -70,7 +70,7 @@ def encode_rows(batch: MessageBatch, slab: int) -> list[bytes]:
     arrays = list(map(_ENCODER.encode, rows))
     bodies = _without(1, arrays, sum(map(len, arrays)))  # without the header of an array without the checksum
     checksums = map(xxhash.xxh3_64_digest, bodies, _seeds(positions, slab))
-    return [start + checksum + body for start, checksum, body in zip(starts, checksums, bodies, strict=True)]
+    return list(map(b"".join, zip(starts, checksums, bodies, strict=True)))
 
 
 def _kinds(qos: Column, retain: Column) -> Column:

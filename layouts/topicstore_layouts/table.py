@@ -377,20 +377,26 @@ class TableSlab(Slab):
             first = stop + 1
 
     def _verify(self, first: int, last: int) -> Iterator[Damage | int]:
-        rows = self._select(f"position, shard, {_SOUND} AS sound, {_REST} AS rest", _ANY, first, last, None)
+        columns = f"position, shard, payload_bytes, {_SOUND} AS sound, {_REST} AS rest"
+        rows = self._select(columns, _ANY, first, last, None)
         self._check(rows)
         damages = [
             Damage(place=self._place(position), reason="the row contradicts itself")
             for position in rows.filter(pc.invert(rows["sound"]))["position"].to_pylist()
         ]
+        if (pc.max(rows["payload_bytes"]).as_py() or 0) > _INLINE:
+            damages += self._verify_large(first, last)
+        yield from damages
+        yield rows.num_rows - len(damages)
+
+    def _verify_large(self, first: int, last: int) -> Iterator[Damage]:
+        """Read the payloads that lie apart from their rows, one at a time: each may be of many megabytes."""
         large = self._select("position, payload", _LARGE, first, last, None)
-        for row in range(large.num_rows):  # one at a time: each may be of many megabytes
+        for row in range(large.num_rows):
             try:
                 self._payloads(large.slice(row, 1))
             except CorruptionError as bad:
-                damages.append(Damage(place=bad.place, reason=bad.reason))
-        yield from damages
-        yield rows.num_rows - len(damages)
+                yield Damage(place=bad.place, reason=bad.reason)
 
 
 # --- columns ------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def decompress(codec: int, stored: memoryview, size: int) -> bytes | memoryview:
         elif codec == LZ4:
             if size > _MOST_LZ4 * len(stored):
                 raise CorruptionError(f"{len(stored)} bytes can't be a section of {size}")
-            raw = memoryview(_mine("lz4", lambda: pa.Codec("lz4_raw")).decompress(stored, size))
+            raw = _mine("lz4", lambda: pa.Codec("lz4_raw")).decompress(stored, size, asbytes=True)
         else:
             raise CorruptionError(f"there is no codec {codec}")
     except (zstandard.ZstdError, OSError, ValueError) as bad:

@@ -240,6 +240,7 @@ class Block:
         "_payloads",
         "_positions",
         "_sizes",
+        "_topics",
         "_value",
         "base",
         "first",
@@ -284,6 +285,7 @@ class Block:
         self._sizes = head_codec, raw_head, payload_codec, raw_payloads
         self._head: _Head | None = None
         self._positions: Positions | None = None
+        self._topics: Column | None = None
         self._payloads: PackedPayloads | None = None
 
     def holds(self, value: bytes) -> bool:
@@ -340,7 +342,9 @@ class Block:
 
     def topics(self) -> Column:
         """Return the topics: numbers (`Constant` or array) or texts (`Constant` or `Coded`)."""
-        return self._names(self._columns().topics)
+        if self._topics is None:
+            self._topics = self._names(self._columns().topics)
+        return self._topics
 
     def client_ids(self) -> Column:
         """Return the client ids, in the same forms."""

@@ -46,6 +46,7 @@ class Matcher:
         self._verdicts = np.zeros(0, dtype=np.uint8)
         self._number: int | None = None
         self._pattern = _pattern(topic_filter) if len(topic_filter.text) <= _LONGEST_PATTERN else None
+        self._ends = _ends(topic_filter)
 
     def rows(self, topics: Column) -> Mask | bool:
         """Return which rows match: True for all, False for none, else a mask.
@@ -81,9 +82,11 @@ class Matcher:
         """Say of each text whether it matches."""
         if self._pattern is None or len(texts) < _WORTH_A_PATTERN:
             return np.array([self._filter.matches(text) for text in texts], dtype=bool)
-        verdicts: Mask = pc.match_substring_regex(pa.array(texts, pa.string()), self._pattern).to_numpy(
-            zero_copy_only=False
-        )
+        array, (first, last) = pa.array(texts, pa.string()), self._ends
+        verdicts = _as_mask(pc.and_(pc.starts_with(array, first), pc.ends_with(array, last)))
+        likely = np.flatnonzero(verdicts)
+        if len(likely):
+            verdicts[likely] = _as_mask(pc.match_substring_regex(array.take(pa.array(likely)), self._pattern))
         return verdicts
 
     def _judge(self, topics: npt.NDArray[Any]) -> Mask:
@@ -113,6 +116,21 @@ def _simplified(mask: Mask) -> Mask | bool:
     if matching == len(mask):
         return True
     return mask if matching else False
+
+
+def _as_mask(verdicts: pa.BooleanArray) -> Mask:
+    mask: Mask = verdicts.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _ends(topic_filter: TopicFilter) -> tuple[str, str]:
+    """Return what every matching topic begins and ends with: a look at those is cheaper than the whole expression."""
+    levels = topic_filter.levels
+    wild = [depth for depth, level in enumerate(levels) if level in ("+", "#")]
+    if not wild:
+        return topic_filter.text, topic_filter.text
+    # A topic that ends before a "#" has no slash behind its last level.
+    return "/".join(levels[: wild[0]]), "/".join(levels[wild[-1] + 1 :])
 
 
 def _pattern(topic_filter: TopicFilter) -> str:

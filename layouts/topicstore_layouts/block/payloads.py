@@ -53,12 +53,11 @@ class PackedPayloads(LazyColumn):
             starts = ends - size
         else:
             sizes = self._sizes.astype(np.int64)
-            prefixes = np.where(sizes < 1 << 8, 2, np.where(sizes < 1 << 16, 3, 5))
-            ends = np.cumsum(sizes + prefixes)
+            ends = np.cumsum(sizes + _prefixes(self._sizes))
             self._check(int(ends[-1]))
             ends = self._head() + ends[rows]
             starts = ends - sizes[rows]
-        raw = bytes(self._raw)
+        raw = bytes(self._raw)  # which costs nothing where it is bytes already
         return [raw[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def toarrow(self) -> pa.Array:
@@ -96,6 +95,13 @@ class PackedPayloads(LazyColumn):
         """Return the bytes before the first payload."""
         rows = len(self)
         return 1 if rows < 1 << 4 else 3 if rows < 1 << 16 else 5
+
+
+def _prefixes(sizes: npt.NDArray[Any]) -> npt.NDArray[Any] | int:
+    """Return the bytes that msgpack puts before payloads of these sizes."""
+    if sizes.itemsize == 1:
+        return 2
+    return np.where(sizes < 1 << 8, 2, np.where(sizes < 1 << 16, 3, 5))
 
 
 def _prefix(size: int) -> int:

@@ -47,6 +47,8 @@ class Piece(ABC):
     """Of payloads, about; known once it was read."""
     last: int
     """It goes up to this position."""
+    picked = False
+    """Whether its rows were picked out of more of them; known once it was read."""
 
     @abstractmethod
     def read(self, limit: int, limit_bytes: int) -> tuple[MessageBatch, int]:
@@ -296,7 +298,8 @@ class FreshPiece(Piece):
                 rows = reading.match(block, ask.stream, ask.topic_filter, ask.at, ask.bound)
                 if not isinstance(rows, bool):
                     parts.append(reading.batch(block, rows))
-                    self.bytes += block.payload_bytes
+                    self.picked = self.picked or rows is not None
+                    self.bytes += block.payload_bytes if rows is None else parts[-1].payload_bytes()
             except CorruptionError as bad:
                 raise CorruptionError(bad.reason, reading.fresh.place(block.last)) from bad
         behind = min(self.last, ask.bound) + 1

@@ -53,7 +53,8 @@ _SPLIT_ROWS = 256
 """A batch is split by stream if each would get this many rows on average; smaller blocks cost more than they save."""
 _ENOUGH = 512
 """Rows after which a batch that is read ends. Smaller blocks are joined; joining larger ones costs
-more, in copies and cold memory, than the next call does."""
+more, in copies and cold memory, than the next call does. Rows picked out of blocks are copies anyway: of
+those, all that the limit allows are joined."""
 
 
 class BlockSlab(Slab):
@@ -188,7 +189,8 @@ class BlockSlab(Slab):
                         batches.append(batch)
                         rows += len(batch)
                         size += piece.bytes
-                    enough = rows >= min(limit, _ENOUGH) or size >= limit_bytes or at <= piece.last
+                    most = limit if piece.picked else min(limit, _ENOUGH)
+                    enough = rows >= most or size >= limit_bytes or at <= piece.last
                     if at <= bound and (enough or (deadline is not None and time.monotonic() >= deadline)):
                         exhausted = False
                         break

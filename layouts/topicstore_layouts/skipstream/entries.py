@@ -7,16 +7,16 @@ entry's hash is of the stream, the level's number and its text.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 from topicstore import TopicFilter
 from topicstore.columns import Column, to_list
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from topicstore_layouts.learned import MAX_LEVELS, LearnedTopics
+from topicstore_layouts.learned import LearnedTopics
 
 from .keys import Numbers
 
@@ -25,8 +25,6 @@ __all__ = ["Entries"]
 _REST_LEVELS = 8
 """Levels that a ``#`` stands for and that have entries."""
 _WORD = 8
-_PACK = [struct.Struct(f"={words}Q").pack for words in range(1 + MAX_LEVELS + _REST_LEVELS + 1)]
-"""What packs so many words."""
 _KNOWN_TOPICS = 65_536
 _KNOWN_CHARACTERS = 16 << 20
 
@@ -41,7 +39,7 @@ class Entries:
     def __init__(self, trie: LearnedTopics, bits: int = 64) -> None:
         self._trie = trie
         self._dropped = 64 - bits
-        self._varying = _Varying(trie)
+        self._varying = _VaryingOf(trie)
         self._known: dict[str, bytes] = {}
         """Of a topic its stream and hashes, 8 bytes each: a cache of the writer's."""
         self._characters = 0
@@ -50,13 +48,7 @@ class Entries:
 
     def of(self, stream: int, topic: str) -> list[int]:
         """Return the hashes of a topic of a stream, each once."""
-        levels, dropped = topic.split("/"), self._dropped
-        hashes = [
-            xxh3_64_intdigest(levels[depth].encode(), seed) >> dropped
-            for depth, seed in self._varying[stream]
-            if depth < len(levels)
-        ]
-        return hashes if len(hashes) < 2 or len(set(hashes)) == len(hashes) else list(dict.fromkeys(hashes))
+        return list(dict.fromkeys(self._split([self._part(stream, topic)])[2].tolist()))
 
     def learn(self, topics: Column) -> tuple[Numbers, npt.NDArray[np.intp], Numbers]:
         """Return each topic's stream, how many entries it has, and the entries' hashes one behind the other.
@@ -69,12 +61,7 @@ class Entries:
         except KeyError:
             self._learn(names)
             parts = list(map(self._known.__getitem__, names))
-        sizes = np.fromiter(map(len, parts), np.intp, len(parts)) // _WORD
-        words = np.frombuffer(b"".join(parts), dtype=np.uint64)
-        firsts = np.cumsum(sizes) - sizes
-        hashes = np.ones(len(words), dtype=bool)
-        hashes[firsts] = False
-        return words[firsts], sizes - 1, words[hashes]
+        return self._split(parts)
 
     def _learn(self, names: Iterable[str]) -> None:
         """Put all of these topics into the cache, in place of all others if it is full."""
@@ -82,28 +69,58 @@ class Entries:
         missing = [name for name in distinct if name not in self._known]
         if len(self._known) + len(missing) > _KNOWN_TOPICS or self._characters > _KNOWN_CHARACTERS:
             self._known, self._characters, missing = {}, 0, list(distinct)
-        for name, stream in zip(missing, self._trie.learn_all(missing), strict=True):
-            hashes = self.of(stream, name)
-            self._known[name] = _PACK[1 + len(hashes)](stream, *hashes)
-            self._characters += len(name)
+        self._known.update(zip(missing, map(self._part, self._trie.learn_all(missing), missing), strict=True))
+        self._characters += sum(map(len, missing))
+
+    def _part(self, stream: int, topic: str) -> bytes:
+        """Return a topic's stream and its hashes, all bits of them, as words of 8 bytes."""
+        varying, levels = self._varying[stream], topic.encode().split(b"/")
+        depths: Iterable[int] = varying.depths
+        if varying.depths and varying.depths[-1] >= len(
+            levels
+        ):  # the topic has not all levels that a "#" may stand for
+            depths = [depth for depth in depths if depth < len(levels)]
+        return varying.head + b"".join(map(xxh3_64_digest, map(levels.__getitem__, depths), varying.seeds))
+
+    def _split(self, parts: list[bytes]) -> tuple[Numbers, npt.NDArray[np.intp], Numbers]:
+        """Return what `learn` does of topics' parts."""
+        sizes = np.fromiter(map(len, parts), np.intp, len(parts)) // _WORD
+        words = np.frombuffer(b"".join(parts), dtype=">u8").astype(np.uint64)
+        firsts = np.cumsum(sizes) - sizes
+        hashes = np.ones(len(words), dtype=bool)
+        hashes[firsts] = False
+        return words[firsts], sizes - 1, words[hashes] >> np.uint64(self._dropped)
 
     # --- filters ---
 
     def wanted(self, stream: int, topic_filter: TopicFilter) -> list[int]:
         """Return the hashes that every matching topic of a stream has."""
-        asked = [(topic_filter.level(depth), seed) for depth, seed in self._varying[stream]]
+        varying = self._varying[stream]
+        asked = [(topic_filter.level(d), seed) for d, seed in zip(varying.depths, varying.seeds, strict=True)]
         return [xxh3_64_intdigest(level.encode(), seed) >> self._dropped for level, seed in asked if level != "+"]
 
 
-class _Varying(dict[int, list[tuple[int, int]]]):
-    """Of each stream the levels that have entries, each with the seed of its hashes; found when first asked for."""
+@attrs.frozen
+class _Varying:
+    """The levels of a stream that have entries."""
+
+    head: bytes
+    """The stream's number."""
+    depths: tuple[int, ...]
+    seeds: tuple[int, ...]
+    """Of their hashes."""
+
+
+class _VaryingOf(dict[int, _Varying]):
+    """Which levels have entries, by stream; found when first asked for."""
 
     def __init__(self, trie: LearnedTopics) -> None:
         self._trie = trie
 
-    def __missing__(self, stream: int) -> list[tuple[int, int]]:
+    def __missing__(self, stream: int) -> _Varying:
         depths, levels = self._trie.varying(stream), self._trie.levels(stream)
         if levels[-1] == "#":
             depths += tuple(range(len(levels) - 1, len(levels) - 1 + _REST_LEVELS))
-        self[stream] = [(depth, stream << 16 | depth) for depth in depths]
+        seeds = tuple(stream << 16 | depth for depth in depths)
+        self[stream] = _Varying(stream.to_bytes(_WORD, "big"), depths, seeds)
         return self[stream]
