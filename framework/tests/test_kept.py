@@ -14,6 +14,7 @@ from topicstore.engine import STATE, WriteBatch
 from topicstore.iterators import Iterator as Place
 from topicstore.kept import kept_key
 from topicstore.plugins import Registry
+from topicstore.state import OwnWrite
 from topicstore_conformance.clock import START, Clock
 
 XOR = """
@@ -93,7 +94,7 @@ def test_one_is_removed_by_its_state_key(db: ts.Database) -> None:
     """Like any state, in one write with other things."""
     shard = db.shard_of("me")
     db.store_kept([ts.Message("a", b"1", "me")], [b"wx"])
-    db.store([ts.Message("b", b"2", "me")], state={shard: [ts.StateWrite(kept_key(b"wx"), None)]})
+    db.store([ts.Message("b", b"2", "me")], state={shard: [OwnWrite(kept_key(b"wx"), None)]})
     assert db.kept_get(shard, b"wx") is None
 
 
@@ -230,6 +231,8 @@ def test_damage_is_an_error_that_names_the_key(db: ts.Database) -> None:
         engine.write(write)
         with pytest.raises(ts.CorruptionError, match=r"kept message b'wx'"):
             db.kept_get(shard, b"wx")
+        damages = db.verify().damages
+        assert [f"shard {shard}, state: kept message b'wx'"] == [damage.place for damage in damages]
     assert db.kept_get(shard, b"wy") is not None
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import topicstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from topicstore.publishing import PERSIST, _chosen
 from topicstore.subscriptions.feed import Feed
 from topicstore_conformance.clock import START, Clock
@@ -141,3 +147,112 @@ def test_what_only_goes_by_costs_no_engine_write(db: ts.Database) -> None:
     before = [shard.counters.batches for shard in db.shards]
     db.publish([ts.Message("l", b"1", f"client {n}") for n in range(10)])
     assert before == [shard.counters.batches for shard in db.shards]
+
+
+def test_a_closed_database_takes_nothing(tmp_path: Path) -> None:
+    """Also what would only go by."""
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        db.publish([ts.Message("l", b"1")])
+    with pytest.raises(ts.DatabaseClosedError):
+        db.publish([ts.Message("l", b"1")])
+    with pytest.raises(ts.DatabaseClosedError):
+        db.retained("#")
+
+
+ROWS = st.builds(
+    ts.Message,
+    st.sampled_from(["ruled", "wanted", "a", "b", "$s"]),
+    st.sampled_from([b"", b"1", b"2"]),
+    st.sampled_from(["", "me", "you"]),
+    st.integers(0, 2),
+    st.booleans(),
+    st.none(),
+    st.sampled_from([None, ts.Properties(), asking()]),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(batches=st.lists(st.lists(ROWS, max_size=6), max_size=5), shards=st.sampled_from([1, 4]))
+def test_every_message_goes_where_it_belongs(batches: list[list[ts.Message]], shards: int) -> None:
+    """Against a plain model: stored or handed on, one of both, once; and retained or cleared besides."""
+    with pytest.MonkeyPatch.context() as patch, ts.open("nowhere", backend="memory", shards=shards) as db:
+        patch.setattr(ts.Database, "sessions", Wants("wanted"))
+        db.persistence.add("ruled", least_qos=1)
+        db.persistence.add("#", client_id="you", least_qos=2)
+        ear = Ear()
+        for text in ("#", "$s"):
+            db.hub.feed(ts.TopicFilter(text)).add(ear)
+        live: list[tuple[str, bytes]] = []
+        kept: list[tuple[str, bytes]] = []
+        retained: dict[str, bytes] = {}
+        for batch in batches:
+            result = db.publish(batch)
+            stays = [
+                (row.topic == "ruled" and row.qos >= 1)
+                or (row.topic != "$s" and row.client_id == "you" and row.qos == 2)
+                or row.topic == "wanted"
+                or row.properties == asking()
+                for row in batch
+            ]
+            kept += [(row.topic, row.payload) for row, flag in zip(batch, stays, strict=True) if flag]
+            live += [(row.topic, row.payload) for row, flag in zip(batch, stays, strict=True) if not flag]
+            retained.update((row.topic, row.payload) for row in batch if row.retain)
+            assert (len(batch), sum(stays)) == (result.count, result.stored)
+        found = [message for text in ("#", "$s") for message in db.replay(text)]
+        assert sorted(kept) == sorted((message.topic, message.payload) for message in found)
+        assert sorted(live) == sorted((message.topic, message.payload) for message in ear.heard)
+        looked_up = {message.topic: message.payload for text in ("#", "$s") for message in db.retained(text)}
+        assert {topic: payload for topic, payload in retained.items() if payload} == looked_up
+
+
+def test_publishers_in_threads(db: ts.Database) -> None:
+    """Shards are locked in one order whatever a batch touches, and the last to commit is retained."""
+    db.persistence.add("#")
+    topics = [f"t/{number}" for number in range(7)]
+
+    def work(number: int) -> None:
+        for turn in range(60):
+            order = topics[turn % 7 :] + topics[: turn % 7]
+            payload = b"%d %d" % (number, turn)
+            db.publish([ts.Message(topic, payload, f"client {number} {topic}", retain=True) for topic in order])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 4 * 60 * 7 == len(stored(db))
+    assert topics == [message.topic for message in db.retained("#")]
+    assert {59} == {int(message.payload.split()[1]) for message in db.retained("#")}
+
+
+PUBLISHING = """
+import sys, topicstore as ts
+db = ts.open(sys.argv[1], shards=int(sys.argv[2]))
+db.persistence.add("#")
+for number in range(1_000_000):
+    db.publish([ts.Message(f"t/{(number + n) % 5}", b"%d" % number, f"client {n}", retain=True) for n in range(3)])
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_killed_what_is_retained_is_what_was_stored_last(tmp_path: Path, shards: int) -> None:
+    """In one shard both are one write; over several, nothing acknowledged is lost."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", PUBLISHING, str(tmp_path / "db"), str(shards)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    said = [child.stdout.readline() for _ in range(150)]
+    child.kill()
+    said += child.stdout.readlines()
+    acknowledged = [int(line) for line in said if line.endswith("\n")][-1]
+    child.stdout.close()
+    assert -signal.SIGKILL == child.wait(60)
+    with ts.open(tmp_path / "db") as db:
+        for topic in range(5):
+            last = max(int(message.payload) for message in db.replay(f"t/{topic}"))
+            (retained,) = db.retained(f"t/{topic}")
+            expected = max(n for n in range(acknowledged + 1) if topic in {(n + k) % 5 for k in range(3)})
+            assert expected <= int(retained.payload) <= acknowledged + 1
+            assert shards > 1 or last == int(retained.payload)

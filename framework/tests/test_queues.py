@@ -243,7 +243,7 @@ class QueueModel(RuleBasedStateMachine):
 
 
 TestQueueModel = QueueModel.TestCase
-TestQueueModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestQueueModel.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
 
 
 # --- names, restarts, the disk ---

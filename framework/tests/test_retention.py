@@ -187,6 +187,19 @@ def test_a_clock_that_was_behind_drops_nothing_early(quiet: ts.Database, clock: 
     assert [] == stored(db)
 
 
+def test_a_clock_that_was_set_back_still_rotates(quiet: ts.Database, clock: Clock) -> None:
+    """A generation that was begun in the near future ends a length after that, one of the far future at once."""
+    db = quiet
+    db.retention.set(rotate_every=10)
+    for ahead, waits in ((5, True), (15, False)):
+        clock.now += ahead * SECOND
+        db.add_generation()
+        clock.now -= ahead * SECOND
+        db.store([message("1")])
+        assert waits == (db.retention.run().rotated is None)
+    assert db.retention._due[0] <= clock.now + 10 * SECOND
+
+
 def test_readers_go_on_beside_it(quiet: ts.Database, clock: Clock) -> None:
     """A replay that was begun is told that a generation was dropped under it."""
     db = quiet

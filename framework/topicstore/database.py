@@ -24,21 +24,23 @@ import attrs
 from . import replay as replaying
 from ._version import __version__
 from .batch import MessageBatch
-from .engine import KEYSPACES, Backend
+from .engine import KEYSPACES, Backend, Engine
 from .errors import (
     DatabaseClosedError,
     DatabaseLockedError,
+    DatabaseNotFoundError,
     InvalidArgumentError,
     InvalidIteratorError,
     ManifestMismatchError,
     NotADatabaseError,
+    ReadOnlyDatabaseError,
     StorageFullError,
     UnsupportedError,
     WrongDatabaseError,
 )
 from .identity import check_identity
 from .iterators import Iterator as StreamIterator
-from .kept import destinations, kept, kept_get
+from .kept import damaged_kept, destinations, kept, kept_get
 from .layout import Damage, Layout, TopicNode
 from .local import LocalStore
 from .lock import DirectoryLock
@@ -51,6 +53,7 @@ from .plugins import check_pair, data_path, load_target, registry
 from .positions import first_position, to_microseconds
 from .publishing import PublishResult, publish
 from .queues import Overflow, Queue, Queues
+from .reading import Mode, Reading
 from .reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
 from .requests import (
     Destinations,
@@ -64,7 +67,7 @@ from .requests import (
 )
 from .retained import retained
 from .retention import Retention
-from .shard import Policy, Shard
+from .shard import MakeLayout, Policy, Shard
 from .sharding import ShardMap
 from .specs import BackendSpec
 from .state import ShardState, StateWrite
@@ -104,6 +107,7 @@ def open(  # noqa: A001 - the name people know from every other store
     plugins: Sequence[str] = (),
     options: Mapping[str, Mapping[str, Any]] | None = None,
     auto_compact: bool = True,
+    read_only: bool = False,
     clock: Callable[[], int] = _clock,
 ) -> Database:
     """Open the database in the directory ``path``, creating it where there is none.
@@ -127,13 +131,16 @@ def open(  # noqa: A001 - the name people know from every other store
                 the layout's are kept with each generation.
     auto_compact: merge what was stored in the background, when it is quiet (`Database.compact`);
                 may differ at every opening.
+    read_only:  only read the database, as it is at this moment or at the last `Database.refresh`, and change
+                nothing of it; `Database.reading` says how. With backends that can do it (``rocksdb``) beside
+                whoever writes it, without a lock; with the others, where nobody has it open.
     clock:      returns the present as microseconds since the epoch.
 
     A database belongs to the process that opened it: after a fork, the child must open its own.
 
     Raises `OSError` where the directory can't be used, `DatabaseLockedError`, `NotADatabaseError`,
     `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`, `IncompatibleError`,
-    `InvalidOptionError`, `StorageFullError`, `CorruptionError`.
+    `InvalidOptionError`, `StorageFullError`, `CorruptionError`; to be read, `DatabaseNotFoundError`.
     """
     directory = Path(path)
     wanted = _wanted(
@@ -145,14 +152,14 @@ def open(  # noqa: A001 - the name people know from every other store
         late=late,
         max_skew=max_skew,
     )
-    manifest = read_manifest(directory)
+    manifest = _finished_manifest(directory) if read_only else read_manifest(directory)
     if manifest is None:
         manifest = _new_manifest(wanted, plugins, options or {})
         return Database(directory, manifest, manifest.options, manifest.plugins, clock, auto_compact=auto_compact)
     _check_same(directory, manifest, wanted, options or {})
     merged = _merged_options(manifest, options or {})
     names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)
-    return Database(directory, manifest, merged, names, clock, auto_compact=auto_compact)
+    return Database(directory, manifest, merged, names, clock, auto_compact=auto_compact, read_only=read_only)
 
 
 def create(path: str | Path, **arguments: Any) -> Database:
@@ -168,6 +175,14 @@ def open_existing(path: str | Path, **arguments: Any) -> Database:
     """Like `open`, but raise `DatabaseNotFoundError` if there is no database."""
     existing_manifest(Path(path))
     return open(path, **arguments)
+
+
+def _finished_manifest(directory: Path) -> Manifest:
+    """Return the manifest of a database that is there as a whole."""
+    manifest = existing_manifest(directory)
+    if not manifest.complete:
+        raise DatabaseNotFoundError(f"the database at {directory} has not been made to its end; open it to write")
+    return manifest
 
 
 _CHOICES = {"durability": ("commit", "sync"), "timestamps": ("commit", "message"), "late": ("raise", "lift")}
@@ -267,11 +282,14 @@ class Database:
         clock: Callable[[], int],
         *,
         auto_compact: bool,
+        read_only: bool = False,
+        lazily: bool = False,
     ) -> None:
         self.path = path
         self.manifest = manifest
-        self.shards: list[Shard] = []
+        self.shards: Sequence[Shard] = ()
         """Internal to the framework."""
+        self._reading: Reading | None = None
         self._closed = True  # until everything is open
         self._owner = os.getpid()
         self._closing = threading.Lock()
@@ -302,8 +320,11 @@ class Database:
         self._lock: DirectoryLock | None = None
         try:
             with _full_disk_translated():
-                self._open_files(engine_backend)
-            if auto_compact:
+                if read_only:
+                    self._open_to_read(engine_backend, lazily=lazily)
+                else:
+                    self._open_files(engine_backend)
+            if auto_compact and not read_only:
                 self._maintainer = Maintainer(self.shards)
             self._closed = False
             self._hooks.topicstore_opened(db=self)
@@ -334,13 +355,7 @@ class Database:
             if creating:
                 self._check_not_overtaken()
                 write_manifest(self.path, self.manifest)
-        policy = Policy(
-            durability=self.manifest.durability,
-            timestamps=self.manifest.timestamps,
-            late=self.manifest.late,
-            max_skew=self.manifest.max_skew,
-            clock=self._clock,
-        )
+        policy, self.shards = self._policy(), []
         for number in range(self.manifest.shards):
             engine = backend.open_shard(self.path / f"shard-{number:04}", KEYSPACES, create=creating)
             try:
@@ -357,6 +372,20 @@ class Database:
                     shard.flush()
                 sync_directory(self.path)
                 write_manifest(self.path, self.manifest)
+
+    def _policy(self) -> Policy:
+        return Policy(
+            durability=self.manifest.durability,
+            timestamps=self.manifest.timestamps,
+            late=self.manifest.late,
+            max_skew=self.manifest.max_skew,
+            clock=self._clock,
+        )
+
+    def _open_to_read(self, backend: Backend, *, lazily: bool) -> None:
+        make_shard = functools.partial(_shard_to_read, self._id, self._policy(), self._make_layout)
+        self._reading = Reading(self.path, self.manifest.shards, backend, make_shard, lazily=lazily)
+        self.shards = self._reading.shards
 
     def _check_not_overtaken(self) -> None:
         """The manifest was looked for before the lock was held; somebody may have created one since."""
@@ -411,7 +440,7 @@ class Database:
         destinations: Destinations | None = None,
     ) -> StoreResult:
         """Pass a batch that was checked, and state, to the hooks. Internal to the framework."""
-        self._check_open()
+        self._check_may_write()
         for shard in state:
             self._check_shard(shard)
         if len(batch) and (destinations is None or destinations.stored.any()):
@@ -440,6 +469,7 @@ class Database:
         same shard, before anything is handed on; between stored messages and others there is no order.
         A retained message is kept in the shard of its topic. Raises what `store` raises; then nothing was handed on.
         """
+        self._check_open()
         return publish(self, _as_batch(messages), state or {})
 
     @functools.cached_property
@@ -472,7 +502,7 @@ class Database:
         Bounds are stored; None leaves one as it is. A new queue has none, and refuses. It keeps its
         messages apart from those of the database, and is closed with it; `checkpoint` leaves it out.
         """
-        self._check_open()
+        self._check_may_write()
         return self.queues.open(name, max_messages=max_messages, max_bytes=max_bytes, overflow=overflow)
 
     def store_kept(
@@ -504,7 +534,7 @@ class Database:
 
     def writer(self, *, max_items: int = 1_000, flush_interval: float = 0.1) -> Writer:
         """Return a buffered writer. ``flush_interval`` is in seconds."""
-        self._check_open()
+        self._check_may_write()
         writer = Writer(self, max_items, flush_interval)
         self._writers.add(writer)
         return writer
@@ -675,6 +705,7 @@ class Database:
     @property
     def hub(self) -> Hub:
         """Who follows what is stored. Internal to the framework."""
+        self._check_may_write()  # who only reads isn't told of what is stored
         with self._beginning:
             if self.listening is None:
                 from .subscriptions.hub import Hub
@@ -720,6 +751,25 @@ class Database:
                 self._sessions = Sessions(self)
             return self._sessions
 
+    @property
+    def reading(self) -> Mode | None:
+        """How the database is read that was opened with ``read_only``; None: it may be written.
+
+        ``"read-only"``: beside whoever writes it, as of one moment; ``"owner"``: nobody else has it open, or can.
+        """
+        return None if self._reading is None else self._reading.mode
+
+    def refresh(self) -> None:
+        """See what was stored since the database was opened with ``read_only``, or last refreshed.
+
+        Iterators and replays that have begun go on. Whoever may write sees everything anyway.
+        Raises what `open` raises; then everything is as it was.
+        """
+        with self._closing:
+            self._check_open()
+            if self._reading is not None:
+                self.shards = self._reading.refresh()
+
     def clock(self) -> int:
         """Return the present: microseconds since the epoch, by the clock that the database was opened with."""
         return self._clock()
@@ -733,7 +783,7 @@ class Database:
         interrupted, calling it again does the rest. Batches fetched after it returns hold none of
         them, and iterators stay valid.
         """
-        self._check_open()
+        self._check_may_write()
         parsed = TopicFilter(topic_filter)
         first = first_position(to_microseconds(start))
         ends = [(shard, shard.watermark) for shard in self.shards]
@@ -755,7 +805,7 @@ class Database:
         of the last generation that has this layout, else the layout's own). If it is interrupted
         between shards, the next open goes on. Raises `UnknownPluginError`, `IncompatibleError`, `InvalidOptionError`.
         """
-        self._check_open()
+        self._check_may_write()
         before = self.shards[0].generations()
         name = layout or before[-1].layout
         if options is None:
@@ -798,7 +848,7 @@ class Database:
         ``reclaims_disk``. Raises `GenerationError` for the current generation and for
         one that never was.
         """
-        self._check_open()
+        self._check_may_write()
         with self._all_locked():
             self._check_writable()
             for shard in self.shards:
@@ -831,7 +881,7 @@ class Database:
         nothing: each step is one atomic write. Without the call, it happens in the background as
         far as it is worth it (``auto_compact``).
         """
-        self._check_open()
+        self._check_may_write()
         started, before = time.perf_counter(), self.info()
         messages = sum(shard.compact(whole=True) for shard in self.shards)
         for shard in self.shards:
@@ -906,7 +956,7 @@ class Database:
         valid in both). Raises `UnsupportedError` where the backend lacks ``checkpoint``,
         `NotADatabaseError` if ``path`` exists.
         """
-        self._check_open()
+        self._check_may_write()
         target = Path(path)
         if "checkpoint" not in self._backend_spec.capabilities:
             raise UnsupportedError(f"backend {self.manifest.backend!r} can't make checkpoints")
@@ -935,7 +985,7 @@ class Database:
         self._check_open()
         messages, damages = 0, []
         for shard in self.shards:
-            for found in shard.verify():
+            for found in chain(shard.verify(), damaged_kept(shard)):
                 if isinstance(found, Damage):
                     damages.append(found)
                 else:
@@ -1009,8 +1059,11 @@ class Database:
                 undo.callback(self._lock.release)
             if self.listening is not None:
                 undo.callback(self.listening.join)
-            for shard in self.shards:
-                undo.callback(shard.close)
+            if self._reading is not None:
+                undo.callback(self._reading.close)
+            else:
+                for shard in self.shards:
+                    undo.callback(shard.close)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -1018,6 +1071,13 @@ class Database:
         if os.getpid() != self._owner:
             raise DatabaseClosedError(
                 f"the database at {self.path} was opened by process {self._owner}; a fork can't use it"
+            )
+
+    def _check_may_write(self) -> None:
+        self._check_open()
+        if self._reading is not None:
+            raise ReadOnlyDatabaseError(
+                f"the database at {self.path} was opened with read_only=True: it can be read and refreshed, no more"
             )
 
     def _check_shard(self, shard: int) -> None:
@@ -1040,6 +1100,14 @@ class Database:
 
     def __repr__(self) -> str:
         return f"<Database {self.path} {self.manifest.backend}/{self.manifest.layout}{' closed' * self._closed}>"
+
+
+def _shard_to_read(database: bytes, policy: Policy, make_layout: MakeLayout, number: int, engine: Engine) -> Shard:
+    """Return a shard to which nothing is added. Not a method: see `Database.__init__`."""
+    check_identity(engine, database, number)
+    if policy.durability == "sync":
+        engine.flush_log()  # nothing may be seen that power loss could take
+    return Shard(number, engine, policy, make_layout, read_only=True)
 
 
 @contextlib.contextmanager

@@ -310,3 +310,17 @@ class Backend(ABC):
         The directory may be missing, its parent not. A backend that is not ``persistent`` leaves
         ``path`` alone.
         """
+
+    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> Engine:
+        """Open the shard kept in ``path`` to see what is committed now, and change nothing of it.
+
+        ``alone``: nobody else has the shard open while this engine is. Otherwise somebody may be writing
+        it, and the engine goes on seeing this one moment: every batch that was committed before the call,
+        none only in part. Raises `UnsupportedError`, saying why, if the backend can't do that.
+
+        What the engine hands out is as durable as what it was read from, once `Engine.flush_log` has
+        returned. By default a shard is opened as for writing, alone.
+        """
+        if not alone:
+            raise UnsupportedError(f"{type(self).__name__} reads no shard that somebody else may write")
+        return self.open_shard(path, keyspaces, create=False)

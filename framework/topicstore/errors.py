@@ -35,6 +35,7 @@ __all__ = [
     "NewerFormatError",
     "NotADatabaseError",
     "PluginError",
+    "ReadOnlyDatabaseError",
     "RecoverableError",
     "ShardReadOnlyError",
     "StateConflictError",
@@ -151,6 +152,10 @@ class DatabaseLockedError(RecoverableError):
 
 class DatabaseClosedError(UnrecoverableError):
     """The database object was closed. Data is safe; open it again."""
+
+
+class ReadOnlyDatabaseError(UnrecoverableError):
+    """The database was opened with ``read_only=True``. Nothing was changed; open it without to write."""
 
 
 # --- plugins ------------------------------------------------------------------------

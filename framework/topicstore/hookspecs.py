@@ -58,7 +58,11 @@ def topicstore_workloads() -> Sequence[WorkloadSpec]:
 
 @hookspec(firstresult=True)
 def topicstore_store(request: StoreRequest) -> StoreResult:
-    """Store ``request.batch`` and, in the same engine writes, ``request.state``."""
+    """Store ``request.batch`` and, in the same engine writes, ``request.state``.
+
+    With ``request.destinations`` some rows go elsewhere than to the streams: a wrapper then returns as many
+    rows as it was given, each in its place.
+    """
     raise AssertionError("specification only")
 
 
@@ -70,7 +74,10 @@ def topicstore_streams(request: StreamsRequest) -> list[Stream]:
 
 @hookspec(firstresult=True)
 def topicstore_iterate(request: IterateRequest) -> NextResult:
-    """Fetch the next batch of ``request.iterator``. Every read passes here exactly once."""
+    """Fetch the next batch of ``request.iterator``. Every read passes here exactly once.
+
+    Also those of messages kept beside the streams, such as retained ones: they are of generation 0.
+    """
     raise AssertionError("specification only")
 
 

@@ -4,7 +4,7 @@ They outlive generations, and are no part of any replay. They go in through ``to
 out through ``topicstore_iterate``, so that plugins which transform messages see them too: there, they
 are the messages of generation 0, in order of their keys.
 
-Stored form (state keyspace)::
+Stored form (state keyspace; keys begin with a byte of one, left out here)::
 
     "k" key -> sealed (see `topicstore.sealing`) msgpack array of version 1, position, topic, payload,
                client id, QoS, retain, timestamp, properties
@@ -28,6 +28,7 @@ from .columns import Constant, to_list
 from .engine import STATE
 from .errors import CorruptionError, InvalidArgumentError, InvalidIteratorError, NewerFormatError
 from .iterators import Iterator as Place
+from .layout import Damage
 from .model import Message, Properties
 from .positions import first_position
 from .requests import Destinations, IterateRequest, NextResult
@@ -35,12 +36,23 @@ from .sealing import seal, unseal
 
 if TYPE_CHECKING:
     from .database import Database
+    from .shard import Shard
 
-__all__ = ["GENERATION", "destinations", "encode_kept", "kept", "kept_batches", "kept_get", "kept_key", "read_kept"]
+__all__ = [
+    "GENERATION",
+    "damaged_kept",
+    "destinations",
+    "encode_kept",
+    "kept",
+    "kept_batches",
+    "kept_get",
+    "kept_key",
+    "read_kept",
+]
 
 GENERATION = 0
 """The generation that iterators over kept messages name; those of streams are numbered from 1."""
-_PREFIX = b"k"
+_PREFIX, _END = b"\1k", b"\1l"
 _VERSION = 1
 _LIMIT = 1_024
 """Messages fetched at a time."""
@@ -183,6 +195,18 @@ def _batch(records: list[_Record], shard: int) -> MessageBatch:
         positions,
         Constant(shard, len(records)),
     )
+
+
+def damaged_kept(shard: Shard) -> Iterator[Damage]:
+    """Read all that a shard keeps, as it is stored, and yield what is damaged."""
+    for chunk in shard.reader().scan(STATE, _PREFIX, _END):
+        for key, value in chunk:
+            try:
+                _decode(shard.number, key, value)
+            except CorruptionError as bad:
+                yield Damage(place=bad.place, reason=bad.reason)
+            except NewerFormatError as newer:
+                yield Damage(place=f"shard {shard.number}", reason=str(newer))
 
 
 def kept_batches(db: Database, shard: int, start: bytes, end: bytes) -> Iterator[MessageBatch]:

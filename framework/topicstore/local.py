@@ -99,6 +99,7 @@ class LocalStore:
             limit_bytes=BATCH_BYTES,
             bound=bound,
             deadline=None if request.timeout is None else time.monotonic() + request.timeout,
+            final=request.bound is not None,
         )
         moved = Iterator(
             iterator.database,

@@ -1,6 +1,6 @@
 """Persistence rules: which published messages are stored although neither publisher nor subscriber asks for it.
 
-Stored form (state keyspace of shard 0)::
+Stored form (state keyspace of shard 0; keys begin with a byte of one, left out here)::
 
     "pr" xxh3_128 of the value's msgpack -> sealed (see `topicstore.sealing`) msgpack array of
                                             version 1, topic filter, client id or nil, least QoS
@@ -23,7 +23,7 @@ from .batch import MessageBatch
 from .columns import to_iterable, to_list
 from .errors import CorruptionError, InvalidArgumentError, NewerFormatError
 from .sealing import seal, unseal
-from .state import StateWrite
+from .state import OwnWrite
 from .subscriptions.routes import Routes
 from .topics import TopicFilter, check_utf8
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Persistence", "PersistenceRule"]
 
-_PREFIX = b"pr"
+_PREFIX = b"\1pr"
 _VERSION = 1
 _NEVER = 3
 """Above every QoS."""
@@ -101,7 +101,7 @@ class Persistence:
         rule = PersistenceRule(topic_filter, client_id=client_id, least_qos=least_qos)
         key, value = _encode(rule)
         with self._changing:
-            self._state.write([StateWrite(key, value)])
+            self._state.write([OwnWrite(key, value)])
             self._routes.add(TopicFilter(topic_filter), rule)
             self._decisions = _undecided(self.list())
         return rule
@@ -110,7 +110,7 @@ class Persistence:
         """Remove a rule; False if there was none like it. What was stored for it stays."""
         key, _ = _encode(rule)
         with self._changing:
-            self._state.write([StateWrite(key, None)])
+            self._state.write([OwnWrite(key, None)])
             had = self._routes.remove(TopicFilter(rule.topic_filter), rule)
             self._decisions = _undecided(self.list())
         return had

@@ -8,7 +8,7 @@ what was stored for a subscription is there as long as its generation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,13 +18,14 @@ import numpy.typing as npt
 
 from .batch import MessageBatch
 from .columns import Constant, to_iterable
-from .model import Message, Properties
+from .model import Properties
 from .requests import Destinations, StoreResult
 from .retained import retained_rows
 from .state import StateWrite
 
 if TYPE_CHECKING:
     from .database import Database
+    from .subscriptions.hub import Hub
 
 __all__ = ["PERSIST", "PublishResult", "publish"]
 
@@ -53,13 +54,12 @@ def publish(db: Database, batch: MessageBatch, state: Mapping[int, Sequence[Stat
     for shard, writes in state.items():
         cleared[shard] = [*cleared.get(shard, ()), *writes]
     result = _store(db, batch, stored, kept, cleared)
-    rows = np.flatnonzero(~stored)
-    if len(rows) and db.listening is not None:
-        db.listening.route(_live(batch.take(rows), db.clock()))
+    if db.listening is not None:
+        _route(db.listening, batch, ~stored, db.clock())
     return PublishResult(
         count=len(batch),
         stored=result.count,
-        routed=len(rows),
+        routed=len(batch) - result.count,
         retained=len(kept),
         lifted=result.lifted,
         rejoin=result.rejoin,
@@ -78,7 +78,9 @@ def _store(
         return db.store_request(batch, state)
     if kept or stored.any():
         return db.store_request(batch, state, Destinations(stored=stored, kept=kept))
-    return db.store_request(MessageBatch.empty(), state)
+    if state:
+        return db.store_request(MessageBatch.empty(), state)
+    return StoreResult(count=0, rejoin=MessageBatch.empty)
 
 
 def _chosen(db: Database, batch: MessageBatch) -> npt.NDArray[np.bool_]:
@@ -87,11 +89,17 @@ def _chosen(db: Database, batch: MessageBatch) -> npt.NDArray[np.bool_]:
     if not stored.all():
         stored |= _asked(batch.properties, len(batch))
     if not stored.all():
-        topics = to_iterable(batch.topics)
-        wanted = set(filter(db.sessions.wants, set(topics)))
-        if wanted:
-            stored |= np.fromiter(map(wanted.__contains__, topics), np.bool_, len(batch))
+        stored |= _of_topics(batch, db.sessions.wants)
     return stored
+
+
+def _of_topics(batch: MessageBatch, chosen: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+    """Say of each message whether its topic is one of the ``chosen``; each topic is asked for once."""
+    topics = to_iterable(batch.topics)
+    found = set(filter(chosen, set(topics)))
+    if not found:
+        return np.zeros(len(batch), np.bool_)
+    return np.fromiter(map(found.__contains__, topics), np.bool_, len(batch))
 
 
 def _asked(properties: Iterable[Properties | None], rows: int) -> npt.NDArray[np.bool_] | bool:
@@ -105,9 +113,11 @@ def _asks(properties: Properties | None) -> bool:
     return properties is not None and not _ASKING.isdisjoint(properties.user_properties)
 
 
-def _live(batch: MessageBatch, now: int) -> list[Message]:
-    """Return messages as who listens gets them: with a time."""
-    return [
-        message if message.timestamp is not None else msgspec.structs.replace(message, timestamp=now)
-        for message in batch.to_messages()
-    ]
+def _route(hub: Hub, batch: MessageBatch, live: npt.NDArray[np.bool_], now: int) -> None:
+    """Hand the messages that are ``live`` to those who listen, with a time."""
+    if not live.any():
+        return
+    rows = np.flatnonzero(live & _of_topics(batch, hub.matching))
+    if len(rows):
+        messages = (batch if len(rows) == len(batch) else batch.take(rows)).to_messages()
+        hub.route([m if m.timestamp is not None else msgspec.structs.replace(m, timestamp=now) for m in messages])

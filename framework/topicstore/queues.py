@@ -21,7 +21,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 from urllib.parse import quote
 
 import attrs
@@ -189,9 +189,9 @@ class Queue:
         sizes = np.fromiter(map(len, to_iterable(batch.payloads)), np.int64, len(batch))
         with self._lock:
             self._rotate()
-            taken = _taken(self._record, sizes)
+            taken, messages_over, bytes_over = _taken(self._record, sizes)
             batch, new = batch if len(taken) == len(batch) else batch.take(taken), sizes[taken]
-            made_room = self._oldest(*_excess(self._record, new))
+            made_room = self._oldest(messages_over, bytes_over)
             record = self._without(made_room)
             record = msgspec.structs.replace(
                 record,
@@ -330,35 +330,38 @@ class Queue:
                 self._db.drop_generation(generation.number)
 
 
-def _taken(record: _Record, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    """Return which of the messages of these sizes are put into a queue. Raises `QuotaExceededError`."""
+def _taken(record: _Record, sizes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.intp], int, int]:
+    """Return which of the messages of these sizes are put into a queue, and what must go for them.
+
+    That is at least so many of the oldest messages, and at least so many bytes. Raises `QuotaExceededError`.
+    """
     rows, size = np.arange(len(sizes)), int(sizes.sum())
     most = len(sizes) + record.messages if record.max_messages is None else record.max_messages
     most_bytes = size + record.bytes if record.max_bytes is None else record.max_bytes
     if record.overflow == "drop_oldest":
-        rows = np.flatnonzero(sizes <= most_bytes)
-        fitting = int(np.searchsorted(np.cumsum(sizes[rows][::-1]), most_bytes, side="right"))
-        return rows[max(len(rows) - min(fitting, most), 0) :]
+        return _newest(record, sizes, most, most_bytes)
     room, room_bytes = max(most - record.messages, 0), most_bytes - record.bytes
     if record.overflow == "drop_newest":
         fitting = int(np.searchsorted(np.cumsum(sizes), room_bytes, side="right"))
-        return rows[: min(fitting, room)]
+        return rows[: min(fitting, room)], 0, 0
     if len(sizes) > room or size > room_bytes:
         raise QuotaExceededError(
             f"queue {record.name!r} has no room for {len(sizes):,} messages of {size:,} bytes: it holds "
             f"{record.messages:,} of {record.bytes:,} bytes; commit what was forwarded, or raise its bounds"
         )
-    return rows
+    return rows, 0, 0
 
 
-def _excess(record: _Record, sizes: npt.NDArray[np.int64]) -> tuple[int, int]:
-    """Return by how many messages and bytes a queue would exceed its bounds with messages of these sizes."""
-    messages, size = record.messages + len(sizes), record.bytes + int(sizes.sum())
-    if record.overflow != "drop_oldest":
-        return 0, 0
-    most = messages if record.max_messages is None else record.max_messages
-    most_bytes = size if record.max_bytes is None else record.max_bytes
-    return max(0, messages - most), max(0, size - most_bytes)
+def _newest(
+    record: _Record, sizes: npt.NDArray[np.int64], most: int, most_bytes: int
+) -> tuple[npt.NDArray[np.intp], int, int]:
+    """Return what `_taken` does where the oldest make room: in effect one message after the other is put."""
+    rows = np.flatnonzero(sizes <= most_bytes)
+    fitting = min(int(np.searchsorted(np.cumsum(sizes[rows][::-1]), most_bytes, side="right")), most)
+    if fitting < len(rows):  # some of these must go already: so must all that are older
+        return rows[len(rows) - fitting :], record.messages, 0
+    size = record.bytes + int(sizes[rows].sum())
+    return rows, max(0, record.messages + len(rows) - most), max(0, size - most_bytes)
 
 
 def _pack(messages: Iterable[Message] | MessageBatch) -> MessageBatch:
@@ -404,18 +407,9 @@ class Queues:
 
     def __init__(self, path: Path, manifest: Manifest, plugins: Sequence[str], clock: Callable[[], int]) -> None:
         self._directory = path / DIRECTORY
-        layout = manifest.layout if "position_order" in registry().layout(manifest.layout).capabilities else None
-        self._arguments: dict[str, Any] = {
-            "backend": manifest.backend,
-            "layout": layout,
-            "durability": manifest.durability,
-            "plugins": plugins,
-            "options": {
-                name: manifest.options[name] for name in (manifest.backend, layout) if name in manifest.options
-            },
-            "clock": clock,
-            "auto_compact": False,
-        }
+        self._manifest = manifest
+        self._plugins = plugins
+        self._clock = clock
         self._lock = threading.RLock()
         self._queues: dict[str, Queue] = {}
         self._closed = False
@@ -453,6 +447,11 @@ class Queues:
                     if record is not None:  # else its making was interrupted
                         found.append(Queue(db, record).info())
         return sorted(found, key=lambda info: info.name)
+
+    def __contains__(self, name: str) -> bool:
+        """Say whether there is a queue of that name."""
+        with self._lock:
+            return name in self._queues or (self._directory / _file_name(name)).is_dir()
 
     def drop(self, name: str) -> bool:
         """Remove a queue with all that it holds; False if there is none of that name."""
@@ -504,7 +503,19 @@ class Queues:
     def _database(self, path: Path) -> Database:
         from .database import open as open_database
 
-        return open_database(path, shards=1, **self._arguments)
+        of = self._manifest
+        layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None
+        return open_database(
+            path,
+            backend=of.backend,
+            layout=layout,
+            shards=1,
+            durability=of.durability,
+            plugins=self._plugins,
+            options={name: values for name, values in of.options.items() if name in (of.backend, layout)},
+            auto_compact=False,
+            clock=self._clock,
+        )
 
 
 def _file_name(name: str) -> str:

@@ -12,7 +12,7 @@ writers out; nothing can change then, and a refresh has nothing to do.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, overload
@@ -73,12 +73,14 @@ class Reading:
         self, path: Path, shards: int, backend: Backend, make_shard: Callable[[int, Engine], Shard], *, lazily: bool
     ) -> None:
         self.mode: Mode = "read-only"
+        """Known when a shard was opened."""
         self._path = path
         self._count = shards
         self._backend = backend
         self._make_shard = make_shard
         self._lazily = lazily
         self._lock: DirectoryLock | None = None
+        self.shards = Views(shards, self._open_shard)
         try:
             self.shards = self._views()
         except BaseException:
@@ -93,21 +95,20 @@ class Reading:
 
     def close(self) -> None:
         """Close the shards and give back the lock. May be called twice."""
-        with ExitStack() as closing:
+        try:
+            self.shards.close()
+        finally:
             if self._lock is not None:
-                closing.callback(self._lock.release)
-            if hasattr(self, "shards"):
-                closing.callback(self.shards.close)
+                self._lock.release()
 
     def _views(self) -> Views:
         views = Views(self._count, self._open_shard)
-        try:
-            # The first one tells whether the lock is needed; the others, unless the caller wants few of them,
-            # are to be of the same moment.
-            _each(views[:1] if self._lazily else iter(views))
-        except BaseException:
-            views.close()
-            raise
+        if not self._lazily:
+            try:
+                list(views)
+            except BaseException:
+                views.close()
+                raise
         return views
 
     def _open_shard(self, number: int) -> Shard:
@@ -132,8 +133,3 @@ class Reading:
         except DatabaseLockedError as held:
             raise DatabaseLockedError(f"{held}; {reason}") from held
         self.mode = "owner"
-
-
-def _each(shards: Iterator[Shard] | Sequence[Shard]) -> None:
-    for _ in shards:
-        pass

@@ -24,7 +24,7 @@ from .errors import InvalidArgumentError, StateConflictError
 from .kept import kept_batches, kept_key
 from .model import Message
 from .positions import COUNTER_BITS
-from .state import StateWrite
+from .state import OwnWrite, StateWrite
 from .topics import TopicFilter
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def retained_rows(db: Database, batch: MessageBatch) -> tuple[_Kept, _Writes]:
         if payload:
             kept[row] = shard, _key(topic)
         else:
-            cleared.setdefault(shard, []).append(StateWrite(kept_key(_key(topic)), None))
+            cleared.setdefault(shard, []).append(OwnWrite(kept_key(_key(topic)), None))
     return kept, cleared
 
 
@@ -91,7 +91,7 @@ def _remove_expired(db: Database, shard: int, topic: str, now: int) -> bool:
     if not any(_expired(batch, now) for batch in kept_batches(db, shard, key, key + b"\0")):
         return False
     try:
-        state.write([StateWrite(kept_key(key), None, expect=found)])
+        state.write([OwnWrite(kept_key(key), None, expect=found)])
     except StateConflictError:
         return False
     return True

@@ -12,7 +12,7 @@ Messages with an expiry interval are no exception: in the history they stay as l
 replays return them; whoever delivers messages (sessions, retained look-ups) leaves out those that
 expired. Retained messages, which have no generation, are removed once they have expired.
 
-Stored form (state keyspace of shard 0)::
+Stored form (state keyspace of shard 0; keys begin with a byte of one, left out here)::
 
     "ps" -> sealed (see `topicstore.sealing`) msgpack array of version 1, max_age and rotate_every in
             microseconds or nil, max_bytes or nil, when_full
@@ -36,7 +36,7 @@ from .generations import GenerationRecord
 from .positions import time_of
 from .retained import remove_expired
 from .sealing import seal, unseal
-from .state import StateWrite
+from .state import OwnWrite
 
 if TYPE_CHECKING:
     from .database import Database
@@ -45,7 +45,7 @@ __all__ = ["QuotaExceededError", "Retention", "RetentionReport", "RetentionSetti
 
 WhenFull = Literal["refuse", "drop"]
 
-_KEY = b"ps"
+_KEY = b"\1ps"
 _VERSION = 1
 _PARTS = 4
 """Into how many generations an age is divided, unless told otherwise."""
@@ -182,7 +182,7 @@ class Retention:
         settings = RetentionSettings(
             max_age=max_age, rotate_every=rotate_every, max_bytes=max_bytes, when_full=when_full
         )
-        self._database().state(0).write([StateWrite(_KEY, _encode(settings))])
+        self._database().state(0).write([OwnWrite(_KEY, _encode(settings))])
         with self._running:
             self._adopt(settings)
         return settings
@@ -259,7 +259,7 @@ class Retention:
             generations = self._generations(now)
             gone = _outdated(settings, generations, now)
             dropped = [generation for generation in gone if db.drop_generation(generation.number)]
-            self._due = _due(settings, generations[len(gone) :], written)
+            self._due = _due(settings, generations[len(gone) :], now, written)
         return RetentionReport(
             rotated=rotated,
             dropped=tuple(generation.number for generation in dropped),
@@ -318,7 +318,7 @@ class Retention:
 
 
 def _micros(seconds: float) -> int:
-    return round(seconds * 1e6)
+    return max(1, round(seconds * 1e6))
 
 
 def _joined(by_shard: Sequence[Mapping[int, GenerationRecord]], now: int) -> list[_Generation]:
@@ -374,12 +374,12 @@ def _outdated(settings: RetentionSettings, generations: Sequence[_Generation], n
     return gone
 
 
-def _due(settings: RetentionSettings, generations: Sequence[_Generation], written: int) -> tuple[int, int]:
+def _due(settings: RetentionSettings, generations: Sequence[_Generation], now: int, written: int) -> tuple[int, int]:
     """Return from which time on, or bytes written, something may have to be done about these generations."""
     times = [_FOREVER]
     current, oldest = generations[-1], generations[0]
     if settings.rotation is not None:
-        times.append(current.created + settings.rotation)
+        times.append(min(current.created, now) + settings.rotation)
     if settings.max_age is not None and oldest is not current:
         times.append(oldest.ended + _micros(settings.max_age) + 1)
     most = settings.drops_bytes

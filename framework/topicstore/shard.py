@@ -38,6 +38,7 @@ from .errors import (
     LateMessageError,
     NewerFormatError,
     PluginError,
+    ReadOnlyDatabaseError,
     ShardReadOnlyError,
     TimestampAheadError,
 )
@@ -58,7 +59,7 @@ from .positions import MAX_TIME, Times, commit_positions, late_rows, message_pos
 from .state import StateWrite, stage
 from .topics import TopicFilter
 
-__all__ = ["Policy", "Prepared", "Shard"]
+__all__ = ["MakeLayout", "Policy", "Prepared", "Shard"]
 
 _LOOK = 1.0
 """Seconds after which who waits for the end of an epoch looks whether the shard has failed: a flush can't tell it."""
@@ -92,12 +93,16 @@ class Prepared:
 class Shard:
     """One shard of an open database. All methods may be called from any thread."""
 
-    def __init__(self, number: int, engine: Engine, policy: Policy, make_layout: MakeLayout) -> None:
+    def __init__(
+        self, number: int, engine: Engine, policy: Policy, make_layout: MakeLayout, *, read_only: bool = False
+    ) -> None:
         self.number = number
         self.counters = ShardCounters()
         self._engine = engine
         self._policy = policy
         self._make_layout = make_layout
+        self._read_only = read_only
+        """Whether the engine is a view of one moment, to which nothing is added."""
         self._lock = FairLock()
         self._moved_on = threading.Condition(self._lock)
         """Told when the last position moves."""
@@ -120,16 +125,20 @@ class Shard:
         self._written = 1  # engine writes: all before the opening count as one, whether on disk or not
         self._flushed = 0
         self._end = (1, self._watermark)  # the last write and its position, set in one step
-        self.settle(1)
+        if read_only:
+            self._flushed = 1
+        else:
+            self.settle(1)
         self._open_slabs()
-        self._warn_of_future()
+        if not read_only:
+            self._warn_of_future()
 
     def _open_slabs(self) -> None:
         for number, record in sorted(self._records.items()):
-            if record.dropped:
-                self._remove(number)
-            else:
+            if not record.dropped:
                 self._slabs[number] = self._open_slab(record)
+            elif not self._read_only:
+                self._remove(number)
         self._list_live()
 
     def _list_live(self) -> None:
@@ -518,7 +527,7 @@ class Shard:
         most an epoch after ``since``, of `time.monotonic`, or the call; else do nothing while it isn't.
         """
         epoch = self.slab(generation).epoch
-        if epoch == 1:
+        if epoch == 1 or self._read_only:
             return
         latest = (time.monotonic() if since is None else since) + time_of(epoch) / 1e6
         with self._moved_on:
@@ -579,11 +588,16 @@ class Shard:
         limit_bytes: int,
         bound: int | None,
         deadline: float | None,
+        final: bool = False,
     ) -> tuple[SlabStep, bool]:
-        """Read on in a stream; return the step, and whether it ended the stream for good."""
+        """Read on in a stream; return the step, and whether it ended the stream for good.
+
+        ``final``: the caller wants what is there up to ``bound``, and won't go on behind it. Of a view of one
+        moment it then gets the open epoch too.
+        """
         slab, record = self.slab(generation), self._records.get(generation)
         bound = self._watermark if bound is None else min(bound, self._watermark)
-        if record is not None and record.sealed is None:
+        if record is not None and record.sealed is None and not (final and self._read_only):
             bound = self._visible(generation, stream, bound)
         started = time.perf_counter()
         try:
@@ -794,8 +808,13 @@ class Shard:
             raise DatabaseClosedError(f"the database was opened by process {self._owner}; a fork can't use it")
 
     def check_writable(self) -> None:
-        """Raise `ShardReadOnlyError` if an earlier write failed, `DatabaseClosedError` after the close."""
+        """Raise `ShardReadOnlyError` if an earlier write failed, `DatabaseClosedError` after the close.
+
+        `ReadOnlyDatabaseError` if the database was opened to be read.
+        """
         self._check_open()
+        if self._read_only:
+            raise ReadOnlyDatabaseError("the database was opened to be read; open it without read_only to write")
         if self._failure is not None:
             raise ShardReadOnlyError(
                 f"shard {self.number} takes no writes since one failed ({self.failure}); "

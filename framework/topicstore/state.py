@@ -1,8 +1,9 @@
 """The state of a shard: small values beside the messages, written in the same engine write.
 
-The logical layer keeps positions and generations here, under keys that begin with a zero
-byte; sessions, imports and programs that embed a store keep theirs under any other key.
-Values are bytes; whoever writes them gives them a version.
+The logical layer keeps positions and generations here, under keys that begin with a zero byte, and
+sessions and what else stands on top of a store under keys that begin with a byte of one (`OwnWrite`).
+Imports and programs that embed a store keep theirs under any other key. Values are bytes; whoever
+writes them gives them a version.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from .errors import InvalidArgumentError, StateConflictError
 if TYPE_CHECKING:
     from .shard import Shard
 
-__all__ = ["ANY", "ShardState", "StateWrite"]
+__all__ = ["ANY", "OWN", "OwnWrite", "ShardState", "StateWrite"]
 
 RESERVED = b"\0"
+OWN = b"\1"
+"""What the keys of `OwnWrite` begin with."""
 
 
 class _Any:
@@ -41,10 +44,21 @@ class StateWrite:
     expect: bytes | _Any | None = ANY
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.key, bytes) or not self.key or self.key.startswith(RESERVED):
-            raise InvalidArgumentError(f"a state key is bytes that don't begin with zero, not {self.key!r}")
+        if not isinstance(self.key, bytes) or not self.key or not self._permitted():
+            raise InvalidArgumentError(f"a state key is bytes that don't begin with zero or one, not {self.key!r}")
         if self.value is not None and not isinstance(self.value, bytes):
             raise InvalidArgumentError(f"a state value is bytes or None, not {type(self.value).__name__}")
+
+    def _permitted(self) -> bool:
+        return not self.key.startswith((RESERVED, OWN))
+
+
+@attrs.frozen
+class OwnWrite(StateWrite):
+    """A write of the framework's own state, which programs' keys can't get in the way of. Internal to it."""
+
+    def _permitted(self) -> bool:
+        return self.key.startswith(OWN)
 
 
 def stage(writes: Iterable[StateWrite], reader: Reader, batch: WriteBatch) -> None:
@@ -84,9 +98,12 @@ class ShardState:
         return self._shard.reader().get(STATE, key)
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of all keys that begin with ``prefix``, in order, as of the first item."""
+        """Yield (key, value) of all keys that begin with ``prefix``, in order, as of the first item.
+
+        Without a prefix, those of the framework are left out.
+        """
         if not prefix.startswith(RESERVED):
-            for chunk in self._shard.reader().scan(STATE, max(prefix, b"\1"), _after_prefix(prefix)):
+            for chunk in self._shard.reader().scan(STATE, prefix or b"\2", _after_prefix(prefix)):
                 yield from chunk
 
     def write(self, writes: Iterable[StateWrite]) -> None:

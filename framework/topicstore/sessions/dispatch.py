@@ -57,7 +57,7 @@ class Channel:
         self._dispatcher = dispatcher
         self._waiting: list[dict[Follower, None]] = [{} for _ in range(shards)]
         self._noted: dict[int, None] = {}
-        self._routed: collections.deque[tuple[list[Message], list[int]]] = collections.deque(maxlen=_ROUTED)
+        self._routed: list[tuple[list[Message], list[int]]] = []
 
     def wait(self, follower: Follower, shard: int) -> None:
         """Wake a follower when there is something to read in a shard."""
@@ -81,6 +81,7 @@ class Channel:
         """Note messages that are stored nowhere, if somebody wants them."""
         if self.live:
             self._routed.append((messages, self._dispatcher.hub.watermarks()))
+            del self._routed[:-_ROUTED]
             self._dispatcher.note(self)
 
     def closed(self) -> None:
@@ -98,7 +99,7 @@ class Channel:
             for follower in waiting:
                 follower.wake(shard)
         while self._routed:
-            messages, marks = self._routed.popleft()
+            messages, marks = self._routed.pop(0)
             for follower in list(self.live):
                 follower.take_live(messages, marks)
 

@@ -14,14 +14,15 @@ import msgspec
 
 from topicstore.errors import DatabaseClosedError, InvalidArgumentError, StateConflictError, TopicstoreError
 from topicstore.model import Message
-from topicstore.state import StateWrite
+from topicstore.state import OwnWrite, StateWrite
 from topicstore.topics import check_utf8
 
 from .dispatch import Dispatcher
 from .errors import SessionNotFoundError, SessionTakenOverError
-from .model import KEEP, Delivery, Ended, Keep, Release, SessionInfo, Will
+from .model import KEEP, Delivery, Ended, GroupInfo, Keep, Release, SessionInfo, Will
 from .records import EXPIRY, VERSION, Keys, SessionRecord
 from .session import Draft, Session
+from .shared.groups import Groups
 from .sources import Source
 from .storage import NEVER, Found, SessionStorage, encode_session
 from .wanted import Wanted, is_durable
@@ -60,6 +61,8 @@ class Sessions:
         """Internal, as `dispatcher` and `wanted` are."""
         self.dispatcher = Dispatcher(db.hub, len(db.shards), self.storage.shard_of, db.clock)
         self.wanted = Wanted(self.storage.all_subscriptions, self.dispatcher.lock)
+        self.shared = Groups(self.storage, self.dispatcher)
+        """What shared subscriptions may be told: `Groups.slow_after`, `Groups.handover_after`."""
         self._lock = self.dispatcher.lock
         self._live: dict[str, Session] = {}
         self._failing: list[tuple[Session, Sequence[Source]]] = []
@@ -102,7 +105,7 @@ class Sessions:
         with self._lock:
             self._check_open()
             if client_id in self._live:
-                self._take_over(self._live[client_id])
+                self._take_over(self._live[client_id], Ended.TAKEN_OVER)
             found, guard = self._before(client_id, clean_start=clean_start)
             now = self.storage.clock()
             record = SessionRecord(
@@ -132,12 +135,12 @@ class Sessions:
                 self._watch(session)
             return session
 
-    def _take_over(self, session: Session) -> None:
+    def _take_over(self, session: Session, why: Ended) -> None:
         """Commit what an older session object knows, and end it."""
         try:
             self.checkpoint_of([session])
         finally:
-            self._over(session, Ended.TAKEN_OVER, told=True)
+            self._over(session, why, told=True)
 
     def _before(self, client_id: str, *, clean_start: bool) -> tuple[Found | None, int]:
         """Return the session that is to be resumed, if there is one, and the guard of the one there was.
@@ -162,7 +165,7 @@ class Sessions:
             self.storage.write_with_will(opened.client_id, will, writes)
             return
         if found is not None and found.record.will_delay != NEVER:
-            writes.append(StateWrite(self.storage.will_key(Keys(opened.client_id)), None))
+            writes.append(OwnWrite(self.storage.will_key(Keys(opened.client_id)), None))
         self.storage.write_for(opened.client_id, writes)
 
     def get(self, client_id: str) -> Session | None:
@@ -304,7 +307,7 @@ class Sessions:
         if draft is not None:
             writes += draft.writes[1:]  # all but the guard, which the change is
         if not send_will:
-            writes.append(StateWrite(self.storage.will_key(session.keys), None))
+            writes.append(OwnWrite(self.storage.will_key(session.keys), None))
         self.commit_for(session, writes)
         self._over(session, why, told=why not in (Ended.DISCONNECTED, Ended.LOST))
         self._expect_timer(after)
@@ -322,15 +325,19 @@ class Sessions:
     def kick(self, client_id: str) -> bool:
         """End the connection of a client's session, as if it were lost; False if it has none.
 
-        Raises `SessionNotFoundError`.
+        One that a crash left open counts. Raises `SessionNotFoundError`.
         """
         with self._lock:
             self._check_open()
             session = self._live.get(client_id)
-            if session is None:
-                self._found(client_id)
+            if session is not None:
+                self.end(session, Ended.KICKED, send_will=True)
+                return True
+            found, now = self._found(client_id), self.storage.clock()
+            if not found.record.connected:
                 return False
-            self.end(session, Ended.KICKED, send_will=True)
+            self.storage.write_for(client_id, self._lose(found, now))
+            self._run_timers(self.storage.shard_of(client_id), now)
             return True
 
     def expire(self, client_id: str) -> None:
@@ -340,7 +347,7 @@ class Sessions:
             found = self._found(client_id)
             session = self._live.get(client_id)
             if session is not None:
-                self._over(session, Ended.EXPIRED, told=True)
+                self._take_over(session, Ended.EXPIRED)
             self._remove(found)
 
     def close(self) -> None:
@@ -355,6 +362,13 @@ class Sessions:
             self.dispatcher.ring()
 
     # --- looking ---
+
+    def groups(self) -> list[GroupInfo]:
+        """Return the shared subscriptions, sorted by filter, with their members, connected or not."""
+        with self._lock:
+            self._check_open()
+            self.dispatcher.listen()
+            return self.shared.list()
 
     def list(self) -> list[SessionInfo]:
         """Return all sessions as they are stored, sorted by client id, without what they have in flight."""
@@ -379,7 +393,7 @@ class Sessions:
         record = found.record
         return SessionInfo(
             client_id=found.client_id,
-            connected=found.client_id in self._live,
+            connected=found.record.connected,
             created=record.created,
             expiry_interval=None if record.expiry_interval == NEVER else record.expiry_interval / 1e6,
             expires=None if record.expires == NEVER else record.expires,
@@ -411,6 +425,7 @@ class Sessions:
                 self._recover(shard, now)
                 self._run_timers(shard, now)
             self._end_silent(now)
+            self.shared.tick(now)
             self._checkpoint_in_time(now)
             return self._pause(now)
 
@@ -457,15 +472,21 @@ class Sessions:
         writes: list[StateWrite] = []
         for client_id in clients:
             found = None if client_id in self._live else self.storage.find(client_id)
-            if found is not None and found.record.connected:
-                interval = found.record.expiry_interval
-                after = encode_session(client_id, _disconnected(found.record, now, interval, will=True))
-                writes += self.storage.change(client_id, found, after)
-                self._expect_timer(after)
+            if found is not None and found.record.ending:
+                self._remove(found)
+            elif found is not None and found.record.connected:
+                writes += self._lose(found, now)
         if writes:
             self.storage.write(shard, writes)
         if len(clients) < _CHUNK:
             self._left_open[shard] = None
+
+    def _lose(self, found: Found, now: int) -> Sequence[StateWrite]:
+        """Return the writes by which the connection of a session that nobody has open is lost."""
+        record = _disconnected(found.record, now, found.record.expiry_interval, will=True)
+        after = encode_session(found.client_id, record)
+        self._expect_timer(after)
+        return self.storage.change(found.client_id, found, after)
 
     def _expect_timer(self, found: Found) -> None:
         shard = self.storage.shard_of(found.client_id)
@@ -516,7 +537,7 @@ class Sessions:
         """Publish the will of a session, and note that in the same write; return the session as it is then."""
         after = encode_session(found.client_id, msgspec.structs.replace(found.record, will_due=NEVER, will_delay=NEVER))
         will_key = self.storage.will_key(Keys(found.client_id))
-        writes = [*self.storage.change(found.client_id, found, after), StateWrite(will_key, None)]
+        writes = [*self.storage.change(found.client_id, found, after), OwnWrite(will_key, None)]
         will = self.storage.will(found.client_id)
         messages: list[Message] = [] if will is None else [msgspec.structs.replace(will, timestamp=None)]
         self.storage.db.publish(messages, state={self.storage.shard_of(found.client_id): writes})
@@ -527,7 +548,9 @@ class Sessions:
         if found.record.will_due != NEVER or (found.record.connected and found.record.will_delay != NEVER):
             found = self._publish_will(found)
         records = [record for _, record in self.storage.subscriptions(found.client_id)]
-        if self.storage.remove(found):
+        ending = self.shared.ending(found, records)
+        if ending is not None and self.storage.remove(ending):
+            self.shared.ended(found.client_id, records)
             for record in records:
                 if is_durable(record):
                     self.wanted.remove(record.topic_filter)

@@ -19,6 +19,8 @@ __all__ = [
     "START_PROPERTY",
     "Delivery",
     "Ended",
+    "GroupInfo",
+    "GroupMember",
     "Keep",
     "Release",
     "SessionInfo",
@@ -152,6 +154,7 @@ class SessionInfo:
 
     client_id: str
     connected: bool
+    """Also if a crash left it so, until the first `Sessions.tick` that follows."""
     created: int
     """Microseconds since the epoch, as all times here."""
     expiry_interval: float | None
@@ -165,6 +168,35 @@ class SessionInfo:
     """As of the last commit."""
     awaiting_release: int = 0
     """Incoming QoS 2 packet ids whose PUBREL has not come."""
+
+
+@attrs.frozen(kw_only=True)
+class GroupMember:
+    """A session that has a shared subscription."""
+
+    client_id: str
+    connected: bool
+    slow: bool
+    """Its window has been full for so long that others get its share."""
+    slices: tuple[int, ...]
+    """By shard, how many of the 64 slices it has; nothing while it is away."""
+
+
+@attrs.frozen(kw_only=True)
+class GroupInfo:
+    """A shared subscription, and who shares it."""
+
+    name: str
+    topic_filter: str
+    """What it reads: without the name."""
+    members: tuple[GroupMember, ...]
+    """Sorted by client id."""
+    behind: float
+    """Seconds between the newest message of the database and the oldest that may be unread; 0: nothing is unread."""
+    returned: int
+    """Messages that came back from sessions that ended or stayed away, and wait for another member."""
+    dropped: tuple[int, ...]
+    """Generations that were dropped before the group had read them."""
 
 
 def parse_start(text: str) -> int | Mapping[int, int] | None:

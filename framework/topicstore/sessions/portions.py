@@ -24,7 +24,7 @@ from .model import Delivery, SubscribeOptions
 from .records import pack_positions
 from .window import Flight
 
-__all__ = ["Portion", "Traits", "expiry_of", "portion_of", "rows_until"]
+__all__ = ["Portion", "Traits", "expiry_of", "portion_at", "portion_of", "rows_until"]
 
 _SECOND = 1_000_000
 _NEVER = (1 << 63) - 1
@@ -144,23 +144,33 @@ def portion_of(
         return Portion(topic_filter, shard, options, (), 0, None)
     traits = Traits.of(run.stretch)
     rows = _wanted(traits, start, stop, options, client_id, now)
+    if rows is not None:
+        return portion_at(run.stretch, rows, topic_filter, shard, options, now)
     messages = run.messages if stop == run.rows.stop else run.messages[: stop - start]
-    if rows is None:
-        qos = _at_most(_rows_of(traits.qos, start, stop), options.qos)
-        positions, packed = None, None
-        if qos:
-            positions, packed = traits.positions[start:stop], traits.packed(start, stop)
-        retain = _rows_of(traits.retain, start, stop) if options.retain_as_published else False
-    else:
-        messages = [messages[row - start] for row in rows]
-        qos = _at_most(_rows_at(traits.qos, rows), options.qos)
-        positions, packed = traits.positions[rows], None
-        retain = _rows_at(traits.retain, rows) if options.retain_as_published else False
+    qos = _at_most(_rows_of(traits.qos, start, stop), options.qos)
+    positions, packed = None, None
+    if qos:
+        positions, packed = traits.positions[start:stop], traits.packed(start, stop)
+    retain = _rows_of(traits.retain, start, stop) if options.retain_as_published else False
+    expiry = None if traits.expires is None else _left(traits.expires[start:stop], now)
+    return Portion(topic_filter, shard, options, messages, qos, positions, packed, retain, expiry)
+
+
+def portion_at(
+    stretch: Stretch, rows: Rows, topic_filter: str, shard: int, options: SubscribeOptions, now: int
+) -> Portion:
+    """Return what a subscription gets of these rows of a stretch: those that have not expired."""
+    if not len(rows):
+        return Portion(topic_filter, shard, options, (), 0, None)
+    traits = Traits.of(stretch)
     expiry = None
     if traits.expires is not None:
-        expires = traits.expires[start:stop] if rows is None else traits.expires[rows]
-        expiry = _left(expires, now)
-    return Portion(topic_filter, shard, options, messages, qos, positions, packed, retain, expiry)
+        rows = rows[traits.expires[rows] > now]
+        expiry = _left(traits.expires[rows], now)
+    messages = list(map(stretch.messages.__getitem__, rows.tolist()))
+    qos = _at_most(_rows_at(traits.qos, rows), options.qos)
+    retain = _rows_at(traits.retain, rows) if options.retain_as_published else False
+    return Portion(topic_filter, shard, options, messages, qos, traits.positions[rows], None, retain, expiry)
 
 
 def expiry_of(message: Message, since: int, now: int) -> int | None:

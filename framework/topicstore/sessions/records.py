@@ -1,8 +1,9 @@
 """What sessions keep in the state of a shard, and how it is written.
 
-All of a session lies in the shard of its client id. Numbers in keys are big-endian; ``client`` and
-``filter`` are UTF-8 and hold no NUL. Every value is sealed (`topicstore.sealing`) msgpack, an array
-that begins with the version 1::
+All of a session lies in the shard of its client id. Every key begins with a byte of one
+(`topicstore.state.OwnWrite`), left out here. Numbers in keys are big-endian; ``client`` and ``filter``
+are UTF-8 and hold no NUL. Every value is sealed (`topicstore.sealing`) msgpack, an array that begins
+with the version 1::
 
     "sr" client               the session itself: `SessionRecord`. Its bytes are the session's guard: every
                               write of the session is conditional on them, and each opening changes them.
@@ -10,6 +11,7 @@ that begins with the version 1::
     "ss" client 00 number:4   a subscription: `SubscriptionRecord`
     "sc" client 00 number:4   its place: [1, [position by shard]]: everything up to there was delivered
     "sn" client 00 number:4   it is being sent retained messages: [1, topic]: those up to the topic were delivered
+    "sg" client 00 number:4   its places, of a shared subscription (`topicstore.sessions.shared.records`)
     "sf" client 00 number:8   a flight, in the order sent: `FlightRecord`: messages whose PUBACK or PUBREC is due
     "sp" client 00 number:8   packet ids whose PUBCOMP is due, in the order of PUBRECs: [1, 2 bytes each, little-endian]
     "i"  client 00 id:2       an incoming QoS 2 packet id whose PUBREL is due: [1]
@@ -34,7 +36,7 @@ import numpy.typing as npt
 from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.positions import Positions
 from topicstore.sealing import seal, unseal
-from topicstore.state import StateWrite
+from topicstore.state import OwnWrite, StateWrite
 
 from .model import SubscribeOptions
 
@@ -65,15 +67,16 @@ __all__ = [
 
 VERSION = 1
 
-SESSION = b"sr"
-LIVE = b"sl"
-SUBSCRIPTION = b"ss"
-_PLACE = b"sc"
-_RETAINED = b"sn"
-_FLIGHT = b"sf"
-_RELEASED = b"sp"
-INCOMING = b"i"
-TIMER = b"t"
+SESSION = b"\1sr"
+LIVE = b"\1sl"
+SUBSCRIPTION = b"\1ss"
+_PLACE = b"\1sc"
+_RETAINED = b"\1sn"
+_LEASES = b"\1sg"
+_FLIGHT = b"\1sf"
+_RELEASED = b"\1sp"
+INCOMING = b"\1i"
+TIMER = b"\1t"
 
 EXPIRY = b"e"
 WILL = b"w"
@@ -121,8 +124,6 @@ class SubscriptionRecord(msgspec.Struct, frozen=True, array_like=True):
     version: int
     topic_filter: str
     eras: tuple[Era, ...]
-    source: str = ""
-    """Where its messages come from, if not straight from the streams: for shared subscriptions."""
 
 
 class FlightRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -181,6 +182,10 @@ class Keys:
         """Return the key of how far a subscription's retained messages were delivered."""
         return b"%b%b\0%b" % (_RETAINED, self._client, number.to_bytes(4, "big"))
 
+    def leases(self, number: int) -> bytes:
+        """Return the key of a shared subscription's places."""
+        return b"%b%b\0%b" % (_LEASES, self._client, number.to_bytes(4, "big"))
+
     def flight(self, number: int) -> bytes:
         """Return the key of a flight."""
         return b"%b%b\0%b" % (_FLIGHT, self._client, number.to_bytes(8, "big"))
@@ -203,6 +208,7 @@ class Keys:
             "subscriptions": SUBSCRIPTION,
             "places": _PLACE,
             "retained": _RETAINED,
+            "leases": _LEASES,
             "flights": _FLIGHT,
             "released": _RELEASED,
             "incoming": INCOMING,
@@ -217,7 +223,7 @@ def timer_key(time: int, kind: bytes = b"") -> bytes:
 
 def timer_of(key: bytes) -> tuple[int, bytes, str]:
     """Return (time, kind, client id) of a timer's key."""
-    return int.from_bytes(key[1:9], "big"), key[9:10], key[10:].decode()
+    return int.from_bytes(key[2:10], "big"), key[10:11], key[11:].decode()
 
 
 def client_of(key: bytes, prefix: bytes) -> str:
@@ -227,7 +233,7 @@ def client_of(key: bytes, prefix: bytes) -> str:
 
 def put(key: bytes, value: Any) -> StateWrite:
     """Return the write that keeps a value, an array that begins with `VERSION`."""
-    return StateWrite(key, seal(key, msgspec.msgpack.encode(value)))
+    return OwnWrite(key, seal(key, msgspec.msgpack.encode(value)))
 
 
 def decode(key: bytes, stored: bytes, kind: type[T]) -> T:

@@ -12,7 +12,7 @@ from topicstore.errors import InvalidArgumentError, StateConflictError, Topicsto
 from topicstore.model import Message
 from topicstore.positions import time_of
 from topicstore.publishing import PublishResult
-from topicstore.state import StateWrite
+from topicstore.state import OwnWrite, StateWrite
 from topicstore.topics import TopicFilter
 
 from .dispatch import Dispatcher
@@ -31,6 +31,8 @@ from .model import (
 )
 from .portions import Portion, expiry_of
 from .records import VERSION, Era, Keys, put
+from .shared.filters import is_shared, read_filter
+from .shared.source import SharedSource
 from .sources import FeedSource, RetainedSource, Source
 from .storage import Found
 from .window import Flight, Staged, Window
@@ -129,7 +131,7 @@ class Session:
         self._guard = found.guard
         self._window = window
         self._incoming = incoming
-        self._sources: dict[str, FeedSource] = {}
+        self._sources: dict[str, FeedSource | SharedSource] = {}
         self._retained: dict[int, RetainedSource] = {}
         self._numbers = 0
         self._behind: dict[Source, None] = {}
@@ -162,6 +164,10 @@ class Session:
         client is away. At QoS 0 only what comes while it is connected is delivered. A message that
         matches several subscriptions is delivered for each, with its identifier.
 
+        With ``$share/<name>/<filter>`` it shares a subscription (`topicstore.sessions.shared`): each message goes
+        to one of those that do, also at QoS 0 from what is stored. ``start`` counts for the first of them;
+        options hold from now on; there are no retained messages, and no ``no_local`` [MQTT-3.8.3-4].
+
         Raises `InvalidFilterError`, `InvalidArgumentError`.
         """
         parsed = TopicFilter(topic_filter)
@@ -170,10 +176,12 @@ class Session:
         with self._dispatcher.lock:
             self._heard()
             known = self._sources.get(topic_filter)
-            if known is None:
-                self._add(parsed, options, start)
-            else:
+            if is_shared(topic_filter):
+                self._share(topic_filter, options, start)
+            elif isinstance(known, FeedSource):
                 self._change(known, options, start)
+            else:
+                self._add(parsed, options, start)
             return known is not None
 
     def unsubscribe(self, topic_filter: str) -> bool:
@@ -184,13 +192,18 @@ class Session:
             if source is None:
                 return False
             number, keys = source.number, self.keys
-            self._commit([StateWrite(key(number), None) for key in (keys.subscription, keys.place, keys.retained)])
+            kinds = (keys.subscription, keys.place, keys.retained, keys.leases)
+            if isinstance(source, SharedSource):
+                source.group.save()  # its places, before they are removed here
+            self._commit([OwnWrite(key(number), None) for key in kinds])
             self._sources.pop(topic_filter)
             for gone in (source, self._retained.pop(number, None)):
                 if gone is not None:
                     self._behind.pop(gone, None)
                     gone.close()
-            if source.limited:
+            if isinstance(source, SharedSource):
+                self._sessions.shared.leave(source.group, self.client_id)
+            if source.limited or isinstance(source, SharedSource):
                 self._sessions.wanted.remove(topic_filter)
             return True
 
@@ -225,6 +238,32 @@ class Session:
         elif was_limited and not source.limited:
             self._sessions.wanted.remove(source.topic_filter.text)
 
+    def _share(self, text: str, options: SubscribeOptions, start: Start) -> None:
+        """Join a shared subscription, or change this member's options."""
+        if options.no_local:
+            raise InvalidArgumentError("a shared subscription can't have no_local [MQTT-3.8.3-4]")
+        known = self._sources.get(text)
+        if isinstance(known, SharedSource):
+            before = known.options
+            known.change(options)
+            try:
+                self._commit(known.everything())
+            except BaseException:
+                known.change(before)
+                raise
+            return
+        groups = self._sessions.shared
+        source = groups.join(self, self._numbers, text, options, places_of(start, self._dispatcher.hub.watermarks()))
+        try:
+            self._commit(source.everything())
+        except BaseException:
+            groups.leave(source.group, self.client_id)
+            raise
+        self._numbers += 1
+        self._sources[text] = source
+        self._sessions.wanted.add(text)
+        source.group.attach(source)
+
     def _store(self, source: FeedSource, *, retained: bool) -> None:
         """Commit a subscription, and that its retained messages are to be sent."""
         found = self._sessions.storage.db.retained(source.topic_filter.text) if retained else []
@@ -245,11 +284,17 @@ class Session:
         storage, marks = self._sessions.storage, self._dispatcher.hub.watermarks()
         places, sent = storage.places(self.client_id), storage.retained(self.client_id)
         for number, record in storage.subscriptions(self.client_id):
+            self._numbers = number + 1
+            if is_shared(record.topic_filter):
+                options = record.eras[-1].options
+                shared = self._sessions.shared.join(self, number, record.topic_filter, options, marks)
+                self._sources[record.topic_filter] = shared
+                shared.group.attach(shared)
+                continue
             source = self._source(number, TopicFilter(record.topic_filter), record.eras)
             source.start(places.get(number, marks) if source.limited else marks)
             source.settled()
             self._sources[record.topic_filter] = source
-            self._numbers = number + 1
             if number in sent:
                 messages = storage.db.retained(record.topic_filter)
                 topic_filter, options = source.topic_filter, source.options
@@ -266,7 +311,9 @@ class Session:
 
         Their packet ids, and the PUBRECs of the `Release`s, are committed before it returns. After a
         resumption first comes what was sent and not acknowledged: the PUBRELs in the order of their
-        PUBRECs, then the messages in the order they were sent, with ``dup``.
+        PUBRECs, then the messages in the order they were sent, with ``dup``. Those that were deleted or
+        dropped, or expired, meanwhile are left out: at QoS 1 their packet ids are free; at QoS 2, where the
+        client may hold the id, its exchange goes on with a `Release`.
 
         Raises what reading and committing raise; then nothing was handed out, and the call may be repeated.
         """
@@ -289,7 +336,7 @@ class Session:
         portions: list[Portion] = []
         sources: list[Source] = []
         if not (window.resend or self._outbox):
-            self._read(limit, portions, sources)
+            self._read(max(limit - window.received, 0), portions, sources)  # so that all of it is handed out
         if not (portions or window.received):
             if sources:  # places moved, with nothing to hand out
                 self._touched()
@@ -405,23 +452,23 @@ class Session:
 
     def _ask(self) -> None:
         """Be ready if there is something to do that there is room for; else wait for what changes that."""
-        window = self._window
-        waiting = bool(window.resend or self._behind)
         if self._stalled:
             return
-        at_once = bool(self._outbox or window.received) or any(not source.limited for source in self._behind)
-        if at_once or (waiting and self._room()):
+        window = self._window
+        waiting, room = bool(window.resend or self._behind), self._room()
+        self._blocked = waiting and not room
+        at_once = self._outbox or window.received or any(not source.limited for source in self._behind)
+        if at_once or (waiting and room):
             self._dispatcher.again(self)
-            return
-        self._dispatcher.idle(self)
-        if waiting:
-            self._blocked = True
+        else:
+            self._dispatcher.idle(self)
+        if self._blocked:
             self.stuck_since = self.stuck_since or self._dispatcher.clock()
 
     def wake(self, source: Source) -> None:
         """A source has something to read. With the lock."""
         self._behind[source] = None
-        if not (self._blocked and source.limited):
+        if not (self._stalled or (self._blocked and source.limited)):
             self._dispatcher.ready(self)
 
     # --- sending again ---
@@ -437,7 +484,7 @@ class Session:
                 self._outbox_again(flight, packet_id, row, found[row])
             room -= len(rows)
             if not flight.unsent:
-                window.resend.popleft()
+                del window.resend[0]
 
     def _read_again(self, flight: Flight, rows: list[int]) -> dict[int, Message | None]:
         """Return the messages of these rows of a flight, None for those that have vanished or expired."""
@@ -446,7 +493,7 @@ class Session:
             current = [db.retained(flight.topics[row]) for row in rows]
             return {row: next(iter(messages), None) for row, messages in zip(rows, current, strict=True)}
         positions = [int(flight.positions[row]) for row in rows]
-        feed = self._dispatcher.hub.feed(TopicFilter(flight.topic_filter))
+        feed = self._dispatcher.hub.feed(read_filter(flight.topic_filter))
         found = feed.fetch(flight.shard, positions)
         return {
             row: message if message is None or expiry_of(message, time_of(position), now) != 0 else None
@@ -604,7 +651,7 @@ class Session:
             self._heard()
             known = self._incoming.intersection(packet_ids)
             if known:
-                self._commit([StateWrite(self.keys.incoming(packet_id), None) for packet_id in known])
+                self._commit([OwnWrite(self.keys.incoming(packet_id), None) for packet_id in known])
                 self._incoming -= known
             return len(known)
 
@@ -674,7 +721,7 @@ class Session:
         """The condition of its writes."""
         return self._guard
 
-    def sources(self) -> list[FeedSource]:
+    def sources(self) -> list[FeedSource | SharedSource]:
         """Return its subscriptions."""
         return list(self._sources.values())
 
@@ -718,7 +765,7 @@ class Session:
         return f"<Session {self.client_id!r}{'' if self.ended is None else ' ended'}>"
 
 
-def _status_of(source: FeedSource, marks: list[int]) -> SubscriptionStatus:
+def _status_of(source: FeedSource | SharedSource, marks: list[int]) -> SubscriptionStatus:
     unread = source.unread()
     behind = max((time_of(marks[shard]) - time_of(source.places[shard]) for shard in unread), default=0)
     return SubscriptionStatus(

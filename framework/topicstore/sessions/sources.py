@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from topicstore.errors import TopicstoreError
 from topicstore.model import Message
-from topicstore.state import StateWrite
+from topicstore.state import OwnWrite, StateWrite
 from topicstore.topics import TopicFilter
 
 from .dispatch import Channel, Dispatcher
@@ -124,7 +124,7 @@ class FeedSource(Source):
         """Shards in which there may be something to read."""
         self._failing: dict[int, None] = {}
         """Shards that could not be read."""
-        self._live: collections.deque[tuple[int, int, int, Message]] = collections.deque()
+        self._live: collections.deque[tuple[int, int, int, Message]] | None = None
         """Messages stored nowhere, each with its publisher's shard, what is delivered there before, and its time."""
         self.eras = eras
 
@@ -140,7 +140,7 @@ class FeedSource(Source):
         self._places = list(places)
         self._settled = self._settled or list(places)
         self._moved = True
-        self._live.clear()
+        self._live = None
         self._wake_all()
 
     @property
@@ -194,6 +194,8 @@ class FeedSource(Source):
 
     def take_live(self, messages: list[Message], marks: list[int]) -> None:
         """Messages came by that are stored nowhere."""
+        if self._live is None:
+            self._live = collections.deque()
         shard_of, now = self._dispatcher.shard_of, self._dispatcher.clock()
         for message in messages:
             if not (self.options.no_local and message.client_id == self._client_id):
@@ -216,7 +218,7 @@ class FeedSource(Source):
             shard, mark, _, _ = self._live[0]
             if self._places[shard] < mark and shard in self._behind:
                 return self._read(shard, limit, now, mark)
-            return self._read_live(limit, now)
+            return self._read_live(self._live, limit, now)
         if not self._behind:
             return None
         return self._read(next(iter(self._behind)), limit, now, None)
@@ -245,15 +247,15 @@ class FeedSource(Source):
             self._behind[shard] = None  # behind the other shards
         return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._client_id, now)
 
-    def _read_live(self, limit: int, now: int) -> Portion:
+    def _read_live(self, live: collections.deque[tuple[int, int, int, Message]], limit: int, now: int) -> Portion:
         """Take messages stored nowhere, as far as everything that was stored before them is delivered."""
         messages: list[Message] = []
         expiry: list[int | None] = []
-        while self._live and len(messages) < limit:
-            shard, mark, came, message = self._live[0]
+        while live and len(messages) < limit:
+            shard, mark, came, message = live[0]
             if self._places[shard] < mark and shard in self._behind:
                 break
-            self._live.popleft()
+            live.popleft()
             left = expiry_of(message, came, now)
             if left != 0:
                 messages.append(message)
@@ -368,7 +370,7 @@ class RetainedSource(Source):
             return []
         key = self._keys.retained(self.number)
         if self._done == len(self._messages):
-            return [StateWrite(key, None)]
+            return [OwnWrite(key, None)]
         return [put(key, (VERSION, self._messages[self._done - 1].topic))]
 
     def settled(self) -> None:

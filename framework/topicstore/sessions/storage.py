@@ -19,7 +19,7 @@ from topicstore.errors import DatabaseClosedError, StateConflictError
 from topicstore.kept import kept_key
 from topicstore.model import Message
 from topicstore.sealing import seal
-from topicstore.state import StateWrite
+from topicstore.state import OwnWrite, StateWrite
 
 from .model import Will
 from .records import (
@@ -62,7 +62,7 @@ class Found:
     def guard(self) -> StateWrite:
         """A write that changes nothing, and fails if the session changed since."""
         key = Keys(self.client_id).session
-        return StateWrite(key, self.stored, expect=self.stored)
+        return OwnWrite(key, self.stored, expect=self.stored)
 
 
 def encode_session(client_id: str, record: SessionRecord) -> Found:
@@ -75,7 +75,8 @@ class SessionStorage:
 
     def __init__(self, db: Database) -> None:
         self._db = weakref.ref(db)  # else a database that nobody holds would not be closed
-        self._states = [db.state(shard) for shard in range(len(db.shards))]
+        self.states = [db.state(shard) for shard in range(len(db.shards))]
+        """By shard."""
         self.clock = db.clock
         self.shard_of = db.shard_map.of
 
@@ -92,20 +93,20 @@ class SessionStorage:
     def find(self, client_id: str) -> Found | None:
         """Return the session of a client, or None."""
         key = Keys(client_id).session
-        stored = self._states[self.shard_of(client_id)].get(key)
+        stored = self.states[self.shard_of(client_id)].get(key)
         if stored is None:
             return None
         return Found(client_id, stored, decode(key, stored, SessionRecord))
 
     def clients(self) -> Iterator[str]:
         """Yield the client ids of all sessions, by shard."""
-        for state in self._states:
+        for state in self.states:
             for key, _ in state.scan(SESSION):
                 yield client_of(key, SESSION)
 
     def left_open(self, shard: int) -> Iterator[str]:
         """Yield the client ids of the sessions of a shard that were opened and not closed."""
-        for key, _ in self._states[shard].scan(LIVE):
+        for key, _ in self.states[shard].scan(LIVE):
             yield client_of(key, LIVE)
 
     def subscriptions(self, client_id: str) -> Iterator[tuple[int, SubscriptionRecord]]:
@@ -115,7 +116,7 @@ class SessionStorage:
 
     def all_subscriptions(self) -> Iterator[SubscriptionRecord]:
         """Yield the subscriptions of all sessions."""
-        for state in self._states:
+        for state in self.states:
             for key, value in state.scan(SUBSCRIPTION):
                 yield decode(key, value, SubscriptionRecord)
 
@@ -132,69 +133,76 @@ class SessionStorage:
     def window(self, client_id: str) -> Window:
         """Return what a session has in flight, all of it to be sent again."""
         window = Window(Keys(client_id))
-        window.load(self._of(client_id, "flights"), self._of(client_id, "released"))
+        window.load(self.flights(client_id), self._of(client_id, "released"))
         return window
+
+    def flights(self, client_id: str) -> Iterator[tuple[bytes, bytes]]:
+        """Yield what a session has in flight, as it is stored."""
+        return self._of(client_id, "flights")
 
     def incoming(self, client_id: str) -> set[int]:
         """Return the packet ids of incoming QoS 2 messages whose PUBREL has not come."""
         return {int.from_bytes(key[-2:], "big") for key, _ in self._of(client_id, "incoming")}
 
     def _of(self, client_id: str, part: str) -> Iterator[tuple[bytes, bytes]]:
-        return self._states[self.shard_of(client_id)].scan(Keys(client_id).prefixes()[part])
+        return self.states[self.shard_of(client_id)].scan(Keys(client_id).prefixes()[part])
 
     # --- changing ---
 
     def write(self, shard: int, writes: Iterable[StateWrite]) -> None:
         """Commit writes of a shard together."""
-        self._states[shard].write(writes)
+        self.states[shard].write(writes)
 
     def write_for(self, client_id: str, writes: Iterable[StateWrite]) -> None:
         """Commit writes in the shard of a client."""
-        self._states[self.shard_of(client_id)].write(writes)
+        self.states[self.shard_of(client_id)].write(writes)
 
     def current(self, found: Found) -> bool:
         """Say whether a session is still as it was found."""
-        return self._states[self.shard_of(found.client_id)].get(Keys(found.client_id).session) == found.stored
+        return self.states[self.shard_of(found.client_id)].get(Keys(found.client_id).session) == found.stored
 
     @staticmethod
     def change(client_id: str, before: Found | None, after: Found) -> list[StateWrite]:
         """Return the writes that turn one record of a session into another, with its mark and timers."""
         keys = Keys(client_id)
-        writes = [StateWrite(keys.session, after.stored, expect=None if before is None else before.stored)]
+        writes: list[StateWrite] = [
+            OwnWrite(keys.session, after.stored, expect=None if before is None else before.stored)
+        ]
         was = None if before is None else before.record
         if after.record.connected:
             writes.append(put(keys.live, (VERSION,)))
         elif was is not None and was.connected:
-            writes.append(StateWrite(keys.live, None))
+            writes.append(OwnWrite(keys.live, None))
         old = set() if was is None else _timers(keys, was)
         new = _timers(keys, after.record)
-        writes += [StateWrite(key, None) for key in old - new]
+        writes += [OwnWrite(key, None) for key in old - new]
         writes += [put(key, (VERSION,)) for key in new - old]
         return writes
 
     def remove(self, found: Found) -> bool:
         """Remove a session with all it kept; False if it changed since it was found.
 
-        A crash in between leaves one that says it is ending, and its timer or mark: it is removed then.
+        A crash in between leaves one that says it is ending, and its mark, by which the rest is removed.
         """
         keys = Keys(found.client_id)
         ending = encode_session(found.client_id, msgspec.structs.replace(found.record, ending=True))
         try:
             while True:
                 doomed = list(islice(self._parts(found.client_id), _CHUNK + 1))
-                writes = [StateWrite(key, None) for key in doomed[:_CHUNK]]
+                writes = [OwnWrite(key, None) for key in doomed[:_CHUNK]]
                 if len(doomed) <= _CHUNK:
                     break
-                self.write_for(found.client_id, [attrs.evolve(ending.guard, expect=found.stored), *writes])
+                begun = [attrs.evolve(ending.guard, expect=found.stored), put(keys.live, (VERSION,))]
+                self.write_for(found.client_id, [*begun, *writes])
                 found = ending
-            writes += [StateWrite(key, None) for key in (*_timers(keys, found.record), keys.live, self.will_key(keys))]
-            self.write_for(found.client_id, [StateWrite(keys.session, None, expect=found.stored), *writes])
+            writes += [OwnWrite(key, None) for key in (*_timers(keys, found.record), keys.live, self.will_key(keys))]
+            self.write_for(found.client_id, [OwnWrite(keys.session, None, expect=found.stored), *writes])
         except StateConflictError:
             return False
         return True
 
     def _parts(self, client_id: str) -> Iterator[bytes]:
-        state = self._states[self.shard_of(client_id)]
+        state = self.states[self.shard_of(client_id)]
         for prefix in Keys(client_id).prefixes().values():
             for key, _ in state.scan(prefix):
                 yield key
@@ -203,12 +211,12 @@ class SessionStorage:
 
     def timers(self, shard: int) -> Iterator[tuple[int, bytes, str]]:
         """Yield (time, kind, client id) of a shard's timers, the earliest first."""
-        for key, _ in self._states[shard].scan(TIMER):
+        for key, _ in self.states[shard].scan(TIMER):
             yield timer_of(key)
 
     def forget_timer(self, time: int, kind: bytes, client_id: str) -> None:
         """Remove a timer that no session's record names."""
-        self.write_for(client_id, [StateWrite(Keys(client_id).timer(time, kind), None)])
+        self.write_for(client_id, [OwnWrite(Keys(client_id).timer(time, kind), None)])
 
     # --- wills ---
 

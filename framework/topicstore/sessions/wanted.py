@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from topicstore.subscriptions.routes import Routes
-from topicstore.topics import TopicFilter
 
 from .records import SubscriptionRecord
+from .shared.filters import is_shared, read_filter
 
 __all__ = ["Wanted", "is_durable"]
 
 
 def is_durable(record: SubscriptionRecord) -> bool:
-    """Say whether a subscription's messages are stored for it: whether it ever needs packet ids."""
-    return any(era.options.qos for era in record.eras)
+    """Say whether a subscription's messages are stored for it: whether it is shared, or ever needs packet ids."""
+    return is_shared(record.topic_filter) or any(era.options.qos for era in record.eras)
 
 
 class Wanted:
@@ -37,7 +37,7 @@ class Wanted:
         if self._loaded:
             self._counts[topic_filter] += 1
             if self._counts[topic_filter] == 1:
-                self._routes.add(TopicFilter(topic_filter), topic_filter)
+                self._routes.add(read_filter(topic_filter), topic_filter)
 
     def remove(self, topic_filter: str) -> None:
         """There is one durable subscription of a filter less."""
@@ -45,7 +45,7 @@ class Wanted:
             self._counts[topic_filter] -= 1
             if not self._counts[topic_filter]:
                 del self._counts[topic_filter]
-                self._routes.remove(TopicFilter(topic_filter), topic_filter)
+                self._routes.remove(read_filter(topic_filter), topic_filter)
 
     def wants(self, topic: str) -> bool:
         """Say whether a durable subscription matches a topic."""
@@ -58,5 +58,5 @@ class Wanted:
         if not self._loaded:
             self._counts = Counter(record.topic_filter for record in self._load() if is_durable(record))
             for topic_filter in self._counts:
-                self._routes.add(TopicFilter(topic_filter), topic_filter)
+                self._routes.add(read_filter(topic_filter), topic_filter)
             self._loaded = True

@@ -11,7 +11,7 @@ PUBCOMP. Each of these is a dictionary here, and an id is in one at most.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 
@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from topicstore.positions import Positions
-from topicstore.state import StateWrite
+from topicstore.state import OwnWrite, StateWrite
 
 from .model import SubscribeOptions
 from .records import (
@@ -37,6 +37,8 @@ from .records import (
 __all__ = ["MAX_PACKET_ID", "Flight", "Released", "Staged", "Window"]
 
 MAX_PACKET_ID = 65_535
+_FEW = 8
+"""Acknowledgements that are dealt with one by one more quickly than together."""
 
 
 class Flight:
@@ -185,7 +187,7 @@ class Window:
         """Flights that lost ids to `_received`."""
         self._again: list[int] = []
         """Ids whose PUBREL goes out once more."""
-        self.resend: deque[Flight] = deque()
+        self.resend: list[Flight] = []  # a deque takes 760 bytes, also in an idle session
         """Flights of earlier connections, oldest first, with ids that were not sent again yet."""
 
     # --- packet ids ---
@@ -227,6 +229,8 @@ class Window:
     def puback_many(self, packet_ids: Iterable[int]) -> int:
         """Messages were received; return of how many the PUBACK was due."""
         ids = packet_ids if isinstance(packet_ids, (list, tuple, range)) else list(packet_ids)
+        if len(ids) < _FEW:
+            return sum(map(self.puback, ids))
         flights = Counter(filter(None, map(self.awaiting_puback.pop, ids, repeat(None))))
         for flight, count in flights.items():
             for packet_id in ids if flight.unsent else ():
@@ -297,7 +301,7 @@ class Window:
             number += 1
         rewritten = self._to_rewrite(whole=whole)
         writes += map(self._rewrite, rewritten)
-        writes += [StateWrite(self._key(gone), None) for gone in self._finished if gone.number in stored]
+        writes += [OwnWrite(self._key(gone), None) for gone in self._finished if gone.number in stored]
         return Staged(writes, list(flights), released, rewritten, len(self._finished))
 
     def settle(self, staged: Staged) -> list[int]:

@@ -1,0 +1,43 @@
+"""Databases for the tests of sessions: in memory and on disk, with a clock that only moves when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.sessions import Sessions
+from topicstore_conformance.clock import Clock
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def db(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", backend=request.param, shards=2, clock=clock, auto_compact=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sessions(db: ts.Database) -> Sessions:
+    return db.sessions
+
+
+@pytest.fixture
+def crash(db: ts.Database) -> Callable[[], Sessions]:
+    """Return what gives the sessions as the next process would find them: by what is committed alone."""
+    return lambda: Sessions(db)
+
+
+@pytest.fixture
+def publish(db: ts.Database) -> Callable[..., None]:
+    """Return what publishes payloads, by default at QoS 1 to the topic ``a/b``."""
+
+    def publish(*payloads: str, topic: str = "a/b", client_id: str = "publisher", qos: int = 1) -> None:
+        db.publish([ts.Message(topic, payload.encode(), client_id, qos) for payload in payloads])
+
+    return publish

@@ -1,0 +1,435 @@
+"""Opening, taking over, ending: sessions and wills in time, never early, whatever happened in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.sessions import (
+    Ended,
+    Session,
+    SessionEndedError,
+    SessionNotFoundError,
+    Sessions,
+    SessionTakenOverError,
+    Will,
+)
+from topicstore.state import OWN, StateWrite
+from topicstore_conformance.clock import START, Clock
+
+Publish = Callable[..., None]
+Crash = Callable[[], Sessions]
+SECOND = 1_000_000
+
+
+def session_keys(db: ts.Database) -> list[bytes]:
+    return [key[1:] for shard in range(len(db.shards)) for key, _ in db.state(shard).scan(OWN) if key[1:2] in b"sitk"]
+
+
+def wills(db: ts.Database) -> list[str]:
+    return [message.payload.decode() for message in db.replay("will")]
+
+
+@pytest.fixture
+def will(sessions: Sessions) -> Will:
+    """A will, and somebody who wants it stored."""
+    sessions.open("listener", expiry_interval=None).subscribe("will", 1)
+    return Will(ts.Message("will", b"gone", "client", 1), delay=10)
+
+
+# --- opening ---
+
+
+def test_a_session_is_there_again_until_it_expires(sessions: Sessions, clock: Clock, publish: Publish) -> None:
+    """With its subscriptions; to the microsecond, whether or not anybody looked in between."""
+    session = sessions.open("client", expiry_interval=10)
+    assert not session.present
+    session.subscribe("a/#")
+    session.disconnect()
+    clock.now += 10 * SECOND - 1
+    session = sessions.open("client", expiry_interval=10)
+    assert session.present
+    publish("1")
+    assert 1 == len(session.deliver())
+    session.disconnect()
+    clock.now += 10 * SECOND
+    session = sessions.open("client", expiry_interval=10)
+    assert not session.present
+    assert [] == session.deliver()
+
+
+def test_a_clean_start_begins_anew(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
+    """Nothing of the old session is left."""
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a/#", 2)
+    session.publish([ts.Message("a/b", b"0", "client", 2)], [5])
+    publish("1", "2", qos=2)
+    session.deliver()
+    session = sessions.open("client", clean_start=True)
+    assert not session.present
+    assert [] == session.deliver()
+    assert [b"sl", b"sr"] == sorted(key[:2] for key in session_keys(db))
+
+
+def test_a_session_without_expiry_ends_with_its_connection(db: ts.Database, sessions: Sessions) -> None:
+    """However that ends."""
+    for end in (Session.disconnect, Session.lost):
+        session = sessions.open("client")
+        session.subscribe("a", 1)
+        end(session)
+        assert [] == session_keys(db)
+    assert not sessions.open("client").present
+    assert not sessions.open("client").present
+
+
+def test_a_disconnect_may_change_the_expiry(sessions: Sessions) -> None:
+    """To anything."""
+    session = sessions.open("client")
+    session.disconnect(expiry_interval=5)
+    assert START + 5 * SECOND == sessions.inspect("client").expires
+    sessions.open("client", expiry_interval=5).disconnect(expiry_interval=None)
+    assert sessions.inspect("client").expires is None
+    sessions.open("client", expiry_interval=None).disconnect(expiry_interval=0)
+    assert [] == sessions.list()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"client_id": ""},
+        {"client_id": "a\0b"},
+        {"client_id": "x", "receive_maximum": 0},
+        {"client_id": "x", "expiry_interval": -1},
+        {"client_id": "x", "keep_alive": float("nan")},
+        {"client_id": "x", "will": Will(ts.Message("w", b""), delay=-1)},
+        {"client_id": "x", "will": Will(ts.Message("w/+", b""))},
+    ],
+)
+def test_openings_that_make_no_sense_are_refused(sessions: Sessions, arguments: dict[str, object]) -> None:
+    """And leave nothing."""
+    with pytest.raises(ts.InvalidArgumentError):
+        sessions.open(**arguments)  # type: ignore[arg-type]
+    assert [] == sessions.list()
+
+
+# --- taking over ---
+
+
+def test_the_newer_connection_takes_over(sessions: Sessions, publish: Publish) -> None:
+    """The older is told, and can do nothing more; what it knew is committed."""
+    told: list[tuple[Session, Ended]] = []
+    older = sessions.open("client", expiry_interval=None, on_end=lambda *what: told.append(what))
+    older.subscribe("a/#")
+    publish("1", "2")
+    older.deliver()
+    older.puback(1)
+    newer = sessions.open("client", expiry_interval=None)
+    assert [(older, Ended.TAKEN_OVER)] == told
+    for act in (older.deliver, older.checkpoint, older.lost, lambda: older.puback(2)):
+        with pytest.raises(SessionTakenOverError):
+            act()
+    assert [2] == [item.packet_id for item in newer.deliver()]
+    assert newer is sessions.get("client")
+
+
+def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+    """Its first write fails, it is told, and others in the same commit are not harmed."""
+    told: list[Ended] = []
+    older = sessions.open("client", expiry_interval=None, on_end=lambda _, why: told.append(why))
+    older.subscribe("a/#")
+    other = sessions.open("other", expiry_interval=None)
+    other.subscribe("a/#")
+    newer = crash().open("client", expiry_interval=None)
+    publish("1")
+    assert [other] == [session for session, _ in sessions.deliver()]
+    assert [Ended.TAKEN_OVER] == told
+    with pytest.raises(SessionTakenOverError):
+        older.deliver()
+    assert [1] == [item.packet_id for item in newer.deliver()]
+
+
+@pytest.mark.parametrize("act", ["subscribe", "unsubscribe", "release", "disconnect", "deliver"])
+def test_whatever_an_older_owner_writes_is_refused(
+    sessions: Sessions, publish: Publish, crash: Crash, act: str
+) -> None:
+    """Nothing of it takes effect."""
+    older = sessions.open("client", expiry_interval=None)
+    older.subscribe("a/#")
+    older.publish([ts.Message("x", b"", "client", 2)], [3])
+    newer = crash().open("client", expiry_interval=None)
+    before = newer.status(), sessions.inspect("client")
+    publish("1")
+    acts = {
+        "subscribe": lambda: older.subscribe("b", 2),
+        "unsubscribe": lambda: older.unsubscribe("a/#"),
+        "release": lambda: older.release(3),
+        "disconnect": older.disconnect,
+        "deliver": older.deliver,
+    }
+    with pytest.raises(SessionTakenOverError):
+        acts[act]()
+    assert older.ended is Ended.TAKEN_OVER
+    after = crash().inspect("client")
+    assert (before[1].subscriptions, 0, 1) == (after.subscriptions, after.in_flight, after.awaiting_release)
+
+
+# --- expiring ---
+
+
+def test_expired_sessions_are_removed_in_time(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
+    """Not early; `tick` says when to come again."""
+    session = sessions.open("client", expiry_interval=0.5)
+    session.subscribe("a/#")
+    assert 1.0 == sessions.tick()
+    session.disconnect()
+    assert 0.5 == sessions.tick()
+    clock.now += SECOND // 2 - 1
+    assert 1e-6 == sessions.tick()
+    assert 1 == len(sessions.list())
+    clock.now += 1
+    assert 1.0 == sessions.tick()
+    assert [] == session_keys(db)
+
+
+def test_a_session_that_came_back_is_not_reaped(sessions: Sessions, clock: Clock, crash: Crash) -> None:
+    """Neither by the timer of its former absence, nor by who found it before."""
+    sessions.open("client", expiry_interval=10).disconnect()
+    other = crash()
+    found = other.storage.find("client")
+    assert found is not None
+    session = sessions.open("client", expiry_interval=10)
+    session.subscribe("a")
+    clock.now += 100 * SECOND
+    sessions.tick()
+    assert not other.storage.remove(found)
+    assert session.ended is None
+    session.deliver()
+    assert 1 == len(sessions.inspect("client").subscriptions)
+
+
+@pytest.mark.parametrize("finish", ["tick", "open"])
+@pytest.mark.parametrize("interval", [10, None])
+def test_a_removal_that_was_interrupted_is_finished(
+    db: ts.Database, sessions: Sessions, crash: Crash, finish: str, interval: float | None
+) -> None:
+    """By the next process's first tick, or by who opens the session first: nothing of it is found again."""
+    session = sessions.open("client", expiry_interval=interval)
+    for number in range(1_500):
+        session.subscribe(f"f/{number}", 1, retain_handling=2)
+    session.disconnect()
+    shard = db.shards[db.shard_of("client")]
+    original, writes = shard.write_state, iter([True])
+
+    def only_once(state: Sequence[StateWrite]) -> None:
+        if next(writes, None) is None:
+            raise KeyboardInterrupt
+        original(state)
+
+    shard.write_state = only_once  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        sessions.expire("client")
+    shard.write_state = original  # type: ignore[method-assign]
+    sessions = crash()
+    assert [] == sessions.list()
+    assert 500 < len(session_keys(db))
+    if finish == "tick":
+        sessions.tick()
+        assert [] == session_keys(db)
+    else:
+        assert not sessions.open("client").present
+        assert () == sessions.inspect("client").subscriptions
+
+
+def test_sessions_that_a_crash_left_open_are_lost_then(
+    db: ts.Database, sessions: Sessions, clock: Clock, crash: Crash, will: Will
+) -> None:
+    """Their time begins when that is found, and isn't begun anew by another crash."""
+    sessions.open("client", expiry_interval=20, will=will)
+    clock.now += 1_000 * SECOND
+    sessions = crash()
+    assert 1.0 == sessions.tick()
+    clock.now += 9 * SECOND
+    sessions = crash()
+    sessions.tick()
+    assert [] == wills(db)
+    clock.now += 1 * SECOND
+    sessions.tick()
+    assert ["gone"] == wills(db)
+    clock.now += 10 * SECOND
+    sessions = crash()
+    sessions.tick()
+    assert ["listener"] == [info.client_id for info in sessions.list()]
+    assert ["gone"] == wills(db)
+
+
+# --- wills ---
+
+
+def test_a_will_is_published_after_its_delay(db: ts.Database, sessions: Sessions, clock: Clock, will: Will) -> None:
+    """Not early, once, and with the time of its publication."""
+    sessions.open("client", expiry_interval=None, will=will).lost()
+    clock.now += 10 * SECOND - 1
+    sessions.tick()
+    assert [] == wills(db)
+    clock.now += 1
+    sessions.tick()
+    sessions.tick()
+    assert [clock.now] == [message.timestamp for message in db.replay("will")]
+
+
+def test_a_will_comes_with_the_sessions_end_if_that_is_sooner(
+    db: ts.Database, sessions: Sessions, clock: Clock, will: Will
+) -> None:
+    """The smaller of delay and expiry."""
+    sessions.open("client", expiry_interval=3, will=will).lost()
+    clock.now += 3 * SECOND
+    sessions.tick()
+    assert ["gone"] == wills(db)
+    sessions.open("client", will=will).lost()
+    assert ["gone"] * 2 == wills(db)
+    sessions.open("client", expiry_interval=None, will=will).lost()
+    sessions.expire("client")
+    assert ["gone"] * 3 == wills(db)
+    sessions.open("client", expiry_interval=None, will=will).lost()
+    sessions.open("client", clean_start=True)
+    assert ["gone"] * 4 == wills(db)
+
+
+def test_a_will_is_withdrawn_by_a_disconnect_or_a_return(
+    db: ts.Database, sessions: Sessions, clock: Clock, will: Will
+) -> None:
+    """Unless the disconnect asks for it."""
+    sessions.open("client", expiry_interval=None, will=will).disconnect()
+    sessions.open("client", expiry_interval=None, will=will).lost()
+    sessions.open("client", expiry_interval=None).disconnect()
+    clock.now += 100 * SECOND
+    sessions.tick()
+    assert [] == wills(db)
+    assert [] == [key for key in session_keys(db) if key[:2] == b"kw"]
+    sessions.open("client", expiry_interval=None, will=will).disconnect(send_will=True)
+    clock.now += 10 * SECOND
+    sessions.tick()
+    assert ["gone"] == wills(db)
+
+
+def test_a_take_over_publishes_a_will_without_delay(db: ts.Database, sessions: Sessions, will: Will) -> None:
+    """One with a delay is withdrawn by it."""
+    sessions.open("client", expiry_interval=None, will=Will(will.message))
+    sessions.open("client", expiry_interval=None, will=will)
+    assert ["gone"] == wills(db)
+    sessions.open("client", expiry_interval=None)
+    assert ["gone"] == wills(db)
+
+
+# --- keep-alive ---
+
+
+def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clock, will: Will) -> None:
+    """After one and a half keep-alives without a sign, whatever the sign."""
+    told: list[Ended] = []
+    session = sessions.open("client", keep_alive=10, will=will, on_end=lambda _, why: told.append(why))
+    for act in (session.alive, lambda: session.puback(1), lambda: session.subscribe("x")):
+        clock.now += 15 * SECOND - 1
+        sessions.tick()
+        act()
+    clock.now += 15 * SECOND - 1
+    sessions.tick()
+    assert [] == told
+    clock.now += 1
+    sessions.tick()
+    assert [Ended.KEEP_ALIVE] == told
+    assert ["gone"] == wills(db)
+    with pytest.raises(SessionEndedError, match="silent"):
+        session.deliver()
+
+
+# --- time that passes ---
+
+
+def test_acknowledgements_are_committed_every_15_seconds(
+    sessions: Sessions, clock: Clock, publish: Publish, crash: Crash
+) -> None:
+    """By `tick`."""
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a/#")
+    publish("1", "2")
+    session.deliver()
+    session.puback(1)
+    sessions.tick()
+    clock.now += 15 * SECOND - 1
+    sessions.tick()
+    assert 2 == crash().inspect("client").in_flight
+    clock.now += 1
+    sessions.tick()
+    assert 1 == crash().inspect("client").in_flight
+
+
+# --- the command line's view ---
+
+
+def test_sessions_are_listed_inspected_kicked_and_expired(
+    db: ts.Database, sessions: Sessions, publish: Publish
+) -> None:
+    """As they are stored."""
+    told: list[Ended] = []
+    sessions.open("b", expiry_interval=60).disconnect()
+    session = sessions.open("a", expiry_interval=None, on_end=lambda _, why: told.append(why))
+    session.subscribe("a/#", 2)
+    publish("1", qos=2)
+    session.deliver()
+    assert [("a", True, None), ("b", False, 60.0)] == [
+        (info.client_id, info.connected, info.expiry_interval) for info in sessions.list()
+    ]
+    info = sessions.inspect("a")
+    assert ([("a/#", 2)], 1) == ([(name, options.qos) for name, options in info.subscriptions], info.in_flight)
+    assert sessions.kick("a")
+    assert not sessions.kick("a")
+    assert [Ended.KICKED] == told
+    session = sessions.open("a", on_end=lambda _, why: told.append(why))
+    sessions.expire("a")
+    sessions.expire("b")
+    assert [Ended.KICKED, Ended.EXPIRED] == told
+    assert [] == session_keys(db)
+    for act in (sessions.inspect, sessions.kick, sessions.expire):
+        with pytest.raises(SessionNotFoundError):
+            act("a")  # type: ignore[operator]
+
+
+def test_a_session_that_a_crash_left_open_can_be_kicked(
+    db: ts.Database, sessions: Sessions, crash: Crash, will: Will
+) -> None:
+    """It is lost then."""
+    sessions.open("client", expiry_interval=60, will=Will(will.message))
+    sessions = crash()
+    assert sessions.inspect("client").connected
+    assert sessions.kick("client")
+    assert ["gone"] == wills(db)
+    assert not sessions.kick("client")
+    assert START + 60 * SECOND == sessions.inspect("client").expires
+
+
+# --- closing ---
+
+
+def test_closing_the_database_ends_connections_and_commits(tmp_path: Path, clock: Clock) -> None:
+    """As if they were lost: expiry counts from then, and wills without delay are published."""
+    told: list[Ended] = []
+    db = ts.open(tmp_path / "db", clock=clock)
+    db.sessions.open("listener", expiry_interval=None).subscribe("will", 1)
+    will = Will(ts.Message("will", b"gone", "client", 1))
+    session = db.sessions.open("client", expiry_interval=10, will=will, on_end=lambda _, why: told.append(why))
+    session.subscribe("a")
+    db.publish([ts.Message("a", b"%d" % number, "publisher", 1) for number in range(2)])
+    session.deliver()
+    session.puback(1)
+    db.close()
+    assert [Ended.CLOSED] == told
+    with pytest.raises(SessionEndedError):
+        session.deliver()
+    clock.now += 5 * SECOND
+    with ts.open(tmp_path / "db", clock=clock) as db:
+        assert ["gone"] == wills(db)
+        assert START + 10 * SECOND == db.sessions.inspect("client").expires
+        assert [2] == [item.packet_id for item in db.sessions.open("client").deliver()]

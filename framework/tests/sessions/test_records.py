@@ -1,0 +1,101 @@
+"""The stored form of sessions."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import topicstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
+from topicstore.sealing import seal
+from topicstore.sessions import SubscribeOptions
+from topicstore.sessions.records import (
+    VERSION,
+    Era,
+    FlightRecord,
+    Keys,
+    SessionRecord,
+    SubscriptionRecord,
+    client_of,
+    decode,
+    pack_ids,
+    pack_positions,
+    timer_of,
+    unpack_ids,
+    unpack_positions,
+)
+
+POSITIONS = st.lists(st.integers(0, (1 << 64) - 1), max_size=50, unique=True).map(sorted)
+
+
+@given(POSITIONS)
+def test_positions_come_back(positions: list[int]) -> None:
+    """Whatever lies between them."""
+    packed = pack_positions(np.array(positions, dtype=np.uint64))
+    assert positions == unpack_positions(*packed).tolist()
+
+
+@given(st.lists(st.integers(1, 65_535), min_size=1))
+def test_packet_ids_come_back(ids: list[int]) -> None:
+    """In their order."""
+    assert ids == list(unpack_ids(pack_ids(ids), len(ids)))
+
+
+def test_consecutive_packet_ids_take_one_number() -> None:
+    """As most flights have them."""
+    assert 7 == pack_ids(range(7, 1_000))
+    assert range(7, 1_000) == unpack_ids(7, 993)
+
+
+def test_a_record_that_is_damaged_is_an_error_that_names_it() -> None:
+    """Its checksum, or its content."""
+    key = Keys("client").session
+    with pytest.raises(ts.CorruptionError, match="srclient"):
+        decode(key, b"damaged", SessionRecord)
+    with pytest.raises(ts.CorruptionError, match="srclient"):
+        decode(key, seal(key, msgspec.msgpack.encode((VERSION, "guard"))), SessionRecord)
+
+
+def test_a_record_of_a_newer_version_is_refused() -> None:
+    """Rather than misread."""
+    key = Keys("client").session
+    with pytest.raises(ts.NewerFormatError, match="version 2"):
+        decode(key, seal(key, msgspec.msgpack.encode((VERSION + 1, {"anything": 1}))), SessionRecord)
+
+
+STORED = [
+    (
+        Keys("c").flight(3),
+        "cb9024239a01a3612f2b009502c3c2010907c4020102cd04d2c40200010190",
+        FlightRecord(1, "a/+", 0, SubscribeOptions(2, True, False, 1, 9), 7, b"\1\2", 1_234, b"\0\1", 1),
+    ),
+    (
+        Keys("c").subscription(0),
+        "3e5645fe9301a3612f2b92929501c2c200009105929502c2c20000c0",
+        SubscriptionRecord(1, "a/+", (Era(SubscribeOptions(1), (5,)), Era(SubscribeOptions(2)))),
+    ),
+    (Keys("c").session, "f3c2b43099010506c3ff070809c2", SessionRecord(1, 5, 6, True, -1, 7, 8, 9)),
+]
+
+
+@pytest.mark.parametrize(("key", "stored", "record"), STORED)
+def test_what_is_stored_stays_readable(key: bytes, stored: str, record: msgspec.Struct) -> None:
+    """These bytes lie in databases: every later version must read them."""
+    assert record == decode(key, bytes.fromhex(stored), type(record))
+
+
+def test_keys_of_the_longest_client_id_fit_an_engine() -> None:
+    """Engines take keys of up to 65,550 bytes."""
+    keys = Keys("c" * 65_535)
+    longest = [keys.flight(1), keys.released(1), keys.timer(1, b"e"), keys.incoming(1), keys.subscription(1)]
+    assert max(map(len, longest)) <= 65_550
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
+def test_keys_tell_whose_they_are(client_id: str) -> None:
+    """And no session's keys begin with another's."""
+    keys = Keys(client_id)
+    assert client_id == client_of(keys.flight(5), b"\1sf")
+    assert (12, b"e", client_id) == timer_of(keys.timer(12, b"e"))
+    assert not Keys(client_id + "x").flight(1).startswith(keys.prefixes()["flights"])

@@ -1,0 +1,346 @@
+"""What comes again after a crash, a lost connection or a take-over, and where replays begin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.positions import first_position
+from topicstore.sessions import Delivery, Release, Session, Sessions, Start, parse_start
+from topicstore.state import OWN
+from topicstore_conformance.clock import START, Clock
+
+Publish = Callable[..., None]
+Crash = Callable[[], Sessions]
+SECOND = 1_000_000
+PREFIXES = (b"sf", b"sp")
+
+
+def seen(items: list[Delivery | Release]) -> list[tuple[str, int, bool]]:
+    return [(i.message.payload.decode(), i.packet_id, i.dup) for i in items if isinstance(i, Delivery)]
+
+
+def opened(sessions: Sessions, qos: int = 1, **options: int) -> Session:
+    session = sessions.open("subscriber", expiry_interval=None, **options)  # type: ignore[arg-type]
+    if not session.present:
+        session.subscribe("a/#", qos)
+    return session
+
+
+# --- after a crash ---
+
+
+def test_what_was_not_acknowledged_comes_again(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+    """In the same order, with the same ids and DUP; what follows comes behind it."""
+    session = opened(sessions)
+    publish("1", "2", "3")
+    session.deliver()
+    session.puback(2)
+    session.checkpoint()
+    publish("4")
+    session = opened(crash())
+    assert session.present
+    assert [("1", 1, True), ("3", 3, True)] == seen(session.deliver())
+    assert [("4", 4, False)] == seen(session.deliver())
+
+
+def test_acknowledgements_without_a_checkpoint_cost_repetitions(
+    sessions: Sessions, publish: Publish, crash: Crash
+) -> None:
+    """That is what a crash may cost; a flight acknowledged as a whole goes with the next commit."""
+    session = opened(sessions)
+    publish("1")
+    session.deliver()
+    session.puback(1)
+    assert [("1", 1, True)] == seen(opened(crash()).deliver())
+    session = opened(crash())
+    session.deliver()
+    session.puback(1)
+    publish("2")
+    session.deliver()
+    assert [("2", 2, True)] == seen(opened(crash()).deliver())
+
+
+def test_what_was_received_is_released_in_the_order_it_was(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+    """PUBRELs first, then the messages that the client may not have; ids in use stay in use."""
+    session = opened(sessions, qos=2)
+    publish("1", "2", "3", "4", qos=2)
+    session.deliver()
+    for packet_id in (3, 1):
+        assert session.pubrec(packet_id)
+    assert [Release(3), Release(1)] == session.deliver()
+    assert session.pubrec(4)
+    session = opened(crash())
+    assert [Release(3), Release(1)] == session.deliver(limit=2)
+    assert [("2", 2, True), ("4", 4, True)] == seen(session.deliver())
+    assert session.pubcomp(3)
+    session.checkpoint()
+    assert [Release(1)] == opened(crash()).deliver(limit=1)
+
+
+def test_nothing_is_left_of_exchanges_that_are_over(
+    db: ts.Database, sessions: Sessions, publish: Publish, crash: Crash
+) -> None:
+    """Neither in the store nor after a crash."""
+    session = opened(sessions, qos=2)
+    publish("1", "2", qos=2)
+    publish("3", qos=1)
+    session.deliver()
+    session.pubrec_many([1, 2])
+    session.puback(3)
+    session.deliver()
+    assert 2 == session.pubcomp_many([1, 2])
+    session.checkpoint()
+    assert [] == [key for shard in range(2) for key, _ in db.state(shard).scan(OWN) if key[1:3] in PREFIXES]
+    assert [] == opened(crash()).deliver()
+
+
+def test_a_smaller_window_is_kept_while_sending_again(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+    """What does not fit in waits, and keeps its id."""
+    session = opened(sessions)
+    publish("1", "2", "3")
+    session.deliver()
+    session = opened(crash(), receive_maximum=2)
+    assert [("1", 1, True), ("2", 2, True)] == seen(session.deliver())
+    assert [] == session.deliver()
+    assert (3, 1) == (session.status().in_flight, session.status().to_resend)
+    assert session.puback(1)
+    assert [("3", 3, True)] == seen(session.deliver())
+
+
+def test_an_acknowledgement_may_overtake_the_repetition(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+    """Then it is not sent again."""
+    opened(sessions)
+    publish("1", "2")
+    sessions.deliver()
+    session = opened(crash(), receive_maximum=1)
+    assert 1 == session.puback_many([1])
+    assert [("2", 2, True)] == seen(session.deliver())
+    assert 1 == session.status().in_flight
+
+
+def test_messages_that_were_deleted_do_not_come_again(
+    db: ts.Database, sessions: Sessions, publish: Publish, crash: Crash
+) -> None:
+    """At QoS 1 their id is free; at QoS 2, where the client may hold it, it is released first. Others keep theirs."""
+    session = opened(sessions, qos=2)
+    publish("1", "2", qos=1)
+    publish("3", qos=2)
+    db.publish([ts.Message("a/kept", b"4", "publisher", 1)])
+    session.deliver()
+    assert 3 == db.delete("a/b")
+    session = opened(crash())
+    found = session.deliver()
+    assert [("4", 4, True)] == seen(found)
+    assert [Release(3)] == session.deliver()
+    assert 2 == session.status().in_flight
+    assert session.pubcomp(3)
+    assert session.puback(4)
+
+
+def test_messages_that_expired_in_flight_do_not_come_again(
+    db: ts.Database, sessions: Sessions, clock: Clock, crash: Crash
+) -> None:
+    """What is left of the interval goes with those that do."""
+    session = opened(sessions)
+    for seconds in (10, 100):
+        properties = ts.Properties(message_expiry_interval=seconds)
+        db.publish([ts.Message("a/b", b"%d" % seconds, "publisher", 1, properties=properties)])
+    session.deliver()
+    clock.now += 10 * SECOND
+    session = opened(crash())
+    assert [("100", 90)] == [(i.message.payload.decode(), i.expiry) for i in session.deliver()]  # type: ignore[union-attr]
+    assert 1 == session.status().in_flight
+
+
+def test_a_dropped_generation_is_told_and_blocks_nothing(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
+    """What was in flight of it has vanished, what was unread is missed, and all else goes on."""
+    session = opened(sessions)
+    publish("1")
+    session.deliver()
+    publish("2")
+    db.add_generation()
+    publish("3")
+    db.drop_generation(1)
+    assert [("3", 2, False)] == seen(session.deliver())
+    assert (1,) == session.status().subscriptions[0].dropped
+    session.lost()
+    assert [("3", 2, True)] == seen(opened(sessions).deliver())
+
+
+# --- replays ---
+
+
+@pytest.mark.parametrize("start", ["beginning", 0, "1970-01-01T00:00:00+00:00", {}])
+def test_a_late_joiner_gets_the_history(db: ts.Database, sessions: Sessions, start: Start) -> None:
+    """Whether or not the session was there when it was made, and live messages behind it."""
+    db.store([ts.Message("a/b", b"%d" % number, "publisher", 1) for number in range(3)])
+    session = sessions.open("late", expiry_interval=None)
+    session.subscribe("a/#", 1, start=start)
+    db.publish([ts.Message("a/b", b"3", "publisher", 1)])
+    assert ["0", "1", "2", "3"] == [payload for payload, _, _ in seen(session.deliver())]
+
+
+def test_a_replay_begins_at_its_time(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
+    """Inclusive, to the microsecond; as a time, a place or a datetime."""
+    for number in range(4):
+        clock.now = START + number
+        db.store([ts.Message("a/b", b"%d" % number, "publisher", 1)])
+    shard = db.shard_of("publisher")
+    starts: list[Start] = [
+        START + 2,
+        str(START + 2),
+        datetime.fromtimestamp(START // SECOND, UTC).replace(microsecond=2),
+        {shard: first_position(START + 1)},
+        f"{shard}:{first_position(START + 1)}",
+    ]
+    for number, start in enumerate(starts):
+        session = sessions.open(f"late-{number}", expiry_interval=None)
+        session.subscribe("a/#", 1, start=start)
+        assert ["2", "3"] == [payload for payload, _, _ in seen(session.deliver())]
+
+
+def test_a_replay_goes_on_after_a_crash(db: ts.Database, sessions: Sessions, crash: Crash) -> None:
+    """Where it was."""
+    db.store([ts.Message("a/b", b"%d" % number, "publisher", 1) for number in range(5)])
+    sessions.open("late", expiry_interval=None).subscribe("a/#", 1, start=0)
+    assert 2 == sum(len(items) for _, items in sessions.deliver(limit_each=2))
+    session = crash().open("late", expiry_interval=None)
+    found = [payload for _ in range(2) for payload, _, _ in seen(session.deliver())]
+    assert ["0", "1", "2", "3", "4"] == found
+
+
+def test_subscribing_again_with_a_start_replays(sessions: Sessions, publish: Publish) -> None:
+    """Without one it goes on where it is."""
+    session = opened(sessions)
+    publish("1")
+    assert ["1"] == [payload for payload, _, _ in seen(session.deliver())]
+    assert session.subscribe("a/#", 1)
+    assert [] == session.deliver()
+    assert session.subscribe("a/#", 1, start="beginning")
+    assert ["1"] == [payload for payload, _, _ in seen(session.deliver())]
+
+
+def test_the_user_property_is_read() -> None:
+    """In all its forms."""
+    assert None is parse_start("now")
+    assert 0 == parse_start("beginning")
+    assert 17 == parse_start(" 17 ")
+    assert {0: 5, 2: 7} == parse_start("0:5,2:7")
+    assert START + SECOND == parse_start("2023-11-14T22:13:21Z")
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2023-11-14T22:13:21", "0:5,", "-1", "1:2:3"])
+def test_a_user_property_that_says_nothing_is_refused(text: str) -> None:
+    """Rather than guessed at."""
+    with pytest.raises(ts.InvalidArgumentError, match="topicstore-start"):
+        parse_start(text)
+
+
+@pytest.mark.parametrize("start", [{9: 0}, {0: -1}, 1.5])
+def test_a_start_that_is_none_is_refused(sessions: Sessions, start: Start) -> None:
+    """And nothing is subscribed."""
+    session = sessions.open("subscriber")
+    with pytest.raises(ts.InvalidArgumentError):
+        session.subscribe("a", start=start)
+    assert () == session.status().subscriptions
+
+
+# --- after a kill ---
+
+
+CHILD = """
+import sys, topicstore as ts
+db = ts.open(sys.argv[1], shards=2)
+session = db.sessions.open("subscriber", expiry_interval=None)
+if not session.present:
+    session.subscribe("#", 2)
+for number in range(int(sys.argv[2]), 10**9):
+    messages = [ts.Message("t", b"%d" % (number * 7 + i), f"p{i}", 1 + i % 2) for i in range(7)]
+    db.publish(messages)
+    for message in messages:
+        print("stored", message.client_id, message.payload.decode(), flush=True)
+    for item in session.deliver(5):
+        if hasattr(item, "message"):
+            message = item.message
+            sent = item.packet_id, item.qos, item.dup, message.client_id, message.payload.decode()
+            print("sent", *sent, flush=True)
+            if item.packet_id % 3:
+                (session.puback if item.qos == 1 else session.pubrec)(item.packet_id)
+        else:
+            print("released", item.packet_id, flush=True)
+            session.pubcomp(item.packet_id)
+    if number % 5 == 4:
+        session.checkpoint()
+        print("checkpoint", flush=True)
+"""
+
+
+class Client:
+    """What a client saw in the output of processes that were killed, by the rules of MQTT."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[str, str]] = []
+        self.held: dict[int, str] = {}
+        """QoS 2: ids whose PUBREL has not come, with the payload."""
+        self.got: list[tuple[str, int, str]] = []
+        self.ids: dict[tuple[str, str], int] = {}
+
+    def read(self, line: str) -> None:
+        what, *words = line.split()
+        if what == "stored":
+            self.stored.append((words[0], words[1]))
+        elif what == "released":
+            self.held.pop(int(words[0]), None)
+        elif what == "sent":
+            self.take(int(words[0]), int(words[1]), words[2] == "True", words[3], words[4])
+
+    def take(self, packet_id: int, qos: int, dup: bool, publisher: str, payload: str) -> None:
+        before = self.ids.setdefault((publisher, payload), packet_id)
+        assert before == packet_id
+        if qos == 2:
+            if packet_id in self.held:
+                assert dup
+                assert payload == self.held[packet_id]
+                return
+            self.held[packet_id] = payload
+        self.got.append((publisher, qos, payload))
+
+
+def test_killed_again_and_again_nothing_is_lost_and_qos_2_comes_once(tmp_path: Path) -> None:
+    """A process that publishes, delivers and acknowledges is killed in the middle, five times."""
+    client = Client()
+    for run, lines in enumerate((40, 90, 160, 250, 120)):
+        command = [sys.executable, "-c", CHILD, str(tmp_path / "db"), str(run * 10_000)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            for _, line in zip(range(lines), child.stdout, strict=False):
+                client.read(line)
+            child.kill()
+            for line in child.stdout:
+                if line.endswith("\n"):
+                    client.read(line)
+    with ts.open(tmp_path / "db") as db:
+        session = db.sessions.open("subscriber", expiry_interval=None)
+        while items := session.deliver():
+            for item in items:
+                if isinstance(item, Release):
+                    client.held.pop(item.packet_id, None)
+                    assert session.pubcomp(item.packet_id)
+                    continue
+                client.take(item.packet_id, item.qos, item.dup, item.message.client_id, item.message.payload.decode())
+                assert (session.puback if item.qos == 1 else session.pubrec)(item.packet_id)
+        assert 0 == session.status().in_flight
+        stored = {(message.client_id, message.payload.decode()) for message in db.replay("#")}
+    assert set(client.stored) <= stored
+    assert stored == {(publisher, payload) for publisher, _, payload in client.got}
+    exactly = [(publisher, payload) for publisher, qos, payload in client.got if qos == 2]
+    assert len(exactly) == len(set(exactly))
+    for publisher in {publisher for publisher, _ in stored}:
+        first = list(dict.fromkeys(int(payload) for who, _, payload in client.got if who == publisher))
+        assert sorted(first) == first

@@ -1,0 +1,339 @@
+"""Shared subscriptions against a plain model: who joins, leaves, is lost, is slow, acknowledges or not, and crashes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import attrs
+import topicstore as ts
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from topicstore.sessions import Delivery, Session, Sessions
+from topicstore_conformance.clock import Clock
+
+SHARDS = 2
+CLIENTS = ["a", "b", "c", "d"]
+TEXT = "$share/g/t/#"
+HANDOVER, EXPIRY, SLOW = 20, 50, 5
+SECOND = 1_000_000
+
+
+@attrs.define
+class Sent:
+    """A message, and what has become of it."""
+
+    topic: str
+    publisher: str
+    number: int
+    qos: int
+    holder: str = ""
+    """Whose session has it in flight."""
+    state: str = "unread"
+    """held; acknowledged; forgotten (that, perhaps); done; returned; perhaps (returned, if forgotten); lost."""
+    effective: int = 0
+
+
+class Histories(RuleBasedStateMachine):
+    """Every message comes to one member, and to another only if it came back unacknowledged."""
+
+    layout, backend = "block", "memory"
+
+    @initialize()
+    def begin(self) -> None:
+        self.path = Path(tempfile.mkdtemp())
+        self.clock = Clock()
+        self.db = ts.open(
+            self.path / "db",
+            backend=self.backend,
+            layout=self.layout,
+            shards=SHARDS,
+            clock=self.clock,
+            auto_compact=False,
+        )
+        self.sent: dict[bytes, Sent] = {}
+        self.numbers: dict[tuple[str, str], int] = {}
+        self.members: dict[str, int] = {}
+        """Who has the subscription, and with which QoS."""
+        self.expiry: dict[str, int | None] = {}
+        """Of all sessions."""
+        self.away: dict[str, int] = {}
+        """Since when members are; those that handed back what they had are taken out."""
+        self.ends: dict[str, int] = {}
+        self.in_flight: dict[str, dict[int, tuple[bytes, str]]] = {client: {} for client in CLIENTS}
+        """As the clients know it: by packet id, payload and what the client is to answer."""
+        self.live: dict[str, Session] = {}
+        self.newest: dict[tuple[str, str], int] = {}
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Begin with the sessions as they are stored."""
+        self.sessions = Sessions(self.db)
+        self.db._sessions = self.sessions
+        self.sessions.shared.slow_after, self.sessions.shared.handover_after = SLOW, HANDOVER
+
+    def teardown(self) -> None:
+        self.everything_arrives()
+        self.db.close()
+        shutil.rmtree(self.path)
+
+    # --- what can happen ---
+
+    @rule(
+        rows=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30),
+    )
+    def publish(self, rows: list[tuple[int, int, int]]) -> None:
+        messages = []
+        for topic, publisher, qos in rows:
+            key = (f"t/{topic}", f"p{publisher}")
+            number = self.numbers[key] = self.numbers.get(key, 0) + 1
+            payload = f"{key}{number}".encode()
+            messages.append(ts.Message(key[0], payload, key[1], qos))
+            if self.members:
+                self.sent[payload] = Sent(*key, number, qos)
+        self.db.publish(messages)
+
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        clean=st.sampled_from([False, False, True]),
+        expiry=st.sampled_from([None, 0, EXPIRY]),
+        most=st.sampled_from([1, 4, 100]),
+        qos=st.sampled_from([1, 2]),
+        subscribe=st.sampled_from([True, True, False]),
+    )
+    def connect(self, client: str, clean: bool, expiry: int | None, most: int, qos: int, subscribe: bool) -> None:
+        if client in self.live:
+            self.commit(client)
+            clean_up = self.expiry[client] == 0
+        else:
+            clean_up = self.ends.get(client, 1 << 60) <= self.clock.now
+        if clean or clean_up:
+            self.session_ended(client)
+        session = self.sessions.open(client, clean_start=clean, expiry_interval=expiry, receive_maximum=most)
+        assert session.present == (client in self.expiry)
+        self.live[client] = session
+        self.expiry[client] = expiry
+        self.ends.pop(client, None)
+        self.away.pop(client, None)
+        self.in_flight[client].clear()
+        if subscribe:
+            assert session.subscribe(TEXT, qos) == (client in self.members)
+            self.members[client] = qos
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 3))
+    def unsubscribe(self, which: int) -> None:
+        client = self.one_of(which)
+        assert self.live[client].unsubscribe(TEXT) == (client in self.members)
+        self.leave(client)
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 3), lost=st.booleans())
+    def disconnect(self, which: int, lost: bool) -> None:
+        client = self.one_of(which)
+        session = self.live.pop(client)
+        self.commit(client)
+        session.lost() if lost else session.disconnect()
+        expiry = self.expiry[client]
+        self.away[client] = self.clock.now
+        if expiry == 0:
+            self.session_ended(client)
+        elif expiry is not None:
+            self.ends[client] = self.clock.now + expiry * SECOND
+
+    @precondition(lambda self: self.expiry)
+    @rule(which=st.integers(0, 3))
+    def expire(self, which: int) -> None:
+        client = sorted(self.expiry)[which % len(self.expiry)]
+        if self.ends.get(client, 1 << 60) > self.clock.now:
+            self.sessions.expire(client)
+            self.commit(client)
+            self.session_ended(client)
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 3), limit=st.sampled_from([1, 5, 1_000]))
+    def deliver_to_one(self, which: int, limit: int) -> None:
+        client = self.one_of(which)
+        self.delivered(client, self.live[client].deliver(limit))
+
+    @rule(limit=st.sampled_from([1, 5, 1_000]))
+    def deliver(self, limit: int) -> None:
+        for session, items in self.sessions.deliver(limit):
+            self.delivered(session.client_id, items)
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 3), most=st.sampled_from([1, 3, 1_000]))
+    def acknowledge(self, which: int, most: int) -> None:
+        client = self.one_of(which)
+        for packet_id, (payload, answer) in list(self.in_flight[client].items())[:most]:
+            if answer != "nothing":
+                self.answer(client, packet_id, payload, answer)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.sessions.checkpoint()
+        for client in self.live:
+            self.commit(client)
+
+    @rule(seconds=st.sampled_from([1, 6, 21, 51]))
+    def wait(self, seconds: int) -> None:
+        self.clock.now += seconds * SECOND
+        self.tick()
+
+    @rule()
+    def crash(self) -> None:
+        """Go on with what is committed alone."""
+        self.start_over()
+        self.sessions.groups()  # load what there is
+        for sent in self.sent.values():
+            if sent.state == "acknowledged":
+                sent.state = "forgotten"
+        for client in list(self.live):
+            del self.live[client]
+            self.away[client] = self.clock.now
+            expiry = self.expiry[client]
+            if expiry is not None:
+                self.ends[client] = self.clock.now + expiry * SECOND
+        for client in self.away:
+            self.away[client] = self.clock.now  # counted anew
+        self.tick()
+
+    # --- the model ---
+
+    def one_of(self, which: int) -> str:
+        return sorted(self.live)[which % len(self.live)]
+
+    def tick(self) -> None:
+        for client in [client for client, end in self.ends.items() if end <= self.clock.now]:
+            self.session_ended(client)
+        self.sessions.tick()
+        for client, since in list(self.away.items()):
+            if client not in self.members or not self.members.keys() & self.live.keys():
+                continue
+            if since + HANDOVER * SECOND <= self.clock.now:
+                del self.away[client]
+                self.give_back(client)
+
+    def give_back(self, client: str) -> None:
+        """What a client had in flight at QoS 1 goes to others."""
+        for sent in self.sent.values():
+            if sent.holder == client and sent.effective == 1 and sent.state in ("held", "forgotten"):
+                sent.state = "returned" if sent.state == "held" else "perhaps"
+
+    def session_ended(self, client: str) -> None:
+        self.give_back(client)
+        for sent in self.sent.values():
+            if sent.holder == client and sent.state in ("held", "forgotten"):
+                sent.state = "lost"
+        self.leave(client)
+        self.in_flight[client].clear()
+        for known in (self.live, self.expiry, self.ends, self.away):
+            known.pop(client, None)
+
+    def leave(self, client: str) -> None:
+        self.members.pop(client, None)
+        if not self.members:  # then there is no group, and nobody whom anything could come back to
+            for sent in self.sent.values():
+                if sent.state in ("unread", "returned", "perhaps"):
+                    sent.state = "lost"
+
+    def commit(self, client: str) -> None:
+        """What a client acknowledged is committed."""
+        for sent in self.sent.values():
+            if sent.holder == client and sent.state == "acknowledged":
+                sent.state = "done"
+
+    def delivered(self, client: str, items: list[object]) -> None:
+        known = self.in_flight[client]
+        for item in items:
+            if isinstance(item, Delivery):
+                self.check(client, item)
+            else:
+                payload, _ = known.get(item.packet_id, (b"", ""))  # type: ignore[attr-defined]
+                known[item.packet_id] = (payload, "pubcomp")  # type: ignore[attr-defined]
+        sent = [answer for _, answer in known.values() if answer in ("puback", "pubrec")]
+        assert len(sent) <= self.live[client].receive_maximum
+
+    def check(self, client: str, item: Delivery) -> None:
+        sent = self.sent[item.message.payload]
+        assert min(sent.qos, self.members.get(client, 2)) >= item.qos or item.dup
+        if item.dup:
+            assert sent.holder == client
+            assert sent.state in ("held", "forgotten")
+            assert sent.effective == item.qos
+        else:
+            assert item.packet_id not in self.in_flight[client]
+            assert sent.state in ("unread", "returned", "perhaps")
+            if sent.state == "unread" and item.qos:
+                key = (sent.topic, sent.publisher)
+                assert sent.number > self.newest.get(key, 0)
+                self.newest[key] = sent.number
+            sent.effective = item.qos
+        sent.holder, sent.state = client, "held" if item.qos else "done"
+        if item.qos:
+            self.in_flight[client][item.packet_id] = (item.message.payload, "puback" if item.qos == 1 else "pubrec")
+
+    def answer(self, client: str, packet_id: int, payload: bytes, answer: str) -> None:
+        session, known = self.live[client], self.in_flight[client]
+        assert getattr(session, answer)(packet_id)
+        if answer == "pubrec":
+            known[packet_id] = (payload, "nothing")
+            self.sent[payload].state = "acknowledged"
+        else:
+            del known[packet_id]
+            if payload:
+                self.sent[payload].state = "acknowledged"
+
+    # --- what must hold ---
+
+    @invariant()
+    def shares_are_even(self) -> None:
+        groups = self.sessions.groups()
+        assert [TEXT] * bool(self.members) == [f"$share/{group.name}/{group.topic_filter}" for group in groups]
+        for group in groups:
+            assert sorted(self.members) == [member.client_id for member in group.members]
+            connected = [member for member in group.members if member.connected]
+            assert {member.client_id for member in connected} == self.members.keys() & self.live.keys()
+            quick = [member for member in connected if not member.slow]
+            for shard in range(SHARDS):
+                held = [member.slices[shard] for member in quick]
+                assert max(held, default=0) - min(held, default=0) <= 1
+                assert sum(member.slices[shard] for member in connected) == (64 if connected else 0)
+
+    def everything_arrives(self) -> None:
+        """When somebody is there who acknowledges, nothing stays unread."""
+        if not self.members.keys() & self.live.keys():
+            return
+        while True:
+            out = self.sessions.deliver()
+            for session, items in out:
+                self.delivered(session.client_id, items)
+            answers = [(client, known) for client, known in self.in_flight.items() if client in self.live]
+            waiting = [(c, i, *what) for c, known in answers for i, what in known.items() if what[1] != "nothing"]
+            for client, packet_id, payload, answer in waiting:
+                self.answer(client, packet_id, payload, answer)
+            if not out and not waiting:
+                break
+        left = [sent for sent in self.sent.values() if sent.qos and sent.state in ("unread", "returned")]
+        assert not left
+        assert not [s for s in self.sent.values() if s.state == "held" and s.holder in self.live]
+
+
+Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+class SkipstreamHistories(Histories):
+    layout = "skipstream"
+
+
+class ReferenceHistories(Histories):
+    layout, backend = "reference", "rocksdb"
+
+
+TestBlock = Histories.TestCase
+TestSkipstream = SkipstreamHistories.TestCase
+TestSkipstream.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestReference = ReferenceHistories.TestCase
+TestReference.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)

@@ -1,0 +1,395 @@
+"""`topicstore.open(read_only=True)`: beside a writer in another process, behind one that was killed, and alone."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+
+ALONE = ["leveldb", "duckdb"]
+SMALL = {"rocksdb": {"write_buffer_bytes": 64 << 10}}
+"""So that RocksDB writes out, and compacts, all the time."""
+
+WRITER = """
+import sys
+import topicstore as ts
+
+def messages(first, count):
+    return [ts.Message(f"a/{n % 7}", b"%09d" % n + bytes(n % 200), f"c{n % 3}") for n in range(first, first + count)]
+
+path, *pairs = sys.argv[1:]
+backend, layout = pairs
+options = {"rocksdb": {"write_buffer_bytes": 65536}} if backend == "rocksdb" else {}
+stored = 0
+with ts.open(path, backend=backend, layout=layout, shards=2, options=options) as db:
+    print("open", flush=True)
+    for line in sys.stdin:
+        command, _, number = line.partition(" ")
+        if command == "store":
+            db.store(messages(stored, int(number)))
+            stored += int(number)
+        elif command == "forever":
+            while True:
+                db.store(messages(stored, int(number)))
+                stored += int(number)
+                print(stored, flush=True)
+        elif command == "drop":
+            db.drop_generation(int(number))
+        else:
+            getattr(db, command.strip())()
+        print(stored, flush=True)
+"""
+
+
+class Writer:
+    """A process that has a database open, and does what it is told."""
+
+    def __init__(self, path: Path, backend: str = "rocksdb", layout: str = "block") -> None:
+        arguments = [sys.executable, "-c", WRITER, str(path), backend, layout]
+        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.stored = 0
+        assert self.line() == "open"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def begin(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+
+    def do(self, command: str) -> int:
+        """Have a command done; return how many messages are stored."""
+        self.begin(command)
+        self.stored = int(self.line())
+        return self.stored
+
+    def kill(self) -> None:
+        """End it with SIGKILL. May be called twice."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Writer]]:
+    writers: list[Writer] = []
+
+    def begin(*pair: str) -> Writer:
+        writers.append(Writer(tmp_path / "db", *pair))
+        return writers[-1]
+
+    yield begin
+    for writer in writers:
+        writer.kill()
+
+
+def numbers(db: ts.Database, topic_filter: str = "#") -> list[int]:
+    return sorted(int(message.payload[:9]) for message in db.replay(topic_filter))
+
+
+def files(path: Path) -> dict[str, tuple[int, str]]:
+    """What tells whether any file of a database was changed; the lock says who holds it."""
+    return {
+        str(file): (file.stat().st_mtime_ns, hashlib.sha256(file.read_bytes()).hexdigest())
+        for file in path.rglob("*")
+        if file.is_file() and file.name != "LOCK"
+    }
+
+
+def some(count: int = 100) -> list[ts.Message]:
+    return [ts.Message(f"a/{n % 7}", b"%09d" % n, f"c{n % 3}") for n in range(count)]
+
+
+# --- beside a writer --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["reference", "block", "skipstream", "wildcard_optimized"])
+def test_sees_what_another_process_has_committed(tmp_path: Path, start: Callable[..., Writer], layout: str) -> None:
+    """At the opening and after each refresh it is everything, in between nothing new."""
+    writer = start("rocksdb", layout)
+    writer.do("store 1000")
+    before = files(tmp_path / "db")
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        assert db.reading == "read-only"
+        assert numbers(db) == list(range(1000))
+        assert files(tmp_path / "db") == before
+        writer.do("store 500")
+        assert numbers(db) == list(range(1000))
+        db.refresh()
+        assert numbers(db) == list(range(1500))
+    writer.do("store 500")  # closing the reader did it no harm
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        assert numbers(db) == list(range(2000))
+
+
+def test_generations_come_and_go_meanwhile(tmp_path: Path, start: Callable[..., Writer]) -> None:
+    """A generation stays for who reads it until the refresh; an iterator into it then says that it was dropped."""
+    writer = start()
+    writer.do("store 1000")
+    writer.do("add_generation")
+    writer.do("store 1000")
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        old, new = (next(s for s in db.streams("#") if s.generation == generation) for generation in (1, 2))
+        iterators = [db.iterate(stream, "#") for stream in (old, new)]
+        replay = db.replay("#", batch_size=10)
+        taken = [next(replay)]
+        writer.do("add_generation")
+        writer.do("drop 1")
+        writer.do("compact")
+        assert numbers(db) == list(range(2000))
+        db.refresh()
+        assert numbers(db) == list(range(1000, 2000))
+        assert [info.number for info in db.generations()] == [2, 3]
+        with pytest.raises(ts.GenerationDroppedError):
+            db.next(iterators[0])
+        assert len(db.next(iterators[1]).batch) > 0
+        with pytest.raises(ts.GenerationDroppedError):
+            taken += replay
+
+
+def test_iterators_go_on_after_a_refresh(tmp_path: Path, start: Callable[..., Writer]) -> None:
+    """What is merged, deleted or added meanwhile costs an iterator no message and repeats none."""
+    writer = start()
+    writer.do("store 3000")
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        iterators = {(s.shard, s.number): db.iterate(s, "#") for s in db.streams("#")}
+        seen: list[int] = []
+
+        def take(limit: int) -> int:
+            taken = 0
+            for place, iterator in iterators.items():
+                result = db.next(iterator, limit)
+                iterators[place] = result.iterator
+                seen.extend(int(payload[:9]) for payload in result.batch.payloads)
+                taken += len(result.batch)
+            return taken
+
+        take(100)
+        writer.do("compact")
+        db.refresh()
+        take(100)
+        writer.do("store 3000")
+        writer.do("compact")
+        db.refresh()
+        while take(1000):
+            pass
+        assert sorted(seen) == list(range(6000))
+
+
+def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> None:
+    """Beside a writer that writes out and compacts all the time, each view has all up to some batch, each message once."""
+    writer = start()
+    writer.do("store 300")
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        for _ in range(40):
+            writer.begin("store 300")
+            db.refresh()
+            for shard in range(2):
+                found = [n for n in numbers(db) if db.shard_of(f"c{n % 3}") == shard]
+                expected = [n for n in range(found[-1] + 1) if db.shard_of(f"c{n % 3}") == shard]
+                assert expected == found
+                assert found[-1] >= writer.stored - 3  # of the last ones, each shard has one at least
+            writer.stored = int(writer.line())
+
+
+def test_threads_read_while_one_refreshes(tmp_path: Path) -> None:
+    """A view that was replaced serves who began to read in it, and goes with the last of them."""
+    with ts.open(tmp_path / "db", shards=2) as writer, ts.open(tmp_path / "db", read_only=True) as db:
+        writer.store(some(5000))
+        db.refresh()
+        failures: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                for _ in range(20):
+                    assert len(numbers(db)) >= 5000
+            except BaseException as failed:
+                failures.append(failed)
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            db.refresh()
+        assert failures == []
+        gc.collect()
+        held = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        assert len([name for name in held if "topicstore-reader" in name]) < 20
+
+
+def test_what_is_not_on_disk_is_not_shown_under_sync(tmp_path: Path) -> None:
+    """A reader of a database with durability sync puts on disk what it is about to show."""
+    with ts.open(tmp_path / "db", durability="sync") as writer:
+        writer.store(some())
+        with ts.open(tmp_path / "db", read_only=True) as db:
+            assert numbers(db) == list(range(100))
+
+
+@pytest.mark.parametrize("backend", ALONE)
+def test_others_say_why_they_are_locked(tmp_path: Path, start: Callable[..., Writer], backend: str) -> None:
+    """Where the backend can't read beside a writer: DatabaseLockedError with the holder and the reason."""
+    writer = start(backend)
+    with pytest.raises(ts.DatabaseLockedError, match=f"process {writer.process.pid} .*may write"):
+        ts.open(tmp_path / "db", read_only=True)
+    writer.do("store 10")
+
+
+# --- where nobody writes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", *ALONE])
+def test_reads_what_was_closed(tmp_path: Path, backend: str) -> None:
+    """Every backend's, more than once; alone where it must be."""
+    with ts.open(tmp_path / "db", backend=backend, shards=2) as db:
+        db.store(some())
+        db.add_generation()
+        db.store(some())
+    for _ in range(2):
+        with ts.open(tmp_path / "db", read_only=True) as db:
+            assert db.reading == ("owner" if backend in ALONE else "read-only")
+            assert numbers(db, "a/3") == sorted(n for n in range(100) if n % 7 == 3 for _ in range(2))
+            assert db.verify().damages == []
+            assert db.info().messages == 200
+            db.refresh()
+            assert len(numbers(db)) == 200
+    with ts.open(tmp_path / "db") as db:
+        assert db.reading is None
+        db.refresh()
+        assert len(numbers(db)) == 200
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "duckdb"])
+def test_changes_no_file(tmp_path: Path, backend: str) -> None:
+    """Neither what was closed nor what a killed process left is touched."""
+    with ts.open(tmp_path / "db", backend=backend, shards=2) as db:
+        db.store(some())
+    before = files(tmp_path / "db")
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        assert len(numbers(db)) == 100
+    assert files(tmp_path / "db") == before
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", *ALONE])
+def test_reads_what_a_killed_process_left(tmp_path: Path, start: Callable[..., Writer], backend: str) -> None:
+    """All that it had acknowledged is there, and a writer finds it so afterwards."""
+    writer = start(backend)
+    writer.begin("forever 200")
+    for _ in range(10):
+        stored = int(writer.line())
+    writer.kill()
+    before = files(tmp_path / "db")
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        found = numbers(db)
+        assert found[:stored] == list(range(stored))
+    if backend != "leveldb":  # which tidies up its own files whenever it is opened
+        assert files(tmp_path / "db") == before
+    with ts.open(tmp_path / "db") as db:
+        assert numbers(db) == found
+
+
+def test_a_drop_that_was_interrupted_stays_interrupted(tmp_path: Path) -> None:
+    """What has a tombstone is invisible; removing it is left to who writes."""
+    with ts.open(tmp_path / "db") as db:
+        db.store(some())
+        db.add_generation()
+        db.shards[0].drop_generation(1)
+    before = files(tmp_path / "db")
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        assert numbers(db) == []
+        assert [info.number for info in db.generations()] == [2]
+    assert files(tmp_path / "db") == before
+
+
+def test_the_open_epoch_is_replayed_but_not_iterated(tmp_path: Path) -> None:
+    """A replay of one moment has all of it; an iterator stops where something may still come in between."""
+    options = {"wildcard_optimized": {"epoch_bits": 24}}
+    with ts.open(tmp_path / "db", layout="wildcard_optimized", options=options) as db:
+        db.store([ts.Message(f"a/{n % 50}/b", b"%09d" % n) for n in range(200)])
+        with ts.open(tmp_path / "db", read_only=True) as reader:
+            assert numbers(reader) == list(range(200))
+            assert len(list(reader.replay("a/7/+", order="time"))) == 4
+            stream = next(s for s in reader.streams("#") if "+" in s.pattern)
+            iterator = reader.iterate(stream, "#")
+            assert len(reader.next(iterator, until=1 << 53).batch) == 0
+
+
+# --- errors -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda db: db.store([]),
+        lambda db: db.store(some(1)),
+        lambda db: db.publish(some(1)),
+        lambda db: db.writer(),
+        lambda db: db.queue("q"),
+        lambda db: db.delete("nothing"),
+        lambda db: db.add_generation(),
+        lambda db: db.drop_generation(1),
+        lambda db: db.compact(),
+        lambda db: db.subscribe("#"),
+        lambda db: db.checkpoint(db.path.with_name("copy")),
+        lambda db: db.state(0).write([ts.StateWrite(b"k", b"v")]),
+    ],
+)
+def test_writing_is_refused(tmp_path: Path, write: Callable[[ts.Database], object]) -> None:
+    """Whatever would change the database raises ReadOnlyDatabaseError, and changes nothing."""
+    with ts.open(tmp_path / "db") as db:
+        db.store(some())
+    before = files(tmp_path / "db")
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        with pytest.raises(ts.ReadOnlyDatabaseError):
+            write(db)
+        db.flush()
+        assert len(numbers(db)) == 100
+    assert files(tmp_path / "db") == before
+
+
+def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """No database: DatabaseNotFoundError, and no directory either."""
+    with pytest.raises(ts.DatabaseNotFoundError):
+        ts.open(tmp_path / "db", read_only=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shard_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    """One shard's directory gone: EngineError naming it; the lock, if one was taken, is given back."""
+    for backend in ("rocksdb", *ALONE):
+        path = tmp_path / backend
+        with ts.open(path, backend=backend, shards=2) as db:
+            db.store(some())
+        (path / "shard-0001").rename(path / "moved")
+        with pytest.raises(ts.EngineError, match="shard-0001"):
+            ts.open(path, read_only=True)
+        (path / "moved").rename(path / "shard-0001")
+        with ts.open(path) as db:
+            assert len(numbers(db)) == 100
+
+
+def test_arguments_that_contradict_the_manifest(tmp_path: Path) -> None:
+    """As for any opening."""
+    ts.open(tmp_path / "db", options=SMALL).close()
+    with pytest.raises(ts.ManifestMismatchError):
+        ts.open(tmp_path / "db", read_only=True, layout="skipstream")
+
+
+def test_closed_is_closed(tmp_path: Path) -> None:
+    """Refreshing after the close raises; closing twice doesn't."""
+    ts.open(tmp_path / "db").close()
+    db = ts.open(tmp_path / "db", read_only=True)
+    db.close()
+    db.close()
+    with pytest.raises(ts.DatabaseClosedError):
+        db.refresh()
+    with pytest.raises(ts.DatabaseClosedError):
+        list(db.replay("#"))

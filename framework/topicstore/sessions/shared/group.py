@@ -1,0 +1,397 @@
+"""`Group`: the members of one shared subscription, and who of them gets what.
+
+There is one object a group in the process, which leads it: it leases slices to the members that are
+connected, takes them back when a member goes away or is slow, and looks ahead for members that have
+read everything, so that a message wakes only the member it is for. Used under the dispatcher's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+import numpy as np
+
+from topicstore.errors import TopicstoreError
+from topicstore.model import Message
+from topicstore.positions import Positions
+from topicstore.sessions.dispatch import Channel, Dispatcher
+from topicstore.sessions.records import VERSION, decode, put
+from topicstore.state import OwnWrite, ShardState, StateWrite
+from topicstore.subscriptions.runs import Run
+
+from .filters import SharedFilter
+from .records import GroupKeys, GroupRecord, MemberRecord, Returned, messages_of, returned
+from .slices import SLICES, Places, Slices, moves, pack_places, slices_of
+from .source import ROWS, SharedSource
+
+__all__ = ["Group", "Loan", "Membership"]
+
+_MICROSECONDS = 1_000_000
+
+
+@attrs.define(eq=False)
+class Loan:
+    """Messages that came back to a group, to be delivered by one member at a time."""
+
+    shard: int
+    positions: Positions
+    place: int = 0
+    """Up to here they were read."""
+    settled: int = 0
+    """Up to here they are delivered."""
+    owner: SharedSource | None = None
+
+    @property
+    def first(self) -> int:
+        """The first position, by which they are named."""
+        return int(self.positions[0])
+
+    @property
+    def last(self) -> int:
+        """The last position."""
+        return int(self.positions[-1])
+
+    def behind(self, place: int) -> Positions:
+        """Return the positions behind a place."""
+        return self.positions[self.positions > np.uint64(place)]
+
+
+@attrs.define
+class Membership:
+    """A session that has the subscription."""
+
+    number: int
+    """Of the subscription in its session."""
+    since: int | None
+    """Since when it has been away, or was found to be; None: it is connected."""
+    handed_back: bool = False
+    """What it had in flight when it went was taken from it."""
+
+
+class Group:
+    """One group. ``states``: those of all shards. ``changed`` is called with it when `update` has something to do."""
+
+    def __init__(
+        self,
+        shared: SharedFilter,
+        dispatcher: Dispatcher,
+        states: Sequence[ShardState],
+        changed: Callable[[Group], None],
+    ) -> None:
+        self.filter = shared
+        self.keys = GroupKeys(shared.text)
+        self.feed = dispatcher.hub.feed(shared.topic_filter)
+        self.members: dict[str, Membership] = {}
+        """By client id, connected or not."""
+        self.connected: dict[SharedSource, None] = {}
+        self.places: Places = np.zeros((len(states), SLICES), np.uint64)
+        """By shard and slice, the position up to which everything was read."""
+        self.settled: Places = self.places.copy()
+        """Up to where it was delivered; what changes hands goes on from here."""
+        self.loans: list[Loan] = []
+        self.dropped: tuple[int, ...] = ()
+        self.handed = False
+        """There is something to `take_back`."""
+        self.unsaved = False
+        """Its record lacks something that others may rely on only when it is there."""
+        self.ahead = False
+        """Its record lacks that places moved, with nothing delivered."""
+        self._dispatcher = dispatcher
+        self._states = states
+        self._home = states[dispatcher.shard_of(shared.text)]
+        self._changed = changed
+        self._channel: Channel | None = None
+        self._owners: list[list[SharedSource | None]] = [[None] * SLICES for _ in states]
+        self._gone: set[str] = set()
+        """Clients that are members no more, though the store says so."""
+        self._resting: list[dict[SharedSource, None]] = [{} for _ in states]
+        """By shard, members that have read everything."""
+        self._heads: Slices = np.zeros(self.places.shape, np.bool_)
+        """Their slices."""
+        self._seen = [0] * len(states)
+        """By shard, up to where it was looked whether there is something for them."""
+
+    # --- members ---
+
+    def enlist(self, client_id: str, number: int) -> None:
+        """Make a session a member. Committed when it returns."""
+        known = self.members.get(client_id)
+        if known is None or known.number != number:
+            member = put(self.keys.member(client_id), MemberRecord(VERSION, number))
+            self._home.write([member] if self.members else [member, self._record()])
+            self.members[client_id] = Membership(number, None)
+            self._gone.discard(client_id)
+
+    def dismiss(self, client_id: str) -> None:
+        """A session is a member no more; stored with the next `save`."""
+        self.members.pop(client_id, None)
+        self._gone.add(client_id)
+        self.unsaved = True
+
+    def attach(self, source: SharedSource) -> None:
+        """A member is connected: it gets its share."""
+        self.members[source.session.client_id] = Membership(source.number, None)
+        if self._channel is None:
+            self._channel = self._dispatcher.channel(self.filter.topic_filter)
+        self.connected[source] = None
+        self._changed(self)
+
+    def detach(self, source: SharedSource) -> None:
+        """A member is not connected any more: what it has goes to others, from where it was delivered."""
+        if source not in self.connected:
+            return
+        del self.connected[source]
+        member = self.members.get(source.session.client_id)
+        if member is not None:
+            member.since, member.handed_back = self._dispatcher.clock(), False
+        self.rewind(source)
+        source.drafting = False
+        for shard, number in np.argwhere(source.mine).tolist():
+            self._take(shard, number)
+        for loan in source.loans:
+            loan.owner = None
+        source.loans.clear()
+        self.unsaved = True
+        if not self.connected and self._channel is not None:
+            self._dispatcher.leave(self._channel, self)
+            self._channel = None
+        self._changed(self)
+
+    # --- who gets what ---
+
+    def update(self) -> None:
+        """Take back what was handed back, save what is unsaved, and lease everything as is fair.
+
+        May be called again if it raises.
+        """
+        if self.handed:
+            self.take_back()
+        quick = [member for member in self.connected if not member.slow]
+        members = quick or list(self.connected)
+        planned = self._planned(members) if members else []
+        if not quick or any(member.drafting for member in self.connected):  # then nothing is taken from anybody
+            planned = [(shard, number, to) for shard, number, to in planned if self._owners[shard][number] is None]
+        else:
+            self._take_from_slow()
+        for shard, number, _ in planned:
+            self._take(shard, number)
+        if self.unsaved:
+            self.save()  # before others begin
+        for shard, number, member in planned:
+            self._give(shard, number, member)
+        for loan in self.loans if members else ():
+            if loan.owner is None:
+                loan.owner = min(members, key=lambda member: len(member.loans))
+                loan.owner.lend(loan)
+
+    def _planned(self, members: Iterable[SharedSource]) -> list[tuple[int, int, SharedSource]]:
+        """Return which slices should change hands, as (shard, slice, new owner)."""
+        total = dict.fromkeys(members, 0)
+        return [
+            (shard, number, member)
+            for shard, owners in enumerate(self._owners)
+            for number, member in moves(owners, total, total)
+        ]
+
+    def _take_from_slow(self) -> None:
+        for loan in self.loans:
+            if loan.owner is not None and loan.owner.slow:
+                loan.owner.loans.remove(loan)
+                loan.owner, loan.place = None, loan.settled
+                self.unsaved = True
+
+    def _take(self, shard: int, number: int) -> None:
+        """Take a slice from whoever has it."""
+        owner = self._owners[shard][number]
+        if owner is None:
+            return
+        self._owners[shard][number] = None
+        owner.mine[shard, number] = False
+        self._heads[shard, number] = False
+        self.settled[shard, number] = self.places[shard, number]  # nothing was handed out in between
+        self.unsaved = True
+        if not owner.mine[shard].any():
+            self._resting[shard].pop(owner, None)
+            owner.forget(shard)
+
+    def _give(self, shard: int, number: int, member: SharedSource) -> None:
+        self._rouse(shard, member)  # without this slice, which it has not read
+        self._owners[shard][number] = member
+        member.mine[shard, number] = True
+        member.wake(shard)
+
+    # --- places ---
+
+    def advance(self, shard: int, which: Slices, place: int) -> None:
+        """Some slices of a shard were read up to here, where they were not before."""
+        row = self.places[shard]
+        row[which] = np.maximum(row[which], np.uint64(place))
+
+    def settle(self, source: SharedSource) -> None:
+        """What a member read is handed out, and stored by it."""
+        self.settled[source.mine] = self.places[source.mine]
+        for loan in source.loans:
+            loan.settled = loan.place
+        if any(loan.settled == loan.last for loan in source.loans):
+            self.unsaved = True
+            self._changed(self)
+
+    def rewind(self, source: SharedSource) -> None:
+        """What a member read is not handed out."""
+        self.places[source.mine] = self.settled[source.mine]
+        for loan in source.loans:
+            loan.place = loan.settled
+        for shard, resting in enumerate(self._resting):
+            if source in resting:
+                self._rouse(shard, source)
+
+    def note_dropped(self, generations: tuple[int, ...]) -> None:
+        """Generations were dropped that may not have been read by all."""
+        self.dropped += tuple(number for number in generations if number not in self.dropped)
+
+    # --- looking ahead for members that have read everything ---
+
+    def rest(self, source: SharedSource, shard: int) -> None:
+        """A member has read everything of a shard that can be seen: `wake` finds what comes."""
+        resting = self._resting[shard]
+        if not resting:
+            self._seen[shard] = max(self._seen[shard], int(self.places[shard][source.mine[shard]].min()))
+        resting[source] = None
+        self._heads[shard] |= source.mine[shard]
+        if self._channel is not None:
+            self._channel.wait(self, shard)
+
+    def wake(self, shard: int) -> None:
+        """Find whom what came into a shard is for; the others are past it."""
+        resting = self._resting[shard]
+        while resting:
+            try:
+                run = self.feed.read(shard, self._seen[shard], ROWS)
+            except TopicstoreError:  # each of them will meet it, and say so
+                for member in list(resting):
+                    self._rouse(shard, member)
+                    member.wake(shard)
+                return
+            self.note_dropped(run.dropped)
+            for member in self._concerned(shard, run):
+                self._rouse(shard, member)
+                member.wake(shard)
+            self._seen[shard] = run.position
+            self._pass_by(shard, run.position)
+            if run.caught_up:
+                break
+        if resting and self._channel is not None:
+            self._channel.wait(self, shard)
+
+    def take_live(self, messages: list[Message], marks: list[int]) -> None:
+        """Nothing comes by that is not stored: `wake` tells."""
+
+    def _concerned(self, shard: int, run: Run) -> list[SharedSource]:
+        """Return the resting members that a run has something for."""
+        if not len(run):
+            return []
+        slices = slices_of(run.stretch)[run.rows]
+        new = run.stretch.batch.positions[run.rows] > self.places[shard][slices]
+        hit = np.flatnonzero(np.bincount(slices[new], minlength=SLICES))
+        owners = {self._owners[shard][number]: None for number in hit.tolist()}
+        return [member for member in owners if member is not None and member in self._resting[shard]]
+
+    def _pass_by(self, shard: int, place: int) -> None:
+        """There is nothing up to here for the members that rest."""
+        places, settled = self.places[shard], self.settled[shard]
+        heads = self._heads[shard] & (places == settled)
+        places[heads] = settled[heads] = np.maximum(places[heads], np.uint64(place))
+        self.ahead = True
+
+    def _rouse(self, shard: int, member: SharedSource) -> None:
+        if member in self._resting[shard]:
+            del self._resting[shard][member]
+            self._heads[shard] &= ~member.mine[shard]
+
+    # --- storing ---
+
+    def _record(self) -> StateWrite:
+        places = pack_places(self.settled, np.ones_like(self._heads))
+        return put(self.keys.group, GroupRecord(VERSION, places))
+
+    def save(self) -> None:
+        """Commit all places, who is no member any more, and which of the messages that came back are left."""
+        writes = [self._record(), *(OwnWrite(self.keys.member(client_id), None) for client_id in self._gone)]
+        cut = [(loan, loan.behind(loan.settled)) for loan in self.loans if loan.settled >= loan.first]
+        writes += [OwnWrite(self.keys.returned_at(loan.shard, loan.first), None) for loan, _ in cut]
+        writes += [self._returned(loan.shard, left) for loan, left in cut if len(left)]
+        self._home.write(writes)
+        self._gone.clear()
+        self.unsaved = self.ahead = False
+        for loan, left in cut:
+            if len(left):
+                loan.positions = left
+                continue
+            self.loans.remove(loan)
+            if loan.owner is not None:
+                loan.owner.loans.remove(loan)
+
+    def _returned(self, shard: int, positions: Positions) -> StateWrite:
+        return put(self.keys.returned_at(shard, int(positions[0])), returned(positions))
+
+    def take_back(self) -> None:
+        """Take what members handed back. Committed when it returns; may be called again if it raises."""
+        for state in self._states:
+            handed = [(key, *messages_of(key, decode(key, v, Returned))) for key, v in state.scan(self.keys.handed)]
+            if handed:
+                self.save()  # so that no other messages have the names of these
+                self._home.write([self._returned(shard, positions) for _, shard, positions in handed])
+                state.write([OwnWrite(key, None) for key, _, _ in handed])
+                self.loans += [Loan(shard, positions) for _, shard, positions in handed]
+        self.handed = False
+
+    def load_returned(self, taken: dict[tuple[int, int], int]) -> None:
+        """Find what came back; ``taken``: by shard and first position, up to where members took it."""
+        for key, value in self._home.scan(self.keys.returned):
+            shard, positions = messages_of(key, decode(key, value, Returned))
+            place = taken.get((shard, int(positions[0])), 0)
+            self.loans.append(Loan(shard, positions, place, place))
+            self.unsaved |= place > 0
+
+    def remove(self) -> None:
+        """Remove all that is stored of it: nobody has the subscription any more."""
+        for state in self._states:
+            state.write([OwnWrite(key, None) for key, _ in state.scan(self.keys.handed)])
+        prefixes = (self.keys.members, self.keys.returned)
+        doomed = [OwnWrite(key, None) for prefix in prefixes for key, _ in self._home.scan(prefix)]
+        self._home.write([OwnWrite(self.keys.group, None), *doomed])
+
+    # --- time, and looking ---
+
+    def look_after_slow(self, now: int, slow_after: float) -> None:
+        """Find out who is slow: whose window has been full for that many seconds."""
+        changed = False
+        for member in self.connected:
+            stuck = member.session.stuck_since
+            slow = stuck is not None and now - stuck >= slow_after * _MICROSECONDS
+            changed |= slow != member.slow
+            member.slow = slow
+        if changed:
+            self._changed(self)
+
+    def away(self, now: int, handover_after: float) -> list[str]:
+        """Return the clients that have been away for that many seconds, and have not handed back what they had."""
+        return [
+            client_id
+            for client_id, member in self.members.items()
+            if member.since is not None
+            and not member.handed_back
+            and now - member.since >= handover_after * _MICROSECONDS
+        ]
+
+    def unread(self) -> dict[int, int]:
+        """Return the shards in which something may be unread, with the lowest place there."""
+        behind = {}
+        for shard, heads in enumerate(self._heads):
+            if not heads.all():
+                place = int(self.places[shard][~heads].min())
+                run = self.feed.read(shard, place, 1)
+                if len(run) or not run.caught_up:
+                    behind[shard] = place
+        return behind

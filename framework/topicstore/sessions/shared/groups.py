@@ -1,0 +1,279 @@
+"""`Groups`: all shared subscriptions of one database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+import attrs
+import msgspec
+
+from topicstore.errors import StateConflictError, TopicstoreError
+from topicstore.positions import time_of
+from topicstore.sessions.dispatch import Dispatcher
+from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
+from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
+from topicstore.sessions.storage import Found, SessionStorage, encode_session
+from topicstore.sessions.window import Window
+from topicstore.state import OwnWrite, ShardState, StateWrite
+
+from .filters import is_shared, parse_shared
+from .group import Group, Membership
+from .records import GROUP, GroupKeys, GroupRecord, LeaseRecord, MemberRecord, group_of, returned
+from .slices import raise_places
+from .source import SharedSource
+
+if TYPE_CHECKING:
+    from topicstore.sessions.session import Session
+
+__all__ = ["Groups"]
+
+_MARK = b"$share/"
+"""Stands in the flights of shared subscriptions, and perhaps in others."""
+_SAVE_INTERVAL = 15_000_000
+"""Microseconds after which is saved how far a group looked ahead."""
+
+
+class Groups:
+    """The groups of one open database, each loaded when it is needed. Used under the dispatcher's lock."""
+
+    def __init__(self, storage: SessionStorage, dispatcher: Dispatcher) -> None:
+        self.slow_after = 5.0
+        """Seconds of a full window after which a member's slices go to others that have room."""
+        self.handover_after: float | None = 60.0
+        """Seconds that a member is away after which others get what it has in flight at QoS 1; None: never."""
+        self._storage = storage
+        self._dispatcher = dispatcher
+        self._loaded: dict[str, Group] = {}
+        self._stale: dict[Group, None] = {}
+        """Groups whose update failed."""
+        self._save_due: int | None = None
+
+    # --- finding ---
+
+    def find(self, text: str) -> Group | None:
+        """Return the group of ``$share/<name>/<filter>``, or None if nobody has that subscription."""
+        group = self._loaded.get(text)
+        if group is None:
+            group = self._load(text)
+            if group is not None:
+                self._loaded[text] = group
+        return group
+
+    def _new(self, text: str) -> Group:
+        return Group(parse_shared(text), self._dispatcher, self._storage.states, self._changed)
+
+    def _load(self, text: str) -> Group | None:
+        keys = GroupKeys(text)
+        home = self._storage.states[self._storage.shard_of(text)]
+        stored = home.get(keys.group)
+        if stored is None:
+            return None
+        group = self._new(text)
+        raise_places(group.places, decode(keys.group, stored, GroupRecord).places)
+        taken: dict[tuple[int, int], int] = {}
+        for key, value in home.scan(keys.members):
+            client_id = key[len(keys.members) :].decode()
+            number = decode(key, value, MemberRecord).number
+            if self._is_member(client_id, number, text):
+                group.members[client_id] = Membership(number, self._dispatcher.clock())
+                self._load_lease(group, client_id, number, taken)
+            else:
+                group.dismiss(client_id)
+        group.settled[:] = group.places
+        if not group.members:
+            group.remove()
+            return None
+        group.load_returned(taken)
+        group.take_back()
+        return group
+
+    def _is_member(self, client_id: str, number: int, text: str) -> bool:
+        """Say whether a session is there that has the subscription: a crash may have come before that was stored."""
+        found = self._storage.find(client_id)
+        key = Keys(client_id).subscription(number)
+        stored = self._state_of(client_id).get(key)
+        if found is None or found.record.ending or stored is None:
+            return False
+        return decode(key, stored, SubscriptionRecord).topic_filter == text
+
+    def _load_lease(self, group: Group, client_id: str, number: int, taken: dict[tuple[int, int], int]) -> None:
+        key = Keys(client_id).leases(number)
+        stored = self._state_of(client_id).get(key)
+        if stored is not None:
+            lease = decode(key, stored, LeaseRecord)
+            raise_places(group.places, lease.places)
+            for shard, first, place in lease.returned:
+                taken[shard, first] = max(place, taken.get((shard, first), 0))
+
+    def _state_of(self, client_id: str) -> ShardState:
+        return self._storage.states[self._storage.shard_of(client_id)]
+
+    # --- members ---
+
+    def join(
+        self, session: Session, number: int, text: str, options: SubscribeOptions, start: list[int]
+    ) -> SharedSource:
+        """Make a session a member, and the group if there is none; its `Group.attach` lets the member begin.
+
+        start: by shard, the position behind which the group begins, if it is new.
+        """
+        group = self.find(text)
+        if group is None or not group.members:
+            if group is not None:
+                group.remove()  # what failed so far
+                self._stale.pop(group, None)
+            group = self._new(text)
+            for shard, place in enumerate(start):
+                group.places[shard] = group.settled[shard] = place
+        group.enlist(session.client_id, number)
+        self._loaded[text] = group
+        return SharedSource(group, session, number, options)
+
+    def leave(self, group: Group, client_id: str) -> None:
+        """A session does not have the subscription any more; that is stored already."""
+        group.dismiss(client_id)
+        self._changed(group)
+
+    def _changed(self, group: Group) -> None:
+        """Let a group be as it should, or try again at the next tick."""
+        self._stale.pop(group, None)
+        try:
+            if group.members:
+                group.update()
+            else:
+                group.remove()
+                self._loaded.pop(group.filter.text, None)
+        except TopicstoreError:
+            self._stale[group] = None
+        if any(member.drafting for member in group.connected):
+            self._stale[group] = None
+
+    # --- sessions that end, or stay away ---
+
+    def ending(self, found: Found, records: Iterable[SubscriptionRecord]) -> Found | None:
+        """Take from a session that is to be removed what goes back to its groups; return it as it is stored then.
+
+        None: it changed since it was found. Raises what reading and writing raise; it may be called again.
+        """
+        client_id = found.client_id
+        shared = {record.topic_filter for record in records if is_shared(record.topic_filter)}
+        window = self._window(client_id)
+        if window is not None:
+            shared |= {flight.topic_filter for flight in window.resend if is_shared(flight.topic_filter)}
+        groups = {text: group for text in shared if (group := self.find(text)) is not None}
+        for group in groups.values():
+            group.save()  # what the session's own records say of places goes with it
+        writes = [] if window is None else _handed_back(client_id, window, groups)
+        if not writes:
+            return found
+        ending = encode_session(client_id, msgspec.structs.replace(found.record, ending=True))
+        mark = put(Keys(client_id).live, (VERSION,))  # so that a crash does not keep it from being removed
+        try:
+            self._storage.write_for(client_id, [attrs.evolve(ending.guard, expect=found.stored), mark, *writes])
+        except StateConflictError:
+            return None
+        for group in groups.values():
+            group.handed = True
+            self._changed(group)
+        return ending
+
+    def ended(self, client_id: str, records: Iterable[SubscriptionRecord]) -> None:
+        """A session was removed that had these subscriptions."""
+        for record in records:
+            group = self.find(record.topic_filter) if is_shared(record.topic_filter) else None
+            if group is not None:
+                self.leave(group, client_id)
+
+    def _hand_back(self, group: Group, client_id: str) -> None:
+        """Take what a member that stays away has in flight at QoS 1."""
+        found, window, member = self._storage.find(client_id), self._window(client_id), group.members[client_id]
+        writes = [] if window is None else _handed_back(client_id, window, (group.filter.text,))
+        if found is not None and writes:
+            group.save()  # so its own places can go; what they say of messages that came back would be out of date
+            places = OwnWrite(Keys(client_id).leases(member.number), None)
+            self._storage.write_for(client_id, [found.guard, places, *writes])
+            group.handed = True
+        member.handed_back = True
+        self._changed(group)
+
+    def _window(self, client_id: str) -> Window | None:
+        """Return what a session has in flight, or None if it has nothing of shared subscriptions."""
+        if any(_MARK in value for _, value in self._storage.flights(client_id)):
+            return self._storage.window(client_id)
+        return None
+
+    # --- time ---
+
+    def tick(self, now: int) -> None:
+        """Look after slow members and those that stay away; do again what failed, and save what moved."""
+        for group in list(self._loaded.values()):
+            group.look_after_slow(now, self.slow_after)
+            if group.connected and self.handover_after is not None:
+                self._hand_back_all(group, group.away(now, self.handover_after))
+        for group in list(self._stale):
+            self._changed(group)
+        self._save_in_time(now)
+
+    def _hand_back_all(self, group: Group, clients: Iterable[str]) -> None:
+        for client_id in clients:
+            try:
+                self._hand_back(group, client_id)
+            except TopicstoreError:
+                return  # the next tick tries again
+
+    def _save_in_time(self, now: int) -> None:
+        ahead = [group for group in self._loaded.values() if group.ahead]
+        if not ahead:
+            self._save_due = None
+        elif self._save_due is None:
+            self._save_due = now + _SAVE_INTERVAL
+        elif self._save_due <= now:
+            self._save_due = None
+            for group in ahead:
+                group.unsaved = True
+                self._changed(group)
+
+    # --- looking ---
+
+    def list(self) -> list[GroupInfo]:
+        """Return all groups, sorted by filter."""
+        texts = [group_of(key) for state in self._storage.states for key, _ in state.scan(GROUP)]
+        groups = [self.find(text) for text in sorted(texts)]
+        return [self._info(group) for group in groups if group is not None]
+
+    def _info(self, group: Group) -> GroupInfo:
+        marks = self._dispatcher.hub.watermarks()
+        behind = [time_of(marks[shard]) - time_of(place) for shard, place in group.unread().items()]
+        held = {source.session.client_id: source for source in group.connected}
+        return GroupInfo(
+            name=group.filter.name,
+            topic_filter=group.filter.topic_filter.text,
+            members=tuple(_member_info(client_id, held.get(client_id)) for client_id in sorted(group.members)),
+            behind=max(behind, default=0) / 1e6,
+            returned=sum(len(loan.behind(loan.settled)) for loan in group.loans),
+            dropped=group.dropped,
+        )
+
+
+def _member_info(client_id: str, source: SharedSource | None) -> GroupMember:
+    if source is None:
+        return GroupMember(client_id=client_id, connected=False, slow=False, slices=())
+    return GroupMember(client_id=client_id, connected=True, slow=source.slow, slices=source.held())
+
+
+def _handed_back(client_id: str, window: Window, texts: Collection[str]) -> list[StateWrite]:
+    """Return the writes that take messages of QoS 1 of these groups from a session, and keep them beside it."""
+    keys = Keys(client_id)
+    writes = []
+    for flight in window.resend:
+        waiting = (flight.unsent or {}).values()
+        back = [row for row in waiting if flight.qos_of(row) == 1]
+        if back and flight.topic_filter in texts:
+            kept = flight.rows([row for row in waiting if flight.qos_of(row) != 1])
+            positions = flight.rows(back).positions
+            key = GroupKeys(flight.topic_filter).handed_at(flight.shard, int(positions[0]))
+            writes.append(put(key, returned(positions)))
+            key = keys.flight(flight.number)
+            writes.append(put(key, kept.record()) if kept.ids else OwnWrite(key, None))
+    return writes

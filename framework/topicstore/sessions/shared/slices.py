@@ -1,0 +1,111 @@
+"""Slices of a group's messages: which topic is in which, how places in them are kept, who is to have which.
+
+The slice of a topic is xxh64 of its UTF-8, modulo 64; that is part of the stored format.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from topicstore.columns import to_iterable, to_list
+from topicstore.subscriptions.runs import Stretch
+
+from .records import PackedPlaces
+
+__all__ = ["SLICES", "Places", "Slices", "moves", "pack_places", "raise_places", "slice_of", "slices_of"]
+
+SLICES = 64
+"""Of each shard."""
+_CACHED = 65_536
+
+Places = npt.NDArray[np.uint64]
+"""By shard and slice, the position up to which everything is read."""
+Slices = npt.NDArray[np.bool_]
+"""Some of the slices of a shard, or, with one dimension more, of all shards."""
+
+M = TypeVar("M", bound=Hashable)
+
+_known: dict[str, int] = {}
+_of_stretches: weakref.WeakKeyDictionary[Stretch, npt.NDArray[np.uint8]] = weakref.WeakKeyDictionary()
+
+
+def slice_of(topic: str) -> int:
+    """Return the slice of a topic."""
+    return xxhash.xxh64_intdigest(topic.encode()) % SLICES
+
+
+def slices_of(stretch: Stretch) -> npt.NDArray[np.uint8]:
+    """Return the slice of each row; found out once for all who read the stretch. With the dispatcher's lock."""
+    slices = _of_stretches.get(stretch)
+    if slices is None:
+        slices = _of_stretches[stretch] = _slices_of_topics(to_list(stretch.batch.topics))
+    return slices
+
+
+def _slices_of_topics(topics: list[str]) -> npt.NDArray[np.uint8]:
+    try:
+        return np.fromiter(map(_known.__getitem__, topics), np.uint8, len(topics))
+    except KeyError:
+        if len(_known) > _CACHED:
+            _known.clear()
+        _known.update({topic: slice_of(topic) for topic in set(to_iterable(topics))})
+        return np.fromiter(map(_known.__getitem__, topics), np.uint8, len(topics))
+
+
+# --- places ---
+
+
+def pack_places(places: Places, which: Slices) -> PackedPlaces:
+    """Return the places of some slices as they are stored."""
+    return tuple(_pack(row, some) for row, some in zip(places, which, strict=True))
+
+
+def _pack(places: npt.NDArray[np.uint64], some: Slices) -> tuple[tuple[int, int], ...]:
+    return tuple((_bits((places == place) & some), int(place)) for place in np.unique(places[some]))
+
+
+def raise_places(places: Places, packed: PackedPlaces) -> None:
+    """Move places on to those that were stored, where these are behind them."""
+    for row, pairs in zip(places, packed, strict=True):
+        for bits, place in pairs:
+            some = _slices(bits)
+            row[some] = np.maximum(row[some], np.uint64(place))
+
+
+def _bits(some: Slices) -> int:
+    return int.from_bytes(np.packbits(some, bitorder="little").tobytes(), "little")
+
+
+def _slices(bits: int) -> Slices:
+    return np.unpackbits(np.frombuffer(bits.to_bytes(SLICES // 8, "little"), np.uint8), bitorder="little").astype(bool)
+
+
+# --- who is to have which ---
+
+
+def moves(owners: Sequence[M | None], members: Iterable[M], total: dict[M, int]) -> list[tuple[int, M]]:
+    """Return which slices of a shard get which new owner, so that the members have equal numbers, give or take one.
+
+    As few as possible move. Who has fewer in all shards so far (``total``, which is counted on) is
+    the first to get one that is left over.
+    """
+    held: dict[M, list[int]] = {member: [] for member in members}
+    free: list[int] = []
+    for number, owner in enumerate(owners):
+        (free if owner is None or owner not in held else held[owner]).append(number)
+    order = sorted(held, key=lambda member: (-len(held[member]), total[member]))
+    each, left_over = divmod(len(owners), len(order))
+    targets = {member: each + (place < left_over) for place, member in enumerate(order)}
+    for member, target in targets.items():
+        free += held[member][target:]
+        total[member] += target
+    found = []
+    for member, target in targets.items():
+        found += [(free.pop(), member) for _ in range(target - len(held[member]))]
+    return found

@@ -1,0 +1,235 @@
+"""`SharedSource`: what one member gets of a group's messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from topicstore.errors import TopicstoreError
+from topicstore.positions import time_of
+from topicstore.sessions.model import SubscribeOptions
+from topicstore.sessions.portions import Portion, expiry_of, portion_at
+from topicstore.sessions.records import VERSION, Era, SubscriptionRecord, put
+from topicstore.sessions.sources import Source
+from topicstore.state import StateWrite
+from topicstore.subscriptions.runs import Run
+from topicstore.topics import TopicFilter
+
+from .records import LeaseRecord
+from .slices import Slices, pack_places, slices_of
+
+if TYPE_CHECKING:
+    from topicstore.sessions.session import Session
+
+    from .group import Group, Loan
+
+__all__ = ["ROWS", "SharedSource"]
+
+ROWS = 4_096
+"""Rows looked at in one go for those of a member."""
+_NOBODYS = np.uint64((1 << 64) - 1)
+"""Above every position: the place in slices of others."""
+
+
+class SharedSource(Source):
+    """A member of a group: the messages of the slices it was leased, and what came back to the group.
+
+    Which slices those are is up to the group, between two calls of a session. All of the group's
+    messages are stored, so it reads from the streams at QoS 0 too.
+    """
+
+    __slots__ = (
+        "_behind",
+        "_failing",
+        "_moved",
+        "drafting",
+        "group",
+        "limited",
+        "loans",
+        "mine",
+        "number",
+        "options",
+        "session",
+        "slow",
+        "topic_filter",
+    )
+
+    missed = 0
+    """Nothing passes a member by that is not stored."""
+
+    def __init__(self, group: Group, session: Session, number: int, options: SubscribeOptions) -> None:
+        self.group = group
+        self.session = session
+        self.number = number
+        self.topic_filter = TopicFilter(group.filter.text)
+        self.change(options)
+        self.mine: Slices = np.zeros(group.places.shape, np.bool_)
+        """By shard, the slices it has. Changed by the group."""
+        self.loans: list[Loan] = []
+        """Returned messages it has. Changed by the group."""
+        self.slow = False
+        """Its window has been full for long: it is given nothing while another has room."""
+        self.drafting = False
+        """It handed something out that is not committed yet: nothing can be taken from it."""
+        self._behind: dict[int, None] = {}
+        """Shards in which there may be something to read."""
+        self._failing: dict[int, None] = {}
+        """Shards that could not be read."""
+        self._moved = False
+
+    def change(self, options: SubscribeOptions) -> None:
+        """Deliver by other options from now on."""
+        self.options = options
+        self.limited = options.qos > 0
+
+    # --- for the group ---
+
+    def wake(self, shard: int) -> None:
+        """There may be something to read in a shard."""
+        self._behind[shard] = None
+        self.session.wake(self)
+
+    def lend(self, loan: Loan) -> None:
+        """Deliver messages that came back."""
+        self.loans.append(loan)
+        self.session.wake(self)
+
+    def forget(self, shard: int) -> None:
+        """It has nothing left of a shard."""
+        self._behind.pop(shard, None)
+        self._failing.pop(shard, None)
+
+    # --- reading ---
+
+    def read(self, limit: int, now: int) -> Portion | None:
+        """Return at most ``limit`` messages that follow; None: nothing does now."""
+        for loan in self.loans:
+            if loan.place < loan.last:
+                return self._read_loan(loan, limit, now)
+        for shard in self._behind:
+            return self._read(shard, limit, now)
+        return None
+
+    def _read(self, shard: int, limit: int, now: int) -> Portion:
+        """Read on in a shard, behind the slice that is the furthest back."""
+        group = self.group
+        places = group.places[shard]
+        del self._behind[shard]
+        try:
+            run = group.feed.read(shard, int(places[self.mine[shard]].min()), ROWS)
+        except TopicstoreError:
+            self._failing[shard] = None  # the other shards go on
+            raise
+        group.note_dropped(run.dropped)
+        rows = self._rows(run, shard, places)
+        place, more = run.position, len(rows) > limit
+        if more:
+            rows = rows[:limit]
+            place = int(run.stretch.batch.positions[rows[-1]])
+        group.advance(shard, self.mine[shard], place)
+        self._moved = True
+        if more or not run.caught_up:
+            self._behind[shard] = None  # behind the other shards
+        else:
+            group.rest(self, shard)
+        portion = portion_at(run.stretch, rows, self.topic_filter.text, shard, self.options, now)
+        self.drafting |= len(portion) > 0
+        return portion
+
+    def _rows(self, run: Run, shard: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        """Return which rows of the run's stretch are its own, and lie behind the place of their slice."""
+        if not len(run):
+            return np.empty(0, np.intp)
+        behind = np.where(self.mine[shard], places, _NOBODYS)
+        own = run.stretch.batch.positions[run.rows] > behind[slices_of(run.stretch)[run.rows]]
+        rows: npt.NDArray[np.intp] = np.flatnonzero(own) + run.rows.start
+        return rows
+
+    def _read_loan(self, loan: Loan, limit: int, now: int) -> Portion:
+        """Read messages that came back; those that can't be read any more, or expired, are left out."""
+        positions = loan.behind(loan.place)[:limit]
+        found = self.group.feed.fetch(loan.shard, positions.tolist())
+        loan.place = int(positions[-1])
+        self._moved = True
+        kept, messages, expiry = [], [], []
+        for position, message in sorted(found.items()):
+            left = expiry_of(message, time_of(position), now)
+            if left != 0:
+                kept.append(position)
+                messages.append(message)
+                expiry.append(left)
+        self.drafting |= bool(kept)
+        options = self.options
+        return Portion(
+            self.topic_filter.text,
+            loan.shard,
+            options,
+            messages,
+            [min(message.qos, options.qos) for message in messages],
+            np.array(kept, np.uint64),
+            None,
+            [message.retain for message in messages] if options.retain_as_published else False,
+            expiry,
+        )
+
+    def try_again(self) -> None:
+        """Read on where that failed."""
+        self._behind.update(self._failing)
+        self._failing.clear()
+
+    # --- storing ---
+
+    def everything(self) -> list[StateWrite]:
+        """Return what stores the subscription."""
+        record = SubscriptionRecord(VERSION, self.topic_filter.text, (Era(self.options),))
+        return [put(self.session.keys.subscription(self.number), record)]
+
+    def writes(self) -> list[StateWrite]:
+        """Return what stores the places, if they moved since."""
+        if not self._moved:
+            return []
+        places = pack_places(self.group.places, self.mine)
+        returned = tuple((loan.shard, loan.first, loan.place) for loan in self.loans)
+        return [put(self.session.keys.leases(self.number), LeaseRecord(VERSION, places, returned))]
+
+    def settled(self) -> None:
+        """What was read since is handed out, and the places are stored."""
+        if self._moved:
+            self._moved = self.drafting = False
+            self.group.settle(self)
+
+    def rewind(self) -> None:
+        """Read again what was read since the last `settled`."""
+        if self._moved:
+            self._moved = self.drafting = False
+            self.group.rewind(self)
+            for shard in np.flatnonzero(self.mine.any(axis=1)).tolist():
+                self.wake(shard)
+            self.session.wake(self)
+
+    def close(self) -> None:
+        """Give everything back to the group."""
+        self.group.detach(self)
+
+    # --- looking ---
+
+    @property
+    def places(self) -> list[int]:
+        """By shard, the position up to which everything that is its own was read; 0 if it has nothing there."""
+        own = np.where(self.mine, self.group.places, _NOBODYS).min(axis=1)
+        return [0 if place == _NOBODYS else int(place) for place in own]
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Generations that were dropped before the group had read them."""
+        return self.group.dropped
+
+    def unread(self) -> list[int]:
+        """Return the shards in which there may be something to read."""
+        return [*self._behind, *self._failing]
+
+    def held(self) -> tuple[int, ...]:
+        """Return how many slices of each shard it has."""
+        return tuple(self.mine.sum(axis=1).tolist())

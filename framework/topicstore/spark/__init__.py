@@ -1,0 +1,28 @@
+"""The store as a table and a stream of Apache Spark.
+
+::
+
+    from topicstore import spark as tspark
+
+    spark = tspark.session()
+    speeds = spark.read.format("topicstore").option("filter", "fleet/+/+/speed").load("data")
+    speeds.write.format("topicstore").option("shards", 4).mode("append").save("copy")
+
+Needs ``pip install "topicstore[spark]"``. See `topicstore.spark.source` for the options, and
+what is promised. Spark finds the source ``topicstore`` by itself where the package is installed; where it
+doesn't, as with workers that have another Python path, `register` tells it.
+"""
+
+from __future__ import annotations
+
+from topicstore.errors import BackendUnavailableError
+
+try:
+    import pyspark as _pyspark  # noqa: F401 - to say what is missing, and how to get it
+except ModuleNotFoundError as missing:
+    raise BackendUnavailableError('topicstore.spark needs pyspark: pip install "topicstore[spark]"') from missing
+
+from .session import register, session
+from .source import TopicstoreSource
+
+__all__ = ["TopicstoreSource", "register", "session"]

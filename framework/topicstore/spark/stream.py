@@ -1,0 +1,108 @@
+"""Streaming reading: offsets are positions, one a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from topicstore.database import Database
+from topicstore.errors import InvalidArgumentError
+from topicstore.positions import Positions
+
+from .access import Piece, open_to_read, read
+from .scan import partitions_of, rows_of
+from .schema import Shape
+from .settings import ReadSettings
+
+__all__ = ["TopicstoreStreamReader"]
+
+Offset = dict[str, int]
+"""The last position that was read, by shard."""
+
+
+class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what comes, in batches. Keeps no database open in between, so that others may write it."""
+
+    def __init__(self, settings: ReadSettings, schema: StructType) -> None:
+        if settings.selection.last < (1 << 64) - 1:
+            raise InvalidArgumentError("a stream has no end: the option until is for batches")
+        self._path = settings.path
+        self._selection = settings.selection
+        self._most = settings.most_messages
+        self._shape = Shape(schema)
+        self._target: Offset | None = None
+        """Where a query with the trigger ``availableNow`` ends."""
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """Return the place before the first message at ``start``, or the oldest there is."""
+        with open_to_read(self._path) as db:
+            oldest = {str(shard.number): shard.generations()[0].first_position for shard in db.shards}
+        return {number: max(first, self._selection.first) - 1 for number, first in oldest.items()}
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
+        """Return the end of the next batch: everything there is, or the first messages of it."""
+        with open_to_read(self._path) as db:
+            latest = self._target or _latest(db)
+            # A position never goes back, but this process may see less than the one before it did.
+            end = {number: max(last, latest.get(number, last)) for number, last in start.items()}
+            if isinstance(limit, ReadMaxRows):
+                return self._limited(db, start, end, limit.max_rows)
+        return end
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return what the option ``maxMessagesPerTrigger`` says."""
+        return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Note where the query is to end."""
+        with open_to_read(self._path) as db:
+            self._target = _latest(db)
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Return a piece for each shard that has something between the offsets."""
+        with open_to_read(self._path) as db:
+            pieces = _pieces(start, end)
+            for piece in pieces[:1]:
+                db.shards[piece.shard].reader()  # opens it, which tells how the database can be read
+            return partitions_of(db, pieces, self._selection.filters)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition."""
+        return rows_of(self._path, partition, self._shape)
+
+    def _limited(self, db: Database, start: Offset, end: Offset, rows: int) -> Offset:
+        """Return where the first ``rows`` messages end, in order of positions over all shards."""
+        filters = self._selection.filters
+        ahead = {str(p.shard): _positions(db, p, filters, rows) for p in _pieces(start, end)}
+        numbers = np.repeat(np.arange(len(ahead)), [len(positions) for positions in ahead.values()])
+        positions = np.concatenate([*ahead.values(), np.empty(0, dtype=np.uint64)])
+        chosen = np.bincount(numbers[np.lexsort((numbers, positions))[:rows]], minlength=len(ahead)).tolist()
+        offset = dict(end)
+        for (number, there), count in zip(ahead.items(), chosen, strict=True):
+            # Behind the last one that matches, up to the end, there is nothing.
+            if count < len(there) or count == rows:
+                offset[number] = int(there[count - 1]) if count else start[number]
+        return offset
+
+
+def _latest(db: Database) -> Offset:
+    return {str(shard.number): shard.watermark for shard in db.shards}
+
+
+def _pieces(start: Offset, end: Offset) -> list[Piece]:
+    return [Piece(int(n), None, last + 1, end[n]) for n, last in start.items() if last < end[n]]
+
+
+def _positions(db: Database, piece: Piece, filters: tuple[str, ...], rows: int) -> Positions:
+    """Return the positions of the first messages of a piece, in their order."""
+    found: list[Positions] = [np.empty(0, dtype=np.uint64)]
+    for batch in read(db, piece, filters, order="time"):
+        found.append(batch.positions)
+        if sum(map(len, found)) >= rows:
+            break
+    return np.concatenate(found)[:rows]
