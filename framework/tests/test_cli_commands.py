@@ -114,6 +114,8 @@ def test_info(db: Path) -> None:
         "live_bytes",
         "disk_bytes",
         "compaction_failure",
+        "retention",
+        "retention_failure",
         "generations",
         "shards",
         "created_with",
@@ -439,7 +441,7 @@ def test_every_error_has_its_exit_code() -> None:
     assert codes == {
         3: {"DatabaseNotFoundError", "NotADatabaseError", "NewerFormatError", "ManifestMismatchError"},
         4: {"DatabaseLockedError"},
-        5: {"EngineError", "StorageFullError", "CorruptionError", "ShardReadOnlyError"},
+        5: {"EngineError", "QuotaExceededError", "StorageFullError", "CorruptionError", "ShardReadOnlyError"},
     }
     assert failure(ZeroDivisionError()) is None
     assert [failure(e).exit_code for e in (KeyboardInterrupt(), OSError(28, "full"))] == [130, 5]  # type: ignore[union-attr]

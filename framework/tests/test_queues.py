@@ -17,9 +17,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topicstore import plugins, queues
+from topicstore.errors import QuotaExceededError
 from topicstore.plugins import Registry
 from topicstore.queues import Overflow
-from topicstore.retention import QuotaExceededError
 from topicstore_conformance.clock import START, Clock
 from topicstore_conformance.pairs import pairs
 
@@ -344,6 +344,18 @@ def test_they_are_closed_with_their_database(tmp_path: Path) -> None:
     for call in (queue.read, queue.info, lambda: queue.append(numbered(1)), lambda: db.queue("q")):
         with pytest.raises(ts.DatabaseClosedError):
             call()
+
+
+def test_who_only_reads_has_no_queues(tmp_path: Path) -> None:
+    """Using one means to write; nothing is removed either."""
+    with ts.open(tmp_path / "db") as db:
+        db.queue("q").append(numbered(1))
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        for call in (lambda: db.queue("q"), db.queues.list, lambda: db.queues.drop("q")):
+            with pytest.raises(ts.ReadOnlyDatabaseError):
+                call()
+    with ts.open(tmp_path / "db") as db:
+        assert [1] == numbers(db.queue("q").read())
 
 
 def test_plugins_see_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

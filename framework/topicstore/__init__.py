@@ -15,6 +15,7 @@ backends and layouts must hold, `topicstore.hookspecs` for the hooks of plugins.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors
@@ -25,17 +26,23 @@ from .errors import *  # noqa: F403 - errors.__all__
 from .iterators import Iterator
 from .model import MAX_PAYLOAD, Message, MessageId, Properties
 from .plugins import hookimpl
+from .publishing import PERSIST, PublishResult
+from .queues import Queue, QueueBatch
 from .requests import NextResult, StoreResult, Stream
+from .retention import RetentionReport, RetentionSettings
 from .state import ANY, StateWrite
 from .topics import TopicFilter, matches
 from .writer import Writer
 
 if TYPE_CHECKING:
     from .arrow import SCHEMA, SCHEMA_WITH_IDS
+    from .persistence import PersistenceRule
+    from .subscriptions import Subscription, SubscriptionBatch, SubscriptionStatus
 
 __all__ = [
     "ANY",
     "MAX_PAYLOAD",
+    "PERSIST",
     "SCHEMA",
     "SCHEMA_WITH_IDS",
     "Database",
@@ -45,9 +52,18 @@ __all__ = [
     "MessageId",
     "NextResult",
     "Properties",
+    "PersistenceRule",
+    "PublishResult",
+    "Queue",
+    "QueueBatch",
+    "RetentionReport",
+    "RetentionSettings",
     "StateWrite",
     "StoreResult",
     "Stream",
+    "Subscription",
+    "SubscriptionBatch",
+    "SubscriptionStatus",
     "TopicFilter",
     "Writer",
     "__version__",
@@ -60,10 +76,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load the Arrow schemas when first asked for, because pyarrow takes longer to import than all else."""
-    if name in ("SCHEMA", "SCHEMA_WITH_IDS"):
-        from . import arrow
+_LATER = {
+    "SCHEMA": "arrow",
+    "SCHEMA_WITH_IDS": "arrow",
+    "PersistenceRule": "persistence",
+    "Subscription": "subscriptions",
+    "SubscriptionBatch": "subscriptions",
+    "SubscriptionStatus": "subscriptions",
+}
+"""Names of modules that not every program needs; pyarrow takes longer to import than all else."""
 
-        return getattr(arrow, name)
+
+def __getattr__(name: str) -> Any:
+    """Load what is not needed by everybody when it is first asked for."""
+    if name in _LATER:
+        return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -301,7 +301,7 @@ class Database:
         self._maintainer: Maintainer | None = None
         self.retention = Retention(self)
         """How long messages stay, and how many bytes of them."""
-        self.queues = Queues(path, manifest, plugins, clock)
+        self.queues = Queues(path, manifest, plugins, clock, read_only=read_only)
         """The queues of the database; `queue` opens one."""
         self._options = options
         self._id = bytes.fromhex(manifest.id)
@@ -469,7 +469,7 @@ class Database:
         same shard, before anything is handed on; between stored messages and others there is no order.
         A retained message is kept in the shard of its topic. Raises what `store` raises; then nothing was handed on.
         """
-        self._check_open()
+        self._check_may_write()
         return publish(self, _as_batch(messages), state or {})
 
     @functools.cached_property
@@ -1011,6 +1011,8 @@ class Database:
             live_bytes=sum(generation.live_bytes for generation in generations),
             disk_bytes=sum(shard.disk_bytes for shard in shards),
             compaction_failure=None if self._maintainer is None else self._maintainer.failure,
+            retention=self.retention.settings,
+            retention_failure=self.retention.failure,
             generations=generations,
             shards=shards,
         )

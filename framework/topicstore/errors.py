@@ -35,8 +35,12 @@ __all__ = [
     "NewerFormatError",
     "NotADatabaseError",
     "PluginError",
+    "QuotaExceededError",
     "ReadOnlyDatabaseError",
     "RecoverableError",
+    "SessionEndedError",
+    "SessionNotFoundError",
+    "SessionTakenOverError",
     "ShardReadOnlyError",
     "StateConflictError",
     "StorageFullError",
@@ -185,6 +189,24 @@ class UnsupportedError(UnrecoverableError):
     """The plugin did not declare the capability that the call needs. Nothing was done."""
 
 
+# --- sessions -----------------------------------------------------------------------
+
+
+class SessionEndedError(UnrecoverableError):
+    """The session object is of no more use: disconnected, lost, or closed with its database. Open the session anew."""
+
+
+class SessionTakenOverError(SessionEndedError):
+    """The session's client connected anew, so this object's connection is the older one: close it.
+
+    What was acknowledged here and not committed may be delivered again there.
+    """
+
+
+class SessionNotFoundError(UnrecoverableError, LookupError):
+    """There is no session of that client id."""
+
+
 # --- storage ------------------------------------------------------------------------
 
 
@@ -211,6 +233,13 @@ class StorageFullError(RecoverableError):
     """The disk or a quota is full. Acknowledged messages are safe and readable.
 
     The batch at hand is not acknowledged. Make room, then close and open the database.
+    """
+
+
+class QuotaExceededError(RecoverableError):
+    """The database, or a queue, holds as many bytes or messages as it may. Nothing of the call was stored.
+
+    Delete messages, drop generations, commit what was read of the queue, or raise the limit; then try again.
     """
 
 

@@ -9,8 +9,8 @@ Stored form: a directory ``queues/<name>`` with the name percent-encoded (of one
 200 characters so, the first 150, ``%%``, and the name's xxh3_128 as 32 hexadecimal digits). In its database::
 
     messages of topic "queue": the payload is a msgpack array of topic, client id and payload
-    state: "q" -> sealed (see `topicstore.sealing`) msgpack array of version 1, name, head, messages, bytes,
-                  dropped, max_messages or nil, max_bytes or nil, overflow
+    state: 01 "q" -> sealed (see `topicstore.sealing`) msgpack array of version 1, name, head, messages,
+                     bytes, dropped, max_messages or nil, max_bytes or nil, overflow
 
 The head is a position: what lies up to it was committed, or dropped. Fields are only ever appended.
 """
@@ -32,15 +32,21 @@ import xxhash
 
 from .batch import MessageBatch
 from .columns import Constant, to_iterable
-from .errors import CorruptionError, DatabaseClosedError, InvalidArgumentError, NewerFormatError
+from .errors import (
+    CorruptionError,
+    DatabaseClosedError,
+    InvalidArgumentError,
+    NewerFormatError,
+    QuotaExceededError,
+    ReadOnlyDatabaseError,
+)
 from .lanes import plan_lane
 from .manifest import Manifest, sync_directory
 from .model import Message
 from .plugins import registry
 from .replay import in_order
-from .retention import QuotaExceededError
 from .sealing import seal, unseal
-from .state import StateWrite
+from .state import OwnWrite
 from .topics import TopicFilter, check_utf8
 
 if TYPE_CHECKING:
@@ -53,7 +59,7 @@ Overflow = Literal["refuse", "drop_oldest", "drop_newest"]
 DIRECTORY = "queues"
 _TOPIC = "queue"
 _FILTER = TopicFilter(_TOPIC)
-_KEY = b"q"
+_KEY = b"\1q"
 _VERSION = 1
 _LONGEST, _HEAD = 200, 150
 _GONE = ".dropped-"
@@ -384,8 +390,8 @@ def _unpack(batch: MessageBatch) -> Iterator[Message]:
         raise CorruptionError(f"a message of the queue can't be read: {bad}", "shard 0") from bad
 
 
-def _state(record: _Record) -> StateWrite:
-    return StateWrite(_KEY, seal(_KEY, msgspec.msgpack.encode(record)))
+def _state(record: _Record) -> OwnWrite:
+    return OwnWrite(_KEY, seal(_KEY, msgspec.msgpack.encode(record)))
 
 
 def _load(db: Database) -> _Record | None:
@@ -405,11 +411,14 @@ def _load(db: Database) -> _Record | None:
 class Queues:
     """The queues of one database. All methods may be called from any thread."""
 
-    def __init__(self, path: Path, manifest: Manifest, plugins: Sequence[str], clock: Callable[[], int]) -> None:
+    def __init__(
+        self, path: Path, manifest: Manifest, plugins: Sequence[str], clock: Callable[[], int], *, read_only: bool
+    ) -> None:
         self._directory = path / DIRECTORY
         self._manifest = manifest
         self._plugins = plugins
         self._clock = clock
+        self._read_only = read_only
         self._lock = threading.RLock()
         self._queues: dict[str, Queue] = {}
         self._closed = False
@@ -427,8 +436,7 @@ class Queues:
             raise InvalidArgumentError("the name of a queue has at least one character")
         check_utf8(name, "queue name", InvalidArgumentError)
         with self._lock:
-            if self._closed:
-                raise DatabaseClosedError("the database is closed")
+            self._check_usable()
             queue = self._queues.get(name)
             if queue is None:
                 queue = self._queues[name] = self._open(name)
@@ -438,6 +446,7 @@ class Queues:
     def list(self) -> list[QueueInfo]:
         """Return all queues, sorted by name, those of earlier openings too."""
         with self._lock:
+            self._check_usable()
             known = {_file_name(name) for name in self._queues}
             others = [path for path in self._directories() if path.name not in known]
             found = [queue.info() for queue in self._queues.values()]
@@ -456,6 +465,7 @@ class Queues:
     def drop(self, name: str) -> bool:
         """Remove a queue with all that it holds; False if there is none of that name."""
         with self._lock:
+            self._check_usable()
             queue = self._queues.pop(name, None)
             if queue is not None:
                 queue.close()
@@ -475,6 +485,14 @@ class Queues:
             for queue in self._queues.values():
                 queue.close()
             self._queues.clear()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise DatabaseClosedError("the database is closed")
+        if self._read_only:
+            raise ReadOnlyDatabaseError(
+                "the database was opened to be read; open it without read_only to use its queues"
+            )
 
     def _directories(self) -> Sequence[Path]:
         if not self._directory.is_dir():

@@ -8,6 +8,7 @@ import attrs
 
 from .counters import ShardCounters
 from .layout import Damage, ReadCounters, SlabInfo
+from .retention import RetentionSettings
 
 __all__ = ["CompactReport", "DatabaseInfo", "GenerationInfo", "ShardInfo", "VerifyReport"]
 
@@ -73,6 +74,9 @@ class DatabaseInfo:
     disk_bytes: int
     compaction_failure: str | None
     """Why background compaction has ended before the database was closed."""
+    retention: RetentionSettings
+    retention_failure: str | None
+    """Why background retention has ended before the database was closed."""
     generations: list[GenerationInfo]
     shards: list[ShardInfo]
 

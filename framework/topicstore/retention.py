@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import attrs
 import msgspec
 
-from .errors import CorruptionError, DatabaseClosedError, InvalidArgumentError, NewerFormatError, RecoverableError
+from .errors import CorruptionError, DatabaseClosedError, InvalidArgumentError, NewerFormatError, QuotaExceededError
 from .generations import GenerationRecord
 from .positions import time_of
 from .retained import remove_expired
@@ -41,7 +41,7 @@ from .state import OwnWrite
 if TYPE_CHECKING:
     from .database import Database
 
-__all__ = ["QuotaExceededError", "Retention", "RetentionReport", "RetentionSettings", "WhenFull"]
+__all__ = ["Retention", "RetentionReport", "RetentionSettings", "WhenFull"]
 
 WhenFull = Literal["refuse", "drop"]
 
@@ -52,13 +52,6 @@ _PARTS = 4
 _PARTS_OF_BYTES = 8
 """Into how many generations a number of bytes is divided."""
 _FOREVER = 1 << 64
-
-
-class QuotaExceededError(RecoverableError):
-    """The database, or a queue, holds as many bytes or messages as it may. Nothing of the call was stored.
-
-    Delete messages, drop generations, commit what was read of the queue, or raise the limit; then try again.
-    """
 
 
 @attrs.frozen(kw_only=True)

@@ -18,6 +18,7 @@ from topicstore.reports import DatabaseInfo, VerifyReport
 from .exits import DAMAGED
 from .generations import generations_table
 from .options import PATH, json_option
+from .retention import limits
 from .times import TIME, TIME_HELP, format_time
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def _print_database(out: Console, found: DatabaseInfo, manifest: Manifest) -> No
         ("shards", len(found.shards)),
         ("durability", found.durability),
         ("timestamps", f"{found.timestamps}{', late: ' + manifest.late if found.timestamps == 'message' else ''}"),
+        *limits(found.retention),
         ("plugins", ", ".join(found.plugins) or "none"),
         ("created", f"{manifest.created} by {manifest.created_by}"),
         ("id", found.id),

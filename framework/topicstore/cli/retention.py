@@ -17,7 +17,7 @@ from .groups import GroupWithDefault
 from .options import PATH, json_option
 from .times import parse_when
 
-__all__ = ["retention"]
+__all__ = ["limits", "retention"]
 
 NONE = "none"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -78,10 +78,11 @@ def show(path: Path, *, as_json: bool) -> None:
         display.print_json({"path": str(path), **document})
         return
     holds = f"{display.size(held)} in {display.count_of(len(generations), 'generation')}"
-    display.console().print(display.fields([*_limits(settings), ("holds", holds)]))
+    display.console().print(display.fields([*limits(settings), ("holds", holds)]))
 
 
-def _limits(settings: RetentionSettings) -> list[tuple[str, str]]:
+def limits(settings: RetentionSettings) -> list[tuple[str, str]]:
+    """Return the settings as people read them."""
     from .display import size
 
     rotation = settings.rotation
@@ -118,7 +119,7 @@ def set_(path: Path, *, as_json: bool, **given: Any) -> None:
     if as_json:
         display.print_json({"path": str(path), **attrs.asdict(settings)})
     else:
-        display.console().print(display.fields(_limits(settings)))
+        display.console().print(display.fields(limits(settings)))
 
 
 @retention.command()

@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING
 import attrs
 import msgspec
 
-from topicstore.errors import DatabaseClosedError, InvalidArgumentError, StateConflictError, TopicstoreError
+from topicstore.errors import (
+    DatabaseClosedError,
+    InvalidArgumentError,
+    SessionNotFoundError,
+    SessionTakenOverError,
+    StateConflictError,
+    TopicstoreError,
+)
 from topicstore.model import Message
 from topicstore.state import OwnWrite, StateWrite
 from topicstore.topics import check_utf8
 
 from .dispatch import Dispatcher
-from .errors import SessionNotFoundError, SessionTakenOverError
 from .model import KEEP, Delivery, Ended, GroupInfo, Keep, Release, SessionInfo, Will
 from .records import EXPIRY, VERSION, Keys, SessionRecord
 from .session import Draft, Session

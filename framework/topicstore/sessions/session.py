@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from topicstore.errors import InvalidArgumentError, StateConflictError, TopicstoreError
+from topicstore.errors import (
+    InvalidArgumentError,
+    SessionEndedError,
+    SessionTakenOverError,
+    StateConflictError,
+    TopicstoreError,
+)
 from topicstore.model import Message
 from topicstore.positions import time_of
 from topicstore.publishing import PublishResult
@@ -16,7 +22,6 @@ from topicstore.state import OwnWrite, StateWrite
 from topicstore.topics import TopicFilter
 
 from .dispatch import Dispatcher
-from .errors import SessionEndedError, SessionTakenOverError
 from .model import (
     KEEP,
     Delivery,

@@ -17,16 +17,25 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import attrs
 import msgspec
 import pyarrow as pa
 
 from topicstore.database import Database, open  # noqa: A004 - the name people know
-from topicstore.errors import CorruptionError, EngineError, ManifestMismatchError, NewerFormatError, TimestampAheadError
+from topicstore.errors import (
+    CorruptionError,
+    EngineError,
+    InvalidMessageError,
+    ManifestMismatchError,
+    NewerFormatError,
+    TimestampAheadError,
+)
 from topicstore.lock import DirectoryLock
 from topicstore.manifest import read_manifest, sync_directory
 from topicstore.positions import span_text
@@ -36,7 +45,7 @@ from topicstore.state import StateWrite
 from .settings import WriteSettings
 from .staging import in_order, newest_of, runs_of
 
-__all__ = ["Batch", "check_unlocked", "promote"]
+__all__ = ["Batch", "abort", "check_unlocked", "promote"]
 
 _VERSION = 1
 _PREFIX = b"spark/"
@@ -84,14 +93,35 @@ def check_unlocked(settings: WriteSettings) -> int:
 
 
 def promote(settings: WriteSettings, batch: Batch) -> None:
-    """Store a batch unless the database has it, and remove what was staged."""
+    """Store a batch unless the database has it, and remove what was staged.
+
+    If storing fails when some of it may be stored, what was staged stays, for when a writer's batch comes again.
+    """
     staging = Path(settings.staging)
     _write_commit(staging / batch.write, _Commit(batch.shards, list(batch.attempts)))
-    with _opened(settings) as db:
-        used = _Promotion(db, staging, batch).run()
-    for write in {batch.write, used}:
+    promotion: _Promotion | None = None
+    try:
+        with _opened(settings) as db:
+            promotion = _Promotion(db, staging, batch)
+            promotion.run()
+    except BaseException:
+        if promotion is None or not promotion.stored or batch.writer is None:
+            _discard(staging, {batch.write})
+        raise
+    _discard(staging, {batch.write, promotion.write})
+
+
+def abort(settings: WriteSettings, writes: Iterable[str]) -> None:
+    """Remove what was staged for writes, but for one whose commit has begun: `promote` has seen to that."""
+    staging = Path(settings.staging)
+    _discard(staging, {write for write in writes if not (staging / write / _COMMIT).exists()})
+
+
+def _discard(staging: Path, writes: Iterable[str]) -> None:
+    """Remove the directories of writes, and the one above if nothing is left in it."""
+    for write in writes:
         shutil.rmtree(staging / write, ignore_errors=True)
-    if staging.is_dir() and not any(staging.iterdir()):
+    with suppress(OSError):
         staging.rmdir()
 
 
@@ -106,8 +136,8 @@ def _write_commit(directory: Path, commit: _Commit) -> None:
 
 def _opened(settings: WriteSettings) -> Database:
     manifest = read_manifest(Path(settings.path))
-    times = {} if manifest is not None and manifest.complete else {"timestamps": "message"}
-    return open(settings.path, **times, **settings.making)
+    making: dict[str, Any] = {"timestamps": "message"} if manifest is None or not manifest.complete else {}
+    return open(settings.path, **making, **settings.making)
 
 
 class _Promotion:
@@ -122,17 +152,19 @@ class _Promotion:
         self._latest = found[0]
         self._begun = {shard: p for shard, p in found.items() if p is not None and p.batch == batch.number}
         """What an earlier commit of the batch noted."""
+        self.write = next((progress.write for progress in self._begun.values()), batch.write)
+        """The write whose rows are stored: the one with which the batch was begun."""
+        self.stored = bool(self._begun)
+        """Whether rows of the batch may be in the database."""
 
-    def run(self) -> str:
-        """Store what is missing; return the write whose rows were used."""
+    def run(self) -> None:
+        """Store what is missing."""
         if self._complete():
-            return self._batch.write
-        write = next((progress.write for progress in self._begun.values()), self._batch.write)
-        runs = self._runs(write)
+            return
+        runs = self._runs()
         self._check_times(runs)
-        self._store(write, runs)
-        self._finish(write)
-        return write
+        self._store(runs)
+        self._finish()
 
     def _complete(self) -> bool:
         """Say whether the database has the batch: the next of a writer begins only when one is complete."""
@@ -152,12 +184,9 @@ class _Promotion:
             raise NewerFormatError(f"{place} has version {progress.version}; this topicstore reads up to {_VERSION}")
         return progress
 
-    def _noted(self, progress: _Progress) -> StateWrite:
-        return StateWrite(self._key, seal(self._key, msgspec.msgpack.encode(progress)))
-
-    def _runs(self, write: str) -> dict[int, list[pa.RecordBatch]]:
-        """Return the runs of each shard that were staged for a write."""
-        directory = self._staging / write
+    def _runs(self) -> dict[int, list[pa.RecordBatch]]:
+        """Return the runs of each shard."""
+        directory = self._staging / self.write
         try:
             commit = msgspec.json.decode((directory / _COMMIT).read_bytes(), type=_Commit)
         except FileNotFoundError as gone:
@@ -174,36 +203,39 @@ class _Promotion:
         return {shard: runs_of(attempts, shard) for shard in range(commit.shards)}
 
     def _check_times(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
-        """Refuse the whole write for a bad clock. Of late ones the earliest come first, and are refused by the store."""
+        """Refuse the whole write for a bad clock. Of late rows the first come first, and the store refuses them."""
         manifest = self._db.manifest
         if manifest.timestamps == "message":
-            ahead = (
-                max((newest_of(run) for of_shard in runs.values() for run in of_shard), default=0) - self._db.clock()
-            )
+            newest = max((newest_of(run) for of_shard in runs.values() for run in of_shard), default=0)
+            ahead = newest - self._db.clock()
             if ahead > manifest.max_skew * 1e6:
                 raise TimestampAheadError(
                     f"a row's time lies {span_text(ahead)} ahead of the clock; {manifest.max_skew:g} s are allowed"
                 )
 
-    def _store(self, write: str, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
+    def _store(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
         """Store the next rows of all shards together, so that what is refused at the beginning is refused whole."""
         rows = max(_ROWS // len(runs), 1)
-        done = {
-            shard: 0 if p is None or p.batch != self._batch.number else p.rows for shard, p in self._progress.items()
-        }
+        done = dict.fromkeys(runs, 0) | {shard: progress.rows for shard, progress in self._begun.items()}
         rest = [_behind(in_order(of_shard, rows), done[shard]) for shard, of_shard in runs.items()]
         for round_ in zip_longest(*rest):
             parts = {shard: part for shard, part in enumerate(round_) if part is not None}
-            state = {}
-            for shard, part in parts.items():
-                done[shard] += part.num_rows
-                state[shard] = [self._noted(_Progress(_VERSION, self._batch.number, write, done[shard]))]
-            self._db.store(pa.concat_batches(list(parts.values())), state=state)
+            done |= {shard: done[shard] + part.num_rows for shard, part in parts.items()}
+            state = {shard: [self._noted(done[shard])] for shard in parts}
+            before, self.stored = self.stored, True
+            try:
+                self._db.store(pa.concat_batches(list(parts.values())), state=state)
+            except InvalidMessageError:  # nothing of the call was stored
+                self.stored = before
+                raise
 
-    def _finish(self, write: str) -> None:
+    def _noted(self, rows: int, *, complete: bool = False) -> StateWrite:
+        progress = _Progress(_VERSION, self._batch.number, self.write, rows, complete)
+        return StateWrite(self._key, seal(self._key, msgspec.msgpack.encode(progress)))
+
+    def _finish(self) -> None:
         if self._batch.writer is not None:
-            complete = _Progress(_VERSION, self._batch.number, write, 0, complete=True)
-            self._db.state(0).write([self._noted(complete)])
+            self._db.state(0).write([self._noted(0, complete=True)])
             return
         for shard in range(self._db.manifest.shards):
             self._db.state(shard).write([StateWrite(self._key, None)])

@@ -75,7 +75,7 @@ class TopicstoreReader(DataSourceReader):
         self._shape = Shape(schema)
 
     @property
-    def pushFilters(self) -> _Pushing:  # type: ignore[override]  # noqa: N802 - Spark's name
+    def pushFilters(self) -> _Pushing:  # noqa: N802 - Spark's name
         """Narrow what is read to what may meet the conditions."""
         return _Pushing(self)
 

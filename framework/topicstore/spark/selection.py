@@ -68,20 +68,21 @@ class Selection:
         return selection
 
     def _narrowed(self, condition: Filter, manifest: Manifest) -> Selection:
-        column = getattr(condition, "attribute", ("",))[0]
-        value = getattr(condition, "value", None)
         match condition:
-            case EqualTo() | EqualNullSafe() if value is not None:
-                return self._among(column, (value,), manifest)
-            case In():
-                return self._among(column, tuple(value), manifest)
-            case StringStartsWith() if column == "topic":
-                return attrs.evolve(self, filters=_beginning(self.filters, str(value)))
-            case GreaterThan() | GreaterThanOrEqual():
-                return self._from(column, value, manifest, behind=isinstance(condition, GreaterThan))
-            case LessThan() | LessThanOrEqual() if column == "position":
-                last = value - 1 if isinstance(condition, LessThan) else value
-                return attrs.evolve(self, last=min(self.last, last))
+            case EqualTo(attribute=(column,), value=value) | EqualNullSafe(attribute=(column,), value=value):
+                return self if value is None else self._among(column, (value,), manifest)
+            case In(attribute=(column,), value=values):
+                return self._among(column, tuple(values), manifest)
+            case StringStartsWith(attribute=("topic",), value=prefix):
+                return attrs.evolve(self, filters=_beginning(self.filters, prefix))
+            case GreaterThan(attribute=("position",), value=value):
+                return self._from("position", value + 1, manifest)
+            case GreaterThan(attribute=(column,), value=value) | GreaterThanOrEqual(attribute=(column,), value=value):
+                return self._from(column, value, manifest)
+            case LessThan(attribute=("position",), value=value):
+                return attrs.evolve(self, last=min(self.last, value - 1))
+            case LessThanOrEqual(attribute=("position",), value=value):
+                return attrs.evolve(self, last=min(self.last, value))
         return self
 
     def _among(self, column: str, values: tuple[Any, ...], manifest: Manifest) -> Selection:
@@ -98,15 +99,15 @@ class Selection:
                 chosen = attrs.evolve(self, last=min([self.last, max(values, default=-1)]))
                 return attrs.evolve(chosen, first=max([self.first, min(values, default=_LAST)]))
             case "timestamp":
-                return self._from(column, min(values, default=None), manifest, behind=False)
+                return self._from(column, min(values, default=None), manifest)
         return self
 
     def _in_shards(self, shards: frozenset[int]) -> Selection:
         return attrs.evolve(self, shards=shards if self.shards is None else self.shards & shards)
 
-    def _from(self, column: str, value: Any, manifest: Manifest, *, behind: bool) -> Selection:
+    def _from(self, column: str, value: Any, manifest: Manifest) -> Selection:
         if column == "position":
-            return attrs.evolve(self, first=max(self.first, value + behind))
+            return attrs.evolve(self, first=max(self.first, value))
         if column == "timestamp" and isinstance(value, datetime) and manifest.timestamps == "message":
             return attrs.evolve(self, first=max(self.first, first_position(to_microseconds(value))))
         return self

@@ -71,6 +71,7 @@ def _defaults() -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
@@ -171,7 +172,7 @@ def _command(home: Path, settings: Mapping[str, str]) -> list[str]:
         "SPARK_SCALA_VERSION": launcher.name.removeprefix("spark-launcher_").split("-")[0],
     }
     confs = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    program = [home / "bin" / "java", "-Xmx128m", "-cp", f"{spark}/jars/*", "org.apache.spark.launcher.Main"]
+    program = [str(home / "bin" / "java"), "-Xmx128m", "-cp", f"{spark}/jars/*", "org.apache.spark.launcher.Main"]
     asked = [*program, "org.apache.spark.deploy.SparkSubmit", *confs, "pyspark-shell"]
-    told = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
-    return told.stdout.split("\0\n", 1)[1].rstrip("\0").split("\0")
+    told: str = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout  # noqa: S603
+    return told.split("\0\n", 1)[1].rstrip("\0").split("\0")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from topicstore.errors import InvalidArgumentError
 
-from .promotion import Batch, check_unlocked, promote
+from .promotion import Batch, abort, check_unlocked, promote
 from .settings import WriteSettings
 from .staging import stage
 
@@ -59,8 +58,7 @@ class _Staging:
             promote(self._settings, batch)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        for write in {self._write, *(message.write for message in messages if isinstance(message, _Staged))}:
-            shutil.rmtree(Path(self._settings.staging, write), ignore_errors=True)
+        abort(self._settings, {self._write, *(message.write for message in messages if isinstance(message, _Staged))})
 
 
 class TopicstoreWriter(_Staging, DataSourceArrowWriter):

@@ -336,11 +336,13 @@ class Group:
         return put(self.keys.returned_at(shard, int(positions[0])), returned(positions))
 
     def take_back(self) -> None:
-        """Take what members handed back. Committed when it returns; may be called again if it raises."""
+        """Take what members handed back. Committed when it returns; may be called again if it raises.
+
+        No other messages that came back have the names of these: `save` was called before they were handed back.
+        """
         for state in self._states:
             handed = [(key, *messages_of(key, decode(key, v, Returned))) for key, v in state.scan(self.keys.handed)]
             if handed:
-                self.save()  # so that no other messages have the names of these
                 self._home.write([self._returned(shard, positions) for _, shard, positions in handed])
                 state.write([OwnWrite(key, None) for key, _, _ in handed])
                 self.loans += [Loan(shard, positions) for _, shard, positions in handed]
@@ -348,6 +350,7 @@ class Group:
 
     def load_returned(self, taken: dict[tuple[int, int], int]) -> None:
         """Find what came back; ``taken``: by shard and first position, up to where members took it."""
+        self.loans = []
         for key, value in self._home.scan(self.keys.returned):
             shard, positions = messages_of(key, decode(key, value, Returned))
             place = taken.get((shard, int(positions[0])), 0)

@@ -84,8 +84,10 @@ class Groups:
         if not group.members:
             group.remove()
             return None
-        group.load_returned(taken)
         group.take_back()
+        group.load_returned(taken)
+        if group.unsaved:
+            group.save()
         return group
 
     def _is_member(self, client_id: str, number: int, text: str) -> bool:
