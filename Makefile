@@ -24,9 +24,10 @@ $(READY): pyproject.toml
 demo: $(READY)
 	@$(BIN)/python -m topicstore.cli demo $(if $(INPUT),--input "$(INPUT)")
 
-# The suites that `make conformance` runs fully are run quickly here.
+# The suites that `make conformance` runs fully are run quickly here. A file's tests stay in one process,
+# and files in their order, because some make what takes long once for all of their tests.
 test: $(READY)
-	TOPICSTORE_CONFORMANCE=$${TOPICSTORE_CONFORMANCE:-quick} $(BIN)/python -m pytest
+	TOPICSTORE_CONFORMANCE=$${TOPICSTORE_CONFORMANCE:-quick} $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 conformance: $(READY)
 	@$(BIN)/python -m topicstore.cli conformance --all

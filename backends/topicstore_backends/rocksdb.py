@@ -26,12 +26,15 @@ from __future__ import annotations
 import collections
 import ctypes
 import errno
+import operator
 import os
 import re
 import struct
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import repeat
+from pathlib import Path
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 from weakref import WeakSet
@@ -44,15 +47,16 @@ from topicstore.errors import (
     DatabaseClosedError,
     EngineError,
     InvalidArgumentError,
+    ReadOnlyDatabaseError,
     StorageFullError,
+    UnsupportedError,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
     from types import TracebackType
 
-__all__ = ["RocksdbBackend", "RocksdbEngine", "RocksdbOptions"]
+__all__ = ["RocksdbBackend", "RocksdbEngine", "RocksdbOptions", "RocksdbReader"]
 
 # A scan's first list is small, so that a leap costs microseconds; the next ones grow to these.
 FIRST_PAIRS, MOST_PAIRS = 16, 4096
@@ -65,6 +69,13 @@ OPEN_FILES = 128
 # One index entry a block: with 16 KB the index is a quarter of what it is with RocksDB's 4 KB, and
 # scans of small values are a tenth faster. Values larger than a block get a block of their own.
 BLOCK_BYTES = 16 << 10
+# Keys, looked up together and in their order, from which on they are walked to and the block cache is left as it
+# is: so many would wash out what is read again and again, and to put a block there takes as long as to read it.
+MANY_KEYS = 256
+# How often a reader tries to open a database whose files come and go.
+MOMENTS = 20
+_NOT_READ = frozenset(("LOCK", "LOG", "rocksdict-config.json"))
+"""Files that an opening writes."""
 # Entries that `RocksdbEngine.verify` walks before it lets others at the lock.
 VERIFY_STEPS = 1000
 
@@ -143,6 +154,20 @@ class RocksdbBackend(Backend):
             database = rocksdict.Rdict(str(path), options, families)
         return RocksdbEngine(path, database, keyspaces, self._cache)
 
+    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> RocksdbReader:
+        """Open the database in ``path`` as it is now, whoever writes it, without its lock.
+
+        Costs reading the log, at about 150 MB a second; the log of a database that was closed is empty.
+        """
+        if not (path / "CURRENT").exists():
+            raise EngineError(f"{path}: there is no RocksDB database")
+        options = _database_options(self.options, self._cache)
+        options.create_if_missing(False)
+        options.create_missing_column_families(False)
+        options.set_max_open_files(-1)  # all at once, because compactions remove files that are not open
+        families = dict.fromkeys((keyspace.name for keyspace in keyspaces), options)
+        return RocksdbReader(path, _open_moment(path, options, families), keyspaces, self._cache)
+
 
 def _database_options(chosen: RocksdbOptions, cache: rocksdict.Cache) -> rocksdict.Options:
     """Return the options of the database, which are also those of every column family."""
@@ -186,15 +211,61 @@ def _make_directory(path: Path) -> None:
     """Make the directory and see that its parent's entry for it outlives a power failure."""
     with _Translated(path):
         path.mkdir(parents=True, exist_ok=True)
-        _sync_directory(path.parent)
+        _sync(path.parent)
 
 
-def _sync_directory(path: Path) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
+    """Open a database to read in which files may come and go meanwhile.
+
+    Files that are removed between listing and opening make the opening fail. A log that was written out as
+    a table and removed between reading the manifest and reading the logs would be missing without a
+    word: so what the manifest and the list of files say must be the same before and after.
+    """
+    for left in reversed(range(MOMENTS)):
+        before = _moment(path)
+        try:
+            with _Translated(path, opening=True):
+                database = _open_linked(path, options, families)
+        except EngineError:
+            if _moment(path) == before or not left:
+                raise
+            continue
+        if _moment(path) == before:
+            return database
+        database.close()
+    raise EngineError(f"{path}: its files changed each of the {MOMENTS} times that it was opened; try again")
+
+
+def _moment(path: Path) -> dict[str, int]:
+    """Return the names of all files, and the size of the manifests; logs grow at their ends only."""
+    sizes = {}
+    for entry in path.iterdir():
+        with suppress(FileNotFoundError):
+            if entry.name not in _NOT_READ:
+                sizes[entry.name] = entry.stat().st_size if entry.name.startswith("MANIFEST") else 0
+    return sizes
+
+
+def _open_linked(path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
+    """Open a directory of links to a database's files.
+
+    rocksdict writes ``rocksdict-config.json`` at every opening, and RocksDB a log of its own: here they do it
+    beside the links. RocksDB keeps the files open, so the links may go.
+    """
+    with tempfile.TemporaryDirectory(prefix="topicstore-reader-") as links:
+        for entry in path.iterdir():
+            if entry.name not in _NOT_READ:
+                Path(links, entry.name).symlink_to(entry.resolve())
+        mode = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
+        return rocksdict.Rdict(links, options, families, access_type=mode)
 
 
 # --- errors -----------------------------------------------------------------------------
@@ -259,7 +330,7 @@ class _Family:
             codec = struct.Struct(">" + "".join({4: "I", 8: "Q"}[width] for width in keyspace.shape))
             self.encode, self.decode = self._tuple_encoder(codec), codec.unpack
 
-    def encode_all(self, keys: Sequence[Key]) -> Iterable[bytes]:
+    def encode_all(self, keys: Sequence[Key]) -> Sequence[bytes]:
         """Return keys as bytes. Raises `InvalidArgumentError` like ``encode`` if one isn't of the keyspace."""
         if self.decode is None and set(map(type, keys)) == {bytes}:
             return keys
@@ -297,12 +368,12 @@ class _Cursor:
 
     __slots__ = ("__weakref__", "bound", "bounded", "iterator", "lock", "standing")
 
-    def __init__(self, family: _Family, bound: bytes | None = None, *, verifying: bool = False) -> None:
+    def __init__(self, family: _Family, bound: bytes | None = None, *, caching: bool = True) -> None:
         self.lock = Lock()
         self.standing: object = None
         """Whose place the iterator is at; scans of one snapshot take turns."""
         options = rocksdict.ReadOptions()
-        if verifying:
+        if not caching:
             options.fill_cache(False)  # type: ignore[call-arg]  # the stub forgot the argument
         if bound is not None:
             # Without it RocksDB would walk through everything deleted behind the range, up to the
@@ -466,11 +537,10 @@ class _RocksdbSnapshot(Snapshot):
 
     def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
         family, cursor = self._cursor(keyspace)
-        encoded = [family.encode(key) for key in keys]
+        encoded = family.encode_all(keys)
         with self._translated, cursor.lock:
-            iterator = cursor.open_iterator()
             cursor.standing = None
-            return [self._value(iterator, key) for key in encoded]
+            return _values(cursor.open_iterator(), encoded)
 
     def scan(
         self,
@@ -495,13 +565,17 @@ class _RocksdbSnapshot(Snapshot):
         except KeyError:
             raise _unknown(keyspace) from None
 
-    @staticmethod
-    def _value(iterator: rocksdict.RdictIter, key: bytes) -> bytes | None:
+
+def _values(iterator: rocksdict.RdictIter, keys: Iterable[bytes]) -> list[bytes | None]:
+    """Go from key to key; return the values."""
+    values: list[bytes | None] = []
+    for key in keys:
         iterator.seek(key)
         found = iterator.key()
         if found is None:
             iterator.status()
-        return iterator.value() if found == key else None
+        values.append(iterator.value() if found == key else None)
+    return values
 
 
 def _encode_span(family: _Family, start: Key | None, end: Key | None) -> tuple[bytes | None, bytes | None]:
@@ -642,9 +716,16 @@ class RocksdbEngine(Engine):
             return cast("bytes | None", family.data.get(family.encode(key)))
 
     def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
-        """Return the value of each key, None where there is none. Other threads run meanwhile."""
+        """Return the value of each key, None where there is none.
+
+        Other threads run meanwhile, but where many keys come in their order: those are walked to.
+        """
         family = self._family(keyspace)
-        encoded: list[Any] = [family.encode(key) for key in keys]
+        encoded: list[Any] = list(family.encode_all(keys))
+        if len(keys) >= MANY_KEYS and all(map(operator.lt, encoded, encoded[1:])):
+            cursor = self._open_cursor(family, None, caching=False)
+            with self._translated, cursor.lock:
+                return _values(cursor.open_iterator(), encoded)
         with self._translated, self._uses:
             return cast("list[bytes | None]", family.data.get(encoded))
 
@@ -707,7 +788,7 @@ class RocksdbEngine(Engine):
             raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")
         with self._translated, self._uses:
             rocksdict.Checkpoint(self._database).create_checkpoint(str(path))
-            _sync_directory(path.parent)
+            _sync(path.parent)
 
     def close(self) -> None:
         """Write out the buffers and give back files and lock, whoever still refers to scans and snapshots.
@@ -747,10 +828,10 @@ class RocksdbEngine(Engine):
             self._check_open()
             raise _unknown(keyspace) from None
 
-    def _open_cursor(self, family: _Family, bound: bytes | None, *, verifying: bool = False) -> _Cursor:
+    def _open_cursor(self, family: _Family, bound: bytes | None, *, caching: bool = True) -> _Cursor:
         with self._lock:
             self._check_open()
-            cursor = _Cursor(family, bound, verifying=verifying)
+            cursor = _Cursor(family, bound, caching=caching)
             self._cursors.add(cursor)
         return cursor
 
@@ -768,7 +849,7 @@ class RocksdbEngine(Engine):
 
     def _walk(self, family: _Family, start: bytes) -> CorruptionError | None:
         """Go through a keyspace from ``start`` to the end, or to the damage that is returned."""
-        cursor = self._open_cursor(family, None, verifying=True)
+        cursor = self._open_cursor(family, None, caching=False)
         try:
             with self._translated:
                 with cursor.lock:
@@ -811,3 +892,24 @@ class RocksdbEngine(Engine):
             with suppress(FileNotFoundError):  # RocksDB deletes files whenever it likes
                 total += entry.stat().st_size
         return total
+
+
+class RocksdbReader(RocksdbEngine):
+    """A RocksDB database as it was when it was opened, whoever writes it."""
+
+    def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
+        """Raise `ReadOnlyDatabaseError`."""
+        raise ReadOnlyDatabaseError(f"{self._path}: the engine was opened to be read")
+
+    def flush_log(self) -> None:
+        """Return when all that can be read here is on disk: its writer may not have synced the log yet."""
+        for log in self._path.glob("*.log"):
+            with suppress(FileNotFoundError), _Translated(self._path):  # written out, so on disk as a table
+                _sync(log)
+
+    def reclaim(self, keyspace: Keyspace, start: Key, end: Key) -> None:
+        """Leave the disk space to the writer."""
+
+    def checkpoint(self, path: Path) -> None:
+        """Raise `UnsupportedError`: RocksDB makes checkpoints only where it writes."""
+        raise UnsupportedError("RocksDB makes no checkpoint of what is only read")

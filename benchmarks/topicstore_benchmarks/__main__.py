@@ -25,6 +25,7 @@ from .opening import measure_opening, opening_section
 from .raw_engine import RAW_ENGINES
 from .sessions import measure_sessions, sessions_section
 from .sets import FLEET_MESSAGES, SETS
+from .sql import measure_sql, sql_section
 from .timing import machine, one_core
 from .trie import measure_trie
 from .trie_figures import trie_section
@@ -92,14 +93,25 @@ def limits(
     compression: str,
     backends: tuple[str, ...],
 ) -> list[Section]:
-    """Store and replay of `block` against the engine's own put and scan."""
+    """Store and replay of `block` against the engine's own put and scan, and of `table` against plain inserts."""
     outcomes: list[Outcome] = []
+    everything = not (wanted or payloads or backends)
     backends = backends or tuple(name for name in RAW_ENGINES if not missing_modules(registry().backend(name)))
     for case in (case for case in CASES if not wanted or case.name in wanted):
         for payload in payloads or PAYLOADS:
             _tell(f"limits: {case.name}, {payload} payloads")
             outcomes += measure(case, payload, compression, messages, rounds, backends)
-    return [limits_section(outcomes, compression)]
+    return [limits_section(outcomes, compression), *(_sql(messages, rounds) if everything else [])]
+
+
+def _sql(messages: int, rounds: int) -> list[Section]:
+    """Measure `table`, if its engine and the set are there."""
+    missing = missing_modules(registry().backend("duckdb"))
+    if reason := datasets.why_absent("bus") or ", ".join(missing):
+        _tell(f"limits: sql is left out: {reason}")
+        return []
+    _tell("limits: sql, bus")
+    return [sql_section(measure_sql("bus", datasets.load("bus").slice(0, messages), rounds))]
 
 
 @main.command()

@@ -49,8 +49,8 @@ class Saboteur:
         return self.whole or (bool(os.environ.get(EVERYTHING)) and not self.stuck)
 
 
-def suites_of(suite: type, saboteurs: Iterable[Saboteur]) -> dict[str, type]:
-    """Return a class of tests a saboteur, to be put into a module that pytest collects."""
+def suites_of(suite: type, saboteurs: Iterable[Saboteur], fixture: str = "subject") -> dict[str, type]:
+    """Return a class of tests a saboteur, to be put into a module that pytest collects; ``fixture`` makes it."""
     made = {}
     for saboteur in saboteurs:
 
@@ -59,7 +59,7 @@ def suites_of(suite: type, saboteurs: Iterable[Saboteur]) -> dict[str, type]:
 
         kind = next(kind for kind in suite.__mro__ if kind.__name__ == saboteur.promise.partition(".")[0])
         bases = (suite if saboteur.meets_all else kind,)
-        made[f"Test{saboteur.name}"] = type(f"Test{saboteur.name}", bases, {"subject": pytest.fixture(subject)})
+        made[f"Test{saboteur.name}"] = type(f"Test{saboteur.name}", bases, {fixture: pytest.fixture(subject)})
     return made
 
 

@@ -30,7 +30,7 @@ import topicstore as ts
 from topicstore import Message, MessageId, StateWrite
 
 from .model import match
-from .threads import PATIENCE
+from .threads import MOMENT, PATIENCE
 
 __all__ = ["MARKER", "Job", "Ledger", "Step", "messages_of", "run_and_kill"]
 
@@ -133,7 +133,7 @@ def _compacting(db: ts.Database) -> Iterator[None]:
 
     def work() -> None:
         try:
-            while not done.is_set():
+            while not done.wait(MOMENT):
                 db.compact()
         except BaseException:  # noqa: BLE001 - what kills a thread would go unnoticed otherwise
             traceback.print_exc()

@@ -23,6 +23,7 @@ from topicstore.specs import PluginSpec
 __all__ = [
     "Pair",
     "absent",
+    "backend_for",
     "backends_under",
     "covering",
     "incompatible",
@@ -140,6 +141,12 @@ def layouts_on(backend: str) -> list[str]:
 def backends_under(layout: str) -> list[str]:
     """Return the installed backends on which a layout works."""
     return [backend for backend in sorted(registry().backends()) if _works(backend, layout)]
+
+
+def backend_for(layout: str) -> str:
+    """Return the backend that a layout is tested on by itself: in memory, if that bears it."""
+    fitting = backends_under(layout)
+    return "memory" if "memory" in fitting else fitting[0]
 
 
 def _works(backend: str, layout: str) -> bool:

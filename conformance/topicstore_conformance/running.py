@@ -24,7 +24,7 @@ from topicstore.plugins import load_target, registry
 from .checks import quick_directory
 from .modes import VARIABLE
 from .outcomes import Outcome, Record, decode
-from .pairs import Pair, backends_under, covering, layouts_on, pair_of, pairs
+from .pairs import Pair, backend_for, backends_under, covering, layouts_on, pair_of, pairs
 
 __all__ = ["LIMIT", "Mode", "Plan", "Run", "everything", "plans_for", "run_all"]
 
@@ -60,6 +60,12 @@ class Plan:
         if self.layout:
             declared |= registry().layout(self.layout).capabilities
         return sorted(declared)
+
+    @property
+    def seldom(self) -> bool:
+        """Whether what is tried with other data every time is tried less often: see `profiles.tries`."""
+        backend = self.backend or backend_for(self.layout)
+        return "fast_seek" not in registry().backend(backend).capabilities
 
 
 @attrs.frozen(kw_only=True)
@@ -112,14 +118,13 @@ def everything(mode: Mode) -> list[Plan]:
     """Return all suites of all that is installed.
 
     In the full mode each backend and each layout is tested fully once, in as few pairs as that takes,
-    and every other pair quickly. Backends without ``fast_seek`` take minutes for what takes others
-    seconds: they, and the layouts that only they bear, are left to runs that name them.
+    and every other pair quickly.
     """
-    quick = pairs("fast_seek")
-    whole = covering("fast_seek") if mode == "full" else []
-    plans = [_database(pair, "full" if pair in whole else "quick") for pair in quick]
-    plans += [Plan(suite="backend", backend=name, mode=mode) for name in sorted({pair.backend for pair in quick})]
-    plans += [Plan(suite="layout", layout=name, mode=mode) for name in sorted({pair.layout for pair in quick})]
+    every = pairs()
+    whole = covering() if mode == "full" else []
+    plans = [_database(pair, "full" if pair in whole else "quick") for pair in every]
+    plans += [Plan(suite="backend", backend=name, mode=mode) for name in sorted({pair.backend for pair in every})]
+    plans += [Plan(suite="layout", layout=name, mode=mode) for name in sorted({pair.layout for pair in every})]
     return plans
 
 
@@ -153,9 +158,9 @@ def run_all(plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: Non
     return [runs[plan] for plan in wanted]
 
 
-def _shortness(plan: Plan) -> tuple[bool, bool, bool]:
+def _shortness(plan: Plan) -> tuple[bool, bool, bool, bool]:
     persistent = "persistent" in plan.capabilities
-    return plan.mode != "full", plan.suite != "database", not persistent
+    return plan.mode != "full", not plan.seldom, plan.suite != "database", not persistent
 
 
 def _run(plan: Plan, stop: int) -> Run:

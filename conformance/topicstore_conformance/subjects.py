@@ -50,3 +50,5 @@ class LayoutSubject:
     """What the plugin declares."""
     backend: Callable[[], Backend] = _memory
     """The engine under it. What it keeps is read and damaged through this, around the layout."""
+    backend_capabilities: frozenset[str] = attrs.field(default=frozenset(("fast_seek",)), converter=_frozenset)
+    """What that engine's plugin declares."""

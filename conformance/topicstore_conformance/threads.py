@@ -8,10 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-__all__ = ["PATIENCE", "begin", "together", "wait_until"]
+__all__ = ["MOMENT", "PATIENCE", "begin", "together", "wait_until"]
 
 PATIENCE = 20.0
 """Seconds after which something that should have happened at once is taken for stuck."""
+MOMENT = 0.001
+"""Seconds for which a thread waits that does something again and again, so that others come to the interpreter."""
 
 
 def begin(work: Callable[[], Any]) -> Future[Any]:

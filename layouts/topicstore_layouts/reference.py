@@ -170,6 +170,8 @@ class ReferenceSlab(Slab):
             return _decode(value, position)
         except CorruptionError as bad:
             raise CorruptionError(bad.reason, self._place(position)) from bad
+        except NewerFormatError as newer:
+            raise NewerFormatError(f"{self._place(position)}: {newer}") from newer
 
     def _place(self, position: int) -> str:
         return f"shard {self._shard}, generation {self._generation}, message at position {position}"

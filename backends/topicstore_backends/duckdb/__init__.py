@@ -5,8 +5,8 @@ On disk
     is a table of its name with the columns of its keys (``key BLOB``, or ``key_0``, ``key_1``, …:
     UINTEGER for 4 bytes, UBIGINT for 8), then ``part UINTEGER``, ``size UBIGINT`` and ``value BLOB``:
     values are cut into pieces of 4,000 bytes, numbered from 0, each with the size of the whole. What
-    `WriteBatch.put_rows` appends lies in a table of its name, with the comment ``rows of KEYSPACE``.
-    Tables have no index.
+    `WriteBatch.put_rows` appends lies in a table of its name, which ``tables_of_rows`` (name VARCHAR,
+    keyspace VARCHAR) lists. Tables have no index.
 
 Durability
     ``commit`` and ``sync`` are the same: DuckDB syncs its log in every commit, so stored messages
@@ -25,8 +25,8 @@ Why it is done so, with DuckDB 2.0.0
       at every checkpoint. With whole values of 16 MB it needs gigabytes for that, and when they
       aren't there the file becomes unusable until it is attached again. So values are cut into
       pieces, and row groups are of 8,192 rows.
-    * A sort of a range holds all of it. A scan sorts only keys, some at a time, and then fetches the
-      values of about a megabyte.
+    * A sort of a range holds all of it. A scan takes what lies in a few rows, for which one statement is
+      enough; behind that it sorts only keys, some at a time, and then fetches the values of about a megabyte.
     * All shards of a database are attached to one DuckDB in memory: they share its memory limit, and
       one statement can read all of them in one transaction.
     * A checkpoint that fails, on a full disk say, makes a file unusable until it is attached again.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
@@ -17,7 +18,13 @@ import attrs
 import duckdb
 import pyarrow as pa
 from topicstore.engine import Backend, Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
-from topicstore.errors import CorruptionError, DatabaseClosedError, EngineError, InvalidArgumentError
+from topicstore.errors import (
+    CorruptionError,
+    DatabaseClosedError,
+    EngineError,
+    InvalidArgumentError,
+    UnsupportedError,
+)
 
 from .instance import Instance, View, fetch, quoted, run
 from .tables import FIRST_KEYS, GROWTH, Columns, Span, Table, lists
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["DuckdbBackend", "DuckdbEngine", "DuckdbOptions"]
 
 FILE = "shard.duckdb"
-_COMMENT = "rows of "
+_LISTED = "tables_of_rows"
 
 
 @attrs.frozen(kw_only=True)
@@ -78,8 +85,24 @@ class DuckdbBackend(Backend):
             _make_directory(path)
         elif not file.exists():
             raise EngineError(f"{path}: there is no DuckDB database")
+        return self._attach(file, keyspaces, create=create)
+
+    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> DuckdbEngine:
+        """Open the file in the directory ``path`` and leave it, and its log, as they are.
+
+        Raises `UnsupportedError` unless ``alone``: beside a writer DuckDB lets nobody read.
+        """
+        if not alone:
+            raise UnsupportedError("DuckDB opens no file that another process may write")
+        if not (path / FILE).exists():
+            raise EngineError(f"{path}: there is no DuckDB database")
+        return self._attach(path / FILE, keyspaces, read_only=True)
+
+    def _attach(
+        self, file: Path, keyspaces: Sequence[Keyspace], *, create: bool = False, read_only: bool = False
+    ) -> DuckdbEngine:
         with Translated(file):
-            name = self._instance.attach(file)
+            name = self._instance.attach(file, read_only=read_only)
         try:
             return DuckdbEngine(self._instance, name, file, keyspaces, create=create)
         except BaseException:
@@ -177,28 +200,29 @@ class DuckdbEngine(Engine):
         self._writer.begin()
         for table in self._tables.values():
             table.create(self._writer)
+        run(self._writer, f"CREATE TABLE IF NOT EXISTS {self._qualified(_LISTED)} (name VARCHAR, keyspace VARCHAR)")
         self._writer.commit()
 
     def _look(self) -> None:
-        """See that all keyspaces are there in their shape, and which tables of rows there are."""
-        query = (
-            "SELECT table_name, column_name, data_type, tables.comment FROM duckdb_columns() AS columns "
-            "JOIN duckdb_tables() AS tables USING (database_name, schema_name, table_name) "
-            "WHERE database_name = ? AND schema_name = 'main' ORDER BY table_name, column_index"
-        )
-        found: dict[str, list[tuple[str, str]]] = {}
-        comments: dict[str, str | None] = {}
-        for table, column, kind, comment in fetch(self._writer, query, [self._name]):
-            found.setdefault(table, []).append((quoted(column), kind))
-            comments[table] = comment
-        for name, known in self._tables.items():
-            if found.get(name) != known.definition:
+        """See that all keyspaces are there in their shape, and which tables of rows there are.
+
+        Not by DuckDB's catalog functions: the first call of one takes ten times as long as all of this.
+        """
+        for name, table in self._tables.items():
+            if self._columns_of(name) != table.definition:
                 raise EngineError(f"{self._file}: there is no keyspace {name!r} of the shape that was asked for")
-        for table, comment in comments.items():
-            if comment is not None and comment.startswith(_COMMENT):
-                keyspace = self._table_named(comment.removeprefix(_COMMENT)).columns.keyspace
-                names = [column[1:-1] for column, _ in found[table][: len(keyspace.shape or ())]]
-                self._rows[table] = Columns.of(keyspace, names)
+        for name, of in fetch(self._writer, f"SELECT name, keyspace FROM {self._qualified(_LISTED)}"):
+            keyspace = self._table_named(of).columns.keyspace
+            names = [column[1:-1] for column, _ in self._columns_of(name)[: len(keyspace.shape or ())]]
+            self._rows[name] = Columns.of(keyspace, names)
+
+    def _columns_of(self, table: str) -> list[tuple[str, str]]:
+        """Return a table's columns and their types; none if there is no such table."""
+        try:
+            found = self._writer.sql(f"FROM {self._qualified(table)}")
+        except duckdb.CatalogException:
+            return []
+        return [(quoted(name), str(kind)) for name, kind in zip(found.columns, found.types, strict=True)]
 
     def connections(self) -> list[object]:
         """Return all that must not be closed in a forked child."""
@@ -244,8 +268,8 @@ class DuckdbEngine(Engine):
     def _check_rows(self, keyspace: Keyspace, name: str, rows: pa.Table) -> None:
         if keyspace.shape is None or rows.num_columns < len(keyspace.shape):
             raise InvalidArgumentError(f"rows of table {name!r} don't begin with a key of keyspace {keyspace.name!r}")
-        if name in self._tables:
-            raise InvalidArgumentError(f"{name!r} is the name of a keyspace; rows need a table of another name")
+        if name in (*self._tables, _LISTED):
+            raise InvalidArgumentError(f"there is a table {name!r} already that is not one of rows")
 
     def _apply(self, batch: WriteBatch, final: list[tuple[Table, dict[Key, bytes | None]]]) -> None:
         for keyspace, start, end in batch.ranges:
@@ -285,7 +309,7 @@ class DuckdbEngine(Engine):
         table = self._qualified(name)
         if name not in self._rows:
             run(self._writer, f"CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM rows LIMIT 0", rows=rows)
-            run(self._writer, f"COMMENT ON TABLE {table} IS '{_COMMENT}{keyspace.name}'")
+            run(self._writer, f"INSERT INTO {self._qualified(_LISTED)} VALUES (?, ?)", [name, keyspace.name])
             # Known before the commit, and still known if that fails: then nothing is written any more.
             self._rows[name] = Columns.of(keyspace, rows.column_names[: len(keyspace.shape or ())])
         if rows.num_rows:
@@ -355,24 +379,30 @@ class DuckdbEngine(Engine):
     def _lists(
         self, shared: View | None, table: Table, span: Span, reverse: bool, limit: int | None
     ) -> Iterator[list[tuple[Key, bytes]]]:
-        count, left = FIRST_KEYS, limit
-        view = shared
+        """Yield what one statement finds of a range; if there is more, keys some at a time and then their values."""
+        view, left, count = shared, sys.maxsize if limit is None else limit, FIRST_KEYS
         try:
-            while left is None or left > 0:
-                with self._translated:
-                    view = view or self._open_view()
-                    with view.use() as connection:
-                        room = count if left is None else min(count, left)
-                        keys, sizes = table.keys(connection, span, reverse, room)
+            with self._translated:
+                view = view or self._open_view()
+                with view.use() as connection:
+                    pairs, ended = table.first(connection, span, reverse)
+            if pairs[:left]:
+                yield pairs[:left]
+                span = span.behind(pairs[-1][0], reverse)
+            left -= len(pairs)
+            while left > 0 and not ended:
+                room = min(count, left)
+                with self._translated, view.use() as connection:
+                    keys, sizes = table.keys(connection, span, reverse, room)
                 for part in lists(sizes):
                     with self._translated, view.use() as connection:
                         values = table.values(connection, keys[part], sizes[part], reverse)
                     yield list(zip(keys[part], values, strict=True))
                 if len(keys) < room:
                     return
-                span = span._replace(high=keys[-1]) if reverse else span._replace(low=keys[-1], above=True)
+                span = span.behind(keys[-1], reverse)
                 count = min(count * GROWTH, table.most_keys)
-                left = None if left is None else left - len(keys)
+                left -= len(keys)
         finally:
             if shared is None and view is not None:
                 view.close()
@@ -387,27 +417,18 @@ class DuckdbEngine(Engine):
         engines = [self, *(self._sibling(other) for other in beside)]
         with self._translated, self._passing_view() as view, view.use() as connection:
             with StatementRefused():
-                self._check_reads(connection, statement)
+                parsed = self._instance.parsed(connection, statement)
             if beside:
                 self._unite(connection, engines)
             else:
                 run(connection, f"USE {self._name}.main")
             with StatementRefused():
-                return connection.sql(statement, params=list(parameters)).to_arrow_table()
+                return connection.sql(parsed, params=list(parameters)).to_arrow_table()
 
     def _sibling(self, other: Engine) -> DuckdbEngine:
         if not isinstance(other, DuckdbEngine) or other._instance is not self._instance:  # noqa: SLF001 - one of us
             raise InvalidArgumentError("only engines that one backend object opened can be read in one statement")
         return other
-
-    @staticmethod
-    def _check_reads(connection: duckdb.DuckDBPyConnection, statement: str) -> None:
-        """Let only through what can't change anything; that it really doesn't, the transaction sees to."""
-        kinds = [parsed.type.name for parsed in connection.extract_statements(statement)]
-        if len(kinds) != 1:
-            raise InvalidArgumentError(f"one statement at a time is run, not {len(kinds)}")
-        if kinds[0] not in ("SELECT", "EXPLAIN"):
-            raise InvalidArgumentError(f"only statements that read are run, such as SELECT, not {kinds[0]}")
 
     @staticmethod
     def _unite(connection: duckdb.DuckDBPyConnection, engines: Sequence[DuckdbEngine]) -> None:
@@ -435,12 +456,20 @@ class DuckdbEngine(Engine):
 
     def verify(self) -> Iterator[str]:
         """Read every column of every table, checking the checksums of blocks that are not in memory."""
-        for name in (*self._tables, *self._rows):
-            try:
-                with self._translated, self._passing_view() as view, view.use() as connection:
-                    fetch(connection, f"SELECT bit_xor(hash(stored)) FROM {self._qualified(name)} stored")
-            except CorruptionError as bad:
-                yield f"table {name!r}: {bad}"
+        names = (*self._tables, _LISTED, *self._rows)
+        try:
+            self._read_whole(names)
+        except CorruptionError:
+            for name in names:
+                try:
+                    self._read_whole([name])
+                except CorruptionError as bad:
+                    yield f"table {name!r}: {bad}"
+
+    def _read_whole(self, names: Sequence[str]) -> None:
+        parts = (f"SELECT bit_xor(hash(stored)) FROM {self._qualified(name)} stored" for name in names)
+        with self._translated, self._passing_view() as view, view.use() as connection:
+            fetch(connection, " UNION ALL ".join(parts))
 
     def checkpoint(self, path: Path) -> None:
         """Write a copy of the shard, as it is now, into the new directory ``path``: row by row, without dead ones."""
@@ -459,12 +488,9 @@ class DuckdbEngine(Engine):
         connection = self._instance.connect()
         try:
             connection.begin()
-            for name in (*self._tables, *self._rows):
+            for name in (*self._tables, _LISTED, *self._rows):
                 target = f"{copy}.main.{quoted(name)}"
                 run(connection, f"CREATE TABLE {target} AS SELECT * FROM {self._qualified(name)}")
-                if name in self._rows:
-                    comment = f"{_COMMENT}{self._rows[name].keyspace.name}"
-                    run(connection, f"COMMENT ON TABLE {target} IS '{comment}'")
             connection.commit()
         finally:
             connection.close()

@@ -9,13 +9,14 @@ writer of each shard.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
-from topicstore.errors import DatabaseClosedError
+from topicstore.errors import DatabaseClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +27,8 @@ __all__ = ["Instance", "View", "fetch", "quoted", "run"]
 ROW_GROUP = 8_192
 # Written out, so that a later DuckDB goes on writing files that an earlier one can read.
 STORAGE_VERSION = "v2.0.0"
+STATEMENTS = 100
+"""Parsed statements that are kept."""
 
 
 def quoted(name: str) -> str:
@@ -52,6 +55,16 @@ def fetch(
     return found
 
 
+def _reading(connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.Statement:
+    """Parse a statement. Raises `InvalidArgumentError` if it isn't one, or is one that doesn't read."""
+    statements = connection.extract_statements(statement)
+    if len(statements) != 1:
+        raise InvalidArgumentError(f"one statement at a time is run, not {len(statements)}")
+    if (kind := statements[0].type.name) not in ("SELECT", "EXPLAIN"):
+        raise InvalidArgumentError(f"only statements that read are run, such as SELECT, not {kind}")
+    return statements[0]
+
+
 class Instance:
     """A DuckDB in memory; there while a file is attached to it."""
 
@@ -69,18 +82,23 @@ class Instance:
         self._root: duckdb.DuckDBPyConnection | None = None
         self._attached: set[str] = set()
         self._numbers = 0
+        self._parsed: dict[str, duckdb.Statement] = {}
         self._lock = Lock()
 
-    def attach(self, file: Path) -> str:
-        """Attach a file, made if it isn't there, and return the name by which statements know it."""
+    def attach(self, file: Path, *, read_only: bool = False) -> str:
+        """Attach a file, made if it isn't there, and return the name by which statements know it.
+
+        With ``read_only`` it must be there; what DuckDB spills goes to the system's temporary directory then.
+        """
         with self._lock:
             if self._root is None:
-                self._config["temp_directory"] = str(file.with_suffix(".spill"))
+                spill = tempfile.gettempdir() if read_only else file.with_suffix(".spill")
+                self._config["temp_directory"] = str(spill)
                 self._root = duckdb.connect(":memory:", config=self._config)
             self._numbers += 1
             name = f"shard_{self._numbers}"
             try:
-                self._attach(file, name)
+                self._attach(file, name, read_only=read_only)
             except BaseException:
                 self._close_unused()
                 raise
@@ -106,6 +124,18 @@ class Instance:
         """Return a new connection."""
         return self._open().cursor()
 
+    def parsed(self, connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.Statement:
+        """Return a statement that may be run: one that can't change anything; that it doesn't, its transaction sees to.
+
+        The same ones come again and again, so the last of them are kept.
+        """
+        found = self._parsed.get(statement)
+        if found is None:
+            found = self._parsed[statement] = _reading(connection, statement)
+            if len(self._parsed) > STATEMENTS:
+                self._parsed.pop(next(iter(self._parsed)), None)
+        return found
+
     def root(self) -> duckdb.DuckDBPyConnection | None:
         """Return what keeps the files open."""
         return self._root
@@ -116,8 +146,8 @@ class Instance:
             raise DatabaseClosedError("the engine is closed")
         return root
 
-    def _attach(self, file: Path, name: str) -> None:
-        options = f"STORAGE_VERSION '{STORAGE_VERSION}', ROW_GROUP_SIZE {ROW_GROUP}"
+    def _attach(self, file: Path, name: str, *, read_only: bool = False) -> None:
+        options = "READ_ONLY" if read_only else f"STORAGE_VERSION '{STORAGE_VERSION}', ROW_GROUP_SIZE {ROW_GROUP}"
         run(self._open(), f"ATTACH {_text(str(file))} AS {name} ({options})")
 
     def _close_unused(self) -> None:

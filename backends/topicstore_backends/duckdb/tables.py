@@ -26,9 +26,10 @@ __all__ = ["Columns", "Span", "Table"]
 PIECE = 4_000
 """Bytes of a value in one row: less than what DuckDB stores apart from its column (4,096)."""
 
-# Keys that a scan sorts at a time. The first are few, so that a scan for one pair costs little; blobs
-# may be of 64 KB each.
-FIRST_KEYS, MOST_NUMBERS, MOST_BLOBS = 64, 1 << 18, 1 << 12
+FIRST_PIECES = 64
+"""Rows, of a piece each, in which a scan looks first: one statement for all of a small range."""
+# Keys that a scan sorts at a time after that; blobs may be of 64 KB each.
+FIRST_KEYS, MOST_NUMBERS, MOST_BLOBS = 512, 1 << 18, 1 << 12
 GROWTH = 8
 # What a list of a scan holds.
 LIST_PAIRS, LIST_BYTES = 4_096, 1 << 20
@@ -45,6 +46,10 @@ class Span(NamedTuple):
     """``low`` itself lies outside."""
     through: bool = False
     """``high`` itself lies inside."""
+
+    def behind(self, key: Key, reverse: bool) -> Span:
+        """Return what is left behind a key, going up or down."""
+        return Span(self.low, key, self.above) if reverse else Span(key, self.high, True, self.through)
 
 
 @attrs.frozen
@@ -240,6 +245,28 @@ class Table:
         for place, parts in pieces.items():
             found[place] = self._whole(parts, sizes[place])
         return found
+
+    def first(self, connection: DuckDBPyConnection, span: Span, reverse: bool) -> tuple[list[tuple[Key, bytes]], bool]:
+        """Return the first pairs of a span, as far as they lie in a few rows, and whether these are all."""
+        condition, values = self.columns.condition(span)
+        order = self.columns.listed(suffix=" DESC" * reverse)
+        statement = (
+            f'SELECT {self.columns.listed()}, "size", "value" FROM {self.name} '
+            f'WHERE {condition} ORDER BY {order}, "part" LIMIT {FIRST_PIECES}'
+        )
+        rows = fetch(connection, statement, values)
+        pairs, ended, row = list[tuple[Key, bytes]](), len(rows) < FIRST_PIECES, 0
+        while row < len(rows):
+            *key, size, _ = rows[row]
+            pieces = rows[row : row + max(-(-size // PIECE), 1)]
+            if row + len(pieces) == len(rows) and not ended:  # the rest of its pieces may lie behind
+                break
+            if pieces[-1][: len(key)] != tuple(key):
+                raise self._torn()
+            whole = self._whole([piece for *_, piece in pieces], size)
+            pairs.append((key[0] if self.columns.keyspace.shape is None else tuple(key), whole))
+            row += len(pieces)
+        return pairs, ended
 
     def keys(self, connection: DuckDBPyConnection, span: Span, reverse: bool, count: int) -> tuple[list[Key], _Sizes]:
         """Return the first keys of a span, at most ``count``, and the sizes of their values."""

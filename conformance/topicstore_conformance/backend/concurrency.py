@@ -10,7 +10,8 @@ from topicstore.engine import DATA, INDEX, META, STATE, Engine, WriteBatch
 from topicstore.errors import DatabaseClosedError
 
 from topicstore_conformance.profiles import PATIENCE, tries
-from topicstore_conformance.threads import begin, together
+from topicstore_conformance.subjects import BackendSubject
+from topicstore_conformance.threads import MOMENT, begin, together
 
 from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 
@@ -22,7 +23,7 @@ SPOTS = [(STATE, b"k"), (META, b"k"), (DATA, (1, 1, 1)), (DATA, (1, 1, 2)), (IND
 class Concurrency(Fixtures):
     """Promises about threads."""
 
-    def test_readers_beside_a_writer_see_whole_batches(self, engine: Engine) -> None:
+    def test_readers_beside_a_writer_see_whole_batches(self, subject: BackendSubject, engine: Engine) -> None:
         """A reader beside a writer sees each batch whole or not at all: by get_many, scans and snapshots."""
         done, seen = Event(), list[set[bytes]]()
 
@@ -36,7 +37,7 @@ class Concurrency(Fixtures):
 
         def write_all() -> None:
             try:
-                for number in range(1, tries(500, 2_000)):
+                for number in range(1, tries(500, 2_000, subject.capabilities)):
                     write(number)
                 while len(seen) < 30:
                     write(1)
@@ -44,7 +45,7 @@ class Concurrency(Fixtures):
                 done.set()
 
         def read() -> None:
-            while not done.is_set():
+            while not done.wait(MOMENT):
                 with engine.snapshot() as snapshot:
                     values = {snapshot.get(keyspace, key) or b"" for keyspace, key in SPOTS}
                     values |= {value for _, value in pairs(snapshot.scan(DATA, (1, 0, 0), (2, 0, 0)))}
@@ -56,7 +57,7 @@ class Concurrency(Fixtures):
         together(write_all, read, read)
         assert [values for values in seen if len(values) != 1] == []
 
-    def test_scans_beside_a_writer_are_whole(self, engine: Engine) -> None:
+    def test_scans_beside_a_writer_are_whole(self, subject: BackendSubject, engine: Engine) -> None:
         """A scan beside a writer, who puts, deletes and drops ranges, has exactly what was there when it began."""
         done, odd = Event(), list[Any]()
         whole = {(1, 2, number): b"same" for number in range(1_000)}
@@ -65,7 +66,7 @@ class Concurrency(Fixtures):
 
         def write() -> None:
             try:
-                for number in range(1, tries(150, 600)):
+                for number in range(1, tries(150, 600, subject.capabilities)):
                     batch = WriteBatch()
                     batch.put_many(DATA, [(2, number, row) for row in range(100)], [b"%d" % number] * 100)
                     batch.delete_range(DATA, (2, 0, 0), (2, number, 0))
@@ -74,7 +75,7 @@ class Concurrency(Fixtures):
                 done.set()
 
         def read(*, reverse: bool) -> None:
-            while not done.is_set():
+            while not done.wait(MOMENT):
                 found = pairs(engine.scan(DATA, reverse=reverse))
                 moving = [key for key, _ in found if key[0] == 2]
                 numbers = {key[1] for key in moving}

@@ -96,7 +96,7 @@ class Crashes(Fixtures):
     def test_batches_are_whole_when_killed(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
         """When a writer is killed a batch is there as a whole or not at all, and none that was acknowledged is lost."""
         last, draw = -1, random.Random(7)
-        for kill in range(tries(3, 12)):
+        for kill in range(tries(3, 12, subject.capabilities)):
             acknowledged, after = last, draw.randrange(1, 12)
             with child.Child(subject.make, write_until_killed, shard, last + 1, kill % 3 == 2) as writer:
                 for number in writer.told():

@@ -198,5 +198,7 @@ class Histories(Fixtures):
         """Whatever is written, deleted, held open and opened again, in any order, reads give what a dict would."""
         persistent = "persistent" in subject.capabilities
         machine = type("Machine", (EngineMachine,), {"backend": backend, "persistent": persistent})
-        chosen = settings(MACHINE, max_examples=tries(8, 40), stateful_step_count=30, derandomize=True)
+        chosen = settings(
+            MACHINE, max_examples=tries(8, 40, subject.capabilities), stateful_step_count=30, derandomize=True
+        )
         run_state_machine_as_test(machine, settings=chosen)

@@ -19,7 +19,7 @@ from topicstore_conformance.checks import check_publishers, drain, replayed
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
 from topicstore_conformance.pairs import Pair
 from topicstore_conformance.profiles import full, tries
-from topicstore_conformance.threads import begin, together, wait_until
+from topicstore_conformance.threads import MOMENT, begin, together, wait_until
 
 __all__ = ["Compaction"]
 BATCHES = tries(16, 40)
@@ -45,7 +45,7 @@ def again_until(done: threading.Event, work: Callable[[], object]) -> int:
     """Do something again and again, and once more at the end; return how often."""
     times, last = 0, False
     while not last:
-        last = done.is_set()
+        last = done.wait(MOMENT)
         work()
         times += 1
     return times

@@ -19,7 +19,7 @@ from topicstore_conformance.database.engines import Gate, replace_engine
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
 from topicstore_conformance.pairs import Pair
 from topicstore_conformance.profiles import PATIENCE, tries
-from topicstore_conformance.threads import begin, together
+from topicstore_conformance.threads import MOMENT, begin, together
 
 __all__ = ["Concurrency"]
 BATCHES = tries(8, 40)
@@ -47,7 +47,7 @@ def write_batches(db: ts.Database, writer: int) -> list[MessageId]:
 def replay_until(db: ts.Database, done: threading.Event) -> list[list[MessageId]]:
     """Replay everything again and again; return what each replay gave."""
     seen = []
-    while not done.is_set():
+    while not done.wait(MOMENT):
         seen.append([id_ for id_, _ in replayed(db, "#", order="time")])
     return seen
 
@@ -58,7 +58,7 @@ def follow_until(db: ts.Database, done: threading.Event) -> list[MessageId]:
     places: dict[tuple[int, int], ts.Iterator] = {}
     last = False
     while not last:
-        last = done.is_set()
+        last = done.wait(MOMENT)
         for stream in db.streams("#"):
             key = stream.shard, stream.number
             rows, places[key], _ = drain(db, places.get(key) or db.iterate(stream, "#"), 50)
@@ -146,7 +146,7 @@ class Concurrency(Fixtures):
 
             def look() -> int:
                 looks = 0
-                while not done.is_set():
+                while not done.wait(MOMENT):
                     looks += 1
                     numbers = [info.number for info in db.generations()]
                     assert sorted(set(numbers)) == numbers

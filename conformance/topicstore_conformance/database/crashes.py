@@ -29,7 +29,7 @@ class Crashes(Fixtures):
         seed = f"{pair} {durability} {keep}"
         draw, ledger = random.Random(seed), Ledger()
         with quick_directory() as directory:
-            for kill in range(tries(1, 4)):
+            for kill in range(tries(1, 4, pair.capabilities)):
                 path = Path(directory, "db" if keep else f"db-{kill}")
                 ledger = ledger if keep else Ledger()
                 job = Job(
@@ -93,7 +93,7 @@ class Crashes(Fixtures):
         """A database whose creation was killed is created by the next open, or is there."""
         draw = random.Random(str(pair))
         with quick_directory() as directory:
-            for kill in range(tries(1, 3)):
+            for kill in range(tries(1, 3, pair.capabilities)):
                 path = Path(directory, f"db-{kill}")
                 job = Job(
                     path=str(path),

@@ -11,10 +11,13 @@ from topicstore.engine import DATA, KEYS, Engine, Keyspace
 from topicstore_conformance.capabilities import check_capabilities
 from topicstore_conformance.checks import quick_directory
 from topicstore_conformance.pairs import Pair
+from topicstore_conformance.profiles import MODE
 
 __all__ = ["Fixtures", "both_durabilities", "both_timestamps", "message_spaces"]
 
-both_durabilities = pytest.mark.parametrize("durability", ["commit", "sync"])
+_distinct = [pytest.mark.requires("sync")] if MODE == "quick" else []
+"""Where both are the same to the engine, one of them is enough for the quick mode."""
+both_durabilities = pytest.mark.parametrize("durability", ["commit", pytest.param("sync", marks=_distinct)])
 both_timestamps = pytest.mark.parametrize("timestamps", ["commit", "message"])
 
 

@@ -104,6 +104,18 @@ class Generations(Fixtures):
                     got = [m.payload for m in db.replay("#", START + first * 1_000_000, START + end * 1_000_000)]
                     assert [b"%d" % number for number in range(first, end)] == got
 
+    def test_a_publisher_stays_in_its_shard(self, pair: Pair, directory: Path) -> None:
+        """A publisher's messages lie in one shard, the one that is said, whatever generations and openings come."""
+        shards: dict[str, set[int]] = {client: set() for client in CLIENTS}
+        for opening in range(2 if "persistent" in pair.capabilities else 1):
+            with pair.open(directory / "db", shards=3, clock=lambda: START) as db:
+                for _ in range(2):
+                    result = db.store([Message("a", b"%d" % opening, client) for client in CLIENTS])
+                    for client, id_ in zip(CLIENTS, result.ids, strict=True):
+                        shards[client] |= {id_.shard, db.shard_of(client)}
+                    db.add_generation()
+        assert [client for client, of in shards.items() if len(of) != 1] == []
+
     def test_dropping_twice(self, pair: Pair, directory: Path) -> None:
         """Dropping twice does nothing; the current generation and one that never was can't be dropped."""
         db, model = opened(pair, directory / "db")
@@ -204,7 +216,7 @@ class Generations(Fixtures):
         """After a process was killed while it added and dropped generations, all shards agree on them."""
         with quick_directory() as directory:
             ledger = Ledger()
-            for kill in range(tries(1, 6)):
+            for kill in range(tries(1, 6, pair.capabilities)):
                 job = Job(
                     path=f"{directory}/db",
                     backend=pair.backend,

@@ -20,7 +20,7 @@ import attrs
 import msgspec
 import pytest
 import topicstore as ts
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageId
 from topicstore.positions import COUNTER_BITS, time_of
@@ -31,7 +31,7 @@ from topicstore_conformance.database.engines import Full, Gate, replace_engine
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities, both_timestamps
 from topicstore_conformance.model import Model, Row
 from topicstore_conformance.pairs import Pair
-from topicstore_conformance.profiles import COSTLY, PATIENCE
+from topicstore_conformance.profiles import COSTLY, PATIENCE, tries
 
 __all__ = ["Visibility"]
 
@@ -199,7 +199,7 @@ class Visibility(Fixtures):
     def test_nothing_is_skipped_or_reordered(self, pair: Pair, timestamps: str) -> None:
         """Who follows sees each epoch when it is over, once and in order, whatever clock and restarts do."""
 
-        @COSTLY
+        @settings(COSTLY, max_examples=tries(5, 25, pair.capabilities))
         @given(_steps, st.sampled_from(("commit", "sync")), st.sampled_from((1, 2)))
         def check(steps: list[tuple[str, int]], durability: str, shards: int) -> None:
             with quick_directory() as directory:

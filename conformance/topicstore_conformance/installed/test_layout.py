@@ -9,7 +9,7 @@ from topicstore.plugins import registry
 
 from topicstore_conformance.installed.choosing import chosen_layouts
 from topicstore_conformance.layout.suite import LayoutSuite
-from topicstore_conformance.pairs import backends_under, make_backend, make_layout
+from topicstore_conformance.pairs import backend_for, make_backend, make_layout
 from topicstore_conformance.subjects import LayoutSubject
 
 
@@ -20,11 +20,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _subject(name: str) -> LayoutSubject:
-    fitting = backends_under(name)
+    backend = backend_for(name)
     return LayoutSubject(
         make=partial(make_layout, name),
         capabilities=registry().layout(name).capabilities,
-        backend=partial(make_backend, "memory" if "memory" in fitting else fitting[0]),
+        backend=partial(make_backend, backend),
+        backend_capabilities=registry().backend(backend).capabilities,
     )
 
 

@@ -12,7 +12,7 @@ from topicstore.engine import WriteBatch
 
 from topicstore_conformance.model import match
 from topicstore_conformance.profiles import tries
-from topicstore_conformance.threads import together
+from topicstore_conformance.threads import MOMENT, together
 
 from .reading import TOPICS
 from .stored import Fixtures, Reader, Row, Stored, numbered
@@ -42,24 +42,24 @@ class Concurrency(Fixtures):
         """A bound, and how many rows there are up to it."""
 
         def write() -> None:
-            least, number, seen = tries(25, 120), 0, 0
+            least, number, seen = tries(25, 120, stored.subject.backend_capabilities), 0, 0
             while number < least or (len(reads) < 20 and not done.is_set()):
                 if number >= least and seen == len(reads):
-                    done.wait(0.001)  # readers read all there is: they would never catch up with one who doesn't wait
+                    done.wait(MOMENT)  # readers read all there is: they would never catch up with one who doesn't wait
                     continue
                 number, seen = number + 1, len(reads)
                 self._store(stored, numbered([*TOPICS, f"new/{number}/x"], 60), 1 + number % 5, commit)
                 committed.append((stored.last, len(stored.rows)))
 
         def compact() -> None:
-            while not done.is_set():
+            while not done.wait(MOMENT):
                 for step in stored.slab.compact(committed[-1][0], whole=True):
                     with commit:
                         stored.engine.write(step.write)
 
         def read(seed: int) -> None:
             draw = random.Random(seed)
-            while not done.is_set():
+            while not done.wait(MOMENT):
                 bound, count = committed[-1]
                 topic_filter = draw.choice(["#", "f/+/+/t", "f/x/#", "g", "new/#"])
                 got: list[Row] = []

@@ -11,12 +11,11 @@ from topicstore import Message, Properties
 
 from topicstore_conformance import strategies
 from topicstore_conformance.profiles import COSTLY, tries
+from topicstore_conformance.subjects import LayoutSubject
 
 from .stored import Fixtures, Stored, numbered
 
 __all__ = ["Contents"]
-
-MANY = settings(COSTLY, max_examples=tries(25, 100))
 
 
 class Contents(Fixtures):
@@ -33,10 +32,10 @@ class Contents(Fixtures):
         stored.reopen()
         stored.check_all()
 
-    def test_any_messages_come_back(self, fresh: Callable[[], Stored]) -> None:
+    def test_any_messages_come_back(self, subject: LayoutSubject, fresh: Callable[[], Stored]) -> None:
         """Any messages come back by any filter, from any position, up to any bound, in helpings of any size."""
 
-        @MANY
+        @settings(COSTLY, max_examples=tries(25, 100, subject.backend_capabilities))
         @given(
             st.lists(
                 st.lists(strategies.messages(times=st.integers(1, 2**40)), min_size=1, max_size=12),

@@ -13,6 +13,7 @@ from topicstore import Message, TopicFilter
 from topicstore_conformance import strategies
 from topicstore_conformance.model import match
 from topicstore_conformance.profiles import MACHINE, tries
+from topicstore_conformance.subjects import LayoutSubject
 
 from .stored import Fixtures, Reader, Stored
 
@@ -132,9 +133,11 @@ class SlabMachine(RuleBasedStateMachine):
 class Histories(Fixtures):
     """The promise that everything else comes down to."""
 
-    def test_random_histories(self, fresh: Callable[[], Stored]) -> None:
+    def test_random_histories(self, subject: LayoutSubject, fresh: Callable[[], Stored]) -> None:
         """Whatever is stored, lost, deleted, compacted and opened anew, in any order, readers get what a list gives."""
         attributes: dict[str, Any] = {"make": staticmethod(fresh)}
         machine = type("Machine", (SlabMachine,), attributes)
-        chosen = settings(MACHINE, max_examples=tries(15, 60), stateful_step_count=25, derandomize=True)
+        chosen = settings(
+            MACHINE, max_examples=tries(15, 60, subject.backend_capabilities), stateful_step_count=25, derandomize=True
+        )
         run_state_machine_as_test(machine, settings=chosen)

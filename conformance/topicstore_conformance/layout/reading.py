@@ -8,6 +8,7 @@ import pytest
 from topicstore import Message, TopicFilter
 
 from topicstore_conformance.capabilities import requires
+from topicstore_conformance.profiles import tries
 
 from .stored import START, Fixtures, Reader, Stored, numbered
 
@@ -29,7 +30,8 @@ class Reading(Fixtures):
 
     def test_the_limit_of_rows(self, filled: Stored) -> None:
         """A call returns at most as many rows as its limit, and the calls together everything once."""
-        for topic_filter in FILTERS:
+        count = tries(len(FILTERS), len(FILTERS), filled.subject.backend_capabilities)
+        for topic_filter in FILTERS[:count]:
             for limit in (1, 2, 7, 120, 10_000):
                 filled.check(topic_filter, limit=limit)
 

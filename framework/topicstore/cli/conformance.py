@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from topicstore.plugins import registry
-from topicstore.specs import BackendSpec, LayoutSpec
-
 from .exits import DAMAGED, USAGE, Failure
 from .options import json_option
 
@@ -63,7 +60,9 @@ def conformance(
 
         print_json(_document(runs, _left_out(backend, layout)))
     elif markdown:
-        _print_markdown(runs)
+        from topicstore_conformance.published import published
+
+        click.echo(published(runs, _refused(backend, layout)))
     else:
         _print(runs, _left_out(backend, layout), brief=all_)
     if not all(run.kept for run in runs):
@@ -88,14 +87,20 @@ def _result(run: Run) -> str:
 
 def _left_out(backend: str | None, layout: str | None) -> dict[str, str]:
     """Return the pairs, and the plugins, that aren't tested, each with the reason."""
-    from topicstore_conformance.pairs import absent, incompatible
+    from topicstore_conformance.pairs import absent
 
-    pairs = {
+    return _refused(backend, layout) | absent()
+
+
+def _refused(backend: str | None, layout: str | None) -> dict[str, str]:
+    """Return the pairs that don't fit, each with the reason."""
+    from topicstore_conformance.pairs import incompatible
+
+    return {
         f"{names[0]}-{names[1]}": reason
         for names, reason in incompatible().items()
         if backend in (None, names[0]) and layout in (None, names[1])
     }
-    return pairs | absent()
 
 
 # --- for programs -----------------------------------------------------------------------------
@@ -132,6 +137,8 @@ def _print(runs: Sequence[Run], left_out: dict[str, str], *, brief: bool) -> Non
     if brief:
         headers = ("suite", "of", "mode", "kept>", "broken>", "skipped>", "seconds>", "capabilities~")
         out.print(make_table(*headers, rows=map(_row, runs)))
+        if any(run.plan.seldom for run in runs):
+            out.print("¼: a quarter of the random tries, because without fast_seek each read takes milliseconds")
         out.print()
     for run in () if brief else runs:
         out.print(fields([(_name(run), ", ".join(run.plan.capabilities) or "no capabilities")]))
@@ -147,7 +154,11 @@ def _print(runs: Sequence[Run], left_out: dict[str, str], *, brief: bool) -> Non
 def _row(run: Run) -> tuple[Any, ...]:
     """Return a row of a run; the capabilities of a pair are those of its parts."""
     declared = "" if run.plan.suite == "database" else ", ".join(run.plan.capabilities) or None
-    return run.plan.suite, str(run.plan), run.plan.mode, *_counts(run.outcomes, run.seconds), declared
+    return run.plan.suite, str(run.plan), _mode(run), *_counts(run.outcomes, run.seconds), declared
+
+
+def _mode(run: Run) -> str:
+    return run.plan.mode + " ¼" * run.plan.seldom
 
 
 def _counts(tests: Sequence[Outcome], seconds: float) -> tuple[int | None, int | None, int | None, str]:
@@ -181,60 +192,3 @@ def _print_broken(run: Run) -> None:
             click.echo(visible(f"    {test.test}: {test.reason}" + (f" ({test.where})" if test.where else "")))
     if run.failure:
         click.echo(f"{_name(run)} did not come to its end: " + "\n    ".join(map(visible, run.failure.split("\n"))))
-
-
-# --- for the README ---------------------------------------------------------------------------
-
-
-def _print_markdown(runs: Sequence[Run]) -> None:
-    """Print a table of backends with a column for each layout, and one of layouts."""
-    known = registry()
-    results = {(run.plan.backend, run.plan.layout): run for run in runs}
-    backends = sorted({run.plan.backend for run in runs} - {""})
-    layouts = sorted({run.plan.layout for run in runs} - {""})
-    _print_rows(
-        ("backend", "capabilities", "by itself", *(f"with `{name}`" for name in layouts)),
-        [
-            (
-                f"`{name}`",
-                _capabilities(known.backend(name)),
-                *(_verdict(results, name, each) for each in ("", *layouts)),
-            )
-            for name in backends
-        ],
-    )
-    _print_rows(
-        ("layout", "capabilities", "needs of a backend", "by itself"),
-        [
-            (
-                f"`{name}`",
-                _capabilities(known.layout(name)),
-                ", ".join(sorted(known.layout(name).requires)) or "nothing",
-                _verdict(results, "", name),
-            )
-            for name in layouts
-        ],
-    )
-
-
-def _capabilities(spec: BackendSpec | LayoutSpec) -> str:
-    return ", ".join(sorted(spec.capabilities)) or "none"
-
-
-def _verdict(results: dict[tuple[str, str], Run], backend: str, layout: str) -> str:
-    """Return a cell: how many promises were kept or broken, or why none was tested."""
-    run = results.get((backend, layout))
-    if run is not None:
-        broken = len(run.of("failed"))
-        kept = f"{len(run.of('passed'))} kept" + " (quick)" * (run.plan.mode == "quick")
-        return "did not end" if run.failure else f"**{broken} broken**, {kept}" if broken else kept
-    if not backend or not layout:
-        return "not tested"
-    missing = registry().layout(layout).requires - registry().backend(backend).capabilities
-    return f"needs {', '.join(sorted(missing))}" if missing else "not tested"
-
-
-def _print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    for row in (headers, ["---"] * len(headers), *rows):
-        click.echo(f"| {' | '.join(row)} |")
-    click.echo()

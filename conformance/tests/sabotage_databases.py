@@ -1,0 +1,260 @@
+"""Databases whose logical layer breaks one promise each, and the test that must tell it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import msgspec
+import topicstore.database
+from sabotage import Saboteur, suites_of
+from topicstore import GenerationDroppedError, InvalidMessageError, Message, MessageBatch, StateWrite
+from topicstore.database import Database
+from topicstore.requests import NextResult
+from topicstore.sharding import ShardMap
+from topicstore_conformance.database.suite import DatabaseSuite
+from topicstore_conformance.pairs import Pair, pair_of
+
+S = DatabaseSuite
+SABOTEURS: list[Saboteur] = []
+
+
+def pair(database: type[Database], backend: str) -> Pair:
+    """Have all databases that are opened from now on be the saboteur's; each has a test class of its own."""
+    topicstore.database.Database = database  # type: ignore[misc]
+    return pair_of(backend, "block")
+
+
+def breaks(promise: Callable[..., object], on: str = "memory") -> Any:
+    """Register a saboteur, a subclass of `Database`, and the test that must fail of it."""
+
+    def register(kind: type[Database]) -> type[Database]:
+        what = (kind.__doc__ or "").strip()
+        SABOTEURS.append(Saboteur(kind.__name__, what, promise.__qualname__, partial(pair, kind, on)))
+        return kind
+
+    return register
+
+
+# --- storing ---------------------------------------------------------------------------------
+
+
+@breaks(S.test_what_was_stored_is_seen_at_once)
+class SeenLater(Database):
+    """Shows what was stored a moment after it was acknowledged."""
+
+    hidden = 0, 0.0
+    """Above which position nothing is seen, and until when."""
+
+    def store(self, messages: Iterable[Message], **how: Any) -> Any:
+        result = super().store(messages, **how)
+        self.hidden = min(result.ids).position - 1, time.monotonic() + 0.05
+        return result
+
+    def _next(self, iterator: Any, limit: int, *, bound: int | None = None, **how: Any) -> NextResult:
+        last, until = self.hidden
+        if bound is not None and time.monotonic() < until:
+            bound = min(bound, last)
+        return super()._next(iterator, limit, bound=bound, **how)
+
+
+@breaks(S.test_one_bad_message_refuses_its_batch)
+class KeepsTheGood(Database):
+    """Stores the messages in front of a bad one."""
+
+    def store(self, messages: Any, **how: Any) -> Any:
+        try:
+            return super().store(messages, **how)
+        except InvalidMessageError as refused:
+            if refused.index:
+                super().store(messages[: refused.index], **how)
+            raise
+
+
+class Moving(ShardMap):
+    """Another shard for everybody at each turn."""
+
+    turn = 0
+
+    def of(self, client_id: str) -> int:
+        return (super().of(client_id) + self.turn) % self.shards
+
+
+@breaks(S.test_a_publisher_stays_in_its_shard)
+class MovesPublishers(Database):
+    """Sends publishers to other shards once there is another generation."""
+
+    def add_generation(self, *arguments: Any) -> int:
+        added = super().add_generation(*arguments)
+        self._shard_map = Moving(self._shard_map.shards)
+        self._shard_map.turn = added
+        return added
+
+
+@breaks(S.test_state_beside_messages)
+class StateLater(Database):
+    """Commits state after the messages, in a write of its own."""
+
+    def store(self, messages: Any, *, state: Mapping[int, Sequence[StateWrite]] | None = None) -> Any:
+        result = super().store(messages)
+        for shard, writes in (state or {}).items():
+            self.state(shard).write(writes)
+        return result
+
+
+@breaks(S.test_state_conflict_refuses_all_shards)
+class ShardByShard(Database):
+    """Commits state shard by shard, each as far as its own conditions hold."""
+
+    def store(self, messages: Any, *, state: Mapping[int, Sequence[StateWrite]] | None = None) -> Any:
+        for shard, writes in (state or {}).items():
+            self.state(shard).write(writes)
+        return super().store(messages)
+
+
+@breaks(S.test_delete_leaves_what_comes_after_the_call)
+class DeletesOn(Database):
+    """Goes on deleting what is stored after a delete."""
+
+    deleted = ""
+
+    def delete(self, topic_filter: str, *times: Any) -> int:
+        self.deleted = topic_filter
+        return super().delete(topic_filter, *times)
+
+    def store(self, messages: Any, **how: Any) -> Any:
+        result = super().store(messages, **how)
+        if self.deleted:
+            super().delete(self.deleted)
+        return result
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+@breaks(S.test_a_long_batch)
+class LosesTheLast(Database):
+    """Loses the last message of a batch that is read."""
+
+    def _next(self, *arguments: Any, **how: Any) -> NextResult:
+        found = super()._next(*arguments, **how)
+        return attrs.evolve(found, batch=found.batch[:-1]) if len(found.batch) > 1 else found
+
+
+@breaks(S.test_empty_batch_is_not_the_end)
+class EndsWhenEmpty(Database):
+    """Says that a stream is at its end when there is nothing more yet."""
+
+    def _next(self, *arguments: Any, **how: Any) -> NextResult:
+        found = super()._next(*arguments, **how)
+        return attrs.evolve(found, end_of_stream=found.caught_up)
+
+
+@breaks(S.test_until_does_not_end_a_sealed_stream_early)
+class EndsAtUntil(Database):
+    """Says that a sealed stream is at its end when it was read up to a time."""
+
+    def _next(self, iterator: Any, limit: int, **how: Any) -> NextResult:
+        found = super()._next(iterator, limit, **how)
+        sealed = iterator.generation < self.shards[iterator.shard].current
+        return attrs.evolve(found, end_of_stream=found.end_of_stream or (found.caught_up and sealed))
+
+
+@breaks(S.test_start_inclusive_until_exclusive)
+class UntilIsInside(Database):
+    """Gives the messages of the very time at which it is to end."""
+
+    def next(self, iterator: Any, *arguments: Any, until: Any = None, **how: Any) -> NextResult:
+        return super().next(iterator, *arguments, until=None if until is None else until + 1, **how)
+
+
+@breaks(S.test_into_a_dropped_generation)
+class SilentOnDropped(Database):
+    """Leaves an iterator into a dropped generation without messages, and without a word."""
+
+    def _next(self, iterator: Any, *arguments: Any, **how: Any) -> NextResult:
+        try:
+            return super()._next(iterator, *arguments, **how)
+        except GenerationDroppedError:
+            return NextResult(batch=MessageBatch.empty(), iterator=iterator, end_of_stream=False, caught_up=True)
+
+
+@breaks(S.test_replay_into_a_dropped_generation)
+class ReplaysWhatIsLeft(Database):
+    """Ends a replay whose generation goes under it, as if that were all."""
+
+    def replay(self, *arguments: Any, **how: Any) -> Iterator[Message]:
+        messages = super().replay(*arguments, **how)
+
+        def left() -> Iterator[Message]:
+            try:
+                yield from messages
+            except GenerationDroppedError:
+                return
+
+        return left()
+
+
+@breaks(S.test_replay_ends_at_the_watermark_of_its_call)
+class ReplaysLater(Database):
+    """Finds out where a replay ends when its first message is asked for."""
+
+    def replay(self, *arguments: Any, **how: Any) -> Iterator[Message]:
+        yield from super().replay(*arguments, **how)
+
+
+@breaks(S.test_survive_restarts_and_drops, on="rocksdb")
+class SkipsAfterRestarts(Database):
+    """Goes on one message too late with an iterator of an earlier life."""
+
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        super().__init__(*arguments, **how)
+        self.made: set[bytes] = set()
+
+    def iterate(self, *arguments: Any) -> Any:
+        iterator = super().iterate(*arguments)
+        self.made.add(iterator.to_bytes())
+        return iterator
+
+    def next(self, iterator: Any, *arguments: Any, **how: Any) -> NextResult:
+        if iterator.to_bytes() not in self.made:
+            iterator = super().next(iterator, 1).iterator
+        found = super().next(iterator, *arguments, **how)
+        self.made.add(found.iterator.to_bytes())
+        return found
+
+
+@breaks(S.test_iterators_of_another_database)
+class TakesAnyIterator(Database):
+    """Reads on with an iterator of another database."""
+
+    def next(self, iterator: Any, *arguments: Any, **how: Any) -> NextResult:
+        return super().next(msgspec.structs.replace(iterator, database=self._id), *arguments, **how)
+
+
+@breaks(S.test_new_streams_appear)
+class ListsOnce(Database):
+    """Lists the streams that there were when it was asked first."""
+
+    def streams(self, topic_filter: str, *start: Any) -> Any:
+        listed = self.__dict__.setdefault("listed", {})
+        if (topic_filter, start) not in listed:
+            listed[topic_filter, start] = super().streams(topic_filter, *start)
+        return listed[topic_filter, start]
+
+
+# --- living on -------------------------------------------------------------------------------
+
+
+@breaks(S.test_closed)
+class AnswersWhenClosed(Database):
+    """Answers what it can from memory when it is closed."""
+
+    def _check_open(self) -> None:
+        return
+
+
+globals().update(suites_of(DatabaseSuite, SABOTEURS, "pair"))

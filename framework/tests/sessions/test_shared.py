@@ -1,0 +1,414 @@
+"""Shared subscriptions: who gets what, what comes back, and what is left when an engine write fails in between."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from topicstore.errors import InvalidArgumentError, InvalidFilterError
+from topicstore.sessions import Delivery, Session, Sessions
+from topicstore.sessions.shared.filters import is_shared, parse_shared, read_filter
+from topicstore.sessions.shared.slices import SLICES, moves, slice_of
+from topicstore_conformance.clock import Clock
+
+TEXT = "$share/g/t/#"
+SECOND = 1_000_000
+
+Published = Callable[..., None]
+
+
+@pytest.fixture
+def spread(db: ts.Database) -> Callable[..., list[bytes]]:
+    """Return what publishes numbered messages to many topics."""
+    numbers = iter(range(1_000_000))
+
+    def publish(count: int, qos: int = 1, *, retain: bool = False) -> list[bytes]:
+        payloads = [b"%d" % next(numbers) for _ in range(count)]
+        db.publish([ts.Message(f"t/{p.decode()}", p, f"p{len(p)}", qos, retain) for p in payloads])
+        return payloads
+
+    return publish
+
+
+def member(sessions: Sessions, client_id: str, qos: int = 1, **options: Any) -> Session:
+    session = sessions.open(client_id, **{"expiry_interval": None, **options})
+    session.subscribe(TEXT, qos)
+    return session
+
+
+def drain(sessions: Sessions, *, acknowledge: bool = True) -> dict[str, list[bytes]]:
+    """Return, by client, what is delivered until there is nothing more."""
+    got: dict[str, list[bytes]] = {}
+    while out := sessions.deliver():
+        for session, items in out:
+            deliveries = [item for item in items if isinstance(item, Delivery)]
+            got.setdefault(session.client_id, []).extend(item.message.payload for item in deliveries)
+            if acknowledge:
+                session.puback_many([item.packet_id for item in deliveries if item.qos == 1])
+    return got
+
+
+def everything(got: dict[str, list[bytes]]) -> list[bytes]:
+    return sorted(payload for payloads in got.values() for payload in payloads)
+
+
+# --- filters ---
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["$share", "$share/", "$share/g", "$share/g/", "$share//t", "$share/+/t", "$share/#", "$share/g#/t", "$share/g/t+"],
+)
+def test_bad_filters_are_refused(sessions: Sessions, text: str) -> None:
+    """[MQTT-4.8.2-1], [MQTT-4.8.2-2]: the name is there and has no wildcard, and a filter follows."""
+    with pytest.raises(InvalidFilterError):
+        sessions.open("a").subscribe(text)
+
+
+def test_filters_are_taken_apart() -> None:
+    """What is read is what follows the name, empty levels included."""
+    assert ("g", "/t/+") == (parse_shared("$share/g//t/+").name, parse_shared("$share/g//t/+").topic_filter.text)
+    assert ["$sharex/g/t", "t"] == [read_filter("$sharex/g/t").text, read_filter("$share/g/t").text]
+    assert [True, True, False] == [is_shared("$share"), is_shared("$share/g/t"), is_shared("$shared/g/t")]
+
+
+def test_no_local_is_refused(sessions: Sessions) -> None:
+    """[MQTT-3.8.3-4]: it is a protocol error."""
+    session = sessions.open("a")
+    with pytest.raises(InvalidArgumentError, match="no_local"):
+        session.subscribe(TEXT, no_local=True)
+    assert [] == sessions.groups()
+
+
+# --- shares ---
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 5, 64, 65])
+def test_shares_are_even_and_few_slices_move(members: int) -> None:
+    """Each has the same number of slices, give or take one; who joins takes no more than that from others."""
+    owners: list[int | None] = [None] * SLICES
+    for count in range(1, members + 1):
+        total = dict.fromkeys(range(count), 0)
+        found = moves(owners, total, total)
+        held = Counter(owner for owner in owners if owner is not None)
+        assert (SLICES if count == 1 else SLICES // count) == len(found) or sum(held.values()) < SLICES
+        for number, owner in found:
+            owners[number] = owner
+        shares = Counter(owners)
+        assert {SLICES // count, -(-SLICES // count)} >= {shares[member] for member in range(count)}
+
+
+def test_every_message_goes_to_one_member(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
+    """Each gets the topics of its slices, and all of them get everything, whoever comes and goes."""
+    for client in "abc":
+        member(sessions, client)
+    payloads = spread(500)
+    got = drain(sessions)
+    assert sorted(payloads) == everything(got)
+    assert all(len(some) > 80 for some in got.values())
+    owners = {slice_of(f"t/{p.decode()}"): client for client, some in got.items() for p in some}
+    assert len(owners) == SLICES
+    sessions.get("a").disconnect()  # type: ignore[union-attr]
+    payloads = spread(100)
+    got = drain(sessions)
+    assert ["b", "c"] == sorted(got)
+    assert sorted(payloads) == everything(got)
+
+
+def test_the_first_member_sets_the_start(sessions: Sessions, db: ts.Database) -> None:
+    """Later ones go on where the group is, wherever they ask to begin."""
+    db.store([ts.Message("t/0", b"old")])
+    sessions.open("a", expiry_interval=None).subscribe(TEXT, start="beginning")
+    assert [b"old"] == everything(drain(sessions))
+    sessions.open("b", expiry_interval=None).subscribe(TEXT, start="beginning")
+    assert {} == drain(sessions)
+
+
+def test_what_comes_while_all_are_away_is_kept(
+    sessions: Sessions, crash: Callable[[], Sessions], spread: Callable[..., list[bytes]]
+) -> None:
+    """As long as a session has the subscription, the group goes on where it was."""
+    for client in "ab":
+        member(sessions, client).disconnect()
+    payloads = spread(50)
+    again = crash()
+    assert [("g", "t/#", ["a", "b"])] == [
+        (group.name, group.topic_filter, [m.client_id for m in group.members]) for group in again.groups()
+    ]
+    again.open("b", expiry_interval=None)
+    assert {"b": sorted(payloads)} == {client: sorted(some) for client, some in drain(again).items()}
+
+
+def test_a_group_ends_with_its_last_member(sessions: Sessions, db: ts.Database) -> None:
+    """Nothing of it stays in the store, and messages are not stored for it any more."""
+    member(sessions, "a").unsubscribe(TEXT)
+    member(sessions, "b", expiry_interval=0).disconnect()
+    assert [] == sessions.groups()
+    assert [] == [key for shard in range(2) for key, _ in db.state(shard).scan(b"g")]
+    assert 0 == db.publish([ts.Message("t/1", b"")]).stored
+
+
+def test_options_are_those_of_the_member(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
+    """QoS is the lower of the message's and the member's; at QoS 0 it comes from what is stored, too."""
+    for client, qos in (("a", 0), ("b", 2)):
+        sessions.open(client, expiry_interval=None).subscribe(TEXT, qos, subscription_identifier=qos + 5)
+    spread(50, qos=2, retain=True)
+    items = {session.client_id: items for session, items in sessions.deliver()}
+    seen = {(item.qos, item.retain, item.subscription_identifiers) for item in items["a"]}  # type: ignore[union-attr]
+    assert {(0, False, (5,))} == seen
+    seen = {(item.qos, item.retain, item.subscription_identifiers) for item in items["b"]}  # type: ignore[union-attr]
+    assert {(2, False, (7,))} == seen
+    assert sessions.get("b").subscribe(TEXT, 1)  # type: ignore[union-attr]
+    spread(50, qos=2)
+    assert {1} == {item.qos for s, some in sessions.deliver() if s.client_id == "b" for item in some}  # type: ignore[union-attr]
+
+
+def test_no_retained_messages_are_sent(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
+    """MQTT 5, section 4.8.2: a shared subscription gets none when it is made."""
+    spread(3, retain=True)
+    member(sessions, "a")
+    assert {} == drain(sessions)
+
+
+def test_a_message_wakes_only_the_member_it_is_for(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
+    """The others are past it without having been asked, and have nothing to commit."""
+    for client in "abcd":
+        member(sessions, client)
+    drain(sessions)
+    sessions.checkpoint()
+    for payload in spread(20):
+        out = sessions.deliver()
+        assert [[payload]] == [[item.message.payload for item in items] for _, items in out]  # type: ignore[union-attr]
+        out[0][0].puback(1)
+    assert 0 == sessions.groups()[0].behind
+
+
+# --- members that are slow, away, or gone ---
+
+
+def test_a_slow_member_s_slices_go_to_others(
+    sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]
+) -> None:
+    """Not before its window was full for `slow_after` seconds; when it has room it gets its share back."""
+    sessions.shared.slow_after = 5
+    slow = member(sessions, "a", receive_maximum=10)
+    member(sessions, "b")
+    payloads = spread(200)
+    first = {s.client_id: [item.packet_id for item in items] for s, items in sessions.deliver()}
+    clock.now += 5 * SECOND - 1
+    sessions.tick()
+    assert {} == {c: some for c, some in drain(sessions).items() if c == "a"}
+    clock.now += 1
+    sessions.tick()
+    assert [True, False] == [m.slow for m in sessions.groups()[0].members]
+    rest = drain(sessions)
+    assert ["b"] == list(rest)
+    assert len(payloads) == 10 + len(rest["b"]) + len(first["b"])
+    slow.puback_many(first["a"])
+    sessions.tick()
+    assert [(32, 32), (32, 32)] == [m.slices for m in sessions.groups()[0].members]
+
+
+@pytest.mark.parametrize("how", ["expire", "clean start", "expiry", "kick"])
+def test_what_a_session_had_in_flight_goes_to_another(
+    sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]], how: str
+) -> None:
+    """When it ends: messages of QoS 1 without their PUBACK; not those of QoS 2 [MQTT-4.8.2-5]."""
+    gone = member(sessions, "a", 2, expiry_interval=0 if how == "kick" else 10)
+    payloads = spread(20) + spread(20, qos=2)
+    items = gone.deliver()
+    ids = [item.packet_id for item in items if isinstance(item, Delivery) and item.qos == 1]
+    acknowledged = [item.message.payload for item in items if item.packet_id in ids[:5]]  # type: ignore[union-attr]
+    gone.puback_many(ids[:5])
+    member(sessions, "b", 2)
+    assert {} == drain(sessions)
+    if how == "expire":
+        sessions.expire("a")
+    elif how == "kick":
+        sessions.kick("a")
+    elif how == "clean start":
+        sessions.open("a", clean_start=True)
+    else:
+        gone.lost()
+        clock.now += 10 * SECOND
+        sessions.tick()
+    assert 15 == sessions.groups()[0].returned
+    assert sorted(set(payloads[:20]) - set(acknowledged)) == everything(drain(sessions))
+    assert 0 == sessions.groups()[0].returned
+
+
+def test_who_stays_away_keeps_only_qos_2(sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]) -> None:
+    """After `handover_after` seconds others get the messages of QoS 1, and the client does not get them again."""
+    sessions.shared.handover_after = 30
+    lost = member(sessions, "a", 2)
+    payloads = spread(10)
+    exactly = spread(10, qos=2)
+    lost.deliver()
+    member(sessions, "b", 2)
+    lost.lost()
+    clock.now += 30 * SECOND - 1
+    sessions.tick()
+    assert {} == drain(sessions)
+    clock.now += 1
+    sessions.tick()
+    assert {"b": sorted(payloads)} == {client: sorted(some) for client, some in drain(sessions).items()}
+    back = sessions.open("a", expiry_interval=None)
+    assert sorted(exactly) == sorted(item.message.payload for item in back.deliver())  # type: ignore[union-attr]
+
+
+def test_who_comes_back_in_time_gets_its_own_again(sessions: Sessions, spread: Callable[..., list[bytes]]) -> None:
+    """With DUP, under the same packet ids; the other member gets none of it."""
+    lost = member(sessions, "a")
+    spread(10)
+    sent = [(item.packet_id, item.message) for item in lost.deliver()]  # type: ignore[union-attr]
+    member(sessions, "b")
+    lost.lost()
+    assert {} == drain(sessions)
+    back = sessions.open("a", expiry_interval=None)
+    assert sent == [(item.packet_id, item.message) for item in back.deliver()]  # type: ignore[union-attr]
+
+
+# --- interruptions ---
+
+
+class Stopping:
+    """An engine that writes only so often, and then fails, until it is told to go on."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.left = 1 << 60
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def write(self, *arguments: Any, **options: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise ts.StorageFullError("no room")
+        return self._engine.write(*arguments, **options)
+
+
+def join(sessions: Sessions) -> None:
+    member(sessions, "c")
+
+
+def leave(sessions: Sessions) -> None:
+    sessions.get("a").unsubscribe(TEXT)  # type: ignore[union-attr]
+
+
+def lose(sessions: Sessions) -> None:
+    sessions.get("a").lost()  # type: ignore[union-attr]
+
+
+def expire(sessions: Sessions) -> None:
+    sessions.expire("a")
+
+
+def replace(sessions: Sessions) -> None:
+    sessions.open("a", clean_start=True)
+
+
+def deliver(sessions: Sessions) -> None:
+    sessions.deliver()
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("what", [join, leave, lose, expire, replace, deliver])
+def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[Sessions], None], crashes: bool) -> None:
+    """Whether the process goes on or not; and what was acknowledged and committed does not come again."""
+    for writes in range(12):
+        clock = Clock()
+        with ts.open(tmp_path / str(writes), backend="memory", clock=clock, auto_compact=False) as db:
+            db.shards[0]._engine = engine = Stopping(db.shards[0]._engine)
+            sessions = db.sessions
+            for client in "ab":
+                member(sessions, client, receive_maximum=20)
+            payloads = [b"%d" % number for number in range(100)]
+            db.publish([ts.Message(f"t/{p.decode()}", p, "p", 1) for p in payloads])
+            before = {session: items for session, items in sessions.deliver()}
+            done = []
+            for session, items in before.items():
+                session.puback_many([item.packet_id for item in items[::2]])
+                done += [item.message.payload for item in items[::2]]  # type: ignore[union-attr]
+            sessions.checkpoint()
+            engine.left = writes
+            try:
+                what(sessions)
+            except ts.StorageFullError:
+                pass
+            finished = engine.left > 0
+            engine.left = 1 << 60
+            if crashes:
+                sessions = db._sessions = Sessions(db)
+            got = []
+            for _ in range(4):  # those who are away hand back what they have
+                clock.now += 100 * SECOND
+                sessions.tick()
+                if "b" not in sessions._live:
+                    sessions.open("b", expiry_interval=None)
+                got += everything(drain(sessions))
+            held = [
+                item.message.payload  # type: ignore[union-attr]
+                for session, items in before.items()
+                for item in items[1::2]
+                if not crashes and sessions.get(session.client_id) is session
+            ]
+            assert not set(done) & set(got)
+            assert set(payloads) - set(done) - set(held) == set(got)
+            if finished:
+                break
+    else:
+        pytest.fail("there are more writes than were tried")
+
+
+CHILD = """
+import sys, topicstore as ts
+from topicstore.sessions import Delivery
+db = ts.open(sys.argv[1], shards=2)
+sessions = db.sessions
+for client in "abc":
+    sessions.open(client, expiry_interval=None, receive_maximum=50).subscribe("$share/g/t/#", 1)
+number = int(sys.argv[2])
+for turn in range(1 << 30):
+    db.publish([ts.Message(f"t/{n % 50}", b"%d" % n, f"p{n % 3}", 1) for n in range(number, number + 20)])
+    print("stored", number, number + 20, flush=True)
+    number += 20
+    for session, items in sessions.deliver(30):
+        for item in items:
+            print("got", item.message.payload.decode(), session.client_id, int(item.dup), flush=True)
+        session.puback_many([item.packet_id for item in items[::2]])
+    if turn % 7 == 3:
+        sessions.expire("abc"[turn % 3])
+        sessions.open("abc"[turn % 3], expiry_interval=None, receive_maximum=50).subscribe("$share/g/t/#", 1)
+    if turn % 5 == 2:
+        sessions.checkpoint()
+"""
+
+
+def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
+    """SIGKILL at any moment: every message that was stored is delivered, in order where it was sent once."""
+    stored, got = set(), []
+    for lines in (40, 333, 901):
+        command = [sys.executable, "-c", CHILD, str(tmp_path / "db"), str(len(stored) + 1_000_000 * lines)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            for _, line in zip(range(lines), child.stdout, strict=False):
+                kind, first, *rest = line.split()
+                if kind == "stored":
+                    stored |= set(range(int(first), int(rest[0])))
+                else:
+                    got.append((int(first), rest[1] == "1"))
+            child.kill()
+    clock = Clock(now=4_000_000_000_000_000)
+    with ts.open(tmp_path / "db", clock=clock) as db:
+        sessions = db.sessions
+        for client in "abc":
+            sessions.open(client, expiry_interval=None)
+        got += [(int(payload), True) for payload in everything(drain(sessions))]
+    assert stored <= {number for number, _ in got}
