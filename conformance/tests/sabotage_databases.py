@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import msgspec
-import topicstore.database
+import topicstore.opening
 from sabotage import Saboteur, suites_of
 from topicstore import GenerationDroppedError, InvalidMessageError, Message, MessageBatch, StateWrite
 from topicstore.database import Database
@@ -24,7 +24,7 @@ SABOTEURS: list[Saboteur] = []
 
 def pair(database: type[Database], backend: str) -> Pair:
     """Have all databases that are opened from now on be the saboteur's; each has a test class of its own."""
-    topicstore.database.Database = database  # type: ignore[misc]
+    topicstore.opening.Database = database  # type: ignore[misc]
     return pair_of(backend, "block")
 
 

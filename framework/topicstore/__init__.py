@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 from . import errors
 from ._version import __version__
 from .batch import MessageBatch
-from .database import Database, create, open, open_existing  # noqa: A004 - the name people know
+from .database import Database
 from .errors import *  # noqa: F403 - errors.__all__
 from .iterators import Iterator
 from .model import MAX_PAYLOAD, Message, MessageId, Properties
+from .opening import create, open, open_existing  # noqa: A004 - the name people know
 from .plugins import hookimpl
 from .publishing import PERSIST, PublishResult
 from .queues import Queue, QueueBatch

@@ -13,7 +13,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -23,6 +23,7 @@ from . import hookspecs
 from .engine import Backend
 from .errors import BackendUnavailableError, IncompatibleError, PluginError, UnknownPluginError
 from .layout import Layout
+from .options import make_options
 from .specs import BackendSpec, LayoutSpec, PluginSpec, WorkloadSpec
 
 __all__ = [
@@ -141,6 +142,18 @@ class Registry:
     def layout(self, name: str) -> LayoutSpec:
         """Return one layout's spec. Raises `UnknownPluginError`."""
         return self._find(self._layouts, name, "layout")
+
+    def make_layout(self, backend: BackendSpec, name: str, options: Mapping[str, Any]) -> Layout:
+        """Return a layout with its options, if it can run on the backend."""
+        spec = self.layout(name)
+        check_pair(backend, spec)
+        target: type[Layout] = load_target(spec)
+        return target(make_options(name, target.Options, options))
+
+    def full_options(self, layout: str, values: Mapping[str, Any]) -> Any:
+        """Return all options of a layout, the defaults among them, so that two ways to say the same are equal."""
+        target: type[Layout] = load_target(self.layout(layout))
+        return make_options(layout, target.Options, values)
 
     def wrapper(self, name: str) -> Any:
         """Return the plugin object behind an entry point's name. Raises `UnknownPluginError`."""

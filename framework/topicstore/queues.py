@@ -519,7 +519,7 @@ class Queues:
             raise
 
     def _database(self, path: Path) -> Database:
-        from .database import open as open_database
+        from .opening import open as open_database
 
         of = self._manifest
         layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None

@@ -29,9 +29,10 @@ import numpy as np
 
 from .batch import MessageBatch
 from .columns import to_iterable
-from .database import Database, create
+from .database import Database
 from .errors import BackendUnavailableError, IncompatibleError, InvalidArgumentError, PluginError, UnsupportedError
 from .layout import ReadCounters
+from .opening import create
 from .plugins import check_pair, load_target, registry
 from .positions import time_of
 from .topics import TopicFilter

@@ -327,7 +327,10 @@ class Shard:
 
         A message without a time is never late: it follows what came before it.
         """
-        times = np.fromiter(to_iterable(filled), np.int64, len(filled))
+        if isinstance(filled, np.ndarray):
+            times = filled.astype(np.int64)
+        else:
+            times = np.fromiter(to_iterable(filled), np.int64, len(filled))
         self._refuse_ahead(times, now)
         newest = np.maximum.accumulate(np.maximum(times, self._tail.last_time))
         if isinstance(given, Constant):
@@ -826,5 +829,7 @@ def _fill(timestamps: Any, now: int) -> Any:
     """Put the time of the commit where a message has none."""
     if isinstance(timestamps, Constant):
         return Constant(now, len(timestamps)) if timestamps.value is None else timestamps
+    if isinstance(timestamps, np.ndarray) and timestamps.dtype != object:
+        return timestamps  # numbers, so none is missing
     values = to_list(timestamps)
     return [now if value is None else value for value in values] if None in values else values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections import Counter
@@ -182,9 +183,10 @@ def test_a_message_wakes_only_the_member_it_is_for(sessions: Sessions, spread: C
         member(sessions, client)
     drain(sessions)
     sessions.checkpoint()
-    for payload in spread(20):
+    for _ in range(20):
+        payloads = spread(1)
         out = sessions.deliver()
-        assert [[payload]] == [[item.message.payload for item in items] for _, items in out]  # type: ignore[union-attr]
+        assert [payloads] == [[item.message.payload for item in items] for _, items in out]  # type: ignore[union-attr]
         out[0][0].puback(1)
     assert 0 == sessions.groups()[0].behind
 
@@ -318,53 +320,44 @@ def deliver(sessions: Sessions) -> None:
     sessions.deliver()
 
 
-@pytest.mark.parametrize("crashes", [False, True])
 @pytest.mark.parametrize("what", [join, leave, lose, expire, replace, deliver])
-def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[Sessions], None], crashes: bool) -> None:
-    """Whether the process goes on or not; and what was acknowledged and committed does not come again."""
-    for writes in range(12):
-        clock = Clock()
-        with ts.open(tmp_path / str(writes), backend="memory", clock=clock, auto_compact=False) as db:
-            db.shards[0]._engine = engine = Stopping(db.shards[0]._engine)
-            sessions = db.sessions
-            for client in "ab":
-                member(sessions, client, receive_maximum=20)
-            payloads = [b"%d" % number for number in range(100)]
-            db.publish([ts.Message(f"t/{p.decode()}", p, "p", 1) for p in payloads])
-            before = {session: items for session, items in sessions.deliver()}
-            done = []
-            for session, items in before.items():
-                session.puback_many([item.packet_id for item in items[::2]])
-                done += [item.message.payload for item in items[::2]]  # type: ignore[union-attr]
-            sessions.checkpoint()
-            engine.left = writes
-            try:
-                what(sessions)
-            except ts.StorageFullError:
-                pass
-            finished = engine.left > 0
-            engine.left = 1 << 60
-            if crashes:
-                sessions = db._sessions = Sessions(db)
+def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[Sessions], None]) -> None:
+    """Whoever opens the database then finds all of it, and nothing whose acknowledgement was committed."""
+    for writes in range(16):
+        path, clock = tmp_path / str(writes), Clock()
+        db = ts.open(path, clock=clock, auto_compact=False)
+        db.shards[0]._engine = engine = Stopping(db.shards[0]._engine)
+        for client in "ab":
+            member(db.sessions, client, receive_maximum=20)
+        payloads = [b"%d" % number for number in range(100)]
+        db.publish([ts.Message(f"t/{p.decode()}", p, "p", 1) for p in payloads])
+        done = []
+        for session, items in db.sessions.deliver():
+            session.puback_many([item.packet_id for item in items[::2]])
+            done += [item.message.payload for item in items[::2]]  # type: ignore[union-attr]
+        db.sessions.checkpoint()
+        engine.left = writes
+        with contextlib.suppress(ts.StorageFullError, ts.errors.ShardReadOnlyError):
+            what(db.sessions)
+        finished = engine.left > 0
+        engine.left = 0
+        db.close()
+        with ts.open(path, clock=clock) as db:
             got = []
             for _ in range(4):  # those who are away hand back what they have
                 clock.now += 100 * SECOND
-                sessions.tick()
-                if "b" not in sessions._live:
-                    sessions.open("b", expiry_interval=None)
-                got += everything(drain(sessions))
-            held = [
-                item.message.payload  # type: ignore[union-attr]
-                for session, items in before.items()
-                for item in items[1::2]
-                if not crashes and sessions.get(session.client_id) is session
-            ]
-            assert not set(done) & set(got)
-            assert set(payloads) - set(done) - set(held) == set(got)
-            if finished:
-                break
-    else:
-        pytest.fail("there are more writes than were tried")
+                db.sessions.tick()
+                if db.sessions.get("b") is None:
+                    db.sessions.open("b", expiry_interval=None)
+                got += everything(drain(db.sessions))
+            if db.sessions.get("a") is None:
+                db.sessions.open("a")  # it may have unsubscribed, and then keeps what it has in flight
+            got += everything(drain(db.sessions))
+            assert sorted(set(payloads) - set(done)) == sorted(got)
+            assert [0] == [group.returned for group in db.sessions.groups()]
+        if finished:
+            return
+    pytest.fail("there are more writes than were tried")
 
 
 CHILD = """
@@ -381,7 +374,7 @@ for turn in range(1 << 30):
     number += 20
     for session, items in sessions.deliver(30):
         for item in items:
-            print("got", item.message.payload.decode(), session.client_id, int(item.dup), flush=True)
+            print("got", item.message.payload.decode(), flush=True)
         session.puback_many([item.packet_id for item in items[::2]])
     if turn % 7 == 3:
         sessions.expire("abc"[turn % 3])
@@ -392,8 +385,9 @@ for turn in range(1 << 30):
 
 
 def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
-    """SIGKILL at any moment: every message that was stored is delivered, in order where it was sent once."""
-    stored, got = set(), []
+    """SIGKILL at any moment: every message that was stored is delivered."""
+    stored: set[int] = set()
+    got: set[int] = set()
     for lines in (40, 333, 901):
         command = [sys.executable, "-c", CHILD, str(tmp_path / "db"), str(len(stored) + 1_000_000 * lines)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -403,12 +397,12 @@ def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
                 if kind == "stored":
                     stored |= set(range(int(first), int(rest[0])))
                 else:
-                    got.append((int(first), rest[1] == "1"))
+                    got.add(int(first))
             child.kill()
     clock = Clock(now=4_000_000_000_000_000)
     with ts.open(tmp_path / "db", clock=clock) as db:
         sessions = db.sessions
         for client in "abc":
             sessions.open(client, expiry_interval=None)
-        got += [(int(payload), True) for payload in everything(drain(sessions))]
-    assert stored <= {number for number, _ in got}
+        got |= set(map(int, everything(drain(sessions))))
+    assert stored <= got

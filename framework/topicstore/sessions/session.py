@@ -362,14 +362,14 @@ class Session:
         room = self._room()
         left, now = limit, self._dispatcher.clock()
         waiting: list[Source] = []
-        for _ in range(_READS):
-            if not (self._behind and left):
-                break
+        turn = _READS
+        while self._behind and left and turn > 0:
             source = next(iter(self._behind))
             del self._behind[source]
             if source.limited and not room:
                 waiting.append(source)
                 continue
+            turn -= source.cost
             portion = self._read_from(source, min(left, room) if source.limited else left, now)
             if portion is None:
                 continue

@@ -38,6 +38,8 @@ class Source(ABC):
     topic_filter: TopicFilter
     limited: bool
     """Some of its messages need a packet id, so that it is read only while the session has room."""
+    cost = 1
+    """How much of its session's turn a `read` takes."""
 
     @abstractmethod
     def read(self, limit: int, now: int) -> Portion | None:

@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import attrs
 import msgspec
 import pyarrow as pa
 
-from topicstore.database import Database, open  # noqa: A004 - the name people know
+from topicstore.database import Database
 from topicstore.errors import (
     CorruptionError,
     EngineError,
@@ -38,6 +38,7 @@ from topicstore.errors import (
 )
 from topicstore.lock import DirectoryLock
 from topicstore.manifest import read_manifest, sync_directory
+from topicstore.opening import open  # noqa: A004 - the name people know
 from topicstore.positions import span_text
 from topicstore.sealing import seal, unseal
 from topicstore.state import StateWrite
@@ -51,7 +52,9 @@ _VERSION = 1
 _PREFIX = b"spark/"
 _COMMIT = "commit.json"
 _ROWS = 131_072
-"""Rows of one call to store, over all shards."""
+"""Rows in memory, over all shards."""
+_LEAST_ROWS = 1_024
+"""Of one call to store: with fewer a call costs more than its rows."""
 
 
 class _Commit(msgspec.Struct, frozen=True):
@@ -137,7 +140,7 @@ def _write_commit(directory: Path, commit: _Commit) -> None:
 def _opened(settings: WriteSettings) -> Database:
     manifest = read_manifest(Path(settings.path))
     making: dict[str, Any] = {"timestamps": "message"} if manifest is None or not manifest.complete else {}
-    return open(settings.path, **making, **settings.making)
+    return open(settings.path, auto_compact=False, **making, **settings.making)
 
 
 class _Promotion:
@@ -214,20 +217,24 @@ class _Promotion:
                 )
 
     def _store(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
-        """Store the next rows of all shards together, so that what is refused at the beginning is refused whole."""
-        rows = max(_ROWS // len(runs), 1)
+        """Store the first rows of all shards together, so that what is refused is refused whole, then the others."""
+        rows = max(_ROWS // len(runs), _LEAST_ROWS)
         done = dict.fromkeys(runs, 0) | {shard: progress.rows for shard, progress in self._begun.items()}
-        rest = [_behind(in_order(of_shard, rows), done[shard]) for shard, of_shard in runs.items()]
-        for round_ in zip_longest(*rest):
-            parts = {shard: part for shard, part in enumerate(round_) if part is not None}
+        rest = {shard: _behind(in_order(of_shard, rows), done[shard]) for shard, of_shard in runs.items()}
+        first = {shard: part for shard, batches in rest.items() for part in islice(batches, 1)}
+        for parts in chain([first], ({shard: part} for shard, batches in rest.items() for part in batches)):
             done |= {shard: done[shard] + part.num_rows for shard, part in parts.items()}
-            state = {shard: [self._noted(done[shard])] for shard in parts}
-            before, self.stored = self.stored, True
-            try:
-                self._db.store(pa.concat_batches(list(parts.values())), state=state)
-            except InvalidMessageError:  # nothing of the call was stored
-                self.stored = before
-                raise
+            self._store_parts(parts, {shard: [self._noted(done[shard])] for shard in parts})
+
+    def _store_parts(self, parts: Mapping[int, pa.RecordBatch], state: Mapping[int, Sequence[StateWrite]]) -> None:
+        if not parts:
+            return
+        before, self.stored = self.stored, True
+        try:
+            self._db.store(pa.concat_batches(list(parts.values())), state=state)
+        except InvalidMessageError:  # nothing of the call was stored
+            self.stored = before
+            raise
 
     def _noted(self, rows: int, *, complete: bool = False) -> StateWrite:
         progress = _Progress(_VERSION, self._batch.number, self.write, rows, complete)

@@ -56,6 +56,8 @@ class SharedSource(Source):
         "topic_filter",
     )
 
+    cost = 64
+    """Few of the rows it looks at may be its own. It does not look far ahead of other members, who read the same."""
     missed = 0
     """Nothing passes a member by that is not stored."""
 
