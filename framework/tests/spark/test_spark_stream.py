@@ -1,0 +1,126 @@
+"""Streams through Spark: nothing lost, nothing twice, across restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import topicstore as ts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
+
+FIRST = 1_700_000_000_000_000
+
+
+def numbered(count: int, first: int = 0) -> list[ts.Message]:
+    return [
+        ts.Message(f"a/{n % 7}", b"%09d" % n, f"c{n % 10}", timestamp=FIRST + n * 1_000_000)
+        for n in range(first, first + count)
+    ]
+
+
+def copy(spark: SparkSession, source: Path, target: Path, **options: Any) -> StreamingQuery:
+    """Copy what is there from one database to another, and end."""
+    reading = spark.readStream.format("topicstore").options(**options).load(str(source))
+    writing = reading.writeStream.format("topicstore").option("shards", 2).option("path", str(target))
+    query = writing.option("checkpointLocation", f"{target}.checkpoint").trigger(availableNow=True).start()
+    query.awaitTermination(120)
+    return query
+
+
+def rows(query: StreamingQuery) -> list[int]:
+    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+
+def numbers(path: Path) -> list[int]:
+    with ts.open(path, read_only=True) as db:
+        return sorted(int(message.payload) for message in db.replay("#"))
+
+
+def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    """In bounded batches, beside a writer; restarted after more came, was merged, and generations came and went."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with ts.open(source, shards=3, timestamps="message") as db:
+        db.store(numbered(250))
+        first = copy(spark, source, target, maxMessagesPerTrigger=100)
+        assert rows(first) == [100, 100, 50]
+        assert numbers(target) == list(range(250))
+        db.compact()
+        db.store(numbered(100, 250))
+        db.add_generation()
+        db.store(numbered(100, 350))
+        second = copy(spark, source, target)
+        assert rows(second) == [200]
+        assert numbers(target) == list(range(450))
+        assert rows(copy(spark, source, target)) == []
+        db.drop_generation(1)  # it was read to its end
+        db.store(numbered(50, 450))
+        copy(spark, source, target)
+        assert numbers(target) == list(range(500))
+
+
+def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """A filter and a start; a batch ends behind the last message that matches."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with ts.open(source, shards=2, timestamps="message") as db:
+        db.store(numbered(700))
+    query = copy(spark, source, target, filter="a/3", start=FIRST + 350 * 1_000_000, maxMessagesPerTrigger=20)
+    assert rows(query) == [20, 20, 10]
+    assert numbers(target) == [n for n in range(350, 700) if n % 7 == 3]
+
+
+@pytest.mark.parametrize("layout", ["wildcard_optimized", "skipstream"])
+def test_other_layouts(spark: SparkSession, tmp_path: Path, layout: str) -> None:
+    """Positions are offsets whatever the layout orders by."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with ts.open(source, shards=2, timestamps="message", layout=layout) as db:
+        db.store(numbered(300))
+        copy(spark, source, target, maxMessagesPerTrigger=70)
+        db.store(numbered(300, 300))
+        copy(spark, source, target)
+    assert numbers(target) == list(range(600))
+
+
+def test_what_was_dropped_unread_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    """GenerationDroppedError, not fewer rows."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with ts.open(source, timestamps="message") as db:
+        db.store(numbered(10))
+        copy(spark, source, target)
+        db.store(numbered(10, 10))
+        db.add_generation()
+        db.drop_generation(1)
+        with pytest.raises(Exception, match="GenerationDroppedError"):
+            copy(spark, source, target)
+    assert numbers(target) == list(range(10))
+
+
+def test_a_batch_that_comes_again_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A checkpoint that lost its last commit runs that batch again; the database knows it."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with ts.open(source, timestamps="message") as db:
+        db.store(numbered(30))
+    copy(spark, source, target, maxMessagesPerTrigger=10)
+    commits = Path(f"{target}.checkpoint") / "commits"
+    for file in (commits / "2", commits / ".2.crc"):
+        file.unlink()
+    assert rows(copy(spark, source, target)) == [10]
+    assert numbers(target) == list(range(30))
+
+
+def test_errors(spark: SparkSession, tmp_path: Path) -> None:
+    """An end, and a database that is locked while a batch is committed."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with ts.open(source, timestamps="message") as db:
+        db.store(numbered(30))
+    with pytest.raises(Exception, match=r"InvalidArgumentError.*until"):
+        copy(spark, source, target, until="now")
+    with ts.open(target, shards=2, timestamps="message"), pytest.raises(Exception, match="DatabaseLockedError"):
+        copy(spark, source, target)
+    copy(spark, source, target)
+    assert numbers(target) == list(range(30))
