@@ -200,3 +200,14 @@ def test_a_session_that_is_not_there(path: Path, arguments: list[str]) -> None:
 def test_no_command_makes_a_database_by_looking(tmp_path: Path, command: str) -> None:
     assert "there is no database" in run(command, tmp_path / "none", code=3).stderr
     assert [] == list(tmp_path.iterdir())
+
+
+def test_groups_are_listed(tmp_path: Path) -> None:
+    """Who shares what."""
+    with ts.open(tmp_path / "db") as db:
+        for client in ("one", "two"):
+            db.sessions.open(client, expiry_interval=None).subscribe("$share/cars/fleet/#", 1)
+    found = document("sessions", "groups", tmp_path / "db")["groups"]
+    assert [("cars", "fleet/#")] == [(group["name"], group["topic_filter"]) for group in found]
+    assert ["one", "two"] == [member["client_id"] for member in found[0]["members"]]
+    assert "one, two" in run("sessions", "groups", tmp_path / "db").output

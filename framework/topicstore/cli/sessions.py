@@ -19,7 +19,7 @@ from .options import PATH, json_option
 __all__ = ["sessions"]
 
 
-@click.group(cls=GroupWithDefault, default="list", subcommand_metavar="[list|show|kick|expire] PATH …")
+@click.group(cls=GroupWithDefault, default="list", subcommand_metavar="[list|show|groups|kick|expire] PATH …")
 def sessions() -> None:
     """List, show or end durable sessions: what clients that were away are to get. `sessions PATH` lists them."""
 
@@ -69,6 +69,26 @@ def show(path: Path, client_id: str, *, as_json: bool) -> None:
     click.echo()
     headers = ("filter~", "QoS>", "no local", "retain as published", "identifier>")
     out.print(display.make_table(*headers, title="Subscriptions", rows=rows))
+
+
+@sessions.command()
+@click.argument("path", type=PATH)
+@json_option
+def groups(path: Path, *, as_json: bool) -> None:
+    """List the shared subscriptions in PATH, and who shares each."""
+    from . import display
+
+    with topicstore.open_existing(path, auto_compact=False) as db:
+        found = db.sessions.groups()
+    if as_json:
+        display.print_json({"path": str(path), "groups": [attrs.asdict(one) for one in found]})
+        return
+    rows = [
+        (one.name, one.topic_filter, ", ".join(member.client_id for member in one.members), one.returned)
+        for one in found
+    ]
+    display.console().print(display.make_table("group~", "filter~", "members~", "returned>", rows=rows))
+    click.echo(display.count_of(len(found), "group"))
 
 
 @sessions.command()
