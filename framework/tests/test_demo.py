@@ -22,7 +22,7 @@ DATA = Path(os.environ.get("TOPICSTORE_DATA", Path(__file__).parents[2] / "../sh
 
 
 def demo(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, ["demo", *map(str, arguments)])
+    result = CliRunner(env={"COLUMNS": None}).invoke(cli, ["demo", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
 
