@@ -26,6 +26,7 @@ from .engine import KEYSPACES, Backend, Engine
 from .errors import (
     DatabaseClosedError,
     DatabaseLockedError,
+    DatabaseNotFoundError,
     InvalidArgumentError,
     InvalidIteratorError,
     NotADatabaseError,
@@ -202,6 +203,8 @@ class Database:
         )
 
     def _open_to_read(self, backend: Backend, *, lazily: bool) -> None:
+        if not self.manifest.complete:
+            raise DatabaseNotFoundError(f"the database at {self.path} has not been made to its end; open it to write")
         make_shard = functools.partial(_shard_to_read, self._id, self._policy(), self._make_layout)
         self._reading = Reading(self.path, self.manifest.shards, backend, make_shard, lazily=lazily)
         self.shards = self._reading.shards

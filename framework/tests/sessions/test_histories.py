@@ -72,7 +72,7 @@ class Store:
 
     def contents(self) -> dict[bytes, int]:
         """Return the payloads of all stored messages with their times; none is stored twice."""
-        found = [message for text in ("#", "$s/#") for message in self.db.replay(text)]
+        found = [message for text in ("#", "$s/#") for message in self.db.replay(text) if message.payload]
         assert len(found) == len({message.payload for message in found})
         return {message.payload: message.timestamp or 0 for message in found}
 
@@ -235,7 +235,7 @@ if __name__ == "child":
 # --- the model --------------------------------------------------------------------------
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Published:
     """A message that was published."""
 
@@ -258,7 +258,7 @@ class Published:
         return not self.gone and (left is None or left > 0)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Due:
     """A message that a subscription gets, by the options of the time it was published."""
 
@@ -273,7 +273,7 @@ class Due:
         return min(self.published.message.qos, self.options.qos)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Subscription:
     topic_filter: ts.TopicFilter
     options: SubscribeOptions
@@ -284,7 +284,7 @@ class Subscription:
     """Topics of retained messages that were sent; None: none are to be."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Exchange:
     """A packet id that was sent to a client, and what happened to it."""
 
@@ -309,7 +309,7 @@ class Exchange:
         return self.state in ("acknowledged", "completed")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Client:
     """A client, and its session as far as there is one."""
 
@@ -376,7 +376,7 @@ def rows() -> st.SearchStrategy[list[tuple[str, int, bool, int | None, bool]]]:
         st.sampled_from([None, None, None, None, 1, 30]),
         st.sampled_from([False, False, True]),
     )
-    return st.lists(row, min_size=1, max_size=8)
+    return st.lists(row, min_size=2, max_size=12)
 
 
 class Histories(RuleBasedStateMachine):
@@ -390,8 +390,11 @@ class Histories(RuleBasedStateMachine):
     at_once = True
     """What is stored can be read at once."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(
+        wanted=st.lists(st.tuples(st.sampled_from(FILTERS), st.sampled_from([1, 2])), min_size=3, max_size=3),
+        most=st.sampled_from([1, 3, 10, 1_000]),
+    )
+    def begin(self, wanted: list[tuple[str, int]], most: int) -> None:
         self.path = Path(tempfile.mkdtemp())
         how = {"backend": self.backend, "layout": self.layout, "shards": self.shards}
         self.now = START
@@ -401,8 +404,11 @@ class Histories(RuleBasedStateMachine):
         self.orders = count(1)
         self.published: list[Published] = []
         self.retained: dict[str, Published] = {}
-        self.was_retained: dict[str, set[bytes]] = {}
+        self.was_retained: dict[bytes, Published] = {}
         self.generations = [1]
+        for which, (text, qos) in enumerate(wanted):
+            self.connect(CLIENTS[which], clean=False, interval=None, most=most, delay=None)
+            self.subscribe(which, text, qos, no_local=False, as_published=False, handling=0, start=None, same=False)
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
@@ -416,9 +422,23 @@ class Histories(RuleBasedStateMachine):
     def call(self, target: str, name: str, *args: Any, away: str = "", **kwargs: Any) -> Any:
         """Call the store; ``away``: the client who is not there when something is published meanwhile."""
         result, outcomes = self.store.call(self.now, target, name, *args, **kwargs)
-        for message, time in outcomes:
-            self.absorb(message, time, away)
+        self.absorb_all(outcomes, away)
         return result
+
+    def absorb_all(self, outcomes: list[Outcome], away: str = "") -> None:
+        """Take note of what was published: what is stored nowhere comes behind what was stored with it."""
+        for message, time in sorted(outcomes, key=lambda outcome: outcome[1] is None):
+            self.absorb(message, time, away)
+        for message, time in outcomes:
+            if message.retain:
+                self.retain(message, time)
+
+    def retain(self, message: ts.Message, time: int | None) -> None:
+        """Take note of a retained message, or that there is none any more."""
+        self.retained.pop(message.topic, None)
+        if message.payload:
+            kept = Published(message, 0, time or self.now, stored=False, generation=0)
+            self.retained[message.topic] = self.was_retained[message.payload] = kept
 
     # --- publishing ---
 
@@ -437,12 +457,31 @@ class Histories(RuleBasedStateMachine):
     def publish(self, publisher: str, drawn: list[tuple[str, int, bool, int | None, bool]]) -> None:
         self.call("db", "publish", self.messages(publisher, drawn))
 
+    @rule(
+        publisher=st.sampled_from(["p", "q"]),
+        drawn=rows(),
+        limit=st.sampled_from([3, 7, 1_000]),
+        picked=st.lists(st.integers(0, 20), max_size=12),
+    )
+    def turn(
+        self,
+        publisher: str,
+        drawn: list[tuple[str, int, bool, int | None, bool]],
+        limit: int,
+        picked: list[int],
+    ) -> None:
+        """What happens most: somebody publishes, all are delivered something, all answer some of it."""
+        self.publish(publisher, drawn)
+        self.deliver_all(limit)
+        for which in range(len(self.live())):
+            self.answer(which, picked, refused=False)
+
     @rule(topic=st.sampled_from(TOPICS))
     def clear_retained(self, topic: str) -> None:
         self.call("db", "publish", [ts.Message(topic, b"", "p", 0, True)])
 
     @precondition(lambda self: self.live())
-    @rule(which=st.integers(0, 2), drawn=rows(), ids=st.lists(st.integers(1, 9), min_size=8, max_size=8, unique=True))
+    @rule(which=st.integers(0, 2), drawn=rows(), ids=st.permutations(range(1, 13)))
     def publish_once(self, which: int, drawn: list[tuple[str, int, bool, int | None, bool]], ids: list[int]) -> None:
         """A client publishes; its messages of QoS 2 take packet ids, some of which are in use: repetitions."""
         client = self.one_of(which)
@@ -454,19 +493,20 @@ class Histories(RuleBasedStateMachine):
         known = {published.message.payload for published in self.published}
         assert all(message.payload in known for message in messages)
 
-    @precondition(lambda self: any(client.unreleased for client in self.live()))
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        client = data.draw(st.sampled_from([client for client in self.live() if client.unreleased]))
-        ids = data.draw(st.lists(st.sampled_from(sorted(client.unreleased)), min_size=1, unique=True))
-        assert len(ids) == self.call(client.name, "release_many", ids)
-        for packet_id in ids:
+    @precondition(lambda self: self.live())
+    @rule(which=st.integers(0, 2), ids=st.lists(st.integers(1, 9), min_size=1, unique=True))
+    def release(self, which: int, ids: list[int]) -> None:
+        client = self.one_of(which)
+        known = client.unreleased.keys() & set(ids)
+        assert len(known) == self.call(client.name, "release_many", ids)
+        for packet_id in known:
             del client.unreleased[packet_id]
-        assert not self.call(client.name, "release", ids[0])
 
     def absorb(self, message: ts.Message, time: int | None, away: str = "") -> None:
         """Take note of a message that was published."""
-        assert all(message.payload != known.message.payload for known in self.published) or not message.payload
+        if not message.payload:  # it only clears a retained message
+            return
+        assert message.payload not in {known.message.payload for known in self.published}
         stored = time is not None
         published = Published(message, len(self.published), time or self.now, stored, self.generations[-1])
         self.published.append(published)
@@ -480,11 +520,6 @@ class Histories(RuleBasedStateMachine):
                     if stored or live:
                         required = subscription.options.qos > 0 or live
                         subscription.due[message.payload] = Due(published, subscription.options, required)
-        if message.retain and message.payload:
-            self.retained[message.topic] = published
-            self.was_retained.setdefault(message.topic, set()).add(message.payload)
-        elif message.retain:
-            self.retained.pop(message.topic, None)
 
     @staticmethod
     def matches(client: Client, subscription: Subscription, published: Published) -> bool:
@@ -495,8 +530,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from(CLIENTS),
-        clean=st.sampled_from([False, False, False, True]),
-        interval=st.sampled_from([None, None, 0, 20]),
+        clean=st.sampled_from([False] * 7 + [True]),
+        interval=st.sampled_from([None, None, None, None, 20, 0]),
         most=st.sampled_from([1, 3, 10, 1_000]),
         delay=st.sampled_from([None, None, 0, 10]),
     )
@@ -568,11 +603,10 @@ class Histories(RuleBasedStateMachine):
             delay = round(client.will.delay) if client.interval is None else min(client.will.delay, client.interval)
             client.will_due = self.now + round(delay) * SECOND
 
-    @precondition(lambda self: any(client.exists for client in self.clients.values()))
-    @rule(data=st.data())
-    def expire(self, data: st.DataObject) -> None:
-        client = data.draw(st.sampled_from([client for client in self.clients.values() if client.exists]))
-        if client.expires is None or client.expires > self.now:
+    @rule(name=st.sampled_from(CLIENTS), sure=st.sampled_from([False, False, False, True]))
+    def expire(self, name: str, sure: bool) -> None:
+        client = self.clients[name]
+        if sure and client.exists and (client.expires is None or client.expires > self.now):
             pending = client.will
             self.call("sessions", "expire", client.name, away=client.name)
             self.check_will(pending, client)
@@ -585,6 +619,7 @@ class Histories(RuleBasedStateMachine):
 
     def crashed(self) -> None:
         """Connections ended without anything being written."""
+        self.now += 1
         for client in self.live():
             client.leave()
             client.left_open = True
@@ -695,17 +730,16 @@ class Histories(RuleBasedStateMachine):
         }
 
     def retained_now(self) -> dict[str, Published]:
-        return {topic: kept for topic, kept in self.retained.items() if (kept.left(self.now) or 1) > 0}
+        return {topic: kept for topic, kept in self.retained.items() if kept.readable(self.now)}
 
-    @precondition(lambda self: any(client.subscriptions for client in self.live()))
-    @rule(data=st.data())
-    def unsubscribe(self, data: st.DataObject) -> None:
-        client = data.draw(st.sampled_from([client for client in self.live() if client.subscriptions]))
-        text = data.draw(st.sampled_from(sorted(client.subscriptions)))
-        assert self.call(client.name, "unsubscribe", text)
-        subscription = client.subscriptions.pop(text)
-        subscription.due, subscription.kept = {}, None
-        assert not self.call(client.name, "unsubscribe", text)
+    @precondition(lambda self: self.live())
+    @rule(which=st.integers(0, 2), text=st.sampled_from(FILTERS[1:]))
+    def unsubscribe(self, which: int, text: str) -> None:
+        client = self.one_of(which)
+        subscription = client.subscriptions.pop(text, None)
+        assert (subscription is not None) == self.call(client.name, "unsubscribe", text)
+        if subscription is not None:
+            subscription.due, subscription.kept = {}, None
 
     # --- what is stored goes ---
 
@@ -767,6 +801,8 @@ class Histories(RuleBasedStateMachine):
             if isinstance(item, Release):
                 self.take_release(client, item.packet_id)
                 continue
+            if not item.message.payload:
+                continue
             target = self.target_of(client, item)
             if item.qos:
                 self.take_exchange(client, item, target)
@@ -796,11 +832,11 @@ class Histories(RuleBasedStateMachine):
         subscription, options = client.by_identifier[item.subscription_identifiers[0]]
         message = item.message
         if item.retain and not options.retain_as_published:
-            assert message.payload in self.was_retained[message.topic]
+            kept = self.was_retained[message.payload]
+            assert (kept.message.topic, kept.left(self.now)) == (message.topic, item.expiry)
+            assert kept.readable(self.now)
             assert subscription.topic_filter.matches(message.topic)
-            assert item.expiry is None or item.expiry == self.retained[message.topic].left(self.now) or item.dup
             if not item.dup:
-                assert message.topic in self.retained_now()
                 self.take_kept(subscription, message.topic)
             return message.topic
         exchange = client.exchanges.get(item.packet_id) if item.dup else None
@@ -867,14 +903,18 @@ class Histories(RuleBasedStateMachine):
     # --- answering ---
 
     @precondition(lambda self: self.live())
-    @rule(which=st.integers(0, 2), data=st.data(), refused=st.sampled_from([False, False, False, True]))
-    def answer(self, which: int, data: st.DataObject, refused: bool) -> None:
+    @rule(
+        which=st.integers(0, 2),
+        picked=st.lists(st.integers(0, 20), min_size=1, max_size=8),
+        refused=st.sampled_from([False, False, False, True]),
+    )
+    def answer(self, which: int, picked: list[int], refused: bool) -> None:
         """A client answers some of what it got, in any order; other answers are lost, or come later."""
         client = self.one_of(which)
-        open_ = [exchange for exchange in client.exchanges.values() if exchange.answer]
-        some = data.draw(st.lists(st.sampled_from(open_), unique_by=id)) if open_ else []
-        for exchange in some:
-            self.send(client, exchange, accepted=not refused)
+        for number in picked:
+            waiting = [exchange for exchange in client.exchanges.values() if exchange.answer]
+            if waiting:
+                self.send(client, waiting[number % len(waiting)], accepted=not refused)
 
     @precondition(lambda self: self.live())
     @rule(which=st.integers(0, 2))
@@ -968,8 +1008,7 @@ class KilledHistories(Histories):
         except Died:
             self.crash()
             return True
-        for message, time in outcomes:
-            self.absorb(message, time)
+        self.absorb_all(outcomes)
         if what[1] == "deliver":
             for name, items in result:
                 self.take(self.clients[name], items)
@@ -988,11 +1027,7 @@ class KilledHistories(Histories):
             if message.payload in contents:
                 self.absorb(message, contents[message.payload])
             if retained.get(message.topic) == message.payload:
-                published = Published(message, -1, self.now, stored=False, generation=0)
-                self.retained[message.topic] = published
-                self.was_retained.setdefault(message.topic, set()).add(message.payload)
-            elif message.retain and self.retained.get(message.topic):
-                self.was_retained[message.topic].discard(message.payload)
+                self.retain(message, self.now)
         self.retained = {topic: kept for topic, kept in self.retained.items() if kept.message.payload in retained.values()}
 
     @precondition(lambda self: self.live())

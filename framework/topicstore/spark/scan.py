@@ -56,9 +56,8 @@ class _Pushing:
     their own, lest conditions be lost. Here none can be: Spark gets all of them back.
     """
 
-    __func__ = DataSourceReader.pushFilters
-
     def __init__(self, reader: TopicstoreReader) -> None:
+        self.__func__ = DataSourceReader.pushFilters  # by which Spark tells
         self._reader = reader
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:

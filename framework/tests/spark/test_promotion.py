@@ -1,0 +1,173 @@
+"""Staged attempts and their commit: order, and exactly once whatever ends it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import topicstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
+
+from topicstore.spark import promotion
+from topicstore.spark.settings import WriteSettings
+from topicstore.spark.staging import in_order, runs_of, stage
+
+FIRST = 1_700_000_000_000_000
+COMMIT = """
+import json, sys
+from topicstore.spark import promotion
+from topicstore.spark.settings import WriteSettings
+options, batch = json.loads(sys.argv[1])
+promotion.promote(WriteSettings.of(options, overwrite=False), promotion.Batch(**batch))
+"""
+
+
+def rows(count: int, first: int = 0) -> pa.RecordBatch:
+    """Of a hundred publishers, two a millisecond."""
+    n = np.arange(first, first + count)
+    return pa.record_batch(
+        {
+            "timestamp": pa.array(FIRST + n // 2 * 1000, pa.timestamp("us", tz="UTC")),
+            "topic": pa.array([f"a/{i % 100}" for i in n]),
+            "client_id": pa.array([f"c{i % 100}" for i in n]),
+            "payload": pa.array([b"%09d" % i for i in n]),
+        }
+    )
+
+
+def options(path: Path, **more: str) -> dict[str, str]:
+    return {"path": str(path / "db"), "staging": str(path / "staging"), "shards": "3", **more}
+
+
+def batch(
+    path: Path, write: str, parts: list[pa.RecordBatch], writer: str | None = "w", number: int = 7
+) -> dict[str, object]:
+    """Stage the parts as attempts of one write."""
+    attempts = [stage([part], path / "staging" / write, 3) for part in parts]
+    return {"writer": writer, "number": number, "write": write, "shards": 3, "attempts": attempts}
+
+
+def commit(path: Path, staged: dict[str, object]) -> None:
+    promotion.promote(WriteSettings.of(options(path), overwrite=False), promotion.Batch(**staged))  # type: ignore[arg-type]
+
+
+def last_if_none(time: int | None) -> tuple[bool, int]:
+    return time is None, time or 0
+
+
+def stored(path: Path) -> list[int]:
+    with ts.open(path / "db", read_only=True) as db:
+        return [int(message.payload) for message in db.replay("#", order="time")]
+
+
+# --- order ------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=30), min_size=1, max_size=5),
+    st.integers(1, 40),
+)
+def test_merged_as_one_stable_sort_would(runs: list[list[int | None]], size: int) -> None:
+    """By timestamp, without one last, equal ones by run and place; no batch larger than asked for."""
+    ordered = [sorted(run, key=last_if_none) for run in runs]
+    names = [[n * 100 + i for i in range(len(run))] for n, run in enumerate(ordered)]
+    batches = [
+        pa.record_batch({"timestamp": pa.array(run, pa.timestamp("us", tz="UTC")), "row": pa.array(name, pa.int64())})
+        for run, name in zip(ordered, names, strict=True)
+    ]
+    pairs = zip(chain.from_iterable(ordered), chain.from_iterable(names), strict=True)
+    expected = [name for _, name in sorted(pairs, key=lambda pair: (last_if_none(pair[0]), pair[1]))]
+    merged = list(in_order(batches, size))
+    assert [name for part in merged for name in part.column("row").to_pylist()] == expected
+    assert all(part.num_rows <= size for part in merged)
+
+
+def test_runs_are_in_order_whatever_came(tmp_path: Path) -> None:
+    """A task's rows, in any order and in many batches, lie in each shard's file in order of time."""
+    shuffled = rows(1000).take(pa.array(np.random.default_rng(1).permutation(1000)))
+    attempt = stage([shuffled[start : start + 90] for start in range(0, 1000, 90)], tmp_path, 3)
+    found = []
+    for shard in range(3):
+        for run in runs_of([tmp_path / attempt], shard):
+            times = run.column("timestamp").cast(pa.int64()).to_pylist()
+            assert times == sorted(times)
+            found += [int(payload) for payload in run.column("payload").to_pylist()]
+    assert sorted(found) == list(range(1000))
+
+
+# --- once -------------------------------------------------------------------------------
+
+
+def test_only_attempts_that_were_taken_count(tmp_path: Path) -> None:
+    """What else lies in the write's directory, of a try that failed or came second, is not stored."""
+    staged = batch(tmp_path, "one", [rows(100)])
+    batch(tmp_path, "one", [rows(100)])
+    commit(tmp_path, staged)
+    assert sorted(stored(tmp_path)) == list(range(100))
+    assert not (tmp_path / "staging").exists()
+
+
+@pytest.mark.parametrize("writer", ["w", None])
+def test_a_commit_that_is_killed_is_finished_by_the_next(tmp_path: Path, writer: str | None) -> None:
+    """The batch comes again, staged anew in another order: each row is there once, if the writer has a name."""
+    count = 600_000
+    staged = batch(tmp_path, "one", [rows(count // 2), rows(count // 2, count // 2)], writer)
+    arguments = [sys.executable, "-c", COMMIT, json.dumps([options(tmp_path), staged])]
+    with subprocess.Popen(arguments) as process:
+        while process.poll() is None:
+            try:
+                found = len(stored(tmp_path))
+            except (ts.DatabaseNotFoundError, ts.NotADatabaseError):
+                continue  # it is just being made
+            if found:
+                process.kill()
+    assert 0 < len(stored(tmp_path)) < count
+    again = batch(tmp_path, "two", [rows(count // 3, n * (count // 3)) for n in (2, 0, 1)], writer)
+    if writer is None:
+        with pytest.raises(ts.LateMessageError):
+            commit(tmp_path, again)
+        return
+    commit(tmp_path, again)
+    assert sorted(stored(tmp_path)) == list(range(count))
+    assert not (tmp_path / "staging").exists()
+    commit(tmp_path, batch(tmp_path, "three", [rows(10)]))
+    assert len(stored(tmp_path)) == count
+
+
+def test_a_part_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    """Rows that were staged for a commit that had begun can't be made up for: EngineError, not silence."""
+    commit(tmp_path, batch(tmp_path, "one", [rows(10)]))
+    begun = batch(tmp_path, "two", [rows(100, 10)], number=8)
+    with ts.open(tmp_path / "db") as db:
+        unfinished = promotion._Promotion(db, tmp_path / "staging", promotion.Batch(**begun))  # type: ignore[arg-type]
+        db.state(1).write([unfinished._noted(5)])
+    shutil.rmtree(tmp_path / "staging")
+    with pytest.raises(ts.EngineError, match="gone"):
+        commit(tmp_path, batch(tmp_path, "three", [rows(100, 10)], number=8))
+
+
+def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    """Late rows, a locked database, another number of shards: nothing stored, nothing staged."""
+    commit(tmp_path, batch(tmp_path, "one", [rows(100)]))
+    with pytest.raises(ts.LateMessageError):
+        commit(tmp_path, batch(tmp_path, "two", [rows(100)], number=8))
+    with ts.open(tmp_path / "db"), pytest.raises(ts.DatabaseLockedError):
+        commit(tmp_path, batch(tmp_path, "three", [rows(100, 100)], number=8))
+    other = {**batch(tmp_path, "four", [rows(100, 100)], number=8), "shards": 2}
+    with pytest.raises(ts.ManifestMismatchError):
+        commit(tmp_path, other)
+    assert sorted(stored(tmp_path)) == list(range(100))
+    assert not (tmp_path / "staging").exists()
+    commit(tmp_path, batch(tmp_path, "five", [rows(100, 100)], number=8))
+    assert sorted(stored(tmp_path)) == list(range(200))
