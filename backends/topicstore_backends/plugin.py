@@ -40,7 +40,15 @@ def topicstore_backends() -> Sequence[BackendSpec]:
             summary="RocksDB, an LSM tree: fast batches and seeks, gives deleted space back by itself.",
             needs=("rocksdict",),
             install="topicstore[rocksdb]",
-            capabilities=("persistent", "sync", "checkpoint", "fast_seek", "checksums", "reclaims_disk"),
+            capabilities=(
+                "persistent",
+                "sync",
+                "checkpoint",
+                "concurrent_readers",
+                "fast_seek",
+                "checksums",
+                "reclaims_disk",
+            ),
         ),
         BackendSpec(
             name="leveldb",

@@ -89,6 +89,8 @@ def read_manifest(directory: Path) -> Manifest | None:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
+        if path.exists():  # made since
+            return read_manifest(directory)
         # A process killed while it created the database leaves at most a lock and a draft.
         if directory.is_dir() and {entry.name for entry in directory.iterdir()} - {"LOCK", f"{MANIFEST}.new"}:
             raise NotADatabaseError(f"{directory} holds files but no {MANIFEST}; it was left as it is") from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +12,7 @@ from typing import Any, ClassVar
 import attrs
 import plyvel
 from topicstore.engine import Backend, Keyspace
-from topicstore.errors import EngineError
+from topicstore.errors import EngineError, UnsupportedError
 
 from .engine import LeveldbEngine
 from .held import Held, Translated, sync
@@ -84,6 +86,28 @@ class LeveldbBackend(Backend):
             except BaseException:
                 held.close()
                 raise
+
+    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> LeveldbEngine:
+        """Open the database in ``path`` and leave its files as they are.
+
+        LevelDB writes a new manifest and log whenever it opens a database, and tidies up: here it does so in a
+        directory of links, which goes with the engine. Raises `UnsupportedError` unless ``alone``.
+        """
+        if not alone:
+            raise UnsupportedError("LevelDB opens no database that another process may write")
+        if not (path / "CURRENT").exists():
+            raise EngineError(f"{path}: there is no LevelDB database")
+        links = tempfile.TemporaryDirectory(prefix="topicstore-reader-")
+        for entry in path.iterdir():
+            if entry.name not in ("LOCK", "LOG", "LOG.old"):
+                Path(links.name, entry.name).symlink_to(entry.resolve())
+        try:
+            engine = self.open_shard(Path(links.name), keyspaces, create=False)
+        except BaseException:
+            links.cleanup()
+            raise
+        weakref.finalize(engine, links.cleanup)
+        return engine
 
 
 def _open_database(path: Path, options: LeveldbOptions) -> Any:

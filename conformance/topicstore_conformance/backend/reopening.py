@@ -135,7 +135,6 @@ class Reopening(Fixtures):
         engine.close()
 
     @requires("persistent")
-    @without("concurrent_readers")
     def test_another_process_is_refused(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
         """While a shard is open another process gets EngineError; after close it may open it."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)

@@ -11,7 +11,7 @@ from statistics import median
 import pyarrow as pa
 import pytest
 from topicstore.engine import CAPABILITIES, DATA, KEYSPACES, META, STATE, Backend, Engine, WriteBatch
-from topicstore.errors import EngineError, InvalidArgumentError, UnsupportedError
+from topicstore.errors import EngineError, InvalidArgumentError, TopicstoreError, UnsupportedError
 
 from topicstore_conformance.capabilities import requires, without
 from topicstore_conformance.subjects import BackendSubject
@@ -19,7 +19,6 @@ from topicstore_conformance.subjects import BackendSubject
 from . import child
 from .crashes import check_batches, last_batch, written
 from .fixtures import Fixtures, contents, keys, numbered, pairs, put, remove
-from .reopening import count_and_write
 
 __all__ = ["Unsupported"]
 
@@ -38,6 +37,17 @@ def rows(generation: int, first: int, count: int) -> pa.Table:
             "word": [f"w{number}" for number in positions],
         }
     )
+
+
+def read(make: child.Make, path: Path) -> None:
+    """Open the shard to read it beside its writer; tell what there is, then whether it can be written."""
+    engine = make().open_reader(path, KEYSPACES, alone=False)
+    child.tell(sum(map(len, engine.scan(DATA))))
+    try:
+        put(engine, STATE, {b"child": b"was here"})
+    except TopicstoreError as refused:
+        child.tell(type(refused).__name__)
+    engine.close()
 
 
 def put_rows(engine: Engine, table: pa.Table) -> None:
@@ -147,10 +157,26 @@ class Unsupported(Fixtures):
 
     @requires("concurrent_readers")
     def test_another_process_reads(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """Another process may open the shard while it is written, and reads what was written before."""
+        """Another process reads beside the writer what was written before, and changes nothing."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
-        put(engine, DATA, numbered(5), sync=True)
-        assert child.run(subject.make, count_and_write, shard)[:1] == [5]
+        put(engine, DATA, numbered(5))
+        assert child.run(subject.make, read, shard) == [5, "ReadOnlyDatabaseError"]
+        put(engine, DATA, numbered(9))
+        assert child.run(subject.make, read, shard) == [9, "ReadOnlyDatabaseError"]
+        assert engine.get(STATE, b"child") is None
+        engine.close()
+
+    @requires("persistent")
+    @without("concurrent_readers")
+    def test_nobody_reads_beside_the_writer(self, backend: Backend, shard: Path) -> None:
+        """Without the capability `open_reader` says so, and reads where it is alone."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put(engine, DATA, numbered(5))
+        with pytest.raises(UnsupportedError):
+            backend.open_reader(shard, KEYSPACES, alone=False)
+        engine.close()
+        engine = backend.open_reader(shard, KEYSPACES, alone=True)
+        assert list(numbered(5).items()) == pairs(engine.scan(DATA))
         engine.close()
 
     # --- seeks and space ---

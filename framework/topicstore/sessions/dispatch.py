@@ -40,8 +40,8 @@ class Follower(Protocol):
     def wake(self, shard: int) -> None:
         """There may be something to read in a shard."""
 
-    def take_live(self, messages: list[Message], marks: list[int]) -> None:
-        """Messages came by that are stored nowhere. ``marks``: the shards' highest visible positions then."""
+    def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
+        """Messages came by that are stored nowhere, at ``now``. ``marks``: the shards' highest visible positions then."""
 
 
 class Channel:
@@ -57,7 +57,7 @@ class Channel:
         self._dispatcher = dispatcher
         self._waiting: list[dict[Follower, None]] = [{} for _ in range(shards)]
         self._noted: dict[int, None] = {}
-        self._routed: list[tuple[list[Message], list[int]]] = []
+        self._routed: list[tuple[list[Message], list[int], int]] = []
 
     def wait(self, follower: Follower, shard: int) -> None:
         """Wake a follower when there is something to read in a shard."""
@@ -80,7 +80,7 @@ class Channel:
     def routed(self, feed: Feed, messages: list[Message]) -> None:
         """Note messages that are stored nowhere, if somebody wants them."""
         if self.live:
-            self._routed.append((messages, self._dispatcher.hub.watermarks()))
+            self._routed.append((messages, self._dispatcher.hub.watermarks(), self._dispatcher.clock()))
             del self._routed[:-_ROUTED]
             self._dispatcher.note(self)
 
@@ -99,9 +99,9 @@ class Channel:
             for follower in waiting:
                 follower.wake(shard)
         while self._routed:
-            messages, marks = self._routed.pop(0)
+            messages, marks, now = self._routed.pop(0)
             for follower in list(self.live):
-                follower.take_live(messages, marks)
+                follower.take_live(messages, marks, now)
 
 
 class Dispatcher:

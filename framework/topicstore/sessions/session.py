@@ -272,7 +272,8 @@ class Session:
     def _store(self, source: FeedSource, *, retained: bool) -> None:
         """Commit a subscription, and that its retained messages are to be sent."""
         found = self._sessions.storage.db.retained(source.topic_filter.text) if retained else []
-        kept = RetainedSource(self.keys, source.number, source.topic_filter, source.options, found)
+        now = self._dispatcher.clock()
+        kept = RetainedSource(self.keys, source.number, source.topic_filter, source.options, found, now)
         self._commit([*source.everything(), *kept.everything()])
         source.settled()
         if found:
@@ -301,10 +302,10 @@ class Session:
             source.settled()
             self._sources[record.topic_filter] = source
             if number in sent:
-                messages = storage.db.retained(record.topic_filter)
+                messages, now = storage.db.retained(record.topic_filter), self._dispatcher.clock()
                 topic_filter, options = source.topic_filter, source.options
                 self._retained[number] = RetainedSource(
-                    self.keys, number, topic_filter, options, messages, sent[number]
+                    self.keys, number, topic_filter, options, messages, now, sent[number]
                 )
                 self.wake(self._retained[number])
         self._ask()

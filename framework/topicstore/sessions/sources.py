@@ -194,11 +194,11 @@ class FeedSource(Source):
         self._behind[shard] = None
         self._ready(self)
 
-    def take_live(self, messages: list[Message], marks: list[int]) -> None:
-        """Messages came by that are stored nowhere."""
+    def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
+        """Messages came by that are stored nowhere, at ``now``."""
         if self._live is None:
             self._live = collections.deque()
-        shard_of, now = self._dispatcher.shard_of, self._dispatcher.clock()
+        shard_of = self._dispatcher.shard_of
         for message in messages:
             if not (self.options.no_local and message.client_id == self._client_id):
                 shard = shard_of(message.client_id)
@@ -324,7 +324,18 @@ class RetainedSource(Source):
     Those there were when it was made or, after a resumption, those there are then.
     """
 
-    __slots__ = ("_done", "_keys", "_messages", "_moved", "_options", "_settled", "limited", "number", "topic_filter")
+    __slots__ = (
+        "_done",
+        "_keys",
+        "_messages",
+        "_moved",
+        "_options",
+        "_settled",
+        "_since",
+        "limited",
+        "number",
+        "topic_filter",
+    )
 
     def __init__(
         self,
@@ -333,13 +344,16 @@ class RetainedSource(Source):
         topic_filter: TopicFilter,
         options: SubscribeOptions,
         messages: list[Message],
-        topic: str = "",
+        since: int,
+        behind: str | None = None,
     ) -> None:
+        """Send these messages, found at ``since``; ``behind`` is the last topic that was sent, if that is stored."""
         self.topic_filter = topic_filter
-        self.limited = options.qos > 0
+        self.limited = options.qos > 0 or behind is not None  # what was stored stays so, whatever the options are now
         self._keys = keys
         self._options = options
-        self._messages = [message for message in messages if message.topic > topic]
+        self._messages = [message for message in messages if message.topic > (behind or "")]
+        self._since = since
         self.number = number
         self._done = 0
         self._settled = 0
@@ -351,19 +365,24 @@ class RetainedSource(Source):
         return self._settled == len(self._messages)
 
     def everything(self) -> list[StateWrite]:
-        """Return what stores that these messages are to be sent."""
-        return [put(self._keys.retained(self.number), (VERSION, ""))] if self.limited and self._messages else []
+        """Return what stores that these messages are to be sent, or that those before are not any more."""
+        key = self._keys.retained(self.number)
+        if not self._messages:
+            return []
+        return [put(key, (VERSION, "")) if self.limited else OwnWrite(key, None)]
 
     def read(self, limit: int, now: int) -> Portion | None:
         """Return at most ``limit`` messages that follow; None: that was all."""
         options = self._options
-        messages = self._messages[self._done : self._done + limit]
-        if not messages:
+        following = self._messages[self._done : self._done + limit]
+        if not following:
             return None
-        self._done += len(messages)
+        self._done += len(following)
         self._moved = True
+        left = [expiry_of(message, self._since, now) for message in following]  # intervals were lowered when found
+        messages = [message for message, seconds in zip(following, left, strict=True) if seconds != 0]
         qos = [min(message.qos, options.qos) for message in messages]
-        expiry = [expiry_of(message, now, now) for message in messages]  # its interval was lowered already
+        expiry = [seconds for seconds in left if seconds != 0]
         return Portion(self.topic_filter.text, 0, options, messages, qos, None, None, True, expiry)
 
     def writes(self) -> list[StateWrite]:
