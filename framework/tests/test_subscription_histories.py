@@ -28,7 +28,7 @@ class Follower:
     missed: set[int] = attrs.field(factory=set)
     """Generations of which it has not been told that it missed some."""
     may: set[int] = attrs.field(factory=set)
-    """Those of which it may be told: something was behind its place, if nothing that matched."""
+    """Those of which it may be told, whether something that matched was behind its place or not."""
 
 
 class Histories(RuleBasedStateMachine):
@@ -110,8 +110,7 @@ class Histories(RuleBasedStateMachine):
         number = self.generations.pop(which % (len(self.generations) - 1))
         for shard in range(SHARDS):
             for follower in self.followers:
-                if any(g == number and p > follower.place[shard] for p, g, _ in self.live[shard]):
-                    follower.may.add(number)
+                follower.may.add(number)
                 if any(g == number for _, g, _ in self.behind(follower, shard)):
                     follower.missed.add(number)
         self.db.drop_generation(number)
@@ -131,9 +130,10 @@ class Histories(RuleBasedStateMachine):
     def reopen(self) -> None:
         places = []
         for follower in self.followers:
-            follower.subscription.acknowledge(follower.subscription.fetch(timeout=0).sequence)
-            follower.missed.clear()
-            follower.may.clear()
+            batch = follower.subscription.fetch(timeout=0)
+            follower.subscription.acknowledge(batch.sequence)
+            follower.missed -= set(batch.dropped)
+            follower.may = {*range(1, self.generations[-1])}  # a place does not tell since when somebody reads
             places.append(follower.subscription.acknowledged)
             follower.subscription.close()
         self.db.close()

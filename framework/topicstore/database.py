@@ -117,6 +117,7 @@ class Database:
         self.listening: Hub | None = None
         """Internal to the framework: who follows what is stored; None as long as nobody ever did."""
         self._sessions: Sessions | None = None
+        self._persistence: Persistence | None = None
         self._beginning = threading.RLock()
         self._maintainer: Maintainer | None = None
         self.retention = Retention(self)
@@ -294,12 +295,15 @@ class Database:
         self._check_may_write()
         return publish(self, _as_batch(messages), state or {})
 
-    @functools.cached_property
+    @property
     def persistence(self) -> Persistence:
         """The rules by which published messages are stored."""
-        from .persistence import Persistence
+        with self._beginning:
+            if self._persistence is None:
+                from .persistence import Persistence
 
-        return Persistence(self)
+                self._persistence = Persistence(self)
+            return self._persistence
 
     def retained(self, topic_filter: str) -> list[Message]:
         """Return the retained messages whose topics match, in order of topics; those that expired are left out."""
@@ -675,10 +679,9 @@ class Database:
             self._check_writable()
             for shard in self.shards:
                 shard.check_droppable(generation)  # all, before the first does it
-            records = [(shard.number, shard.record(generation)) for shard in self.shards]
             dropped = [shard.drop_generation(generation) for shard in self.shards]
         if self.listening is not None and any(dropped):
-            self.listening.dropping((number, record) for number, record in records if record is not None)
+            self.listening.dropped()
         self.flush()
         for shard in self.shards:
             shard.remove_dropped()
@@ -874,6 +877,8 @@ class Database:
 
     def _release(self) -> None:
         self._closed = True
+        if self.listening is not None:
+            self.listening.close()
         if self._maintainer is not None:
             self._maintainer.stop()
         self.retention.stop()

@@ -46,6 +46,7 @@ class LocalStore:
         shards = request.db.shards
         touched = [shards[number] for number, _, _ in parts]
         woken: list[tuple[int, list[Feed]]] = []
+        tickets: list[int] = []
         try:
             with held(shard.lock for shard in touched):
                 prepared = _prepare_all(parts, request)
@@ -53,11 +54,14 @@ class LocalStore:
                 prepared = [shard.encode(ready) for shard, ready in zip(touched, prepared, strict=True)]
                 if request.db.listening is not None:  # so that who has caught up knows where to read on
                     woken = _announce(request.db.listening, touched, prepared)
-                tickets = [shard.commit(ready) for shard, ready in zip(touched, prepared, strict=True)]
-            _settle_all(touched, tickets)
-        finally:
-            if request.db.listening is not None:  # also if a shard failed: the others have committed
-                request.db.listening.wake(woken)
+                for shard, ready in zip(touched, prepared, strict=True):
+                    tickets.append(shard.commit(ready))
+        finally:  # also if a shard failed: the others have committed
+            try:
+                _settle_all(touched[: len(tickets)], tickets)
+            finally:
+                if request.db.listening is not None:
+                    request.db.listening.wake(woken)
         rejoin = functools.partial(_rejoin, parts, prepared)
         count = sum(len(part) for _, _, part in parts)
         return StoreResult(count=count, lifted=sum(p.lifted for p in prepared), rejoin=rejoin)

@@ -136,7 +136,9 @@ class Persistence:
         except KeyError:
             known.update({one: self._decide(one) for one in set(asked) if one not in known})
         if len(known) > _REMEMBERED:
-            self._decisions = _Decisions(decisions.by_client)
+            with self._changing:
+                if self._decisions is decisions:  # else rules have changed since
+                    self._decisions = _Decisions(decisions.by_client)
         return np.fromiter(map(known.__getitem__, asked), np.int8, len(asked))
 
     def _decide(self, asked: _Asked) -> int:

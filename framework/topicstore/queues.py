@@ -213,6 +213,7 @@ class Queue:
         """Begin a generation if the current one is large. First, so that an append which fails took no effect."""
         if self._db.shards[0].generations()[-1].live_bytes >= _GENERATION_BYTES:
             self._db.add_generation()
+            self._drop_passed()
 
     # --- out ---
 

@@ -76,7 +76,7 @@ class DatabaseInfo:
     """Why background compaction has ended before the database was closed."""
     retention: RetentionSettings
     retention_failure: str | None
-    """Why background retention has ended before the database was closed."""
+    """Why background retention failed the last time; None if it did not."""
     generations: list[GenerationInfo]
     shards: list[ShardInfo]
 

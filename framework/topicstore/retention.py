@@ -136,7 +136,7 @@ class Retention:
 
     def __init__(self, db: Database) -> None:
         self.failure: str | None = None
-        """Why it no longer works by itself, until the database is opened again; None while it does."""
+        """Why it failed the last time that it worked by itself; None if it did not."""
         self._db = weakref.ref(db)  # else a database that nobody holds would not be closed
         self._running = threading.Lock()
         self._settings: RetentionSettings | None = None
@@ -199,6 +199,7 @@ class Retention:
         if written >= self._room_until:
             live = sum(record.live_bytes for shard in self._database().shards for record in shard.generations())
             if live >= settings.max_bytes:
+                self.stored()  # what is too old may go, and make room for the next
                 raise QuotaExceededError(
                     f"the database holds {live:,} bytes of values, and may hold {settings.max_bytes:,}: "
                     "delete messages, drop generations, or raise the limit (retention, max_bytes)"
@@ -287,14 +288,15 @@ class Retention:
                     self._thread.start()
 
     def _work(self) -> None:
-        try:
-            while self._run_when_due():
-                pass
-        except DatabaseClosedError:
-            return
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must be shown and not end in the thread
-            self.failure = str(error) or type(error).__name__
-            warnings.warn(f"background retention has ended: {self.failure}", RuntimeWarning, stacklevel=1)
+        going = True
+        while going:
+            try:
+                going = self._run_when_due()
+            except DatabaseClosedError:
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must be shown; the next run may fare better
+                self.failure = str(error) or type(error).__name__
+                warnings.warn(f"background retention failed: {self.failure}", RuntimeWarning, stacklevel=1)
 
     def _run_when_due(self) -> bool:
         """Wait until it is woken, or its interval is over, and run; return False at the end."""
@@ -307,6 +309,7 @@ class Retention:
             self._sweep(db, db.clock())
         else:
             self.run()
+        self.failure = None
         return True
 
 
@@ -372,7 +375,7 @@ def _due(settings: RetentionSettings, generations: Sequence[_Generation], now: i
     times = [_FOREVER]
     current, oldest = generations[-1], generations[0]
     if settings.rotation is not None:
-        times.append(min(current.created, now) + settings.rotation)
+        times.append((min(current.created, now) if current.messages else now) + settings.rotation)
     if settings.max_age is not None and oldest is not current:
         times.append(oldest.ended + _micros(settings.max_age) + 1)
     most = settings.drops_bytes

@@ -225,6 +225,11 @@ class Shard:
                 if not record.dropped
             ]
 
+    @property
+    def live(self) -> list[tuple[GenerationRecord, Slab]]:
+        """The live generations, oldest first; another list whenever they change. Not to be changed."""
+        return self._live
+
     def slabs(self) -> list[tuple[GenerationRecord, Slab]]:
         """Return the live generations, oldest first, with their slabs, as of one moment. Never waits for a writer.
 
@@ -699,10 +704,6 @@ class Shard:
             if record.sealed is None:
                 raise GenerationError(f"generation {number} is the current one; add another before dropping it")
             return True
-
-    def record(self, number: int) -> GenerationRecord | None:
-        """Return what is recorded of a generation, dropped ones too while they are removed; None if nothing is."""
-        return self._records.get(number)
 
     def drop_generation(self, number: int) -> bool:
         """Make a sealed generation invisible, in one engine write; False if it was dropped before.

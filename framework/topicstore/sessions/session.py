@@ -341,7 +341,7 @@ class Session:
         window = self._window
         portions: list[Portion] = []
         sources: list[Source] = []
-        if not (window.resend or self._outbox):
+        if not (self._outbox or (window.resend and self._room())):  # what needs no room goes on without any
             self._read(max(limit - window.received, 0), portions, sources)  # so that all of it is handed out
         if not (portions or window.received):
             if sources:  # places moved, with nothing to hand out

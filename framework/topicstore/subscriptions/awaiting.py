@@ -33,14 +33,15 @@ class Awaiting:
         """Wake a feed when everything up to a position of a shard can be seen."""
         with self._changed:
             highest, feeds = self._waiting.get(shard, (0, set()))
-            self._waiting[shard] = max(highest, position), feeds | {feed}
+            feeds.add(feed)
+            self._waiting[shard] = max(highest, position), feeds
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="topicstore-epochs", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
     def close(self) -> None:
-        """Wait for nothing more. Return when the thread has ended; the shards' close lets it go."""
+        """Wait for nothing more; `join` waits for the thread, which the shards' close lets go."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -63,5 +64,5 @@ class Awaiting:
                 self._shards[shard].await_visible(position)
             except TopicstoreError:
                 continue  # the shard takes no writes any more, and says why: nothing will come to be seen
-            for feed in feeds:
-                feed.wake(shard)
+            while feeds:
+                feeds.pop().wake(shard)

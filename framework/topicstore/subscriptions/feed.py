@@ -17,8 +17,9 @@ import attrs
 import numpy as np
 
 from topicstore.batch import MessageBatch
-from topicstore.errors import GenerationDroppedError
+from topicstore.errors import GenerationDroppedError, TopicstoreError
 from topicstore.model import Message
+from topicstore.positions import COUNTER_BITS, Positions
 from topicstore.topics import TopicFilter
 
 from .runs import Run, Stretch
@@ -34,8 +35,8 @@ _WALKS = 4
 """Scans of one filter and shard that are kept open to go on."""
 _RECENT = 8
 """Stretches of one filter and shard that are kept in memory, if the hub has room."""
-_FEW = 16
-"""Messages that are read again one by one; more are read in one pass."""
+_APART = 1_000_000 << COUNTER_BITS
+"""Positions between two messages that are read again, from which on each is sought by itself: a second."""
 _FOREVER = 1 << 64
 
 
@@ -122,12 +123,15 @@ class Feed:
         """Tell a listener nothing more."""
         self._hub.leave(self, listener)
 
+    def abandon(self, listener: Listener) -> None:
+        """Like `remove`, from a finalizer."""
+        self._hub.abandon(self, listener)
+
     # --- being told ---
 
-    def listen(self, ends: Sequence[int]) -> None:
-        """Batches behind these positions of the shards are announced from now on."""
-        for lane, end in zip(self._lanes, ends, strict=True):
-            lane.listen(end)
+    def listen(self, shard: int, end: int) -> None:
+        """Batches of a shard behind position ``end`` are announced from now on."""
+        self._lanes[shard].listen(end)
 
     def announce(self, shard: int, first: int, last: int) -> None:
         """A batch with these positions, which is about to be committed, holds messages that match."""
@@ -172,23 +176,24 @@ class Feed:
 
     def fetch(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
         """Read the messages at these positions again; those that are not there any more are left out."""
-        wanted = set(positions)
-        spans = [(p, p) for p in sorted(wanted)] if len(wanted) <= _FEW else [(min(wanted), max(wanted))]
+        wanted = np.array(sorted(set(positions)), dtype=np.uint64)
         found: dict[int, Message] = {}
-        for first, last in spans:
-            for batch in self._all_between(shard, first, last):
-                rows = np.flatnonzero(np.isin(batch.positions, np.fromiter(wanted, np.uint64, len(wanted))))
-                if len(rows):
-                    hits = batch.take(rows)
+        for first, last in _spans(wanted):
+            for batch in self._between(shard, first, last):
+                hits = batch.take(np.flatnonzero(np.isin(batch.positions, wanted)))
+                if len(hits):
                     found.update(zip(hits.positions.tolist(), hits.to_messages(), strict=True))
         return found
 
-    def _all_between(self, shard: int, first: int, last: int) -> list[MessageBatch]:
+    def _between(self, shard: int, first: int, last: int) -> Iterator[MessageBatch]:
         while True:
             try:
-                return list(self._hub.scan(self.topic_filter, shard, first, last, ROWS)[0])
-            except GenerationDroppedError:  # under it: what the others have is read anew
+                for batch in self._hub.scan(self.topic_filter, shard, first, last, ROWS)[0]:
+                    first = int(batch.positions[-1]) + 1
+                    yield batch
+            except GenerationDroppedError:  # under it: a new scan goes on without
                 continue
+            return
 
     def _scan(self, lane: _Lane, shard: int, after: int) -> tuple[Stretch, bool]:
         """Read on behind a position; return what was read, and whether it is all that can be seen."""
@@ -224,7 +229,7 @@ class Feed:
         position = int(batch.positions[-1])
         try:
             walk.ahead = next(walk.batches, None)
-        except GenerationDroppedError:  # a new scan goes on behind this one
+        except TopicstoreError:  # a new scan goes on behind this one, or says why it can't
             return Stretch(after, position, batch), False
         if walk.ahead is None:
             return Stretch(after, walk.bound, batch), True
@@ -243,5 +248,13 @@ class Feed:
         if lane.reached(position):
             return True
         if position < lane.unannounced or self._hub.hides(shard):
-            self._hub.await_visible(self, shard, lane.newest)
+            self._hub.await_visible(self, shard, position, lane.newest)
         return False
+
+
+def _spans(positions: Positions) -> list[tuple[int, int]]:
+    """Return the first and last of each group of ascending positions that lie close together."""
+    if not len(positions):
+        return []
+    cuts = np.flatnonzero(np.diff(positions) > np.uint64(_APART)) + 1
+    return [(int(group[0]), int(group[-1])) for group in np.split(positions, cuts)]

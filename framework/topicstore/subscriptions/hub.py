@@ -8,6 +8,7 @@ a thousand idle subscribers are as cheap as one. Nobody polls.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -37,17 +38,18 @@ __all__ = ["Hub"]
 
 _ROWS = 131_072
 """Messages that are kept in memory for consumers who come by the same place."""
+_BYTES = 32 << 20
+"""Of their payloads."""
 _STRETCHES = 1_024
 
 
 @attrs.frozen
-class _Dropped:
-    """A generation that was dropped while somebody listened."""
+class _Gap:
+    """Positions of a shard between, or in front of, its live generations: some were dropped there."""
 
-    shard: int
-    number: int
+    generations: tuple[int, ...]
+    first: int
     last: int
-    """Its last position."""
 
 
 class Hub:
@@ -61,10 +63,14 @@ class Hub:
         self._feeds: weakref.WeakValueDictionary[str, Feed] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._awaiting = Awaiting(db.shards)
-        self._dropped: list[_Dropped] = []
-        self._memory: collections.deque[tuple[Stretch, list[Stretch]]] = collections.deque()
+        self._gaps: list[tuple[object, list[_Gap]]] = [(None, []) for _ in db.shards]
+        """By shard, for the live generations that they were found from."""
+        self._memory: collections.deque[tuple[weakref.ref[Stretch], list[Stretch], int, int]] = collections.deque()
+        """Stretches in the lists that keep them, with their rows and bytes."""
         self._rows = 0
+        self._bytes = 0
         self._closed = False
+        self._abandoned: collections.deque[tuple[Feed, Listener]] = collections.deque()
 
     # --- following ---
 
@@ -78,6 +84,7 @@ class Hub:
 
     def listen(self, feed: Feed, listener: Listener) -> None:
         """Tell a listener of a feed from now on."""
+        self._leave_abandoned()
         with self._lock:
             if self._closed:
                 raise DatabaseClosedError("the database is closed")
@@ -85,7 +92,9 @@ class Hub:
             feed.listeners[listener] = None
             if first:
                 self._routes.add(feed.topic_filter, feed)
-                feed.listen([shard.last_position for shard in self._shards])  # behind it: so none is missed
+                for number, shard in enumerate(self._shards):
+                    with shard.lock:  # who stores now may have looked for listeners before this one was there
+                        feed.listen(number, shard.last_position)
 
     def leave(self, feed: Feed, listener: Listener) -> None:
         """Tell a listener nothing more."""
@@ -94,8 +103,17 @@ class Hub:
             if not feed.listeners:
                 self._routes.remove(feed.topic_filter, feed)
 
+    def abandon(self, feed: Feed, listener: Listener) -> None:
+        """Like `leave`, at the next opportunity: takes no lock, so a garbage collection may call it anywhere."""
+        self._abandoned.append((feed, listener))
+
+    def _leave_abandoned(self) -> None:
+        while self._abandoned:
+            self.leave(*self._abandoned.popleft())
+
     def matching(self, topic: str) -> tuple[Feed, ...]:
         """Return the feeds with listeners that a topic matches."""
+        self._leave_abandoned()
         return self._routes.match(topic)
 
     def watermarks(self) -> list[int]:
@@ -117,6 +135,7 @@ class Hub:
 
     def wake(self, woken: Iterable[tuple[int, list[Feed]]]) -> None:
         """The batches that were announced to these feeds, by shard, can be read. No lock is held."""
+        self._leave_abandoned()
         for shard, feeds in woken:
             for feed in feeds:
                 feed.wake(shard)
@@ -130,38 +149,49 @@ class Hub:
         for feed, matching in routed.items():
             feed.route(matching)
 
-    def dropping(self, records: Iterable[tuple[int, GenerationRecord]]) -> None:
-        """These generations, with their shards, were dropped: forget what was read of them, and tell listeners."""
-        self._dropped += [
-            _Dropped(shard, record.number, record.last_position or 0) for shard, record in records if record.messages
-        ]
+    def dropped(self) -> None:
+        """A generation was dropped: what was read of it is forgotten, and listeners are told."""
         self.forget()
-        for feed in list(self._feeds.values()):
+        for feed in self._all():
             for shard in range(len(self._shards)):
                 feed.wake(shard)
 
     def gone(self) -> frozenset[int]:
-        """Return the generations that were dropped since somebody listened first."""
-        return frozenset(dropped.number for dropped in self._dropped)
+        """Return the generations that were dropped by now."""
+        live = {record.number for shard in self._shards for record, _ in shard.live}
+        return frozenset(range(1, max(live, default=1))) - live
 
     def dropped_between(self, shard: int, after: int, position: int, quiet: tuple[int, int]) -> tuple[int, ...]:
-        """Return the generations that who reads from ``after`` to ``position`` might have missed something of."""
+        """Return the generations that who reads from ``after`` to ``position`` may have missed something of."""
         begin, end = quiet
         return tuple(
-            gone.number
-            for gone in self._dropped
-            if gone.shard == shard
-            and after < gone.last <= position
-            and not (begin <= after and gone.last <= end)  # nothing in it matched
+            number
+            for gap in self._gaps_of(shard)
+            if after < gap.last
+            and gap.first <= position
+            and not (begin <= after and gap.last <= end)  # nothing in it matched
+            for number in gap.generations
         )
+
+    def _gaps_of(self, shard: int) -> list[_Gap]:
+        live, gaps = self._gaps[shard]
+        if live is not self._shards[shard].live:
+            live = self._shards[shard].live
+            gaps = _gaps([record for record, _ in live])
+            self._gaps[shard] = live, gaps
+        return gaps
 
     def forget(self) -> None:
         """Keep nothing of what was read: some of it was deleted."""
         with self._lock:
             self._memory.clear()
-            self._rows = 0
-        for feed in list(self._feeds.values()):
+            self._rows = self._bytes = 0
+        for feed in self._all():
             feed.forget()
+
+    def _all(self) -> list[Feed]:
+        with self._lock:  # else feeds that are made meanwhile break off the walk
+            return list(self._feeds.values())
 
     # --- reading ---
 
@@ -179,22 +209,27 @@ class Hub:
 
     def remember(self, stretch: Stretch, where: list[Stretch]) -> None:
         """A stretch is kept in a list; take the oldest from theirs if too many are."""
+        rows, size = len(stretch.batch), stretch.batch.payload_bytes()
         with self._lock:
-            self._memory.append((stretch, where))
-            self._rows += len(stretch.batch)
-            while self._rows > _ROWS or len(self._memory) > _STRETCHES:
-                oldest, kept = self._memory.popleft()
-                self._rows -= len(oldest.batch)
-                if oldest in kept:
-                    kept.remove(oldest)
+            self._memory.append((weakref.ref(stretch), where, rows, size))
+            self._rows += rows
+            self._bytes += size
+            while self._rows > _ROWS or self._bytes > _BYTES or len(self._memory) > _STRETCHES:
+                oldest, kept, rows, size = self._memory.popleft()
+                self._rows -= rows
+                self._bytes -= size
+                with contextlib.suppress(ValueError):  # its feed has let go of it
+                    kept.remove(oldest())  # type: ignore[arg-type]
 
     def hides(self, shard: int) -> bool:
         """Say whether a layout of the shard hides the epoch that is being written."""
         return any(slab.epoch > 1 for _, slab in self._shards[shard].slabs())
 
-    def await_visible(self, feed: Feed, shard: int, position: int) -> None:
-        """Wake a feed when everything up to a position can be seen."""
-        self._awaiting.add(feed, shard, position)
+    def await_visible(self, feed: Feed, shard: int, seen: int, position: int) -> None:
+        """Wake a feed, which has seen everything up to ``seen``, when everything up to a position can be."""
+        committed = min(position, self._shards[shard].last_position)  # an announced batch may never be
+        if seen < committed:
+            self._awaiting.add(feed, shard, committed)
 
     # --- the end ---
 
@@ -202,11 +237,21 @@ class Hub:
         """Tell all listeners that the database is being closed. May be called twice."""
         with self._lock:
             self._closed = True
-            feeds = list(self._feeds.values())
+            listeners = {listener: None for feed in list(self._feeds.values()) for listener in feed.listeners}
         self._awaiting.close()
-        for listener in {listener: None for feed in feeds for listener in feed.listeners}:
+        for listener in listeners:
             listener.closed()
 
     def join(self) -> None:
         """Return when no thread of the hub runs; the shards are closed by then."""
         self._awaiting.join()
+
+
+def _gaps(live: list[GenerationRecord]) -> list[_Gap]:
+    """Return where generations are missing that had positions."""
+    gaps, number, end = [], 0, 0
+    for record in live:
+        if record.number > number + 1 and record.first_position > end + 1:
+            gaps.append(_Gap(tuple(range(number + 1, record.number)), end + 1, record.first_position - 1))
+        number, end = record.number, record.last_position or 0
+    return gaps

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import os
 import threading
 import time
 import warnings
@@ -123,7 +125,7 @@ class _Inbox:
         """Wake who waits. The caller holds `changed`."""
         self.changed.notify_all()
         for event, loop in self.tasks.items():
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # its loop was closed
                 loop.call_soon_threadsafe(event.set)
 
 
@@ -156,15 +158,24 @@ class Subscription:
         self._feed = self._hub.feed(topic_filter)
         self._inbox = _Inbox(len(db.shards))
         self._reading = threading.Lock()
+        self._given_back: collections.deque[SubscriptionBatch] = collections.deque()
+        """Batches taken for an asyncio task that was cancelled meanwhile."""
+        self._owner = os.getpid()
         self._sequence = 0
         self._acknowledged = 0
+        self._live_last = False
+        """The last batch was of messages that are stored nowhere."""
+        self._iterated: collections.deque[Message] = collections.deque()
+        """What is left of the batch that is iterated over."""
+        self._iterated_to = 0
         self._full_since: float | None = None
         self._delivered: collections.deque[tuple[int, int, int]] = collections.deque()
         """Sequence, shard and position of the batches that wait to be acknowledged."""
         self._gone = frozenset() if isinstance(start, Mapping) else self._hub.gone()  # who begins there missed nothing
         place = None if start is None else _place(start, len(db.shards))
         self._feed.add(self._inbox)
-        self._end = weakref.finalize(self, self._feed.remove, self._inbox)
+        self._end = weakref.finalize(self, self._feed.abandon, self._inbox)
+        self._end.atexit = False
         self._place = list(self._hub.watermarks()) if place is None else place  # behind it: so nothing is missed
         self._done = list(self._place)
 
@@ -216,7 +227,7 @@ class Subscription:
         try:
             while True:
                 event.clear()
-                found = await asyncio.to_thread(self._take, limit) if self._worth_a_look() else None
+                found = await self._take_async(limit) if self._worth_a_look() else None
                 if found is not None:
                     return found
                 if self._worth_a_look():
@@ -230,9 +241,25 @@ class Subscription:
             with inbox.changed:
                 del inbox.tasks[event]
 
+    async def _take_async(self, limit: int | None) -> SubscriptionBatch | None:
+        taking = asyncio.get_running_loop().run_in_executor(None, self._take, limit)
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._give_back)  # what the thread takes is for the next fetch
+            raise
+
+    def _give_back(self, taking: asyncio.Future[SubscriptionBatch | None]) -> None:
+        if not taking.cancelled() and taking.exception() is None and (found := taking.result()) is not None:
+            with self._inbox.changed:
+                self._given_back.append(found)
+                self._inbox.tell()
+
     def _worth_a_look(self) -> bool:
         inbox = self._inbox
-        return inbox.ended is not None or bool(inbox.live) or bool(inbox.ready and self._room())
+        return (
+            bool(self._given_back) or inbox.ended is not None or bool(inbox.live) or bool(inbox.ready and self._room())
+        )
 
     def _room(self) -> int:
         """Return how many messages the window lets through."""
@@ -253,9 +280,15 @@ class Subscription:
         most = self._batch_size if limit is None else min(limit, self._batch_size)
         with self._reading:
             if self._inbox.ended is not None:
-                raise self._inbox.ended
-            live = self._take_live(most)
-            return live or self._take_stored(most)
+                raise self._inbox.ended.with_traceback(None)
+            if os.getpid() != self._owner:
+                raise DatabaseClosedError("the database was opened by another process; a fork can't use it")
+            if self._given_back:
+                return self._given_back.popleft()
+            sources = [self._take_live, self._take_stored]
+            if self._live_last:  # they take turns, so that neither starves
+                sources.reverse()
+            return sources[0](most) or sources[1](most)
 
     def _take_live(self, most: int) -> SubscriptionBatch | None:
         inbox = self._inbox
@@ -285,6 +318,7 @@ class Subscription:
 
     def _deliver(self, messages: list[Message], shard: int | None, run: Run | None) -> SubscriptionBatch:
         self._sequence += len(messages)
+        self._live_last = run is None
         if self._window is None:
             self._acknowledged = self._sequence
         if run is not None and shard is not None:
@@ -293,12 +327,14 @@ class Subscription:
                 self._advance()
         if self._room() == 0:
             self._full_since = time.monotonic()
+        dropped = () if run is None else tuple(gone for gone in run.dropped if gone not in self._gone)
+        self._gone = self._gone.union(dropped)  # each is told once, not for every shard
         return SubscriptionBatch(
             messages=messages,
             sequence=self._sequence,
             shard=shard,
             lagging=run is not None and not run.caught_up,
-            dropped=() if run is None else tuple(gone for gone in run.dropped if gone not in self._gone),
+            dropped=dropped,
             run=run,
         )
 
@@ -331,7 +367,7 @@ class Subscription:
             lagging=bool(self._inbox.ready),
             behind=max([*behind, 0]) / 1e6,
             unacknowledged=self._sequence - self._acknowledged,
-            stuck=full is not None,
+            stuck=self._room() == 0,
             stuck_for=0.0 if full is None else time.monotonic() - full,
             missed=self._inbox.missed,
         )
@@ -341,27 +377,34 @@ class Subscription:
     def __iter__(self) -> Iterator[Message]:
         try:
             while True:
-                found = self.fetch()
-                yield from found.messages
-                self.acknowledge(found.sequence)
+                while self._iterated:
+                    yield self._iterated.popleft()
+                self.acknowledge(self._iterated_to)
+                self._iterate(self.fetch())
         except SubscriptionClosedError:
             return
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         try:
             while True:
-                found = await self.fetch_async()
-                for message in found.messages:
-                    yield message
-                self.acknowledge(found.sequence)
+                while self._iterated:
+                    yield self._iterated.popleft()
+                self.acknowledge(self._iterated_to)
+                self._iterate(await self.fetch_async())
         except SubscriptionClosedError:
             return
+
+    def _iterate(self, batch: SubscriptionBatch) -> None:
+        """Iterate over a batch next. It stays here, so that who breaks off and begins again goes on where it was."""
+        self._iterated.extend(batch.messages)
+        self._iterated_to = batch.sequence
 
     # --- the end ---
 
     def close(self) -> None:
         """Follow nothing more; who waits is let go. May be called twice."""
-        self._end()
+        if self._end.detach() is not None:
+            self._feed.remove(self._inbox)
         self._inbox.end(SubscriptionClosedError("the subscription was closed"))
 
     def __del__(self) -> None:

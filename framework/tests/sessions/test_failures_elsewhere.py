@@ -1,0 +1,287 @@
+"""Failures that stores of this kind are known for: each test is named by the property that rules one out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore import plugins
+from topicstore.plugins import Registry
+from topicstore.positions import first_position
+from topicstore.sessions import Delivery, Release, Session, Sessions
+from topicstore_conformance.clock import START, Clock
+
+Publish = Callable[..., None]
+Crash = Callable[[], Sessions]
+SECOND = 1_000_000
+
+
+def payloads(items: list[Delivery | Release]) -> list[str]:
+    return [item.message.payload.decode() for item in items if isinstance(item, Delivery)]
+
+
+def everything(session: Session) -> list[str]:
+    """Return all there is to deliver; each message is acknowledged."""
+    found: list[str] = []
+    while items := session.deliver():
+        found += payloads(items)
+        session.puback_many([item.packet_id for item in items])
+    return found
+
+
+def test_packet_ids_are_unique_over_the_whole_window(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+    """Also behind the last one, where they begin anew among those still in use, and after a crash there."""
+    session = sessions.open("subscriber", expiry_interval=None)
+    session.subscribe("a/#", 1)
+    publish(*map(str, range(50)))
+    waiting = {item.packet_id for item in session.deliver()} - set(range(1, 40))
+    session.puback_many(range(1, 40))
+    for _ in range(14):
+        publish(*map(str, range(5_000)))
+        while items := session.deliver(5_000):
+            ids = [item.packet_id for item in items]
+            assert len(ids) == len(set(ids))
+            assert waiting.isdisjoint(ids)
+            session.puback_many(ids)
+    session.checkpoint()
+    session = crash().open("subscriber", expiry_interval=None)
+    assert waiting == {item.packet_id for item in session.deliver()}
+    publish("new")
+    assert waiting.isdisjoint(item.packet_id for item in session.deliver())
+
+
+def test_replays_go_by_the_options_of_their_time(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+    """What was stored before a change of options comes by those before, though a crash lies between."""
+    session = sessions.open("subscriber", expiry_interval=None)
+    session.subscribe("a/#", 2, subscription_identifier=1)
+    publish("1", qos=2)
+    session.subscribe("a/#", 1, subscription_identifier=2)
+    publish("2", qos=2)
+    for resumed in (crash(), crash()):
+        session = resumed.open("subscriber", expiry_interval=None)
+        found = [(i.message.payload, i.qos, i.subscription_identifiers) for i in session.deliver()]  # type: ignore[union-attr]
+        assert [(b"1", 2, (1,)), (b"2", 1, (2,))] == found
+
+
+@pytest.mark.parametrize("layout", ["block", "skipstream"])
+def test_what_was_learned_of_topics_is_as_durable_as_messages(tmp_path: Path, clock: Clock, layout: str) -> None:
+    """Sessions find all messages of a generation that inherited it, after a crash and a restart."""
+    topics = [f"fleet/{number}/speed" for number in range(150)]
+    messages = [ts.Message(topic, topic.encode(), "publisher", 1) for topic in topics]
+    with ts.open(tmp_path / "db", layout=layout, clock=clock, auto_compact=False) as db:
+        session = db.sessions.open("subscriber", expiry_interval=None)
+        session.subscribe("fleet/+/speed", 1)
+        db.publish(messages)
+        db.add_generation()
+        db.publish(messages)
+        shutil.copytree(tmp_path / "db", tmp_path / "copy")
+    for path in ("copy", "db", "db"):
+        with ts.open(tmp_path / path, clock=clock) as db:
+            session = db.sessions.open("subscriber", expiry_interval=None)
+            session.subscribe("fleet/+/speed", 1, start=0)
+            assert sorted(topics * 2) == sorted(everything(session))
+            session.subscribe("fleet/149/speed", 1, start=0)
+            assert ["fleet/149/speed"] * 2 == everything(session)
+
+
+def test_dropping_a_generation_is_idempotent_and_ends_no_stream_by_guess(
+    db: ts.Database, sessions: Sessions, publish: Publish
+) -> None:
+    """Nothing read yet, empty in between, dropped twice: what follows is delivered."""
+    session = sessions.open("subscriber", expiry_interval=None)
+    session.subscribe("a/#", 1)
+    publish("1")
+    db.add_generation()
+    db.add_generation()
+    assert ["1"] == everything(session)
+    assert [] == everything(session)
+    assert db.drop_generation(1)
+    assert not db.drop_generation(1)
+    publish("2")
+    db.add_generation()
+    publish("3")
+    assert ["2", "3"] == everything(session)
+    session.checkpoint()
+    session = sessions.open("subscriber", expiry_interval=None)
+    assert [] == everything(session)
+
+
+def test_a_start_is_inclusive(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
+    """A message exactly at it is delivered, whether it is a time or a place."""
+    for number in range(3):
+        clock.now = START + number
+        db.store([ts.Message("a/b", b"%d" % number, "publisher", 1)])
+    shard = db.shard_of("publisher")
+    for number, start in enumerate((START + 1, {shard: first_position(START + 1) - 1})):
+        session = sessions.open(f"subscriber-{number}", expiry_interval=None)
+        session.subscribe("a/b", 1, start=start)
+        assert ["1", "2"] == everything(session)
+
+
+def test_wildcards_do_not_match_topics_of_the_system(sessions: Sessions, publish: Publish) -> None:
+    """A filter that begins with a wildcard gets nothing of ``$SYS``, stored, live or retained; its own filter does."""
+    publish("system", topic="$SYS/a", qos=1)
+    sessions.open("system", expiry_interval=None).subscribe("$SYS/#", 1)
+    for text in ("#", "+/a", "+/#"):
+        for qos in (0, 1):
+            session = sessions.open(f"{text}-{qos}", expiry_interval=None)
+            session.subscribe(text, qos, start=0)
+    publish("stored", topic="$SYS/a")
+    assert [("system", ["stored"])] == [(session.client_id, payloads(items)) for session, items in sessions.deliver()]
+
+
+@pytest.mark.parametrize("layout", ["block", "skipstream", "reference", "wildcard_optimized"])
+def test_empty_levels_are_levels(tmp_path: Path, layout: str) -> None:
+    """Topics that differ by one are told apart, by every layout."""
+    topics = ["a", "/a", "a/", "/", "//", "a//b", "a/b", "/a/b"]
+    options = {layout: {"epoch_bits": 0}} if layout == "wildcard_optimized" else None
+    with ts.open(tmp_path / "db", backend="memory", layout=layout, options=options) as db:
+        db.store([ts.Message(topic, topic.encode(), "publisher", 1) for topic in topics])
+        for text in [*topics, "+", "+/+", "/+", "+/", "a/+/b", "+/+/+"]:
+            session = db.sessions.open("subscriber", clean_start=True)
+            session.subscribe(text, 1, start=0)
+            wanted = sorted(topic for topic in topics if ts.matches(text, topic))
+            found: list[str] = []
+            while len(found) < len(wanted) and db.sessions.wait(10):
+                found += everything(session)
+            assert wanted == sorted(found)
+
+
+def test_no_stream_blocks_a_session_for_ever(sessions: Sessions, publish: Publish) -> None:
+    """A full window is seen, and ends with any acknowledgement; other sessions and QoS 0 go on meanwhile."""
+    stuck = sessions.open("stuck", expiry_interval=None, receive_maximum=1)
+    stuck.subscribe("a/#", 1)
+    stuck.subscribe("live", 0)
+    other = sessions.open("other", expiry_interval=None)
+    other.subscribe("a/#", 1)
+    publish("1", "2")
+    assert ["1"] == payloads(stuck.deliver())
+    assert START == stuck.status().stuck_since
+    publish("3", topic="live")
+    assert ["3"] == payloads(stuck.deliver())
+    assert ["1", "2"] == everything(other)
+    assert stuck.puback(1)
+    assert sessions.wait(0)
+    assert ["2"] == everything(stuck)
+    assert stuck.status().stuck_since is None
+
+
+def test_idle_sessions_cost_nothing_and_equal_ones_one_read(
+    db: ts.Database, sessions: Sessions, publish: Publish
+) -> None:
+    """Traffic that doesn't concern them isn't looked at for them; what concerns all is read once."""
+    sessions.open("busy", expiry_interval=None).subscribe("busy", 1)
+    for number in range(100):
+        sessions.open(f"idle-{number}", expiry_interval=None).subscribe("a/#", 1)
+    while sessions.wait(0):
+        sessions.deliver()
+    reads = sum(shard.counters.reads for shard in db.shards)
+    publish(*map(str, range(50)), topic="busy")
+    assert ["busy"] == [session.client_id for session, _ in sessions.deliver()]
+    publish("1")
+    assert 100 == len(sessions.deliver())
+    assert not sessions.wait(0)
+    assert sum(shard.counters.reads for shard in db.shards) - reads <= 2 * len(db.shards)
+
+
+def test_a_message_is_visible_as_soon_as_it_is_stored(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
+    """By the layout that a database has by default: no epoch is waited for, though the clock stands still."""
+    session = sessions.open("subscriber", expiry_interval=None)
+    session.subscribe("a/+", 1)
+    assert "block" == db.manifest.layout
+    for number in range(5):
+        publish(str(number))
+        assert sessions.wait(0)
+        assert [str(number)] == payloads(session.deliver())
+
+
+@pytest.mark.parametrize("way", ["tick", "recovery"])
+def test_clean_up_is_fenced(sessions: Sessions, clock: Clock, publish: Publish, crash: Crash, way: str) -> None:
+    """A session that came back is not reaped by who found it expired, nor by a timer of its former absence."""
+    session = sessions.open("subscriber", expiry_interval=10)
+    session.subscribe("a/#", 1)
+    if way == "tick":
+        session.disconnect()
+    other = crash()
+    clock.now += 1
+    session = sessions.open("subscriber", expiry_interval=10)
+    clock.now += 100 * SECOND
+    found = other.storage.find("subscriber")
+    assert found is not None
+    session = sessions.open("subscriber", expiry_interval=10)
+    assert not other.storage.remove(found)
+    sessions.tick()
+    publish("1")
+    assert ["1"] == everything(session)
+
+
+FAILING = """
+import topicstore as ts
+fails = False
+@ts.hookimpl(wrapper=True)
+def topicstore_iterate(request):
+    if fails:
+        raise ts.StorageFullError("not now")
+    return (yield)
+"""
+
+
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[ts.Database]:
+    """A database that can't be read while its plugin says so."""
+    built_in = [EntryPoint(name, f"topicstore_{name}.plugin", plugins.GROUP) for name in ("backends", "layouts")]
+    (tmp_path / "failing_reads.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry([*built_in, EntryPoint("failing_reads", "failing_reads", plugins.GROUP)])
+    monkeypatch.setattr("topicstore.database.registry", lambda: registry)
+    with ts.open(tmp_path / "db", backend="memory", clock=clock, plugins=["failing_reads"]) as db:
+        yield db
+
+
+def test_a_recoverable_error_ends_no_session(failing: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, and what it kept from being read is delivered when it is over."""
+    ended: list[object] = []
+    session = failing.sessions.open("subscriber", expiry_interval=None, on_end=lambda *what: ended.append(what))
+    session.subscribe("a/#", 1)
+    monkeypatch.setattr("failing_reads.fails", True)
+    failing.publish([ts.Message("a/b", b"1", "publisher", 1)])
+    for _ in range(3):
+        assert [] == failing.sessions.deliver()
+        assert isinstance(session.failure, ts.RecoverableError)
+        failing.sessions.tick()
+    monkeypatch.setattr("failing_reads.fails", False)
+    failing.sessions.tick()
+    assert ["1"] == everything(session)
+    assert [] == ended
+
+
+def test_empty_shards_take_hardly_any_room(tmp_path: Path) -> None:
+    """Neither on disk nor for what follows: many shards with a session each are small."""
+    with ts.open(tmp_path / "db", shards=16) as db:
+        for number in range(16):
+            db.sessions.open(f"client-{number}", expiry_interval=None).subscribe("#", 1)
+    files = [path.stat() for path in (tmp_path / "db").rglob("*") if path.is_file()]
+    assert sum(file.st_blocks * 512 for file in files) < 16 * 1_000_000
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_effective_qos_never_exceeds_the_subscriptions(
+    db: ts.Database, sessions: Sessions, publish: Publish, wanted: int
+) -> None:
+    """Live, resumed, replayed or retained."""
+    for qos in (0, 1, 2):
+        db.publish([ts.Message(f"a/{qos}", b"retained", "publisher", qos, retain=True)])
+    session = sessions.open("subscriber", expiry_interval=None)
+    session.subscribe("a/#", wanted, start=0)
+    for qos in (0, 1, 2):
+        publish("live", topic=f"a/{qos}", qos=qos)
+    first = session.deliver()
+    assert {min(wanted, qos) for qos in (0, 1, 2)} == {item.qos for item in first if isinstance(item, Delivery)}
+    session.lost()
+    again = sessions.open("subscriber", expiry_interval=None).deliver()
+    assert sum(item.packet_id > 0 for item in first) == len(again)
+    assert all(item.qos <= wanted for item in again if isinstance(item, Delivery))
