@@ -284,7 +284,7 @@ class Group:
         if resting and self._channel is not None:
             self._channel.wait(self, shard)
 
-    def take_live(self, messages: list[Message], marks: list[int]) -> None:
+    def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
         """Nothing comes by that is not stored: `wake` tells."""
 
     def _concerned(self, shard: int, run: Run) -> list[SharedSource]:
