@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_a_start_is_inclusive(db: ts.Database, sessions: Sessions, clock: Clock)
 
 
 def test_wildcards_do_not_match_topics_of_the_system(sessions: Sessions, publish: Publish) -> None:
-    """A filter that begins with a wildcard gets nothing of ``$SYS``, stored, live or retained; its own filter does."""
+    """A filter that begins with a wildcard gets nothing of ``$SYS``, stored or live; one that names it does."""
     publish("system", topic="$SYS/a", qos=1)
     sessions.open("system", expiry_interval=None).subscribe("$SYS/#", 1)
     for text in ("#", "+/a", "+/#"):
@@ -240,6 +241,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> It
     monkeypatch.setattr("topicstore.database.registry", lambda: registry)
     with ts.open(tmp_path / "db", backend="memory", clock=clock, plugins=["failing_reads"]) as db:
         yield db
+    del sys.modules["failing_reads"]
 
 
 def test_a_recoverable_error_ends_no_session(failing: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +274,7 @@ def test_empty_shards_take_hardly_any_room(tmp_path: Path) -> None:
 def test_effective_qos_never_exceeds_the_subscriptions(
     db: ts.Database, sessions: Sessions, publish: Publish, wanted: int
 ) -> None:
-    """Live, resumed, replayed or retained."""
+    """Live, replayed, retained, or sent again."""
     for qos in (0, 1, 2):
         db.publish([ts.Message(f"a/{qos}", b"retained", "publisher", qos, retain=True)])
     session = sessions.open("subscriber", expiry_interval=None)

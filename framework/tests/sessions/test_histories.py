@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import pytest
@@ -134,7 +134,7 @@ class Here:
         self.store.close()
 
 
-class Died(Exception):
+class DiedError(Exception):
     """The process was killed before it answered."""
 
 
@@ -165,7 +165,7 @@ class There:
         try:
             found = self._connection.recv()
         except (EOFError, ConnectionResetError):
-            raise Died from None
+            raise DiedError from None
         if isinstance(found, Exception):
             raise found
         return found
@@ -282,6 +282,8 @@ class Subscription:
     """By publisher and topic, the number of the newest message delivered."""
     kept: list[str] | None = None
     """Topics of retained messages that were sent; None: none are to be."""
+    kept_due: list[Published] = attrs.field(factory=list)
+    """Those there were when they were to be sent."""
     kept_stored: bool = False
     """They were begun at QoS 1 or 2, so that they go on on the next connection."""
 
@@ -385,7 +387,7 @@ class Histories(RuleBasedStateMachine):
     """Every delivery is one that is due, and at the end all that are due have come."""
 
     layout, backend, shards = "block", "memory", 2
-    options: dict[str, Any] = {}
+    options: ClassVar[dict[str, Any]] = {}
     store_class: Any = Here
     ordered = True
     """A publisher's messages come in their order over all topics, not only in each."""
@@ -719,8 +721,7 @@ class Histories(RuleBasedStateMachine):
         if begin is not None:
             self.replay(client, subscription, begin)
         if options.retain_handling == 0 or (options.retain_handling == 1 and known is None):
-            if any(subscription.topic_filter.matches(topic) for topic in self.retained_now()):
-                subscription.kept, subscription.kept_stored = [], options.qos > 0
+            self.send_retained(subscription)
 
     def replay(self, client: Client, subscription: Subscription, begin: int) -> None:
         """All that is stored since then is due, and nothing else that was not delivered yet."""
@@ -730,6 +731,13 @@ class Histories(RuleBasedStateMachine):
             for published in self.published
             if published.stored and published.time >= begin and self.matches(client, subscription, published)
         }
+
+    def send_retained(self, subscription: Subscription) -> None:
+        """The retained messages there are now are due, unless there are none: then those of before go on."""
+        due = [kept for topic, kept in self.retained_now().items() if subscription.topic_filter.matches(topic)]
+        if due:
+            subscription.kept, subscription.kept_due = [], due
+            subscription.kept_stored = subscription.options.qos > 0
 
     def retained_now(self) -> dict[str, Published]:
         return {topic: kept for topic, kept in self.retained.items() if kept.readable(self.now)}
@@ -968,7 +976,7 @@ class Histories(RuleBasedStateMachine):
             status = self.call(client.name, "status")
             assert ("nothing", 0, 0) == (status.waits_for, status.in_flight, status.to_resend)
             for subscription in client.subscriptions.values():
-                self.check_kept(subscription)
+                assert [] == self.missing_retained(subscription)
         self.checkpoint()
         if all(client.connected for client in self.clients.values() if client.exists):
             assert [] == self.call("store", "left_in_flight")
@@ -995,8 +1003,14 @@ class Histories(RuleBasedStateMachine):
                 answered = True
         return answered
 
-    def check_kept(self, subscription: Subscription) -> None:
-        """All retained messages came that were there when they were to be sent, and are still."""
+    def missing_retained(self, subscription: Subscription) -> list[str]:
+        """Return the topics whose retained messages should have come: which were due, and are there still."""
+        came = subscription.kept
+        if came is None:
+            return []
+        still = {id(kept) for kept in self.retained_now().values()}
+        topics = [kept.message.topic for kept in subscription.kept_due if id(kept) in still]
+        return [topic for topic in topics if topic not in came]
 
     # --- who is there ---
 
@@ -1017,7 +1031,7 @@ class KilledHistories(Histories):
         """Make a call that the process perhaps dies in; say whether it did."""
         try:
             result, outcomes = self.store.call_and_die(death, self.now, *what)
-        except Died:
+        except DiedError:
             self.crash()
             return True
         self.absorb_all(outcomes)
@@ -1040,7 +1054,8 @@ class KilledHistories(Histories):
                 self.absorb(message, contents[message.payload])
             if retained.get(message.topic) == message.payload:
                 self.retain(message, self.now)
-        self.retained = {topic: kept for topic, kept in self.retained.items() if kept.message.payload in retained.values()}
+        there = set(retained.values())
+        self.retained = {topic: kept for topic, kept in self.retained.items() if kept.message.payload in there}
 
     @precondition(lambda self: self.live())
     @rule(limit=st.sampled_from([1, 3, 1_000]), write=st.integers(0, 1), before=st.booleans())
@@ -1076,7 +1091,7 @@ class CopiedHistories(Histories):
 
 class WildcardHistories(Histories):
     layout = "wildcard_optimized"
-    options = {"epoch_bits": 10}  # noqa: RUF012 - as it is given to the store
+    options: ClassVar[dict[str, Any]] = {"epoch_bits": 10}
     ordered = at_once = False
 
 

@@ -149,7 +149,7 @@ def calls(act: Callable[[], object]) -> int:
     """Return how many functions are called, in Python or in C."""
     found = 0
 
-    def count(frame: object, event: str, argument: object) -> None:
+    def count(_frame: object, event: str, _argument: object) -> None:
         nonlocal found
         found += event in ("call", "c_call")
 

@@ -41,7 +41,7 @@ class Follower(Protocol):
         """There may be something to read in a shard."""
 
     def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
-        """Messages that are stored nowhere came by at ``now``; ``marks``: by shard, the highest visible position then."""
+        """Messages that are stored nowhere came by at ``now``; ``marks``: the shards' highest visible positions."""
 
 
 class Channel:
