@@ -346,10 +346,10 @@ class Client:
         self.__init__(self.name)  # type: ignore[misc]
 
     def commit(self) -> None:
-        """What was acknowledged is committed."""
-        self.exchanges = {i: exchange for i, exchange in self.exchanges.items() if not exchange.over}
+        """What was acknowledged on this connection is committed; what was before, and a crash forgot, is not."""
+        self.exchanges = {i: exchange for i, exchange in self.exchanges.items() if exchange.again or not exchange.over}
         for exchange in self.exchanges.values():
-            exchange.committed |= exchange.state == "received"
+            exchange.committed |= exchange.state == "received" and not exchange.again
 
     def leave(self) -> None:
         """The connection ends: what comes only while there is one is perhaps missed."""
