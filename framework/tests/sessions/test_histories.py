@@ -29,6 +29,7 @@ import topicstore as ts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from topicstore.positions import time_of
 from topicstore.sessions import Delivery, Release, Session, SessionEndedError, Sessions, SubscribeOptions, Will
 from topicstore_conformance.clock import START, Clock
 
@@ -58,7 +59,8 @@ class Store:
         """Publish, and note what became of each message: of wills, too."""
         messages = list(messages)
         result = self._publish(messages, **how)
-        times = {m.payload: m.timestamp for m in result.batch.to_messages()} if result.stored else {}
+        stored = [message.payload for message in result.batch.to_messages()] if result.stored else []
+        times = {payload: time_of(id_.position) for payload, id_ in zip(stored, result.ids, strict=True)}
         self.outcomes += [(message, times.get(message.payload)) for message in messages]
         return result
 
@@ -92,46 +94,37 @@ class Store:
 def _plain(result: Any) -> Any:
     if isinstance(result, Session):
         return result.present
-    if isinstance(result, list) and result and isinstance(result[0], tuple):
+    if isinstance(result, list) and result and isinstance(result[0], tuple):  # of `Sessions.deliver`
         return [(session.client_id, items) for session, items in result]
     return None if isinstance(result, ts.StoreResult) else result
 
 
 class Here:
-    """A store in this process. A crash leaves it behind, and goes on with what is committed alone."""
+    """A store in this process. A crash leaves its sessions behind, and goes on with what is committed alone."""
 
     def __init__(self, path: Path, now: int, how: dict[str, Any]) -> None:
-        self.store = Store(path, now, how)
-        self.call = self.store.call
-        self._copies = count(1)
+        self._store = Store(path, now, how)
         self._older: list[Session] = []
 
+    def call(self, *what: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
+        return self._store.call(*what, **kwargs)
+
     def crash(self, now: int) -> None:
-        """Go on with a copy of the files as they are; in memory, with sessions that know nothing of the former."""
-        db, store = self.store.db, self.store
+        db = self._store.db
         self._older += [session for client in CLIENTS if (session := db.sessions.get(client)) is not None]
-        if store.how["backend"] == "memory":
-            db._sessions = Sessions(db)
-            return
-        path = store.path.with_name(f"copy-{next(self._copies)}")
-        shutil.copytree(store.path, path)
-        self._older.clear()
-        store.close()
-        self.store = Store(path, now, store.how)
-        self.call = self.store.call
+        db._sessions = Sessions(db)
 
     def older(self, client: str) -> Session | None:
         """Return a session object of this client that a crash left behind, if there is one."""
         return next((session for session in self._older if session.client_id == client), None)
 
     def reopen(self, now: int) -> None:
-        self.store.close()
-        if self.store.how["backend"] != "memory":
-            self.store = Store(self.store.path, now, self.store.how)
-            self.call = self.store.call
+        self._older.clear()
+        self._store.close()
+        self._store = Store(self._store.path, now, self._store.how)
 
     def close(self) -> None:
-        self.store.close()
+        self._store.close()
 
 
 class DiedError(Exception):
@@ -265,8 +258,9 @@ class Due:
     published: Published
     options: SubscribeOptions
     required: bool
+    delivered: bool = False
     received: int = 0
-    """How often, but for repetitions that a client knows as such."""
+    """How often it was processed: not those that a client refused, nor repetitions that it knows as such."""
 
     @property
     def qos(self) -> int:
@@ -697,9 +691,10 @@ class Histories(RuleBasedStateMachine):
         same: bool,
     ) -> None:
         client = self.one_of(which)
+        known = client.subscriptions.get(text)
+        as_published = as_published and (known is None or known.kept is None)
         handling = 2 if as_published else handling  # the flag then says which messages are the retained ones
         options = SubscribeOptions(qos, no_local, as_published, handling, next(self.numbers))
-        known = client.subscriptions.get(text)
         if same and known is not None:
             options = known.options
         begin = None if start is None else self.now - start if start else 0
@@ -899,8 +894,9 @@ class Histories(RuleBasedStateMachine):
                 assert client.held[item.packet_id] is due
                 return
             client.held[item.packet_id] = due
-        if not due.received:
+        if not due.delivered:
             self.check_order(client, item, due)
+        due.delivered = True
         due.received += 1
         assert due.received == 1 or item.qos == 1
 
@@ -1083,8 +1079,8 @@ class SkipstreamHistories(Histories):
     layout = "skipstream"
 
 
-class CopiedHistories(Histories):
-    """A crash goes on with a copy of the files."""
+class ReopenedHistories(Histories):
+    """On disk, so that the database can be closed and opened again."""
 
     layout, backend, shards = "reference", "rocksdb", 1
 
@@ -1105,6 +1101,97 @@ def case(machine: type[Histories], examples: int, steps: int) -> Any:
 
 TestBlock = case(Histories, 60, 60)
 TestSkipstream = case(SkipstreamHistories, 15, 50)
-TestCopied = case(CopiedHistories, 10, 50)
+TestReopened = case(ReopenedHistories, 10, 50)
 TestWildcard = case(WildcardHistories, 10, 50)
 TestKilled = case(KilledHistories, 5, 50)
+
+
+# --- short histories that are worth a test of their own ---
+
+
+def retain(db: ts.Database, topic: str, seconds: int | None = None) -> None:
+    properties = ts.Properties(message_expiry_interval=seconds)
+    db.publish([ts.Message(topic, b"retained", "publisher", 1, True, properties=properties)])
+
+
+def in_flight(db: ts.Database) -> list[bytes]:
+    states = [db.state(shard) for shard in range(len(db.shards))]
+    return [key for state in states for key, _ in state.scan(b"\1") if key[1:3] in (b"sf", b"sp", b"sn")]
+
+
+def test_retained_messages_expire_while_they_wait_for_room(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
+    """And what is left of the others' intervals is told as of their delivery."""
+    retain(db, "a/1", 10)
+    retain(db, "a/2", 100)
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a/#", 1)
+    clock.now += 10 * SECOND
+    assert [("a/2", 90)] == [(item.message.topic, item.expiry) for item in session.deliver()]  # type: ignore[union-attr]
+
+
+def test_live_messages_expire_from_when_they_were_published(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
+    """Not from when somebody looked."""
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a", 0)
+    for seconds in (10, 100):
+        properties = ts.Properties(message_expiry_interval=seconds)
+        db.publish([ts.Message("a", b"", "publisher", properties=properties)])
+    clock.now += 10 * SECOND
+    assert [90] == [item.expiry for item in session.deliver()]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("handling", [0, 2])
+def test_retained_messages_are_sent_once_though_the_subscription_turns_to_qos_0(
+    db: ts.Database, sessions: Sessions, handling: int
+) -> None:
+    """Nothing stays behind that would have them sent again when the session is resumed."""
+    retain(db, "a/1")
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a/#", 1)
+    session.subscribe("a/#", 0, retain_handling=handling)
+    assert 1 == len(session.deliver())
+    for _ in range(2):
+        session.lost()
+        session = sessions.open("client", expiry_interval=None)
+        assert all(item.dup for item in session.deliver() if isinstance(item, Delivery))
+    session.puback(1)
+    sessions.checkpoint()
+    assert [] == in_flight(db)
+
+
+def test_nothing_is_left_of_retained_messages_that_were_cleared(db: ts.Database, sessions: Sessions) -> None:
+    """Before a session that was to be sent them came back; one of later is not sent for it."""
+    retain(db, "a/1")
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a/#", 1)
+    session.lost()
+    db.publish([ts.Message("a/1", b"", "publisher", 0, True)])
+    session = sessions.open("client", expiry_interval=None)
+    session.deliver()
+    sessions.checkpoint()
+    assert [] == in_flight(db)
+
+
+def test_live_messages_come_by_the_options_of_their_time(db: ts.Database, sessions: Sessions) -> None:
+    """Though nobody fetched them before the change."""
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a", 0, subscription_identifier=1)
+    for qos, identifier in ((0, 2), (1, 3)):
+        db.publish([ts.Message("a", b"%d" % identifier, "publisher", 1)])
+        session.subscribe("a", qos, subscription_identifier=identifier)
+    db.publish([ts.Message("a", b"4", "publisher", 1)])
+    found = [(i.message.payload, i.qos, i.subscription_identifiers) for i in session.deliver()]  # type: ignore[union-attr]
+    assert [(b"2", 0, (1,)), (b"3", 0, (2,)), (b"4", 1, (3,))] == found
+
+
+def test_live_messages_are_for_those_who_were_there(db: ts.Database, sessions: Sessions) -> None:
+    """Who subscribes later, or comes back, gets none of before, though others have not fetched theirs."""
+    first = sessions.open("first", expiry_interval=None)
+    first.subscribe("a", 0)
+    away = sessions.open("away", expiry_interval=None)
+    away.subscribe("a", 0)
+    away.disconnect()
+    db.publish([ts.Message("a", b"live", "publisher")])
+    sessions.open("away", expiry_interval=None)
+    sessions.open("late", expiry_interval=None).subscribe("a", 0)
+    assert ["first"] == [session.client_id for session, _ in sessions.deliver()]

@@ -135,6 +135,7 @@ class Sessions:
                 on_end=on_end,
             )
             if found is not None:
+                self.dispatcher.listen()  # what came before is not for it
                 session.resume()
             self._live[client_id] = session
             if keep_alive:

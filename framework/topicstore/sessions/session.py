@@ -180,6 +180,7 @@ class Session:
         options.checked()
         with self._dispatcher.lock:
             self._heard()
+            self._dispatcher.listen()  # what came before is for those who were there, by the options there were
             known = self._sources.get(topic_filter)
             if is_shared(topic_filter):
                 self._share(topic_filter, options, start)
@@ -308,6 +309,7 @@ class Session:
                     self.keys, number, topic_filter, options, messages, now, sent[number]
                 )
                 self.wake(self._retained[number])
+                self._touched()  # perhaps nothing is left to send, which is to be stored
         self._ask()
 
     # --- delivering ---

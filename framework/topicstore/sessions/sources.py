@@ -25,6 +25,8 @@ __all__ = ["FeedSource", "RetainedSource", "Source"]
 
 _LIVE = 10_000
 """Messages stored nowhere that wait for a subscription of QoS 0 at most."""
+_Live = tuple[int, int, int, Message, SubscribeOptions]
+"""One of them: its publisher's shard, what is delivered there before, its time, itself, and the options then."""
 
 
 class Source(ABC):
@@ -126,8 +128,8 @@ class FeedSource(Source):
         """Shards in which there may be something to read."""
         self._failing: dict[int, None] = {}
         """Shards that could not be read."""
-        self._live: collections.deque[tuple[int, int, int, Message]] | None = None
-        """Messages stored nowhere, each with its publisher's shard, what is delivered there before, and its time."""
+        self._live: collections.deque[_Live] | None = None
+        """Messages stored nowhere."""
         self.eras = eras
 
     # --- its place ---
@@ -198,11 +200,11 @@ class FeedSource(Source):
         """Messages came by that are stored nowhere, at ``now``."""
         if self._live is None:
             self._live = collections.deque()
-        shard_of = self._dispatcher.shard_of
+        shard_of, options = self._dispatcher.shard_of, self.options
         for message in messages:
-            if not (self.options.no_local and message.client_id == self._client_id):
+            if not (options.no_local and message.client_id == self._client_id):
                 shard = shard_of(message.client_id)
-                self._live.append((shard, marks[shard], now, message))
+                self._live.append((shard, marks[shard], now, message, options))
         while len(self._live) > _LIVE:
             self._live.popleft()
             self.missed += 1
@@ -217,7 +219,7 @@ class FeedSource(Source):
     def read(self, limit: int, now: int) -> Portion | None:
         """Return at most ``limit`` messages that follow; None: nothing does now."""
         if self._live:
-            shard, mark, _, _ = self._live[0]
+            shard, mark = self._live[0][:2]
             if self._places[shard] < mark and shard in self._behind:
                 return self._read(shard, limit, now, mark)
             return self._read_live(self._live, limit, now)
@@ -249,20 +251,20 @@ class FeedSource(Source):
             self._behind[shard] = None  # behind the other shards
         return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._client_id, now)
 
-    def _read_live(self, live: collections.deque[tuple[int, int, int, Message]], limit: int, now: int) -> Portion:
-        """Take messages stored nowhere, as far as everything that was stored before them is delivered."""
+    def _read_live(self, live: collections.deque[_Live], limit: int, now: int) -> Portion:
+        """Take messages stored nowhere that came under the same options, as far as what was stored before is read."""
         messages: list[Message] = []
         expiry: list[int | None] = []
+        options = live[0][4]
         while live and len(messages) < limit:
-            shard, mark, came, message = live[0]
-            if self._places[shard] < mark and shard in self._behind:
+            shard, mark, came, message, then = live[0]
+            if then is not options or (self._places[shard] < mark and shard in self._behind):
                 break
             live.popleft()
             left = expiry_of(message, came, now)
             if left != 0:
                 messages.append(message)
                 expiry.append(left)
-        options = self.options
         retain = [message.retain for message in messages] if options.retain_as_published else False
         some = expiry if any(left is not None for left in expiry) else None
         return Portion(self.topic_filter.text, 0, options, messages, 0, None, None, retain, some)
@@ -354,10 +356,11 @@ class RetainedSource(Source):
         self._options = options
         self._messages = [message for message in messages if message.topic > (behind or "")]
         self._since = since
+        """What is left of their intervals was counted then."""
         self.number = number
         self._done = 0
         self._settled = 0
-        self._moved = False
+        self._moved = behind is not None and self.done  # nothing is left to send: that is to be stored
 
     @property
     def done(self) -> bool:
