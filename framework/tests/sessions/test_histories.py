@@ -1099,10 +1099,10 @@ def case(machine: type[Histories], examples: int, steps: int) -> Any:
     return found
 
 
-TestBlock = case(Histories, 60, 60)
-TestSkipstream = case(SkipstreamHistories, 15, 50)
-TestReopened = case(ReopenedHistories, 10, 50)
-TestWildcard = case(WildcardHistories, 10, 50)
+TestBlock = case(Histories, 150, 50)
+TestSkipstream = case(SkipstreamHistories, 40, 50)
+TestReopened = case(ReopenedHistories, 20, 50)
+TestWildcard = case(WildcardHistories, 40, 50)
 TestKilled = case(KilledHistories, 5, 50)
 
 
