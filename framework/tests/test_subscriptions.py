@@ -441,3 +441,42 @@ def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
         plain.hub.route(numbered(0, 10_005))
         assert subscription.status().missed == 5
         assert next(itertools.islice(take(subscription, 10_000), 1)) == 5
+
+
+def test_a_cancelled_fetch_loses_nothing(plain: ts.Database) -> None:
+    """What a thread took for a task that was cancelled meanwhile comes with the next fetch."""
+
+    async def run() -> list[int]:
+        taken: list[int] = []
+        with plain.subscribe("#", 0, batch_size=10) as subscription:
+            while len(taken) < 500:
+                fetching = asyncio.create_task(subscription.fetch_async())
+                await asyncio.sleep(0)
+                if len(taken) % 20 == 0:
+                    fetching.cancel()
+                    await asyncio.wait([fetching])
+                    fetching = asyncio.create_task(subscription.fetch_async())
+                taken += [int(message.payload) for message in (await fetching).messages]
+        return taken
+
+    plain.store(numbered(0, 500))
+    assert asyncio.run(run()) == list(range(500))
+
+
+def test_iterating_again_goes_on(plain: ts.Database) -> None:
+    """Who breaks off in the middle of a batch and begins again gets the rest."""
+    plain.store(numbered(0, 30))
+    with plain.subscribe("#", 0, window=10) as subscription:
+        first = [int(message.payload) for message in itertools.islice(subscription, 3)]
+        assert first + [int(message.payload) for message in itertools.islice(subscription, 27)] == list(range(30))
+
+
+def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
+    """What is kept for others who come by is bounded in bytes, too."""
+    for _ in range(20):
+        plain.store([ts.Message("big", bytes(5_000_000))])
+    with plain.subscribe("big", 0) as subscription:
+        count = 0
+        while count < 20:
+            count += len(subscription.fetch(timeout=30))
+    assert plain.hub._bytes <= 32 << 20

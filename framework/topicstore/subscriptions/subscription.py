@@ -247,6 +247,7 @@ class Subscription:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
             taking.add_done_callback(self._give_back)  # what the thread takes is for the next fetch
+            await asyncio.wait([taking])  # which must not begin before: what it takes comes behind this
             raise
 
     def _give_back(self, taking: asyncio.Future[SubscriptionBatch | None]) -> None:
