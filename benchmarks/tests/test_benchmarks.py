@@ -12,10 +12,10 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
 
-from topicstore_benchmarks import __main__ as program
 from topicstore_benchmarks import timing
-from topicstore_benchmarks.cases import CASES
-from topicstore_benchmarks.figures import Cell, Figure, Sheet, shown
+from topicstore_benchmarks.sections import command as program
+from topicstore_benchmarks.sections.cases import CASES
+from topicstore_benchmarks.sections.figures import Cell, Figure, Sheet, shown
 
 SMALL = ["--messages", "2000", "--rounds", "1"]
 

@@ -15,21 +15,23 @@ from topicstore_conformance.model import match
 
 pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
 
-from topicstore_benchmarks import comparison, sqlite
-from topicstore_benchmarks.comparison import ENGINE, MERGED, SQLITE, STORE, Comparison, Round, compare
-from topicstore_benchmarks.growth import Growth, growth_of
-from topicstore_benchmarks.layouts import PROMISES, layouts_section
-from topicstore_benchmarks.sets import ALL, SETS, MessageSet, Request, Task, fleet, fleet_batches
-from topicstore_benchmarks.sides import LayoutSide, Side
-from topicstore_benchmarks.sqlite import SqliteSide
+from topicstore_benchmarks.contenders import sqlite
+from topicstore_benchmarks.contenders.contender import Contender
+from topicstore_benchmarks.contenders.database import DatabaseContender
+from topicstore_benchmarks.contenders.sqlite import SqliteContender
+from topicstore_benchmarks.sections import comparison
+from topicstore_benchmarks.sections.comparison import ENGINE, MERGED, SQLITE, STORE, Comparison, Round, compare
+from topicstore_benchmarks.sections.growth import Growth, growth_of
+from topicstore_benchmarks.sections.layouts import PROMISES, layouts_section
+from topicstore_benchmarks.sections.sets import ALL, SETS, MessageSet, Request, Task, fleet, fleet_batches
 from topicstore_conformance.pairs import layouts_on
 
 MESSAGES = 4_000
 LAYOUTS = layouts_on("rocksdb")
 
-Make = Callable[[Path], Side]
-SIDES: dict[str, Make] = {SQLITE: lambda path: SqliteSide(SQLITE, path, {})} | {
-    layout: lambda path, layout=layout: LayoutSide(layout, path, layout) for layout in LAYOUTS
+Make = Callable[[Path], Contender]
+SIDES: dict[str, Make] = {SQLITE: lambda path: SqliteContender(SQLITE, path)} | {
+    layout: lambda path, layout=layout: DatabaseContender(layout, path, layout) for layout in LAYOUTS
 }
 
 
@@ -110,7 +112,7 @@ def by_topic(messages: Iterator[Message] | list[Message]) -> dict[str, list[Mess
 def test_each_way_to_ask_sqlite_is_right(way: str, tmp_path: Path) -> None:
     """None takes a ``+`` for several levels, or a longer name for the same."""
     topics = ["a/b/c", "a/x/c", "a/b/x/c", "a/b/cc", "a/b", "aa/b/c", "a0/b/c", "a//c", "b/b/c"]
-    side = SqliteSide(SQLITE, tmp_path / "side", dict.fromkeys(["a/+/c", "a/b/+"], way))
+    side = SqliteContender(SQLITE, tmp_path / "side", ways=dict.fromkeys(["a/+/c", "a/b/+"], way))
     side.open()
     side.store([Message(topic, b"", timestamp=time) for time, topic in enumerate(topics)])
     for text in ("a/+/c", "a/b/+"):
@@ -122,7 +124,7 @@ def test_each_way_to_ask_sqlite_is_right(way: str, tmp_path: Path) -> None:
 def test_a_copy_is_merged_without_the_original(tmp_path: Path) -> None:
     """Both give back everything."""
     data = fleet(MESSAGES)
-    side = LayoutSide("block", tmp_path / "block", "block")
+    side = DatabaseContender("block", tmp_path / "block", "block")
     side.open()
     for batch in data.batches:
         side.store(batch)
@@ -130,7 +132,7 @@ def test_a_copy_is_merged_without_the_original(tmp_path: Path) -> None:
     before = side.disk_bytes()
     copied = side.copy("merged")
     copied.open()
-    copied.merge()
+    copied.compact()
     assert by_topic(list(data.rows())) == by_topic(copied.replay("#"))
     copied.close()
     assert before == side.disk_bytes() != copied.disk_bytes()
@@ -166,8 +168,8 @@ def test_a_replay_that_is_wrong_does_not_count(
     wrong: Callable[[list[Message]], list[Message]], complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither one that lacks a message, nor one that gives others, or in another order."""
-    whole = LayoutSide.replay
-    monkeypatch.setattr(LayoutSide, "replay", lambda *arguments: iter(wrong(list(whole(*arguments)))))
+    whole = DatabaseContender.replay
+    monkeypatch.setattr(DatabaseContender, "replay", lambda *arguments: iter(wrong(list(whole(*arguments)))))
     with pytest.raises(AssertionError, match=complaint):
         compare("fleet", 4_000, ["reference"], 1, quiet)
 

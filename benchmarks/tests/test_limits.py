@@ -10,10 +10,10 @@ import topicstore
 
 pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
 
-from topicstore_benchmarks.cases import BATCH, CASES, PAYLOAD, PAYLOADS, Case, batches
-from topicstore_benchmarks.limits import Outcome, Round, limits_section, measure
-from topicstore_benchmarks.opening import measure_opening, opening_section
-from topicstore_benchmarks.raw_engine import RAW_ENGINES, VALUE
+from topicstore_benchmarks.contenders.raw_engine import RAW_ENGINES, VALUE
+from topicstore_benchmarks.sections.cases import BATCH, CASES, PAYLOAD, PAYLOADS, Case, batches
+from topicstore_benchmarks.sections.limits import Outcome, Round, limits_section, measure
+from topicstore_benchmarks.sections.opening import measure_opening, opening_section
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -8,7 +8,7 @@ import topicstore
 
 pytest.importorskip("duckdb", reason="the extra 'duckdb' is not installed")
 
-from topicstore_benchmarks.sql import STATEMENTS, SqlOutcome, measure_sql, sql_section
+from topicstore_benchmarks.sections.sql import STATEMENTS, SqlOutcome, measure_sql, sql_section
 
 MESSAGES = topicstore.MessageBatch.from_messages(
     [

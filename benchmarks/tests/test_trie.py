@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
 
-from topicstore_benchmarks.trie import Outcome, devices, flood, measure_trie
+from topicstore_benchmarks.sections.trie import Outcome, devices, flood, measure_trie
 from topicstore_layouts.learned import CAPACITY
 
 TOPICS = 4_000

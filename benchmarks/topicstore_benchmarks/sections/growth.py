@@ -1,7 +1,7 @@
 """How much memory storing takes when there are very many topics.
 
 Measured in a process of its own, because memory that one side has given back would hide what the
-next one takes: ``python -m topicstore_benchmarks.growth LAYOUT MESSAGES`` prints it as JSON.
+next one takes: ``python -m topicstore_benchmarks.sections.growth LAYOUT MESSAGES`` prints it as JSON.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pathlib import Path
 import attrs
 import msgspec
 
+from topicstore_benchmarks.contenders.database import DatabaseContender
+
 from .sets import BATCH, fleet_batches
-from .sides import LayoutSide
 
 __all__ = ["Growth", "growth_of", "measure_growth"]
 
@@ -40,7 +41,7 @@ def growth_of(layout: str, messages: int) -> Growth | None:
     """Return what a process of its own measured; None where that can't be."""
     if not _STATUS.exists():
         return None
-    command = [sys.executable, "-m", "topicstore_benchmarks.growth", layout, str(messages)]
+    command = [sys.executable, "-m", "topicstore_benchmarks.sections.growth", layout, str(messages)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)  # noqa: S603 - this module
     return msgspec.json.decode(done.stdout, type=Growth)
 
@@ -51,7 +52,7 @@ def measure_growth(layout: str, messages: int) -> Growth:
     batches = chain([next(batches)], batches)  # what the making of messages keeps is there from here on
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
         before = _highest()
-        with closing(LayoutSide(layout, Path(directory, layout), layout)) as side:
+        with closing(DatabaseContender(layout, Path(directory, layout), layout)) as side:
             side.open()
             for batch in islice(batches, messages // 4 // BATCH):
                 side.store(batch)

@@ -16,8 +16,9 @@ import attrs
 import pyarrow as pa
 import topicstore
 
+from topicstore_benchmarks.timing import check, timed
+
 from .figures import Cell, Figure, Section, Sheet, shown
-from .timing import check, timed
 
 __all__ = ["STATEMENTS", "SqlOutcome", "measure_sql", "sql_section"]
 

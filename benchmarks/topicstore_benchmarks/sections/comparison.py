@@ -21,11 +21,13 @@ from pathlib import Path
 import attrs
 from topicstore import Message
 
-from .raw_engine import RawEngine, RawRocksdb
+from topicstore_benchmarks.contenders.contender import Contender
+from topicstore_benchmarks.contenders.database import DatabaseContender
+from topicstore_benchmarks.contenders.raw_engine import RawEngine, RawRocksdb
+from topicstore_benchmarks.contenders.sqlite import SqliteContender
+from topicstore_benchmarks.timing import check, drained, timed
+
 from .sets import ALL, SETS, MessageSet, Request, Task
-from .sides import LayoutSide, Side
-from .sqlite import SqliteSide
-from .timing import check, drained, timed
 
 __all__ = ["ENGINE", "MERGE", "MERGED", "SQLITE", "STORE", "Comparison", "Round", "compare"]
 
@@ -96,8 +98,10 @@ def _round(
 ) -> Round:
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as name:
         directory = Path(name)
-        sides: list[Side] = [LayoutSide(layout, directory / layout, layout) for layout in layouts]
-        sides.insert(1, SqliteSide(SQLITE, directory / SQLITE, ways))  # it takes longest: near it are engine and block
+        sides: list[Contender] = [DatabaseContender(layout, directory / layout, layout) for layout in layouts]
+        sides.insert(
+            1, SqliteContender(SQLITE, directory / SQLITE, ways=ways)
+        )  # it takes longest: near it are engine and block
         return _Run(data, directory, tell).whole(sides, check_contents=check_contents)
 
 
@@ -110,7 +114,7 @@ class _Run:
         self._tell = tell
         self._seconds: dict[tuple[str, str], float] = {}
 
-    def whole(self, sides: Sequence[Side], *, check_contents: bool) -> Round:
+    def whole(self, sides: Sequence[Contender], *, check_contents: bool) -> Round:
         """Run all of it."""
         self._engine(STORE, RawEngine.put)
         readers = [reader for side in sides for reader in self._stored(side)]
@@ -136,21 +140,21 @@ class _Run:
         with closing(RawRocksdb(self._directory, self._data.messages)) as raw:
             self._seconds[ENGINE, task] = work(raw)
 
-    def _stored(self, side: Side) -> list[Side]:
+    def _stored(self, side: Contender) -> list[Contender]:
         """Store into a side; return it and, of `block`, also a merged copy."""
         self._tell(f"{side.name}, {STORE}")
         with closing(side):
             side.open()
             self._seconds[side.name, STORE] = _store(side, self._data.batches)
-        if not (isinstance(side, LayoutSide) and side.name == _MERGING):
+        if not (isinstance(side, DatabaseContender) and side.name == _MERGING):
             return [side]
         self._tell(f"{MERGED}, {MERGE}")
         with closing(side.copy(MERGED)) as merged:
             merged.open()
-            self._seconds[MERGED, MERGE] = timed(merged.merge)
+            self._seconds[MERGED, MERGE] = timed(merged.compact)
         return [side, merged]
 
-    def _check_contents(self, readers: Sequence[Side]) -> None:
+    def _check_contents(self, readers: Sequence[Contender]) -> None:
         stored: defaultdict[str, list[Message]] = defaultdict(list)
         for message in self._data.rows():
             stored[message.topic].append(message)
@@ -159,7 +163,7 @@ class _Run:
                 _check_same(reader, task.requests[0], stored)
 
 
-def _store(side: Side, batches: list[list[Message]]) -> float:
+def _store(side: Contender, batches: list[list[Message]]) -> float:
     def work() -> None:
         for batch in batches:
             side.store(batch)
@@ -167,7 +171,7 @@ def _store(side: Side, batches: list[list[Message]]) -> float:
     return timed(work)
 
 
-def _replay(readers: Sequence[Side], task: Task) -> dict[str, float]:
+def _replay(readers: Sequence[Contender], task: Task) -> dict[str, float]:
     """Run the requests of a task, each on one side after the other; return the median of each side."""
     times: dict[str, list[float]] = {}
     for reader in readers:
@@ -180,11 +184,11 @@ def _replay(readers: Sequence[Side], task: Task) -> dict[str, float]:
     return {side: statistics.median(taken) for side, taken in times.items()}
 
 
-def _read(side: Side, request: Request) -> None:
+def _read(side: Contender, request: Request) -> None:
     check(drained(side.replay(request.topic_filter, request.start)), request.messages)
 
 
-def _check_same(side: Side, request: Request, stored: Mapping[str, list[Message]]) -> None:
+def _check_same(side: Contender, request: Request, stored: Mapping[str, list[Message]]) -> None:
     """Raise `AssertionError` unless each topic's messages are those stored, in their order."""
     rest: dict[str, Iterator[Message]] = {}
     for message in side.replay(request.topic_filter, request.start):

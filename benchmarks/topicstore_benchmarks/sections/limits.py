@@ -16,10 +16,11 @@ import attrs
 import topicstore
 from topicstore import Message
 
+from topicstore_benchmarks.contenders.raw_engine import RAW_ENGINES
+from topicstore_benchmarks.timing import check, drained, timed
+
 from .cases import Case, batches
 from .figures import Cell, Figure, Section, Sheet, shown
-from .raw_engine import RAW_ENGINES
-from .timing import check, drained, timed
 
 __all__ = ["Outcome", "Round", "limits_section", "measure"]
 

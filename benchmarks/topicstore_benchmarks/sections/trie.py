@@ -21,7 +21,7 @@ from topicstore.topics import TopicFilter
 from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
 from topicstore_layouts.learned import LearnedTopics
 
-from .timing import timed
+from topicstore_benchmarks.timing import timed
 
 __all__ = ["CACHED", "Match", "Outcome", "devices", "flood", "measure_trie"]
 

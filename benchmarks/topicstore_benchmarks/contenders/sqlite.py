@@ -26,10 +26,11 @@ from pathlib import Path
 import msgspec
 from topicstore import Message
 
-from .sides import Side
-from .timing import drained, timed
+from topicstore_benchmarks.timing import drained, timed
 
-__all__ = ["SqliteSide"]
+from .contender import Contender, Durability
+
+__all__ = ["SqliteContender"]
 
 _NAMES = ("topic", "payload", "client_id", "qos", "retain", "timestamp", "properties")
 _COLUMNS = ", ".join(f"messages.{name}" for name in _NAMES)
@@ -60,25 +61,28 @@ SELECT {_COLUMNS} FROM messages INDEXED BY by_topic
 WHERE topic >= :first AND topic < :behind AND {_MATCHES.format("topic")}
 """  # noqa: S608
 _WALK = f"SELECT {_COLUMNS} FROM messages NOT INDEXED WHERE {_MATCHES.format('topic')}"  # noqa: S608
+_SYNCHRONOUS = {"commit": "NORMAL", "sync": "FULL"}
 _WAYS = (_LEAP, _RANGE, _WALK)
 
 
-class SqliteSide(Side):
+class SqliteContender(Contender):
     """One SQLite file. Answers ``#``, topics, and filters with ``+`` behind at least one level.
 
     ``ways`` keeps the fastest way to answer each filter that was prepared, for the next round too.
     """
 
-    def __init__(self, name: str, path: Path, ways: dict[str, str]) -> None:
-        super().__init__(name, path)
-        self._ways = ways
+    def __init__(
+        self, name: str, path: Path, durability: Durability = "commit", *, ways: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(name, path, durability)
+        self._ways = {} if ways is None else ways
 
     def open(self) -> None:
         """Transactions are begun and ended by hand."""
         self.path.mkdir(exist_ok=True)
         self._db = sqlite3.connect(self.path / "messages.db", isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute(f"PRAGMA synchronous={_SYNCHRONOUS[self.durability]}")
         self._db.executescript(_SCHEMA)
 
     def store(self, batch: list[Message]) -> None:

@@ -1,0 +1,72 @@
+"""topicstore itself: a layout on a backend."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import topicstore
+from topicstore import Message
+
+from .contender import Contender, Durability
+
+__all__ = ["DatabaseContender"]
+
+
+class DatabaseContender(Contender):
+    """A layout on a backend, with the defaults of both. Nothing is merged but by `compact`."""
+
+    abilities: ClassVar[frozenset[str]] = Contender.abilities | {"compact"}
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        layout: str,
+        durability: Durability = "commit",
+        *,
+        backend: str = "rocksdb",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(name, path, durability)
+        self._layout = layout
+        self._backend = backend
+        self._options = dict(options or {})
+
+    def open(self) -> None:
+        """Positions go by the messages' own times."""
+        self._db = topicstore.open(
+            self.path,
+            backend=self._backend,
+            layout=self._layout,
+            durability=self.durability,
+            timestamps="message",
+            auto_compact=False,
+            **self._options,
+        )
+
+    def store(self, batch: list[Message]) -> None:
+        """It is in the engine's log when this returns."""
+        self._db.store(batch)
+
+    def compact(self) -> None:
+        """Bring everything into the form that is read fastest."""
+        self._db.compact()
+
+    def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
+        """In the layout's own order."""
+        return self._db.replay(topic_filter, start)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    def copy(self, name: str) -> DatabaseContender:
+        """Return a copy, made while it is closed."""
+        path = self.path.with_name(name)
+        shutil.copytree(self.path, path)
+        return DatabaseContender(
+            name, path, self._layout, self.durability, backend=self._backend, options=self._options
+        )

@@ -1,0 +1,86 @@
+"""What a benchmark gives: a Parquet file with a row for each value that was measured, every repetition.
+
+A run's directory::
+
+    <run>/run.json               what was asked for, when it began, on which machine
+    <run>/groups/<name>.parquet  the rows of one group: a workload, a durability and a repetition, all contenders;
+                                 written whole, by rename, so that a run goes on with those that are missing
+    <run>/results.parquet        the rows of all groups, `SCHEMA`
+    <run>/report.html            what a person reads first
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+__all__ = ["PHASES", "SCHEMA", "UNITS"]
+
+PHASES = (
+    "store",
+    "replay all",
+    "wildcard",
+    "one device",
+    "late start",
+    "mixed",
+    "reopen",
+    "compact",
+    "replay all, compacted",
+    "wildcard, compacted",
+    "one device, compacted",
+    "late start, compacted",
+)
+"""In the order in which they run. Those after ``compact`` are there for contenders that can do that."""
+
+UNITS = {
+    "seconds": "s",
+    "messages_per_second": "messages/s",
+    "first_message_ms": "ms",
+    "store_p50_ms": "ms",
+    "store_p99_ms": "ms",
+    "store_p999_ms": "ms",
+    "read_p50_ms": "ms",
+    "read_p99_ms": "ms",
+    "read_p999_ms": "ms",
+    "disk_bytes": "bytes",
+    "bytes_per_message": "bytes",
+    "peak_memory": "bytes",
+}
+"""Metrics and their units.
+
+``seconds`` and ``messages_per_second``: of phases that move messages, and ``seconds`` of ``reopen`` and ``compact``.
+``first_message_ms``: of replays. ``store_*`` and ``read_*``: of ``mixed``, the latency of one batch stored and of one
+replay of a device. ``disk_bytes`` and ``bytes_per_message``: after ``store`` (closed) and after ``compact``.
+``peak_memory``: of the phase ``cell``, the highest resident size of the cell's process and of its server.
+"""
+
+_STRING = pa.dictionary(pa.int32(), pa.string())
+
+SCHEMA = pa.schema(
+    [
+        pa.field("run", _STRING, nullable=False),  # of the directory, for comparisons
+        pa.field("group", _STRING, nullable=False),  # same group: measured side by side, ratios hold
+        pa.field("contender", _STRING, nullable=False),
+        pa.field("kind", _STRING, nullable=False),  # topicstore, peer or limit
+        pa.field("backend", _STRING),  # of topicstore, and of limits of an engine
+        pa.field("layout", _STRING),  # of topicstore
+        pa.field("durability", _STRING, nullable=False),  # commit or sync
+        pa.field("workload", _STRING, nullable=False),
+        pa.field("workload_messages", pa.int64(), nullable=False),
+        pa.field("workload_topics", pa.int64(), nullable=False),
+        pa.field("workload_bytes", pa.int64(), nullable=False),  # of topics and payloads
+        pa.field("repetition", pa.int32(), nullable=False),  # from 1; 0 is the one that warms up
+        pa.field("phase", _STRING, nullable=False),  # of PHASES, or "cell"
+        pa.field("metric", _STRING, nullable=False),  # of UNITS, or "status"
+        pa.field("value", pa.float64()),  # null with "status"
+        pa.field("unit", _STRING, nullable=False),
+        pa.field("messages", pa.int64(), nullable=False),  # that the phase moved
+        pa.field("status", _STRING, nullable=False),  # ok, skipped or failed
+        pa.field("reason", pa.string()),  # of what was skipped or failed
+        pa.field("started", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("versions", pa.string(), nullable=False),  # JSON: what the contender is made of
+        pa.field("settings", pa.string(), nullable=False),  # JSON: what was set
+        pa.field("machine", pa.string(), nullable=False),  # JSON: processor, cores, memory, system, Python
+    ]
+)
+"""A row a value. A contender that could not take part, or a phase that failed, has one row with the metric
+``status`` and the reason; repetition 0 of it stands for all."""
