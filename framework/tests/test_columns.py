@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.columns import Constant, concat, fold, take, to_iterable, to_list, window
+from topicstore.columns import Coded, Constant, Texts, concat, fold, take, to_iterable, to_list, window
 
 FORMS = ["list", "numpy", "object", "arrow"]
 values = st.lists(st.integers(0, 2**53), max_size=12)
@@ -163,3 +163,18 @@ def test_a_constant_shows_itself() -> None:
     """The text of a `Constant` makes it again."""
     expected = "Constant('a', 3)"
     assert expected == repr(Constant("a", 3))
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=20), st.sampled_from([0, 1, 100]))
+def test_each_text_of_a_column_is_mapped_once(rows: list[str], more: int) -> None:
+    """Whatever else is in the list of texts, and wherever in it the column's own are."""
+    known = [*(f"other {number}" for number in range(more)), *"abcdef", *("" for _ in range(more))]
+    column = Coded(np.array([known.index(text) for text in rows], np.uint32), Texts.of(known))
+    asked: list[str] = []
+
+    def lengths(texts: list[str]) -> Any:
+        asked.extend(texts)
+        return np.array([ord(text) for text in texts], np.int64)
+
+    assert [ord(text) for text in rows] == column.mapped(lengths).tolist()
+    assert sorted(set(rows)) == sorted(asked)

@@ -145,6 +145,8 @@ def _texts(column: Column, kind: pa.DataType, rows: int) -> pa.Array:
     """Copy texts from an Arrow array of all of them, made again only when the list has grown."""
     if not isinstance(column, Coded):
         return pa.array(to_list(column), kind)
+    if column.array is not None:
+        return column.array
     texts = column.texts
     count, array = _arrow_texts.get(texts, (-1, None))
     if count != texts.count:
@@ -250,6 +252,8 @@ def _checked(array: pa.Array, field: pa.Field) -> Column:
         if array.null_count == len(array):
             return Constant(None, len(array))
         return check([None if value is None else _struct(value, row) for row, value in enumerate(array.to_pylist())])
+    if field.name in ("topic", "client_id"):
+        return _coded(array, check)
     if field.name == "timestamp":
         array = array.cast(pa.int64())  # microseconds; to_pylist would make datetimes
     try:
@@ -259,17 +263,27 @@ def _checked(array: pa.Array, field: pa.Field) -> Column:
         raise
     if isinstance(column, Constant):
         return Constant(column.value, len(array))
-    if field.name in ("topic", "client_id", "payload"):
+    if field.name == "payload":
         return ArrowColumn(array)
     numbers: Column = array.to_pylist() if array.null_count else array.to_numpy(zero_copy_only=False)
     return numbers
 
 
+def _coded(array: pa.Array, check: Callable[[list[Any]], Column]) -> Column:
+    encoded = array.dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    try:
+        check(texts)
+    except InvalidMessageError:
+        check(array.to_pylist())
+        raise
+    if len(texts) == 1:
+        return Constant(texts[0], len(array))
+    return Coded(encoded.indices.to_numpy(), Texts.of(texts), array)
+
+
 def _telling(array: pa.Array, field: pa.Field) -> list[Any]:
     """Return values that are good only if all of a column are, and all equal only if all are."""
-    if field.name in ("topic", "client_id"):
-        texts: list[Any] = pc.unique(array).to_pylist()
-        return texts
     if field.name == "payload":
         longest = pc.max(pc.binary_length(array)).as_py()
         return [b"", b" "] if longest <= MAX_PAYLOAD else array.to_pylist()

@@ -8,7 +8,7 @@ it has; whoever needs another converts the whole column at once with the functio
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_SORTED_FROM = 4
+"""With so many times more texts than rows, those in use are found by sorting."""
 Indices = npt.NDArray[np.intp]
 
 
@@ -71,6 +73,13 @@ class Texts:
         self.count = 0
         """Entries set so far, so that whoever derives something from the list sees that it grew."""
 
+    @classmethod
+    def of(cls, values: list[str]) -> Texts:
+        """Return a list of these texts, all set."""
+        texts = cls(np.array(values, dtype=object))
+        texts.count = len(values)
+        return texts
+
     def set(self, number: int, text: str) -> None:
         """Set an entry that was None; the list grows to hold it."""
         if number >= len(self.values):
@@ -82,13 +91,14 @@ class Texts:
 
 
 class Coded:
-    """A column of texts, each kept as its number in ``texts``."""
+    """A column of texts, each kept as its number in ``texts``; ``array`` is the Arrow array it came from, if it did."""
 
-    __slots__ = ("codes", "texts")
+    __slots__ = ("array", "codes", "texts")
 
-    def __init__(self, codes: npt.NDArray[Any], texts: Texts) -> None:
+    def __init__(self, codes: npt.NDArray[Any], texts: Texts, array: Any = None) -> None:
         self.codes = codes
         self.texts = texts
+        self.array = array
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -98,13 +108,26 @@ class Coded:
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Coded(self.codes[index], self.texts)
+            return Coded(self.codes[index], self.texts, None if self.array is None else self.array[index])
         return self.texts.values[self.codes[index]]
 
     def tolist(self) -> list[str]:
         """Return the texts."""
         texts: list[str] = self.texts.values[self.codes].tolist()
         return texts
+
+    def mapped(self, values_of: Callable[[list[str]], Any]) -> npt.NDArray[Any]:
+        """Return a value for each row: ``values_of`` gets each text of the column once, and returns an array."""
+        if len(self.texts.values) > _SORTED_FROM * len(self.codes):
+            used, places = np.unique(self.codes, return_inverse=True)
+            values: npt.NDArray[Any] = values_of(self.texts.values[used].tolist())[places]
+            return values
+        used = np.flatnonzero(np.bincount(self.codes, minlength=len(self.texts.values)))
+        found = values_of(self.texts.values[used].tolist())
+        places = np.empty(len(self.texts.values), np.intp)
+        places[used] = np.arange(len(used))
+        by_row: npt.NDArray[Any] = found[places[self.codes]]
+        return by_row
 
 
 class LazyColumn(ABC):

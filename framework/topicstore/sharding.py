@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from .columns import Column, Constant, to_list
+from .columns import Coded, Column, Constant, to_list
 
 __all__ = ["ShardMap"]
 
@@ -35,18 +35,19 @@ class ShardMap:
             return [(0, None)]
         if isinstance(client_ids, Constant):
             return [(self.of(client_ids.value), None)]
-        rows = np.array(self._of_all(to_list(client_ids)), dtype=np.intp)
+        coded = isinstance(client_ids, Coded)
+        rows = client_ids.mapped(self._of_all) if coded else self._of_all(to_list(client_ids))
         touched = np.unique(rows).tolist()
         if len(touched) == 1:
             return [(touched[0], None)]
         return [(shard, np.flatnonzero(rows == shard)) for shard in touched]
 
-    def _of_all(self, client_ids: list[str]) -> list[int]:
+    def _of_all(self, client_ids: list[str]) -> npt.NDArray[np.intp]:
         cache = self._cache
         try:
-            return list(map(cache.__getitem__, client_ids))
+            return np.fromiter(map(cache.__getitem__, client_ids), np.intp, len(client_ids))
         except KeyError:
             # A new dictionary rather than a cleared one: other threads may be reading the old.
             fresh = {client_id: self.of(client_id) for client_id in set(client_ids)}
             self._cache = {**cache, **fresh} if len(cache) + len(fresh) <= _CACHED else fresh
-            return [fresh[client_id] for client_id in client_ids]
+            return np.fromiter(map(fresh.__getitem__, client_ids), np.intp, len(client_ids))

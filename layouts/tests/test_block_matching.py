@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from topicstore import TopicFilter
-from topicstore.columns import Coded, Constant
+from topicstore.columns import Coded, Constant, Texts
 from topicstore.engine import KEYSPACES
 from topicstore.errors import CorruptionError
 from topicstore_backends.memory import MemoryEngine
@@ -19,7 +19,7 @@ from topicstore_layouts.block import matching, wanted
 from topicstore_layouts.block.matching import Matcher, Matchers, topic_range
 from topicstore_layouts.block.wanted import WantedStreams
 from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.names import NameTable, coded, texts_of
+from topicstore_layouts.names import NameTable, coded
 
 careful = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 learned_topics = st.lists(strategies.topics(), min_size=1, max_size=12)
@@ -269,7 +269,7 @@ def test_sorted_texts(topics: list[str], seed: int, data: st.DataObject) -> None
         if not mine:
             continue
         rows = [source.randrange(len(mine)) for _ in range(20)]
-        column = Coded(np.array(rows), texts_of(mine))
+        column = Coded(np.array(rows), Texts.of(mine))
         expected = [topic_filter.matches(mine[row]) for row in rows]
         assert expected == listed(matcher.sorted_rows(column, *between), len(rows))
         one = Constant(mine[0], 4)

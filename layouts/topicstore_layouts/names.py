@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from topicstore.columns import Coded, Column, Constant, Texts, to_iterable, to_list
+from topicstore.columns import Coded, Column, Constant, Texts, to_list
 from topicstore.engine import META, Reader, WriteBatch, encode_generation
 from topicstore.errors import CorruptionError
 from topicstore.sealing import seal, unseal
 
-__all__ = ["CAPACITY", "Ids", "NameTable", "coded", "texts_of"]
+__all__ = ["CAPACITY", "Ids", "NameTable", "coded"]
 
 Ids = npt.NDArray[np.uint32]
 _U32 = struct.Struct(">I")
@@ -83,13 +83,18 @@ class NameTable:
             if known is None and self._learn([names.value]):
                 known = self._ids[names.value]
             return names if known is None else Constant(known, len(names))
+        rows = names if isinstance(names, Coded) else to_list(names)
         try:
-            return np.fromiter(map(self._ids.__getitem__, to_iterable(names)), np.uint32, len(names))
+            return self._known(rows)
         except KeyError:
-            rows = to_list(names)
-            if not self._learn(rows):
-                return coded(rows)
-            return np.fromiter(map(self._ids.__getitem__, rows), np.uint32, len(rows))
+            texts = to_list(rows)
+            return self._known(rows) if self._learn(texts) else coded(texts)
+
+    def _known(self, names: Coded | list[str]) -> Ids:
+        """Return the numbers of names. Raises `KeyError` if one is not in memory."""
+        if isinstance(names, Coded):
+            return names.mapped(self._known)
+        return np.fromiter(map(self._ids.__getitem__, names), np.uint32, len(names))
 
     def _learn(self, names: list[str]) -> bool:
         """Put all of these names into memory, from the engine or anew; return False if there is no room."""
@@ -231,11 +236,4 @@ def coded(names: list[str]) -> Coded:
     """Return texts as numbers of a list of their own, in the order in which they first come."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     codes = np.fromiter(map(numbers.__getitem__, names), np.uint32, len(names))
-    return Coded(codes, texts_of(list(numbers)))
-
-
-def texts_of(names: list[str]) -> Texts:
-    """Return a list of texts that columns can point into."""
-    texts = Texts(np.array(names, dtype=object))
-    texts.count = len(names)
-    return texts
+    return Coded(codes, Texts.of(list(numbers)))

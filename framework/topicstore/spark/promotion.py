@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,8 @@ __all__ = ["Batch", "abort", "check_unlocked", "promote"]
 _VERSION = 1
 _PREFIX = b"spark/"
 _COMMIT = "commit.json"
-_ROWS = 131_072
-"""Rows in memory, over all shards."""
-_LEAST_ROWS = 1_024
-"""Of one call to store: with fewer a call costs more than its rows."""
+_ROWS = 32_768
+"""Of a shard, that one call to store takes."""
 
 
 class _Commit(msgspec.Struct, frozen=True):
@@ -218,20 +216,24 @@ class _Promotion:
 
     def _store(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
         """Store the first rows of all shards together, so that what is refused is refused whole, then the others."""
-        rows = max(_ROWS // len(runs), _LEAST_ROWS)
         done = dict.fromkeys(runs, 0) | {shard: progress.rows for shard, progress in self._begun.items()}
-        rest = {shard: _behind(in_order(of_shard, rows), done[shard]) for shard, of_shard in runs.items()}
+        rest = {shard: _behind(in_order(of_shard, _ROWS), done[shard]) for shard, of_shard in runs.items()}
         first = {shard: part for shard, batches in rest.items() for part in islice(batches, 1)}
-        for parts in chain([first], ({shard: part} for shard, batches in rest.items() for part in batches)):
-            done |= {shard: done[shard] + part.num_rows for shard, part in parts.items()}
-            self._store_parts(parts, {shard: [self._noted(done[shard])] for shard in parts})
+        if first:
+            self._store_parts(first, done)
+        for shard, batches in rest.items():
+            for part in batches:
+                self._store_parts({shard: part}, done)
 
-    def _store_parts(self, parts: Mapping[int, pa.RecordBatch], state: Mapping[int, Sequence[StateWrite]]) -> None:
-        if not parts:
-            return
+    def _store_parts(self, parts: Mapping[int, pa.RecordBatch], done: dict[int, int]) -> None:
+        """Store rows, and with them how many of each shard are stored then."""
+        for shard, part in parts.items():
+            done[shard] += part.num_rows
         before, self.stored = self.stored, True
         try:
-            self._db.store(pa.concat_batches(list(parts.values())), state=state)
+            self._db.store(
+                pa.concat_batches(list(parts.values())), state={shard: [self._noted(done[shard])] for shard in parts}
+            )
         except InvalidMessageError:  # nothing of the call was stored
             self.stored = before
             raise

@@ -49,11 +49,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 from topicstore import Properties
-from topicstore.columns import Coded, Column, Constant, Indices, take, to_list
+from topicstore.columns import Coded, Column, Constant, Indices, Texts, take, to_list
 from topicstore.errors import CorruptionError, NewerFormatError
 from topicstore.positions import COUNTER_BITS, Positions, consecutive_positions
-
-from topicstore_layouts.names import texts_of
 
 from .codec import Compressor, decompress
 from .payloads import PackedPayloads
@@ -360,7 +358,7 @@ class Block:
             raise CorruptionError(f"a name that is not among the {len(texts)} of its block")
         if isinstance(places, int):
             return Constant(texts[places], self.rows)
-        return Coded(self._array(places), texts_of(texts))
+        return Coded(self._array(places), Texts.of(texts))
 
     def qos(self) -> Constant[int] | Array:
         """Return the QoS of each row."""

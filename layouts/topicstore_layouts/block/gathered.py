@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from topicstore import MessageBatch
-from topicstore.columns import Coded, Column, Constant, Indices, LazyColumn, concat, take
-
-from topicstore_layouts.names import texts_of
+from topicstore.columns import Coded, Column, Constant, Indices, LazyColumn, Texts, concat, take
 
 from .format import Array, Block
 
@@ -124,4 +122,4 @@ def _names(columns: list[Column]) -> Coded:
         np.full(len(c), start) if isinstance(c, Constant) else c.codes.astype(np.int64) + start
         for c, start in zip(columns, starts.tolist(), strict=False)
     ]
-    return Coded(np.concatenate(codes), texts_of(list(chain.from_iterable(lists))))
+    return Coded(np.concatenate(codes), Texts.of(list(chain.from_iterable(lists))))

@@ -15,11 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from topicstore.columns import Coded, Column, Constant, Indices, take, to_list
+from topicstore.columns import Coded, Column, Constant, Indices, Texts, take, to_list
 from topicstore.engine import DATA, Engine, WriteBatch
 from topicstore.layout import CompactStep
-
-from topicstore_layouts.names import texts_of
 
 from .codec import Compressor
 from .format import MIXED, Block, Columns, encode_frame
@@ -143,7 +141,7 @@ class Merger:
         order = np.lexsort((positions, codes))
         columns = Columns(
             positions[order],
-            Coded(codes[order], texts_of([texts[number] for number in ranked.tolist()])),
+            Coded(codes[order], Texts.of([texts[number] for number in ranked.tolist()])),
             take(_joined([self._reading.texts(self._reading.clients, part.client_ids) for part in parts]), order),
             _numbers([part.qos for part in parts], np.uint8)[order],
             _numbers([part.retain for part in parts], np.uint8)[order],
@@ -181,7 +179,7 @@ def _joined(columns: Sequence[Column]) -> Coded:
     """Join texts into one list, each text once."""
     numbers: dict[str, int] = {}
     codes = [_numbered(column, numbers) for column in columns]
-    return Coded(np.concatenate(codes), texts_of(list(numbers)))
+    return Coded(np.concatenate(codes), Texts.of(list(numbers)))
 
 
 def _numbered(column: Column, numbers: dict[str, int]) -> npt.NDArray[np.int64]:

@@ -243,10 +243,10 @@ def _by_size(columns: Columns) -> Iterator[Columns]:
     if len(sizes) <= _MOST_ROWS and sum(sizes) <= _MOST_BYTES:
         yield columns
         return
-    start = size = 0
-    for row, bytes_ in enumerate(sizes):
-        if row > start and (row - start >= _MOST_ROWS or size + bytes_ > _MOST_BYTES):
-            yield columns.window(start, row)
-            start, size = row, 0
-        size += bytes_
-    yield columns.window(start, len(sizes))
+    ends = np.cumsum(sizes)
+    start = filled = 0
+    while start < len(sizes):
+        fit = int(np.searchsorted(ends, filled + _MOST_BYTES, side="right"))
+        stop = min(max(fit, start + 1), start + _MOST_ROWS)
+        yield columns.window(start, stop)
+        start, filled = stop, int(ends[stop - 1])
