@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import topicstore as ts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,21 +30,9 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session", params=["bus", "home"])
-def sample(request: pytest.FixtureRequest) -> list[ts.Message]:
-    """Five thousand messages of real data, in time order."""
-    path = DATA / f"{request.param}-sample.jsonl.gz"
+def real(request: pytest.FixtureRequest) -> Path:
+    """A whole set of real messages, in time order."""
+    path = DATA / f"{request.param}.parquet"
     if not path.exists():
         pytest.skip(f"{path} is not there; TOPICSTORE_DATA says where")
-    with gzip.open(path, "rt") as lines:
-        return [_message(json.loads(line)) for line in lines]
-
-
-def _message(row: dict[str, object]) -> ts.Message:
-    return ts.Message(
-        str(row["topic"]),
-        str(row["payload"]).encode(),
-        str(row["client_id"]),
-        qos=int(str(row["qos"])),
-        retain=bool(row["retain"]),
-        timestamp=int(str(row["timestamp"])),
-    )
+    return path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import attrs
@@ -27,6 +28,10 @@ __all__ = ["Piece", "open_to_read", "pieces_of", "read"]
 
 _BATCH = 32_768
 """Messages of a record batch at most: enough that neither Python nor Spark's socket is felt."""
+
+
+_WORTH_CUTTING = 65_536
+"""Messages of a part at least, if they come evenly."""
 
 
 @attrs.frozen
@@ -53,18 +58,42 @@ def _now() -> int:
     return time.time_ns() // 1_000
 
 
-def pieces_of(db: Database, selection: Selection) -> list[Piece]:
-    """Return what there is to read at this moment: a piece for each shard and generation."""
+def pieces_of(db: Database, selection: Selection, least: int = 1) -> list[Piece]:
+    """Return what there is to read at this moment: a piece for each shard and generation.
+
+    If that is less than ``least`` pieces, those of many messages are cut into equal spans of positions.
+    """
     numbers = [number for number in range(db.manifest.shards) if selection.of_shard(number)]
-    return [piece for number in numbers for piece in _pieces_of_shard(db.shards[number], selection)]
+    found = [piece for number in numbers for piece in _pieces_of_shard(db.shards[number], selection)]
+    if len(found) >= least:
+        return [piece for piece, _ in found]
+    messages = sum(count for _, count in found)
+    return [
+        part
+        for piece, count in found
+        for part in _cut(db, piece, min(count // _WORTH_CUTTING, -(-least * count // max(messages, 1))))
+    ]
 
 
-def _pieces_of_shard(shard: Shard, selection: Selection) -> Iterator[Piece]:
-    for record, _ in shard.slabs():
+def _pieces_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[Piece, int]]:
+    """Yield pieces, and how many messages their generations have."""
+    for record in shard.generations():
         end = shard.watermark if record.last_position is None else record.last_position
         first, last = max(selection.first, record.first_position), min(selection.last, end)
         if first <= last:
-            yield Piece(shard.number, record.number, first, last)
+            yield Piece(shard.number, record.number, first, last), record.messages
+
+
+def _cut(db: Database, piece: Piece, parts: int) -> Iterator[Piece]:
+    """Yield ``parts`` pieces that together are ``piece``, each of as long a span from its oldest message on."""
+    if parts < 2:
+        yield piece
+        return
+    oldest = next((int(batch.positions[0]) for batch in read(db, piece, ("#",), order="time")), piece.last)
+    starts = [piece.first, *(oldest + (piece.last - oldest) * part // parts for part in range(1, parts))]
+    for start, after in pairwise([*starts, piece.last + 1]):
+        if start < after:
+            yield attrs.evolve(piece, first=start, last=after - 1)
 
 
 def read(

@@ -71,6 +71,7 @@ class TopicstoreReader(DataSourceReader):
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
         self._path = settings.path
         self._selection = settings.selection
+        self._least = settings.least_partitions
         self._shape = Shape(schema)
 
     @property
@@ -85,7 +86,7 @@ class TopicstoreReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return the pieces that are there now."""
         with open_to_read(self._path) as db:
-            return partitions_of(db, pieces_of(db, self._selection), self._selection.filters)
+            return partitions_of(db, pieces_of(db, self._selection, self._least), self._selection.filters)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,6 +32,8 @@ class ReadSettings:
     ids: bool
     most_messages: int | None
     """Of a micro-batch."""
+    least_partitions: int
+    """Of a batch query, where there are enough messages."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadSettings:
@@ -46,6 +49,7 @@ class ReadSettings:
             selection=selection,
             ids=_option(options, "ids", lambda text: _FLAGS[text.lower()], False),
             most_messages=_option(options, "maxMessagesPerTrigger", _count, None),
+            least_partitions=_option(options, "minPartitions", _count, os.cpu_count() or 1),
         )
 
 

@@ -7,8 +7,12 @@ Reading, ``spark.read.format("topicstore")``
                    time range of positions, inclusive and exclusive: ISO 8601 (UTC unless it has a zone),
                    ``now``, ``-2h``, ``@`` seconds or microseconds since the epoch.
     ``ids``        ``true``: with the columns ``shard`` and ``position``.
+    ``minPartitions``
+                   large generations are divided by time until there are about so many partitions; by
+                   default as many as this machine has cores.
 
-    The table is what was committed when the query was planned. Each task reads one generation of one shard.
+    The table is what was committed when the query was planned. Each task reads one generation of one shard, or
+    a part of it.
     Beside a live writer it works where the backend can do that (``rocksdb``); where it can't, one task reads
     everything, and a writer, or another reader, makes it fail with `DatabaseLockedError`. Conditions on topic,
     client id, shard, position and time narrow what is read, see `topicstore.spark.selection`; this needs

@@ -1,0 +1,116 @@
+"""A streaming query between two stores: a bus that stands still gets an alert, once, whatever is killed.
+
+    python main.py DIRECTORY
+
+starts a publisher of bus positions and, beside it, a query that reads them as they come and stores
+alerts; kills the query (SIGKILL), starts it again when the publisher is done, and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import topicstore as ts
+
+BUSES = 40
+ROUNDS = 500
+PAUSE = 0.03
+BATCHES_BEFORE_KILL = 2
+
+
+def publish(directory: Path) -> None:
+    """Store positions, a batch a round; every bus stands still now and then."""
+    with ts.open(directory / "positions", shards=2) as db:
+        for number in range(ROUNDS):
+            db.store([_position(bus, 0.0 if (number + 7 * bus) % 50 == 0 else 5.5, number) for bus in range(BUSES)])
+            if number == 0:
+                print("published", flush=True)
+            time.sleep(PAUSE)
+
+
+def _position(bus: int, speed: float, number: int) -> ts.Message:
+    payload = json.dumps({"speed": speed, "round": number}).encode()
+    return ts.Message(f"city/vp/{10 * (bus % 5)}/{bus}", payload, f"bus-{bus}", qos=1)
+
+
+def follow(directory: Path) -> None:
+    """Store alerts as positions come, without end."""
+    watch(directory, processingTime="0 seconds")
+
+
+def finish(directory: Path) -> None:
+    """Store alerts of the positions that are there now, and end."""
+    watch(directory, availableNow=True)
+
+
+def watch(directory: Path, **trigger: Any) -> None:
+    """Store an alert for each position of a bus that stands."""
+    from topicstore.spark import session
+
+    spark = session()
+    positions = (
+        spark.readStream.format("topicstore")
+        .option("filter", "city/vp/+/+")
+        .option("maxMessagesPerTrigger", 2_000)
+        .load(str(directory / "positions"))
+    )
+    alerts = positions.where("double(get_json_object(decode(payload, 'utf-8'), '$.speed')) = 0").selectExpr(
+        "timestamp", "concat('alerts/standing/', split_part(topic, '/', 4)) AS topic", "client_id", "qos", "payload"
+    )
+    query = (
+        alerts.writeStream.format("topicstore")
+        .option("path", str(directory / "alerts"))
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(**trigger)
+        .start()
+    )
+    told = -1
+    while not query.awaitTermination(0.1):
+        progress = query.lastProgress
+        if progress is not None and progress.batchId > told:
+            told = progress.batchId
+            print(f"  batch {told}: {progress.numInputRows} positions", flush=True)
+    spark.stop()
+
+
+def _start(part: str, directory: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, __file__, str(directory), part], stdout=subprocess.PIPE, text=True)  # noqa: S603
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    return iter(process.stdout)
+
+
+def main(directory: Path) -> None:
+    """Run the whole story."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with _start("publish", directory) as publisher:
+        next(_lines(publisher))  # there is a database now
+        with _start("follow", directory) as query:
+            for number, line in enumerate(_lines(query), 1):
+                print(line, end="")
+                if number == BATCHES_BEFORE_KILL:
+                    query.kill()
+        print("  killed")
+    with _start("finish", directory) as query:
+        print(*_lines(query), sep="", end="")
+    with ts.open(directory / "positions") as positions, ts.open(directory / "alerts") as alerts:
+        standing = Counter((m.client_id, m.payload) for m in positions.replay("#") if b'"speed": 0.0' in m.payload)
+        stored = Counter((m.client_id, m.payload) for m in alerts.replay("alerts/standing/+"))
+    print(f"{standing.total()} positions of standing buses, {stored.total()} alerts")
+    if standing != stored:
+        raise SystemExit("they are not the same")
+    print("each once")
+
+
+if __name__ == "__main__":
+    parts = {"publish": publish, "follow": follow, "finish": finish}
+    parts.get(sys.argv[2] if len(sys.argv) > 2 else "", main)(Path(sys.argv[1]))
