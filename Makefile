@@ -4,14 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test conformance lint bench clean
+.PHONY: help demo test conformance lint bench bench-quick bench-figures clean
 
 help:
 	@echo "make demo         fill a store, kill it in the middle, resume, replay (INPUT=file.parquet for your own messages)"
 	@echo "make test         run the tests"
 	@echo "make conformance  run the conformance suite for every backend and layout that is installed"
 	@echo "make lint         ruff, mypy --strict"
-	@echo "make bench        measure layouts against SQLite and the engine, ten minutes (JSON=file writes all figures)"
+	@echo "make bench-quick  compare layouts, other stores and bare engines on a small matrix, with a report; under 5 minutes"
+	@echo "make bench        the same on the whole matrix, most of a day; goes on where it was interrupted"
+	@echo "make bench-figures  the figures that we hold ourselves to, ten minutes (JSON=file writes all of them)"
 	@echo "make clean        remove the virtual environment and what tests and demos left"
 
 $(READY): pyproject.toml
@@ -37,8 +39,18 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+RESULTS := bench-results
+
+# Measures anew each time; the whole run goes on with what is missing.
+bench-quick: $(READY)
+	@rm -rf $(RESULTS)/quick
+	$(BIN)/python -m topicstore.cli bench run --quick $(RESULTS)/quick
+
 bench: $(READY)
-	$(BIN)/python -m topicstore_benchmarks $(if $(JSON),--json "$(JSON)")
+	$(BIN)/python -m topicstore.cli bench run $(RESULTS)/full
+
+bench-figures: $(READY)
+	$(BIN)/python -m topicstore.cli bench figures $(if $(JSON),--json "$(JSON)")
 
 clean:
 	rm -rf $(VENV) demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks dist build

@@ -1,6 +1,6 @@
 """``python -m topicstore_benchmarks``: the same as ``topicstore bench``."""
 
-from topicstore_benchmarks.sections.command import main
+from topicstore_benchmarks.cli import bench
 
 if __name__ == "__main__":
-    main()
+    bench(prog_name="python -m topicstore_benchmarks")

@@ -21,15 +21,16 @@ PHASES = (
     "wildcard",
     "one device",
     "late start",
-    "mixed",
     "reopen",
     "compact",
     "replay all, compacted",
     "wildcard, compacted",
     "one device, compacted",
     "late start, compacted",
+    "mixed",
 )
-"""In the order in which they run. Those after ``compact`` are there for contenders that can do that."""
+"""In the order in which they run. Those with ``compact`` are there for contenders that can do that. ``mixed`` is the
+last one because it stores more messages: all replays before it are of the same ones."""
 
 UNITS = {
     "seconds": "s",
@@ -49,7 +50,8 @@ UNITS = {
 
 ``seconds`` and ``messages_per_second``: of phases that move messages, and ``seconds`` of ``reopen`` and ``compact``.
 ``first_message_ms``: of replays. ``store_*`` and ``read_*``: of ``mixed``, the latency of one batch stored and of one
-replay of a device. ``disk_bytes`` and ``bytes_per_message``: after ``store`` (closed) and after ``compact``.
+replay of a device; ``*_p999_ms`` only of a thousand values and more. ``disk_bytes`` and ``bytes_per_message``: after
+``store`` (closed) and after ``compact``.
 ``peak_memory``: of the phase ``cell``, the highest resident size of the cell's process and of its server.
 """
 

@@ -67,6 +67,7 @@ from .retention import Retention
 from .shard import MakeLayout, Policy, Shard
 from .sharding import ShardMap
 from .state import ShardState, StateWrite
+from .tiering import Archives, archive_directory, location_of
 from .topics import TopicFilter
 from .writer import Writer
 
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from .sessions import Sessions
     from .subscriptions.hub import Hub
     from .subscriptions.subscription import Subscription
+    from .tiering.exporting import ExportReport
 
 __all__ = ["BATCH_SIZE", "Database"]
 
@@ -176,12 +178,12 @@ class Database:
             if creating:
                 self._check_not_overtaken()
                 write_manifest(self.path, self.manifest)
-        policy, self.shards = self._policy(), []
+        policy, archives, self.shards = self._policy(), Archives(self.path, self.manifest.id), []
         for number in range(self.manifest.shards):
             engine = backend.open_shard(self.path / f"shard-{number:04}", KEYSPACES, create=creating)
             try:
                 check_identity(engine, self._id, number)
-                self.shards.append(Shard(number, engine, policy, self._make_layout))
+                self.shards.append(Shard(number, engine, policy, self._make_layout, archives))
             except BaseException:
                 engine.close()
                 raise
@@ -206,7 +208,8 @@ class Database:
     def _open_to_read(self, backend: Backend, *, lazily: bool) -> None:
         if not self.manifest.complete:
             raise DatabaseNotFoundError(f"the database at {self.path} has not been made to its end; open it to write")
-        make_shard = functools.partial(_shard_to_read, self._id, self._policy(), self._make_layout)
+        archives = Archives(self.path, self.manifest.id)
+        make_shard = functools.partial(_shard_to_read, self._id, self._policy(), self._make_layout, archives)
         self._reading = Reading(self.path, self.manifest.shards, backend, make_shard, lazily=lazily)
         self.shards = self._reading.shards
 
@@ -607,7 +610,8 @@ class Database:
 
         Works through them a chunk at a time, beside readers and writers: not atomic, but if it is
         interrupted, calling it again does the rest. Batches fetched after it returns hold none of
-        them, and iterators stay valid.
+        them, and iterators stay valid. Raises `GenerationError`, and deletes nothing, if it reaches
+        into a generation that was archived.
         """
         self._check_may_write()
         parsed = TopicFilter(topic_filter)
@@ -616,6 +620,8 @@ class Database:
         if until is not None:
             last = first_position(to_microseconds(until)) - 1
             ends = [(shard, min(mark, last)) for shard, mark in ends]
+        for shard, end in ends:
+            shard.check_local(first, end)  # all, before the first deletes anything
         try:
             return sum(shard.delete(parsed, first, end) for shard, end in ends if first <= end)
         finally:
@@ -671,8 +677,8 @@ class Database:
 
         Invisible at once and for good; what it held is removed before it returns or, if it is
         interrupted, at the next open; the disk has its bytes back then if the backend
-        ``reclaims_disk``. Raises `GenerationError` for the current generation and for
-        one that never was.
+        ``reclaims_disk``. One that was archived is forgotten, and its files stay. Raises
+        `GenerationError` for the current generation and for one that never was.
         """
         self._check_may_write()
         with self._all_locked():
@@ -688,6 +694,49 @@ class Database:
         if any(dropped):
             self._hooks.topicstore_generation_dropped(db=self, generation=generation)
         return any(dropped)
+
+    def export(self, target: str | Path, *, generations: Sequence[int] | None = None) -> ExportReport:
+        """Write sealed generations, by default all, to the directory ``target`` as partitioned Parquet.
+
+        One file or more for each generation of a shard (`topicstore.tiering.format`), with the rows in order of
+        positions, as they are stored beneath plugins; each is read back and compared row by row. What is
+        there already is passed over, so an export that was interrupted, or has to grow, is simply called again. What
+        it wrote is on disk when it returns.
+
+        Raises `GenerationError` for the current generation and for one that isn't there,
+        `ManifestMismatchError` if the directory holds something else, `CorruptionError`, `OSError`.
+        """
+        from .tiering.exporting import export
+
+        self._check_open()
+        return export(self, Path(target), generations)
+
+    def archive(self, target: str | Path, *, generations: Sequence[int] | None = None) -> ExportReport:
+        """Export sealed generations, by default all that are local, and have their messages there only.
+
+        Everything reads them from the export as if they were local, with streams and iterators of their own;
+        nothing can be deleted from them. What is there already is compared row by row, too. Where the export is
+        and that the local messages are gone is one write for each shard: a crash leaves
+        either. An absolute ``target`` is noted as it is, another as it lies from the database's directory, so
+        that both can be moved together. One that was archived elsewhere is copied, and read from the new place.
+        Deletes wait while a generation is archived.
+
+        Iterators and replays under way in a generation raise `GenerationArchivedError`; subscriptions and
+        sessions go on. Raises what `export` raises; then nothing local is gone.
+        """
+        from .tiering.exporting import archive
+
+        self._check_may_write()
+        return archive(self, location_of(self.path, Path(target)), generations)
+
+    def archived(self) -> dict[int, Path]:
+        """Return the generations that were archived, oldest first, and in which exports they are."""
+        self._check_open()
+        return {
+            record.number: archive_directory(self.path, record.archive)
+            for record in self.shards[0].generations()
+            if record.archive is not None
+        }
 
     def _check_writable(self) -> None:
         for shard in self.shards:
@@ -753,8 +802,8 @@ class Database:
 
         For layouts that keep messages as rows, which say what tables there are: `table`, on DuckDB,
         has `messages`. It sees what is stored at this moment, as it is stored: plugins that change
-        messages on their way in and out don't see it. Generations of other layouts are left out,
-        with a warning. Raises `InvalidArgumentError` for a statement that is wrong or writes,
+        messages on their way in and out don't see it. Generations of other layouts, and those that were
+        archived, are left out, with a warning. Raises `InvalidArgumentError` for a statement that is wrong or writes,
         `UnsupportedError` if there is nothing that speaks SQL.
         """
         self._check_open()
@@ -763,14 +812,14 @@ class Database:
         others = {
             record.number: record.layout
             for record in self.shards[0].generations()
-            if "sql" not in registry().layout(record.layout).requires
+            if "sql" not in registry().layout(record.layout).requires or record.archive is not None
         }
         if len(others) == len(self.shards[0].generations()):
             names = ", ".join(sorted(set(others.values())))
             raise UnsupportedError(f"layout {names} keeps no rows that SQL can be run over; layout table does")
         if others:
             named = ", ".join(f"{number} ({layout})" for number, layout in sorted(others.items()))
-            warnings.warn(f"SQL does not see generations whose layouts keep no rows: {named}", stacklevel=2)
+            warnings.warn(f"SQL does not see generations that keep no rows here: {named}", stacklevel=2)
         first, *rest = (shard.engine() for shard in self.shards)
         return first.sql(statement, parameters, beside=rest)
 
@@ -778,8 +827,9 @@ class Database:
         """Write a copy of the database, as it is now, into the new directory ``path``.
 
         A consistent one over all shards, a database of its own with the same id (so iterators are
-        valid in both). Raises `UnsupportedError` where the backend lacks ``checkpoint``,
-        `NotADatabaseError` if ``path`` exists.
+        valid in both). What was archived stays in its export, which both read; if that was noted by a relative
+        path, the copy looks for it from where it is itself. Raises `UnsupportedError` where the backend lacks
+        ``checkpoint``, `NotADatabaseError` if ``path`` exists.
         """
         self._check_may_write()
         target = Path(path)
@@ -931,12 +981,14 @@ class Database:
         return f"<Database {self.path} {self.manifest.backend}/{self.manifest.layout}{' closed' * self._closed}>"
 
 
-def _shard_to_read(database: bytes, policy: Policy, make_layout: MakeLayout, number: int, engine: Engine) -> Shard:
+def _shard_to_read(
+    database: bytes, policy: Policy, make_layout: MakeLayout, archives: Archives, number: int, engine: Engine
+) -> Shard:
     """Return a shard to which nothing is added. Not a method: see `Database.__init__`."""
     check_identity(engine, database, number)
     if policy.durability == "sync":
         engine.flush_log()  # nothing may be seen that power loss could take
-    return Shard(number, engine, policy, make_layout, read_only=True)
+    return Shard(number, engine, policy, make_layout, archives, read_only=True)
 
 
 @contextlib.contextmanager

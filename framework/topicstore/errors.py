@@ -19,6 +19,7 @@ __all__ = [
     "DatabaseLockedError",
     "DatabaseNotFoundError",
     "EngineError",
+    "GenerationArchivedError",
     "GenerationDroppedError",
     "GenerationError",
     "ImportSourceError",
@@ -211,11 +212,21 @@ class SessionNotFoundError(UnrecoverableError, LookupError):
 
 
 class GenerationError(UnrecoverableError):
-    """The generation does not exist, or is the current one, which can't be dropped."""
+    """The generation does not exist, or is the current one, which can't be dropped or exported.
+
+    Or it was archived, and nothing can be deleted from an export: drop it, or delete from a later start on.
+    """
 
 
 class GenerationDroppedError(UnrecoverableError):
     """The iterator's generation was dropped: what it had not read is gone. Start a new replay."""
+
+
+class GenerationArchivedError(GenerationDroppedError):
+    """The iterator's generation was archived since: its place can't be found in the export.
+
+    All messages are there: begin anew, behind the last that was read.
+    """
 
 
 class StateConflictError(RecoverableError):

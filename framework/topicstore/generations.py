@@ -6,7 +6,8 @@ Stored form (state keyspace, keys begin with a zero byte)::
     00 "generation" u32    -> GenerationRecord, written when one is added, sealed or dropped
 
 Both are sealed (see `topicstore.sealing`) msgpack arrays that begin with a version; fields are
-only ever appended.
+only ever appended. The version of both is 1; of the record of an archived generation it is 2, because who
+doesn't know the field would take it for an empty one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .errors import CorruptionError, NewerFormatError
 from .sealing import seal, unseal
 
 __all__ = [
+    "ARCHIVED_VERSION",
     "GenerationRecord",
     "Tail",
     "load_generations",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 _VERSION = 1
+ARCHIVED_VERSION = 2
 _TAIL = b"\0tail"
 _GENERATION = b"\0generation"
 
@@ -74,7 +77,9 @@ class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, k
     messages: int = 0
     """Once sealed: live messages."""
     live_bytes: int = 0
-    """Once sealed: bytes of the values that hold them."""
+    """Once sealed: bytes of the values that hold them; 0 once archived."""
+    archive: str | None = None
+    """Once archived: where the export is that holds the messages, as `topicstore.tiering.location_of` gives it."""
 
 
 _VERSIONS = msgspec.msgpack.Decoder(list[Any])
@@ -84,8 +89,8 @@ def _decode(key: bytes, data: bytes, kind: type[Any], what: str) -> Any:
     try:
         value = unseal(key, data)
         version = _VERSIONS.decode(value)[0]
-        if version > _VERSION:
-            raise NewerFormatError(f"{what} has version {version}; this topicstore reads up to {_VERSION}")
+        if version > ARCHIVED_VERSION:
+            raise NewerFormatError(f"{what} has version {version}; this topicstore reads up to {ARCHIVED_VERSION}")
         return msgspec.msgpack.decode(value, type=kind)
     except CorruptionError as bad:
         raise CorruptionError(bad.reason, place=what) from bad

@@ -6,7 +6,12 @@ It may run at any moment, beside readers and writers; a run that was interrupted
 
 A generation's age counts from its newest message, by positions; where those lie in the future, from
 the moment it was sealed. So messages stay for ``max_age`` at least, and about ``rotate_every`` longer
-at most. Bytes are those of the values that layouts wrote (``live_bytes``), not the engine's files.
+at most. Bytes are those of the values that layouts wrote (``live_bytes``), not the engine's files, and only of
+generations that are local.
+
+With ``archive_to``, generations that would be dropped are archived there instead (`Database.archive`), and stay
+until somebody drops them. If that fails they stay local, and the run raises; by itself it is tried again a minute
+later at the earliest.
 
 Messages with an expiry interval are no exception: in the history they stay as long as the others, and
 replays return them; whoever delivers messages (sessions, retained look-ups) leaves out those that
@@ -15,9 +20,9 @@ expired. Retained messages, which have no generation, are removed once they have
 Stored form (state keyspace of shard 0; keys begin with a byte of one, left out here)::
 
     "ps" -> sealed (see `topicstore.sealing`) msgpack array of version 1, max_age and rotate_every in
-            microseconds or nil, max_bytes or nil, when_full
+            microseconds or nil, max_bytes or nil, when_full, archive_to or nil
 
-Fields are only ever appended.
+Fields are only ever appended. The version is 2 where there is an ``archive_to``: who doesn't know it would drop.
 """
 
 from __future__ import annotations
@@ -47,11 +52,14 @@ WhenFull = Literal["refuse", "drop"]
 
 _KEY = b"\1ps"
 _VERSION = 1
+_ARCHIVING_VERSION = 2
 _PARTS = 4
 """Into how many generations an age is divided, unless told otherwise."""
 _PARTS_OF_BYTES = 8
 """Into how many generations a number of bytes is divided."""
 _FOREVER = 1 << 64
+_AGAIN = 60_000_000
+"""Microseconds after which archiving that failed is tried again."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,6 +74,9 @@ class RetentionSettings:
     """Bytes of values in all generations together."""
     when_full: WhenFull = "refuse"
     """At ``max_bytes``: ``"refuse"`` to store (`QuotaExceededError`), or ``"drop"`` the oldest generations."""
+    archive_to: str | None = None
+    """Directory of an export to which generations are archived instead of dropped; a relative one lies from the
+    database's own."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("max_age", "rotate_every"):
@@ -76,6 +87,8 @@ class RetentionSettings:
             raise InvalidArgumentError(f"max_bytes is a whole number of at least 1, not {self.max_bytes!r}")
         if self.when_full not in get_args(WhenFull):
             raise InvalidArgumentError(f"when_full is one of {', '.join(get_args(WhenFull))}, not {self.when_full!r}")
+        if self.archive_to is not None and not isinstance(self.archive_to, str):
+            raise InvalidArgumentError(f"archive_to is a path as text, not {self.archive_to!r}")
 
     @property
     def rotation(self) -> int | None:
@@ -103,6 +116,8 @@ class RetentionReport:
     """The generation that was begun."""
     dropped: tuple[int, ...]
     """The generations that were dropped, oldest first."""
+    archived: tuple[int, ...]
+    """The generations that were archived, oldest first."""
     messages: int
     """Messages in them."""
     live_bytes: int
@@ -117,6 +132,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     rotate_every: int | None
     max_bytes: int | None
     when_full: WhenFull
+    archive_to: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -129,6 +145,8 @@ class _Generation:
     """From when on all its messages are older than that; of the current one the present."""
     messages: int
     live_bytes: int
+    archived: bool
+    """Nothing of it is local, so it counts for no limit on bytes."""
 
 
 class Retention:
@@ -167,13 +185,18 @@ class Retention:
         rotate_every: float | None = None,
         max_bytes: int | None = None,
         when_full: WhenFull = "refuse",
+        archive_to: str | None = None,
     ) -> RetentionSettings:
         """Say what is kept from now on, durably, in place of what held before (see `RetentionSettings`).
 
         Generations go as wholes: what was stored in the current one before the first limit was set goes as one.
         """
         settings = RetentionSettings(
-            max_age=max_age, rotate_every=rotate_every, max_bytes=max_bytes, when_full=when_full
+            max_age=max_age,
+            rotate_every=rotate_every,
+            max_bytes=max_bytes,
+            when_full=when_full,
+            archive_to=archive_to,
         )
         self._database().state(0).write([OwnWrite(_KEY, _encode(settings))])
         with self._running:
@@ -250,17 +273,30 @@ class Retention:
             rotated = None
             if _must_rotate(settings, self._generations(now)[-1], now):
                 rotated = db.add_generation()
-            generations = self._generations(now)
-            gone = _outdated(settings, generations, now)
-            dropped = [generation for generation in gone if db.drop_generation(generation.number)]
-            self._due = _due(settings, generations[len(gone) :], now, written)
+            archiving = settings.archive_to is not None
+            generations = [one for one in self._generations(now) if not (archiving and one.archived)]
+            outdated = _outdated(settings, generations, now)
+            self._due = (now + _AGAIN, _FOREVER)  # should it fail
+            gone = [one for one in outdated if self._let_go(db, settings, one.number)]
+            numbers = tuple(one.number for one in gone)
+            self._due = _due(settings, [one for one in generations if one not in outdated], now, written)
         return RetentionReport(
             rotated=rotated,
-            dropped=tuple(generation.number for generation in dropped),
-            messages=sum(generation.messages for generation in dropped),
-            live_bytes=sum(generation.live_bytes for generation in dropped),
+            dropped=() if archiving else numbers,
+            archived=numbers if archiving else (),
+            messages=sum(one.messages for one in gone),
+            live_bytes=sum(one.live_bytes for one in gone),
             expired=0,
         )
+
+    def _let_go(self, db: Database, settings: RetentionSettings, generation: int) -> bool:
+        """Drop or archive a generation; return False if it was dropped before."""
+        if settings.archive_to is None:
+            return db.drop_generation(generation)
+        from .tiering.exporting import archive
+
+        archive(db, settings.archive_to, [generation])
+        return True
 
     def _generations(self, now: int) -> list[_Generation]:
         """Return the live generations, oldest first."""
@@ -330,6 +366,7 @@ def _joined(by_shard: Sequence[Mapping[int, GenerationRecord]], now: int) -> lis
                 ended=max(_ended(record, latest, now) for record in records),
                 messages=sum(record.messages for record in records),
                 live_bytes=sum(record.live_bytes for record in records),
+                archived=all(record.archive is not None for record in records),
             )
         )
         latest = min(latest, found[-1].created)
@@ -357,16 +394,17 @@ def _must_rotate(settings: RetentionSettings, current: _Generation, now: int) ->
 
 
 def _outdated(settings: RetentionSettings, generations: Sequence[_Generation], now: int) -> list[_Generation]:
-    """Return the sealed generations that must go: a run of the oldest."""
+    """Return the sealed generations that must go: of those that are local, a run of the oldest."""
     oldest = 0 if settings.max_age is None else now - _micros(settings.max_age)
     most = settings.drops_bytes
     live = sum(generation.live_bytes for generation in generations)
     gone = []
     for generation in generations[:-1]:
-        if generation.ended >= oldest and (most is None or live <= most):
+        if generation.ended < oldest or (most is not None and live > most and not generation.archived):
+            gone.append(generation)
+            live -= generation.live_bytes
+        elif not generation.archived:
             break
-        gone.append(generation)
-        live -= generation.live_bytes
     return gone
 
 
@@ -388,7 +426,8 @@ def _due(settings: RetentionSettings, generations: Sequence[_Generation], now: i
 def _encode(settings: RetentionSettings) -> bytes:
     max_age = None if settings.max_age is None else _micros(settings.max_age)
     rotate_every = None if settings.rotate_every is None else _micros(settings.rotate_every)
-    record = _Record(_VERSION, max_age, rotate_every, settings.max_bytes, settings.when_full)
+    version = _VERSION if settings.archive_to is None else _ARCHIVING_VERSION
+    record = _Record(version, max_age, rotate_every, settings.max_bytes, settings.when_full, settings.archive_to)
     return seal(_KEY, msgspec.msgpack.encode(record))
 
 
@@ -397,11 +436,13 @@ def _decode(stored: bytes) -> RetentionSettings:
         record = msgspec.msgpack.decode(unseal(_KEY, stored), type=_Record)
     except (CorruptionError, msgspec.DecodeError) as bad:
         raise CorruptionError(str(bad), "shard 0, state: retention") from bad
-    if record.version > _VERSION:
-        raise NewerFormatError(f"the retention settings have version {record.version}; this reads up to {_VERSION}")
+    if record.version > _ARCHIVING_VERSION:
+        newest = _ARCHIVING_VERSION
+        raise NewerFormatError(f"the retention settings have version {record.version}; this reads up to {newest}")
     return RetentionSettings(
         max_age=None if record.max_age is None else record.max_age / 1e6,
         rotate_every=None if record.rotate_every is None else record.rotate_every / 1e6,
         max_bytes=record.max_bytes,
         when_full=record.when_full,
+        archive_to=record.archive_to,
     )

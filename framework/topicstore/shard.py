@@ -32,6 +32,7 @@ from .engine import GENERATION_END, Engine, Reader, WriteBatch
 from .errors import (
     CorruptionError,
     DatabaseClosedError,
+    GenerationArchivedError,
     GenerationDroppedError,
     GenerationError,
     InvalidIteratorError,
@@ -43,6 +44,7 @@ from .errors import (
     TimestampAheadError,
 )
 from .generations import (
+    ARCHIVED_VERSION,
     GenerationRecord,
     Tail,
     load_generations,
@@ -57,6 +59,7 @@ from .locking import FairLock, owned
 from .options import options_dict
 from .positions import MAX_TIME, Times, commit_positions, late_rows, message_positions, span_text, time_of
 from .state import StateWrite, stage
+from .tiering import Archives
 from .topics import TopicFilter
 
 __all__ = ["MakeLayout", "Policy", "Prepared", "Shard"]
@@ -94,13 +97,21 @@ class Shard:
     """One shard of an open database. All methods may be called from any thread."""
 
     def __init__(
-        self, number: int, engine: Engine, policy: Policy, make_layout: MakeLayout, *, read_only: bool = False
+        self,
+        number: int,
+        engine: Engine,
+        policy: Policy,
+        make_layout: MakeLayout,
+        archives: Archives,
+        *,
+        read_only: bool = False,
     ) -> None:
         self.number = number
         self.counters = ShardCounters()
         self._engine = engine
         self._policy = policy
         self._make_layout = make_layout
+        self._archives = archives
         self._read_only = read_only
         """Whether the engine is a view of one moment, to which nothing is added."""
         self._lock = FairLock()
@@ -145,6 +156,8 @@ class Shard:
         self._live = [(record, self._slabs[n]) for n, record in sorted(self._records.items()) if n in self._slabs]
 
     def _open_slab(self, record: GenerationRecord) -> Slab:
+        if record.archive is not None:
+            return self._archives.open(self.number, record)
         layout = self._make_layout(record.layout, record.options)
         if record.format > layout.format:
             raise NewerFormatError(
@@ -176,6 +189,11 @@ class Shard:
     def lock(self) -> FairLock:
         """The lock of everything that writes."""
         return self._lock
+
+    @property
+    def rewriting(self) -> FairLock:
+        """The lock of deletes and compactions: to who holds it, what is sealed stays as it is."""
+        return self._rewriting
 
     # --- looking ---
 
@@ -437,6 +455,18 @@ class Shard:
                 deleted += self._delete_in(record.number, topic_filter, first, last)
         return deleted
 
+    def check_local(self, first: int, last: int) -> None:
+        """Raise `GenerationError` if an archived generation has messages from position ``first`` to ``last``."""
+        for record in self.generations():
+            end = record.last_position
+            if record.archive is None or end is None or not record.messages:
+                continue
+            if record.first_position <= last and end >= first:
+                raise GenerationError(
+                    f"generation {record.number} lies in an export, from which nothing can be deleted: "
+                    f"drop it, or begin at {time_of(end) + 1:,} (microseconds since the epoch)"
+                )
+
     def _delete_in(self, generation: int, topic_filter: TopicFilter, first: int, last: int) -> int:
         deleted = 0
         try:
@@ -446,6 +476,7 @@ class Shard:
         if not slab.cover(topic_filter):
             return 0
         with self._rewriting:
+            self.check_local(first, last)  # again: it may have been archived since
             steps = slab.delete(topic_filter, first, last)
             while True:
                 with self._lock:  # a step at a time, so that writers get their turn in between
@@ -493,17 +524,19 @@ class Shard:
             bound = self._watermark if record.last_position is None else record.last_position
             steps = slab.compact(bound, whole=whole)
             while not stop():
-                messages = self._compact_step(record.number, steps)
+                messages = self._compact_step(record.number, slab, steps)
                 if messages is None:
                     break
                 rewritten += messages
         return rewritten
 
-    def _compact_step(self, generation: int, steps: Iterator[CompactStep]) -> int | None:
+    def _compact_step(self, generation: int, slab: Slab, steps: Iterator[CompactStep]) -> int | None:
         """Make the next step beside readers and writers, and commit it; None after the last."""
         with self._rewriting:
             try:
                 self.check_writable()
+                if self._slabs.get(generation) is not slab:
+                    return None  # dropped or archived
                 step = next(steps, None)
             except (CorruptionError, DatabaseClosedError):
                 if generation not in self._slabs:
@@ -621,14 +654,21 @@ class Shard:
         except (KeyError, ValueError) as bad:
             raise InvalidIteratorError(f"the iterator's place is not of this stream: {bad}") from bad
         except CorruptionError:
-            self.slab(generation)  # dropped meanwhile? then it is no damage
+            self._check_still(generation, slab)  # if not, it is no damage
             raise
-        self.slab(generation)  # dropped meanwhile? then what was read may be less than there was
+        self._check_still(generation, slab)  # if not, what was read may be less than there was
         self.counters.reads += 1
         self.counters.read_messages += len(step.batch)
         self.counters.read_seconds += time.perf_counter() - started
         end = None if record is None else record.last_position
         return step, step.exhausted and end is not None and bound >= end
+
+    def _check_still(self, generation: int, slab: Slab) -> None:
+        """Raise if a generation was dropped or archived while its slab was read."""
+        if self.slab(generation) is not slab:
+            raise GenerationArchivedError(
+                f"generation {generation} of shard {self.number} was archived while it was read; begin anew"
+            )
 
     def _visible(self, generation: int, stream: int, bound: int) -> int:
         """Return how far a stream of the generation being written may be read, at most to ``bound``."""
@@ -728,6 +768,35 @@ class Shard:
         self.settle(ticket)
         return True
 
+    def archive(self, number: int, location: str, messages: int) -> None:
+        """Read a generation from its export, and remove what is local of it, in one engine write.
+
+        ``messages``: that the export holds. The caller has compared them. Raises `GenerationError` if
+        the generation has others now, `GenerationDroppedError` if it is gone.
+        """
+        with self._rewriting, self._lock:
+            self.check_writable()
+            if not self.check_droppable(number):
+                raise GenerationDroppedError(f"generation {number} of shard {self.number} was dropped")
+            record = self._records[number]
+            if record.messages != messages:
+                raise GenerationError(f"messages of generation {number} were deleted since it was exported")
+            record = msgspec.structs.replace(record, version=ARCHIVED_VERSION, archive=location, live_bytes=0)
+            slab, write = self._open_slab(record), WriteBatch()
+            for keyspace, start, end in ranges_of(number):
+                write.delete_range(keyspace, start, end)
+            put_generation(write, record)
+
+            def adopt() -> None:
+                self._records[number] = record
+                self._slabs[number] = slab
+                self._list_live()
+
+            ticket = self._commit(write, self._tail, adopt)
+        self.settle(ticket)
+        for keyspace, start, end in ranges_of(number):
+            self._engine.reclaim(keyspace, start, end)
+
     def remove_dropped(self) -> None:
         """Remove what dropped generations held. May be interrupted; the next open goes on."""
         with self._lock:
@@ -768,8 +837,8 @@ class Shard:
                     yield found
         except (CorruptionError, NewerFormatError) as bad:  # nothing of the slab can be read behind it
             damages.append(Damage(place=f"shard {self.number}, generation {record.number}", reason=str(bad)))
-        if record.number not in self._slabs:
-            return  # dropped meanwhile: what was missing had been removed
+        if self._slabs.get(record.number) is not slab:
+            return  # dropped or archived meanwhile: what was missing had been removed
         yield from damages
         unchanged = whole and record in self.generations()  # else the count was of something else
         if unchanged and not damages and counted != record.messages:

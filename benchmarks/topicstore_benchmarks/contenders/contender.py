@@ -45,8 +45,11 @@ class Contender(ABC):
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         """Return the matching messages with times from ``start`` on, each topic's in the order stored."""
 
-    def compact(self) -> None:
-        """Bring everything into the form that is read fastest. Only of those with the ability ``compact``."""
+    def compact(self) -> bool:
+        """Bring everything into the form that is read fastest; return False if it was in it already.
+
+        Only of those with the ability ``compact``.
+        """
         raise NotImplementedError(f"{self.name} has nothing to compact")
 
     @abstractmethod

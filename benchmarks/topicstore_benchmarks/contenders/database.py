@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,9 @@ from topicstore import Message
 from .contender import Contender, Durability
 
 __all__ = ["DatabaseContender"]
+
+_ENGINES = {"rocksdb": "rocksdict", "leveldb": "plyvel", "duckdb": "duckdb"}
+"""By backend: the distribution that brings its engine."""
 
 
 class DatabaseContender(Contender):
@@ -51,9 +55,9 @@ class DatabaseContender(Contender):
         """It is in the engine's log when this returns."""
         self._db.store(batch)
 
-    def compact(self) -> None:
-        """Bring everything into the form that is read fastest."""
-        self._db.compact()
+    def compact(self) -> bool:
+        """Bring everything into the form that is read fastest; return False if the layout has but one form."""
+        return self._db.compact().messages > 0
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         """In the layout's own order."""
@@ -62,6 +66,15 @@ class DatabaseContender(Contender):
     def close(self) -> None:
         """Close the database."""
         self._db.close()
+
+    def versions(self) -> Mapping[str, str]:
+        """Return ours, and that of the engine's Python module."""
+        engine = _ENGINES.get(self._backend)
+        return {"topicstore": topicstore.__version__} | ({engine: version(engine)} if engine else {})
+
+    def settings(self) -> Mapping[str, object]:
+        """Return how it is opened."""
+        return {"timestamps": "message", "auto_compact": False, **self._options}
 
     def copy(self, name: str) -> DatabaseContender:
         """Return a copy, made while it is closed."""

@@ -11,12 +11,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-__all__ = ["RAW_ENGINES", "RawEngine", "RawLeveldb", "RawRocksdb"]
+__all__ = ["BUFFER", "RAW_ENGINES", "RawEngine", "RawLeveldb", "RawRocksdb"]
 
 VALUE = 190
 BATCH = 1_000
-_BUFFER = 64 << 20
+BUFFER = 64 << 20
 
 
 class RawEngine(ABC):
@@ -28,11 +29,11 @@ class RawEngine(ABC):
         self._keys = [bytes(16) + number.to_bytes(8, "big") for number in range(messages)]
 
     @abstractmethod
-    def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Write a batch."""
 
     @abstractmethod
-    def _pairs(self) -> Iterable[object]:
+    def pairs(self) -> Iterable[Any]:
         """Return all keys with their values."""
 
     @abstractmethod
@@ -43,14 +44,14 @@ class RawEngine(ABC):
         """Write every message, 1,000 a batch; return seconds."""
         started = time.perf_counter()
         for start in range(0, len(self._keys), BATCH):
-            self._write(self._keys[start : start + BATCH], self._values)
+            self.write(self._keys[start : start + BATCH], self._values)
         return time.perf_counter() - started
 
     def scan(self) -> float:
         """Read every key and value; return seconds."""
         count = 0
         started = time.perf_counter()
-        for _pair in self._pairs():
+        for _pair in self.pairs():
             count += 1
         taken = time.perf_counter() - started
         if count != len(self._keys):
@@ -61,24 +62,28 @@ class RawEngine(ABC):
 class RawRocksdb(RawEngine):
     """RocksDB through rocksdict."""
 
-    def __init__(self, path: Path, messages: int) -> None:
+    def __init__(self, path: Path, messages: int, *, sync: bool = False) -> None:
         import rocksdict
 
         super().__init__(messages)
         self._batch = rocksdict.WriteBatch
+        self._how = rocksdict.WriteOptions()
+        self._how.sync = sync
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_compression_type(rocksdict.DBCompressionType.none())
-        options.set_write_buffer_size(_BUFFER)
+        options.set_write_buffer_size(BUFFER)
         self._db = rocksdict.Rdict(str(path), options)
 
-    def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write a batch."""
         batch = self._batch(raw_mode=True)
         for key, value in zip(keys, values, strict=False):
             batch.put(key, value)
-        self._db.write(batch)
+        self._db.write(batch, self._how)
 
-    def _pairs(self) -> Iterable[object]:
+    def pairs(self) -> Iterable[Any]:
+        """Return all keys with their values."""
         return self._db.items()
 
     def close(self) -> None:
@@ -89,18 +94,21 @@ class RawRocksdb(RawEngine):
 class RawLeveldb(RawEngine):
     """LevelDB through plyvel, with checksums verified, as whoever wants no wrong data must."""
 
-    def __init__(self, path: Path, messages: int) -> None:
+    def __init__(self, path: Path, messages: int, *, sync: bool = False) -> None:
         import plyvel
 
         super().__init__(messages)
-        self._db = plyvel.DB(str(path), create_if_missing=True, compression=None, write_buffer_size=_BUFFER)
+        self._sync = sync
+        self._db = plyvel.DB(str(path), create_if_missing=True, compression=None, write_buffer_size=BUFFER)
 
-    def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        with self._db.write_batch() as batch:
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write a batch."""
+        with self._db.write_batch(sync=self._sync) as batch:
             for key, value in zip(keys, values, strict=False):
                 batch.put(key, value)
 
-    def _pairs(self) -> Iterable[object]:
+    def pairs(self) -> Iterable[Any]:
+        """Return all keys with their values."""
         return self._db.iterator(verify_checksums=True)  # type: ignore[no-any-return]
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ FOREIGN = "topicstore.commands"
 _COMMANDS = {
     "create": "creating:create",
     "import": "importing:import_",
+    "export": "exporting:export",
     "replay": "replaying:replay",
     "explain": "explaining:explain",
     "sql": "sql:sql",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,14 +48,19 @@ def list_(path: Path, *, as_json: bool) -> None:
     from . import display
 
     with topicstore.open_existing(path, auto_compact=False) as db:
-        found = db.generations()
+        found, archived = db.generations(), db.archived()
     if as_json:
-        display.print_json({"path": str(path), "generations": [attrs.asdict(one) for one in found]})
+        document = {"path": str(path), "generations": [attrs.asdict(one) for one in found]}
+        display.print_json({**document, "archived": {number: str(place) for number, place in archived.items()}})
         return
-    display.console().print(generations_table(found))
+    display.console().print(generations_table(found, archived=archived))
+    for number, place in archived.items():
+        click.echo(display.visible(f"generation {number} is exported to {place}"))
 
 
-def generations_table(found: Iterable[GenerationInfo], title: str | None = None) -> Table:
+def generations_table(
+    found: Iterable[GenerationInfo], title: str | None = None, *, archived: Collection[int] = ()
+) -> Table:
     """Return a table of generations; below the name of its layout, the options of each as they are written."""
     from rich.text import Text
 
@@ -66,7 +71,7 @@ def generations_table(found: Iterable[GenerationInfo], title: str | None = None)
             one.number,
             Text("\n".join([one.layout, *_option_lines(one.options)])),
             display.short_time(one.created),
-            "current" if one.sealed is None else "sealed",
+            "exported" if one.number in archived else "current" if one.sealed is None else "sealed",
             one.messages,
             display.size(one.live_bytes),
         )

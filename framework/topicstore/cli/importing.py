@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import topicstore
 from topicstore.manifest import MANIFEST, read_manifest
 
 from .options import PATH, arguments_of, creation_options, json_option
-from .sources import FORMATS, STANDARD_INPUT, open_source
+from .sources import FORMATS, STANDARD_INPUT, Source, open_export, open_source
 from .transfer import Imported, Transfer
 
 __all__ = ["BATCH_SIZE", "import_", "summary"]
@@ -62,6 +62,10 @@ def import_(
     JSON lines, CSV and Parquet; the first two also gzipped. Without FILES, or for "-", standard input:
     JSON lines, or CSV with --format csv.
 
+    A directory that `export` wrote is put back, generation by generation, its rows in order of positions;
+    then every row is looked for in PATH, and compared but for its position, which is given anew. A new
+    database gets as many shards as the exported one had.
+
     Columns: timestamp, topic, client_id, qos, retain, payload (or payload_base64), properties; only topic
     and a payload are needed. A timestamp is ISO 8601 or microseconds since the epoch, a number.
     What `replay` writes, `import` reads, unchanged.
@@ -84,7 +88,10 @@ def import_(
     if name is not None and len(files) > 1:
         raise click.UsageError("--source names one file or stream, not several")
     done: list[Imported] = []
-    with _imported_into(path, arguments_of(**given)) as db:
+    exports = {file for file in files if _is_export(file)}
+    if name is not None and exports:
+        raise click.UsageError("--source names a file or stream, not an export")
+    with _imported_into(path, arguments_of(**given), sorted(exports)) as db:
         transfer = Transfer(
             db=db,
             batch_size=batch_size,
@@ -94,8 +101,10 @@ def import_(
             acknowledge=acknowledge,
             note=lambda text: click.echo(f"note: {text}", err=True),
         )
-        for file in files:
-            with open_source(file, file_format, name) as source, display.bar(source.name) as bar:
+        for opened in (
+            one for file in files for one in _sources(db, file, file_format, name, is_export=file in exports)
+        ):
+            with opened as source, display.bar(source.name) as bar:
                 transfer.observe = lambda source, messages, bar=bar: bar.update(*source.progress(), messages)  # type: ignore[misc]
                 done.append(transfer.run(source))
             if not as_json:
@@ -105,15 +114,29 @@ def import_(
         display.print_json({"path": str(path), "messages": sum(one.messages for one in done), "sources": sources})
 
 
+def _is_export(path: Path) -> bool:
+    if path == STANDARD_INPUT or not path.is_dir():
+        return False
+    from topicstore.tiering.restoring import is_export
+
+    return is_export(path)
+
+
+def _sources(
+    db: topicstore.Database, file: Path, file_format: str | None, name: str | None, *, is_export: bool
+) -> list[Source]:
+    return open_export(file, db) if is_export else [open_source(file, file_format, name)]
+
+
 @contextlib.contextmanager
-def _imported_into(path: Path, arguments: dict[str, Any]) -> Iterator[topicstore.Database]:
+def _imported_into(path: Path, arguments: dict[str, Any], exports: Sequence[Path]) -> Iterator[topicstore.Database]:
     """Open a database, or create one whose positions go by the messages' own times.
 
     One that was created is removed again if the import fails before anything was stored.
     """
     there, new = path.exists(), read_manifest(path) is None
     if new:
-        arguments = {"timestamps": "message", **arguments}
+        arguments = {"timestamps": "message", **_like(exports), **arguments}
     with topicstore.open(path, **arguments) as db:
         if not new and db.manifest.timestamps == "commit":
             by = "time ranges go by the time of this import"
@@ -128,6 +151,22 @@ def _imported_into(path: Path, arguments: dict[str, Any]) -> Iterator[topicstore
                 if there:
                     path.mkdir(exist_ok=True)
             raise
+
+
+def _like(exports: Sequence[Path]) -> dict[str, Any]:
+    """Return what a database is created with that gets exports: the shards of the first; late messages if it had them.
+
+    Where positions were times of storing, the messages' own times needn't be in their order.
+    """
+    if not exports:
+        return {}
+    from topicstore.tiering.format import read_head
+
+    head = read_head(exports[0])
+    if head is None:
+        return {}
+    lift = head.late == "lift" or head.timestamps == "commit"
+    return {"shards": head.shards, "late": "lift" if lift else "raise"}
 
 
 def summary(done: Imported) -> str:

@@ -12,6 +12,7 @@ import click
 import topicstore
 from topicstore.positions import span_text
 from topicstore.retention import RetentionSettings
+from topicstore.tiering import location_of
 
 from .groups import GroupWithDefault
 from .options import PATH, json_option
@@ -87,10 +88,12 @@ def limits(settings: RetentionSettings) -> list[tuple[str, str]]:
 
     rotation = settings.rotation
     full = {"refuse": "more is refused", "drop": "the oldest go"}[settings.when_full]
+    archive = [] if settings.archive_to is None else [("what goes", f"is archived to {settings.archive_to}")]
     return [
         ("messages stay", "for ever" if settings.max_age is None else span_text(round(settings.max_age * 1e6))),
         ("a generation lasts", "until another is added" if rotation is None else span_text(rotation)),
         ("bytes of values", "any number" if settings.max_bytes is None else f"{size(settings.max_bytes)}, then {full}"),
+        *archive,
     ]
 
 
@@ -101,6 +104,11 @@ def limits(settings: RetentionSettings) -> list[tuple[str, str]]:
 @click.option("--max-bytes", type=_Size(), help="Bytes of values in all generations: 500MB, 10GB, or none.")
 @click.option(
     "--when-full", type=click.Choice(["refuse", "drop"]), help="Refuse to store, or drop the oldest generations."
+)
+@click.option(
+    "--archive-to",
+    metavar="DIRECTORY",
+    help="Export generations there, and read them from there, instead of dropping them; or none.",
 )
 @json_option
 def set_(path: Path, *, as_json: bool, **given: Any) -> None:
@@ -114,6 +122,9 @@ def set_(path: Path, *, as_json: bool, **given: Any) -> None:
     changed = {name: None if value == NONE else value for name, value in given.items() if value is not None}
     if not changed:
         raise click.UsageError("name a limit to change")
+    archive_to = changed.get("archive_to")
+    if archive_to is not None:
+        changed["archive_to"] = location_of(path, Path(archive_to))
     with topicstore.open_existing(path, auto_compact=False) as db:
         settings = db.retention.set(**{**attrs.asdict(db.retention.settings), **changed})
     if as_json:
@@ -140,7 +151,11 @@ def run(path: Path, *, as_json: bool) -> None:
         numbers = ", ".join(map(str, report.dropped))
         held = display.count_of(report.messages, "message")
         click.echo(f"dropped: generation {numbers}, with {held} of {display.size(report.live_bytes)}")
+    if report.archived:
+        numbers = ", ".join(map(str, report.archived))
+        held = display.count_of(report.messages, "message")
+        click.echo(f"archived: generation {numbers}, with {held}, which took {display.size(report.live_bytes)} here")
     if report.expired:
         click.echo(f"{display.count_of(report.expired, 'retained message')} had expired")
-    if (report.rotated, report.dropped, report.expired) == (None, (), 0):
+    if (report.rotated, report.dropped, report.archived, report.expired) == (None, (), (), 0):
         click.echo("nothing was to be done")

@@ -8,6 +8,9 @@ that a person gives it, or not at all.
 Text also has *prefixes*: the bytes (unpacked) that its first rows came from, by their number and
 XXH3. A text file that begins with all that an earlier import has stored goes on behind it: that is
 how an import goes on when a bad row was corrected, or when the file grew. Parquet has none.
+
+What `topicstore export` wrote is a directory; each generation in it is a source of its own, known by the
+database that it was exported from, its number, and the digests of its files.
 """
 
 from __future__ import annotations
@@ -27,14 +30,17 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import xxhash
 
-from topicstore import ImportSourceError, Message
+from topicstore import Database, ImportSourceError, Message
+from topicstore.positions import MAX_TIME, first_position
 
 from .rows import csv_parser, decode_line, decode_lines
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FORMATS", "NO_PREFIX", "BadRowError", "Prefix", "Rows", "Source", "open_source"]
+    from topicstore.tiering.restoring import ExportedGeneration
+
+__all__ = ["FORMATS", "NO_PREFIX", "BadRowError", "Prefix", "Rows", "Source", "open_export", "open_source"]
 
 FORMATS = ("jsonl", "csv", "parquet")
 STANDARD_INPUT = Path("-")
@@ -204,6 +210,27 @@ def open_source(path: Path, file_format: str | None = None, name: str | None = N
         return _Parquet(path, shown, source_id, named=name is not None)
     kind = _JsonLines if chosen == "jsonl" else _Csv
     return kind(file, path, size, shown, source_id, named=name is not None)
+
+
+def open_export(path: Path, db: Database) -> list[Source]:
+    """Return the generations of an export, oldest first, to be put back into a database.
+
+    Raises `ImportSourceError` for rows that can't be put back as they were.
+    """
+    from topicstore.tiering.restoring import exported_generations
+
+    found = exported_generations(path)
+    for one in found:
+        if one.head.plugins:
+            names = ", ".join(one.head.plugins)
+            raise ImportSourceError(
+                f"{path}: its rows are as plugins stored them ({names}), not as they were published"
+            )
+        if one.head.database == db.manifest.id and one.number in {info.number for info in db.generations()}:
+            raise ImportSourceError(
+                f"{path}: the database is the one it was exported from, and has generation {one.number}"
+            )
+    return [_Export(path, one, db) for one in found]
 
 
 def _is_regular(path: Path) -> bool:
@@ -455,3 +482,46 @@ class _Parquet(Source):
 
     def close(self) -> None:
         self._file.close()
+
+
+# --- an export ---
+
+
+class _Export(Source):
+    """A generation of an export. Its rows come in order of positions, and are looked for in the database at the end."""
+
+    format = "export"
+
+    def __init__(self, path: Path, exported: ExportedGeneration, db: Database) -> None:
+        content = xxhash.xxh3_128_hexdigest("".join(exported.digests).encode())
+        source_id = f"export:{exported.head.database}:{exported.number}:{content}"
+        super().__init__(f"{path}, generation {exported.number}", source_id, named=False)
+        self._exported = exported
+        self._db = db
+        self._by_message = db.manifest.timestamps == "message"
+        self._read = 0
+
+    def read(self, skip: int, size: int) -> Generator[Rows]:
+        """Yield the rows from ``skip`` on; with the last of them stored, check that the database has all.
+
+        Raises `CorruptionError` for damage, and if the database lacks a row: then the import is not finished, and
+        looks again when it is run again.
+        """
+        from topicstore.replay import slices
+        from topicstore.tiering.restoring import check_stored
+
+        self._read, oldest = 0, MAX_TIME
+        for batch in slices(self._exported.rows(), size):
+            first, self._read = self._read, self._read + len(batch)
+            oldest = min(oldest, int(batch.timestamps.min()))
+            if self._read > skip:
+                start = max(first, skip)
+                yield Rows(batch[start - first :].to_arrow(), start, self._read)
+        # No position lies before its message's time, where they go by that.
+        check_stored(self._db, self._exported, first_position(oldest) if self._by_message else 0)
+
+    def progress(self) -> tuple[float, float | None]:
+        return float(self._read), float(self._exported.messages)
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,298 @@
+"""Workloads: the same messages whoever makes them, what they say of themselves, and clear errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import topicstore
+from topicstore import TopicFilter
+from topicstore_benchmarks.workloads.definition import Definition, built_in, from_parquet, read
+from topicstore_benchmarks.workloads.file import busiest_wildcard
+from topicstore_benchmarks.workloads.workload import Workload, WorkloadError
+
+MESSAGES = 45_000
+
+MADE = {
+    "kind": "made",
+    "messages": 30_000,
+    "topic": "a/{device}/{metric}",
+    "devices": 100,
+    "wildcard": "a/+/value",
+    "device": "a/{device}/+",
+    "metrics": [{"payload": '{"v":{value:.2f},"empty":{}}'}],
+}
+
+
+def made(**changes: Any) -> Workload:
+    return Definition(name="it", source="it.toml", values={**MADE, **changes}).make()
+
+
+def table(workload: Workload) -> pa.Table:
+    return pa.Table.from_batches([workload.part(number) for number in range(workload.parts)])
+
+
+@pytest.fixture(params=sorted(built_in()))
+def workload(request: pytest.FixtureRequest) -> Workload:
+    found = read(request.param).make(2_000 if request.param == "large-payloads" else MESSAGES)
+    if reason := found.why_missing():
+        pytest.skip(reason)
+    return found
+
+
+# --- those that come along ---
+
+
+def test_parts_are_the_same_whoever_makes_them(workload: Workload) -> None:
+    """Each part by itself, the last one first, is what one object gives in order."""
+    whole = table(workload)
+    again = [type(workload)(workload.options, workload.beside).part(n) for n in reversed(range(workload.parts))]
+    assert whole.equals(pa.Table.from_batches(again[::-1]))
+
+
+def test_messages_are_in_order_of_time(workload: Workload) -> None:
+    """As many as were asked for, of the published schema, none without a time."""
+    whole = table(workload)
+    assert topicstore.SCHEMA == whole.schema
+    assert workload.options.messages == whole.num_rows
+    times = whole["timestamp"].cast(pa.int64()).to_numpy()
+    assert (np.diff(times) >= 0).all()
+    assert 0 == whole["timestamp"].null_count
+
+
+def test_requests_find_some_of_the_messages(workload: Workload) -> None:
+    """A wildcard some topics, a device not most of the messages, but for the one that is hot."""
+    counts = Counter(table(workload)["topic"].to_pylist())
+    requests = workload.requests()
+    assert len(set(requests.devices)) == len(requests.devices) == 5
+    for text in (requests.wildcard, *requests.devices):
+        matches = TopicFilter(text).matches
+        assert 0 < sum(count for topic, count in counts.items() if matches(topic)) < counts.total()
+
+
+def test_the_digest_names_the_messages(tmp_path: Path) -> None:
+    """Another option, another number of messages or another file: another digest."""
+    definition = read("fleet")
+    other = Definition(name="fleet", source=definition.source, values={**definition.values, "seed": 8})
+    digests = {
+        definition.digest(definition.make(1_000)),
+        definition.digest(definition.make(2_000)),
+        other.digest(other.make(1_000)),
+    }
+    assert 3 == len(digests)
+    assert definition.digest(definition.make(1_000)) in digests
+    for rows in (1, 2):
+        pq.write_table(
+            pa.table({"timestamp": pa.array([0] * rows, pa.timestamp("us", "UTC"))}), tmp_path / "own.parquet"
+        )
+        own = from_parquet(tmp_path / "own.parquet", None, ())
+        digests.add(own.digest(own.make()))
+    assert 5 == len(digests)
+
+
+# --- made ones ---
+
+
+def test_all_devices_report_in_turns() -> None:
+    """In another order each time."""
+    topics = table(made(messages=300))["topic"].to_pylist()
+    turns = [topics[start : start + 100] for start in (0, 100, 200)]
+    assert [set(turns[0])] * 3 == list(map(set, turns))
+    assert turns[0] != turns[1] != turns[2]
+
+
+def test_few_messages_are_of_few_devices() -> None:
+    """Each has as many as a device has at least."""
+    counts = Counter(table(made(messages=300, messages_a_device=30))["topic"].to_pylist())
+    assert {30} == set(counts.values())
+
+
+def test_a_hot_device() -> None:
+    """Has its share."""
+    counts = Counter(table(made(popularity="hot", hot=0.9))["topic"].to_pylist())
+    assert counts["a/0/value"] == pytest.approx(27_000, rel=0.02)
+
+
+def test_zipf() -> None:
+    """The second device reports half as often as the first, the tenth a tenth."""
+    counts = Counter(table(made(popularity="zipf"))["topic"].to_pylist())
+    assert counts["a/1/value"] / counts["a/0/value"] == pytest.approx(0.5, rel=0.1)
+    assert counts["a/9/value"] / counts["a/0/value"] == pytest.approx(0.1, rel=0.2)
+
+
+def test_one_metric_a_report() -> None:
+    """By their shares."""
+    metrics = [{"name": "x", "share": 3, "payload": "1"}, {"name": "y", "bytes": [2, 8]}]
+    whole = table(made(report="one", metrics=metrics))
+    is_x = pc.ends_with(whole["topic"], "/x")
+    assert pc.sum(is_x).as_py() == pytest.approx(22_500, rel=0.02)
+    sizes = pc.binary_length(whole.filter(pc.invert(is_x))["payload"])
+    assert {"min": 2, "max": 8} == pc.min_max(sizes).as_py()
+
+
+def test_braces_that_are_no_placeholders_stay() -> None:
+    """JSON is full of them."""
+    assert table(made(messages=1))["payload"][0].as_py().endswith(b',"empty":{}}')
+
+
+# --- definitions ---
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[workload\n", "line 1"),
+        ("[workload]\n", "missing required field `kind`"),
+        ("[load]\n", "`load`"),
+        ('[workload]\nkind = "maid"', "there is no kind of workload 'maid'; there are: made, file"),
+        ('[workload]\nkind = "file"', "missing required field `path`"),
+        ('[workload]\nkind = "file"\npath = "a"\nwildcrad = "#"', "`wildcrad`.* there are: .*wildcard, devices"),
+        ('[workload]\nkind = "file"\npath = 5', "Expected `str`, got `int` - at `workload.path`"),
+    ],
+)
+def test_a_bad_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    """With its name, the key, and what is allowed."""
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(WorkloadError, match=rf"mine\.toml: .*{says}"):
+        read(str(path)).make()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"devices": 0}, "Expected `int` >= 1 - at `workload.devices`"),
+        ({"topic": "a/{dev}"}, "'topic' has the placeholder {dev}; it may have: device, metric"),
+        ({"device": "a/{device:q}"}, "'device' can't be filled in"),
+        (
+            {"popularity": "some"},
+            "Invalid enum value 'some' - at `workload.popularity`; there are: hot, turns, uniform, zipf",
+        ),
+        ({"metrics": []}, "Expected `array` of length >= 1 - at `workload.metrics`"),
+        ({"metrics": [{"name": "x"}]}, "the metric 'x' needs either 'payload' or 'bytes'"),
+        ({"metrics": [{"name": "x", "bytes": [9, 1]}]}, "the metric 'x' has the larger number of 'bytes' first"),
+        ({"metrics": [{"pay": "x"}]}, "there is no key `pay` - at `workload.metrics[0]`; there are: name, share,"),
+        ({"messages": None}, "Expected `int`, got `null` - at `workload.messages`"),
+    ],
+)
+def test_bad_options_are_refused(changes: dict[str, Any], says: str) -> None:
+    """With the key."""
+    with pytest.raises(WorkloadError) as refused:
+        made(**changes)
+    assert f"it.toml: {says}" in str(refused.value)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    """And the known ones are listed."""
+    with pytest.raises(WorkloadError, match="'nope' is neither a workload nor a TOML file; workloads are: bus, cold"):
+        read("nope")
+
+
+def test_a_plugin_brings_a_kind(tmp_path: Path) -> None:
+    """A distribution with an entry point, and a TOML file that names its kind."""
+    (tmp_path / "ticks.py").write_text(
+        "import pyarrow as pa, topicstore\n"
+        "from topicstore import Message, MessageBatch\n"
+        "from topicstore.specs import WorkloadSpec\n"
+        "from topicstore_benchmarks.workloads.workload import Requests, Workload, WorkloadOptions\n"
+        "class Options(WorkloadOptions, frozen=True, kw_only=True):\n"
+        "    topic: str\n"
+        "class Ticks(Workload):\n"
+        "    Options = Options\n"
+        "    parts = 2\n"
+        "    def part(self, number):\n"
+        "        return MessageBatch.from_messages([Message(self.options.topic, b'', timestamp=number)]).to_arrow()\n"
+        "    def requests(self):\n"
+        "        return Requests(wildcard='#', devices=(self.options.topic,))\n"
+        "@topicstore.hookimpl\n"
+        "def topicstore_workloads():\n"
+        "    return [WorkloadSpec(name='ticks', target='ticks:Ticks', summary='a message a tick')]\n"
+    )
+    info = tmp_path / "ticks-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ticks\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[topicstore]\nticks = ticks\n")
+    (tmp_path / "clock.toml").write_text('[workload]\nkind = "ticks"\ntopic = "clock"\n')
+    program = (
+        "from topicstore_benchmarks.workloads.definition import read\n"
+        "workload = read('clock.toml').make()\n"
+        "print([workload.part(n)['topic'].to_pylist() for n in range(workload.parts)])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ("[['clock'], ['clock']]\n", "") == (done.stdout, done.stderr)
+
+
+# --- somebody's own messages ---
+
+
+def own(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path / "own.parquet", row_group_size=1_000)
+    return path / "own.parquet"
+
+
+def times(rows: int) -> pa.Array:
+    return pa.array(range(rows), pa.timestamp("us", "UTC"))
+
+
+def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
+    """Whatever its row groups are; what it lacks has the values of `Message`."""
+    rows = 120_500
+    path = own(tmp_path, timestamp=times(rows), topic=[f"a/{n % 7}" for n in range(rows)], payload=[b"x"] * rows)
+    whole = table(from_parquet(path, None, ()).make(120_001))
+    assert list(range(120_001)) == whole["timestamp"].cast(pa.int64()).to_pylist()
+    assert topicstore.SCHEMA == whole.schema
+    assert {""} == set(whole["client_id"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"topic": ["a"], "payload": [b""]}, "the column 'timestamp' is missing"),
+        ({"timestamp": times(1), "payload": [b""]}, "the column 'topic' is missing"),
+        ({"timestamp": times(1), "topic": ["a"], "payload": [b""], "extra": [1]}, "columns that messages don't have"),
+        ({"timestamp": times(1), "topic": ["a/+"], "payload": [b""]}, "a wildcard"),
+        ({"timestamp": pa.nulls(1, times(1).type), "topic": ["a"], "payload": [b""]}, "a timestamp is null"),
+        (
+            {"timestamp": times(0), "topic": pa.nulls(0, pa.string()), "payload": pa.nulls(0, pa.binary())},
+            "no messages",
+        ),
+    ],
+)
+def test_a_file_that_has_no_messages_is_refused(columns: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """With its name, and what is wrong."""
+    workload = from_parquet(own(tmp_path, **columns), None, ()).make()
+    with pytest.raises(WorkloadError, match=rf"own\.parquet.*{says}"):
+        workload.part(workload.parts - 1)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """Is a reason not to measure."""
+    reason = from_parquet(tmp_path / "gone.parquet", None, ()).make().why_missing()
+    assert f"there is no file gone.parquet in {tmp_path}" == reason
+
+
+def test_the_busiest_wildcard() -> None:
+    """Matches as many as it can, but at most half."""
+    counts = Counter({"a/x/1": 40, "a/y/1": 35, "b/x/1": 25, "$SYS/x/1": 5})
+    assert "a/x/+" == busiest_wildcard(counts)
+    assert "#" == busiest_wildcard(Counter({"a": 9}))
+
+
+def test_what_is_asked_of_a_file_can_be_chosen(tmp_path: Path) -> None:
+    """Instead of being found."""
+    path = own(tmp_path, timestamp=times(9), topic=[f"a/{n}" for n in range(9)], payload=[b""] * 9)
+    requests = from_parquet(path, "a/+", ("a/1",)).make().requests()
+    assert ("a/+", ("a/1",)) == (requests.wildcard, requests.devices)
+    assert ("a/2", "a/3", "a/4", "a/5", "a/6") == from_parquet(path, None, ()).make().requests().devices

@@ -1,0 +1,201 @@
+"""``topicstore bench``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from topicstore.cli.exits import DAMAGED, USAGE, Failure
+
+if TYPE_CHECKING:
+    from .harness.plan import Run
+
+__all__ = ["bench"]
+
+_PATH = click.Path(path_type=Path)
+_DIRECTORY = click.Path(path_type=Path, file_okay=False)
+_PARQUET = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+_STARTED = time.monotonic()
+
+
+def _tell(text: str) -> None:
+    """Say on standard error what happens."""
+    click.echo(f"{time.monotonic() - _STARTED:6.0f} s  {text}", err=True)
+
+
+_ELSEWHERE = {
+    "compare": "topicstore_benchmarks.comparing:compare_command",
+    "figures": "topicstore_benchmarks.sections.command:main",
+}
+"""Commands of other modules, each loaded when it is asked for."""
+
+
+class _Bench(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands, those of other modules last."""
+        return [*self.commands, *_ELSEWHERE]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command."""
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = _ELSEWHERE[cmd_name].partition(":")
+        try:
+            command: click.Command = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as missing:
+            raise _not_installed(missing) from missing
+        return command
+
+
+def _not_installed(missing: ModuleNotFoundError) -> Failure:
+    return Failure(f'this needs {missing.name}: pip install "topicstore[bench]"', USAGE)
+
+
+@click.group(cls=_Bench)
+def bench() -> None:
+    """Measure topicstore beside what else keeps messages."""
+
+
+@bench.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--quick", is_flag=True, help="A small matrix, done within five minutes on two cores.")
+@click.option("--workload", "workloads", multiple=True, metavar="NAME|FILE.toml", help="Only these.  [default: all]")
+@click.option("--data", type=_PARQUET, help="Your own messages, in order of time, as a workload.")
+@click.option("--wildcard", help="With --data: a filter to ask for.  [default: one that about half match]")
+@click.option("--device", "devices", multiple=True, metavar="FILTER", help="With --data: filters of single devices.")
+@click.option("--backend", "backends", multiple=True, metavar="NAME", help="Of topicstore, only on these.")
+@click.option("--layout", "layouts", multiple=True, metavar="NAME", help="Of topicstore, only these.")
+@click.option("--contender", "contenders", multiple=True, metavar="NAME", help="Only these, by their names.")
+@click.option("--peers/--no-peers", default=True, help="Whether to measure other stores.  [default: yes]")
+@click.option("--limits/--no-limits", default=True, help="Whether to measure bare engines and files.  [default: yes]")
+@click.option("--durability", "durabilities", multiple=True, type=click.Choice(["commit", "sync"]))
+@click.option("--messages", type=click.IntRange(min=1_000), help="Most messages of a workload.")
+@click.option("--repetitions", type=click.IntRange(min=1), help="How often each group is measured.  [default: 5]")
+@click.option("--batch", type=click.IntRange(min=1), help="Messages of a batch that is stored.  [default: 1000]")
+@click.option("--repeat", type=click.IntRange(min=1), help="Most runs of each replay within a cell.  [default: 5]")
+@click.option("--mixed-seconds", type=_POSITIVE, help="How long to read and write at the same time.  [default: 10]")
+@click.option(
+    "--mixed-rate", type=_POSITIVE, help="Batches of 100 messages that are stored a second then.  [default: 100]"
+)
+@click.option("--phase-timeout", type=_POSITIVE, help="Seconds that a phase may take.  [default: 900]")
+@click.option("--cache", type=_DIRECTORY, help="Where the messages of workloads are kept.  [default: in DIRECTORY]")
+@click.option("--spark-master", metavar="URL", help="A cluster; all its machines must see DIRECTORY.")
+@click.option("--report/--no-report", default=True, help="Whether to write the report at the end.  [default: yes]")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    directory: Path,
+    *,
+    cache: Path | None,
+    spark_master: str | None,
+    report: bool,
+    **asked: Any,
+) -> None:
+    """Measure into DIRECTORY, or go on with the run that is there.
+
+    Without options, goes on with whatever run is there. Ends with 1 if anything failed: above all if a
+    replay gave other messages than were stored.
+    """
+    try:
+        from .harness.choosing import Asked, new_run
+        from .harness.drive import begin, drive
+    except ModuleNotFoundError as missing:
+        raise _not_installed(missing) from missing
+    directory = directory.absolute()
+    found = _there(ctx, directory) or begin(directory, new_run(directory.name, _command(), Asked(**asked)))
+    for name, reason in {**found.skipped_workloads, **found.skipped_contenders}.items():
+        _tell(f"{name} is left out: {reason}")
+    results = drive(directory, found, cache or directory / "workloads", spark_master, _tell)
+    if report:
+        _report(directory)
+    if _tell_failures(results):
+        ctx.exit(DAMAGED)
+
+
+def _tell_failures(results: Path) -> bool:
+    """Say what failed in any group of a run, wrong replays above all; return whether anything did."""
+    import pyarrow.parquet as pq
+
+    from .harness.group import WRONG
+
+    failed = pq.read_table(results, filters=[("status", "=", "failed")]).to_pylist()
+    for row in failed:
+        click.echo(f"failed: {row['group']}, {row['contender']}, {row['phase']}: {row['reason']}", err=True)
+    if any(row["reason"].startswith(WRONG) for row in failed):
+        click.echo("WRONG: a replay gave other messages than were stored; its time doesn't count", err=True)
+    return bool(failed)
+
+
+def _there(ctx: click.Context, directory: Path) -> Run | None:
+    """Return the run that is there, if nothing was said about what to measure."""
+    from .harness.plan import Run
+
+    source = click.core.ParameterSource.DEFAULT
+    elsewhere = ("directory", "cache", "spark_master", "report")
+    given = [name for name in ctx.params if name not in elsewhere and ctx.get_parameter_source(name) != source]
+    return None if given else Run.load(directory)
+
+
+def _report(directory: Path) -> None:
+    """Write the report, and say where it is."""
+    try:
+        from .report.page import write_report
+    except ModuleNotFoundError as missing:
+        raise _not_installed(missing) from missing
+    click.echo(write_report(directory))
+
+
+@bench.command()
+@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def report(directory: Path) -> None:
+    """Write the report of the run in DIRECTORY anew, of the groups that it has."""
+    from .harness.drive import write_results
+    from .harness.plan import Run
+
+    found = Run.load(directory)
+    if found is None:
+        raise click.UsageError(f"there is no run in {directory}")
+    write_results(directory, found.plan)
+    _report(directory)
+
+
+@bench.command()
+def workloads() -> None:
+    """List the workloads that come along, and the kinds that a TOML file may name."""
+    from topicstore.cli.display import console, make_table
+    from topicstore.plugins import registry
+
+    from .workloads.definition import built_in, read
+
+    found = [(name, read(name).make()) for name in built_in()]
+    rows = [
+        (name, one.options.kind, one.options.messages, one.why_missing(), one.options.summary) for name, one in found
+    ]
+    out = console()
+    out.print(make_table("workload", "kind", "messages>", "why absent~", "summary~", rows=rows))
+    out.print()
+    kinds = [(spec.name, spec.summary) for spec in registry().workloads().values()]
+    out.print(make_table("kind", "summary~", rows=kinds))
+
+
+@bench.command()
+def contenders() -> None:
+    """List who can be compared, and why one can't take part here."""
+    from topicstore.cli.display import console, make_table
+
+    from .contenders.catalogue import catalogue
+
+    rows = [(spec.name, spec.kind, spec.why_missing() or "ready") for spec in catalogue().values()]
+    console().print(make_table("contender", "kind", "state~", rows=rows))
+
+
+def _command() -> list[str]:
+    """Return the arguments from ``run`` on, however the program was called."""
+    return sys.argv[sys.argv.index("run") :] if "run" in sys.argv else []

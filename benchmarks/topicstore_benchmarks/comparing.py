@@ -1,0 +1,274 @@
+"""``topicstore bench compare A B``: what changed between two runs, with the noise considered.
+
+A cell is what both have: contender, workload, durability, phase and metric. Its change is the ratio of
+the medians, turned so that more than 1 is better, with the interval of two samples (see
+`topicstore_benchmarks.report.estimates`). Two runs are not measured side by side: a machine that was
+slower on one of the days makes everything worse. ``--relative-to`` divides times, within each group, by
+those of a contender that both runs have, and that nothing was changed in; then the machine's speed
+cancels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .report.estimates import Ratio, ratio
+from .report.quantities import quantity
+from .report.run import Key, Run, load
+
+__all__ = ["Change", "Comparison", "Verdict", "compare", "compare_command"]
+
+Verdict = Literal["better", "worse", "same", "too noisy"]
+
+_MORE_IS_BETTER = "messages_per_second"
+_SAID_OTHERWISE = {"seconds": _MORE_IS_BETTER, "disk_bytes": "bytes_per_message"}
+"""Metrics that are left out where the other one, which says the same, was measured."""
+_SPEEDLESS = frozenset({"disk_bytes", "bytes_per_message", "peak_memory"})
+"""Metrics that a faster machine doesn't change."""
+_STYLES: dict[Verdict, str] = {"better": "green", "worse": "bold red", "same": "dim", "too noisy": "yellow"}
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """One cell of both runs. Values are medians, in the metric's unit."""
+
+    key: Key
+    before: float
+    after: float
+    better: Ratio
+    """How many times better it became, with 95 % confidence; relative to the reference, if there is one."""
+    verdict: Verdict
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """What changed from one run to another."""
+
+    differences: tuple[str, ...]
+    """Of machine, versions and workloads, in words: what to know before the figures are believed."""
+    changes: tuple[Change, ...]
+    only_before: tuple[Key, ...]
+    """What can't be compared, because only one run has it; or its reference."""
+    only_after: tuple[Key, ...]
+    relative_to: str | None
+
+    def count(self, verdict: Verdict) -> int:
+        """Return how many cells got a verdict."""
+        return sum(change.verdict == verdict for change in self.changes)
+
+
+def compare(a: Path, b: Path, *, threshold: float = 0.05, relative_to: str | None = None) -> Comparison:
+    """Say what changed from ``a`` to ``b``, each a run's directory or its ``results.parquet``.
+
+    ``better`` and ``worse``: the interval leaves out 1, and the median changed by more than ``threshold``.
+    ``same``: the interval lies within the threshold, or the change is clear and smaller. Everything else,
+    and whatever has a single repetition on one side, is ``too noisy``.
+
+    Raises `FileNotFoundError` for a path without results, and `ValueError` for a file of another form, a
+    threshold that isn't positive, or a reference that one of the runs lacks.
+    """
+    if threshold <= 0:
+        raise ValueError(f"a threshold must be more than 0, not {threshold}")
+    runs = load(a), load(b)
+    before, after = (_cells(run, relative_to) for run in runs)
+    changed = _changed_workloads(*runs)
+    both = [key for key in before if key in after and key.workload not in changed]
+    return Comparison(
+        differences=tuple(_differences(*runs)),
+        changes=tuple(_change(key, before[key], after[key], runs, threshold) for key in both),
+        only_before=tuple(key for key in before if key not in after or key.workload in changed),
+        only_after=tuple(key for key in after if key not in before or key.workload in changed),
+        relative_to=relative_to,
+    )
+
+
+def _change(
+    key: Key, before: Mapping[str, float], after: Mapping[str, float], runs: tuple[Run, Run], threshold: float
+) -> Change:
+    found = ratio(list(after.values()), list(before.values()))
+    better = found if key.metric == _MORE_IS_BETTER else found.inverse()
+    medians = [statistics.median(run.values[key].values()) for run in runs]
+    return Change(key=key, before=medians[0], after=medians[1], better=better, verdict=_verdict(better, threshold))
+
+
+def _verdict(better: Ratio, threshold: float) -> Verdict:
+    most = 1 + threshold
+    if better.clear and not 1 / most <= better.median <= most:
+        return "better" if better.median > 1 else "worse"
+    if better.clear or (better.low >= 1 / most and better.high <= most):
+        return "same"
+    return "too noisy"
+
+
+def _cells(run: Run, relative_to: str | None) -> dict[Key, Mapping[str, float]]:
+    """Return the values to compare by group; those of time relative to the reference, where it has them."""
+    if relative_to is not None and not any(key.contender == relative_to for key in run.values):
+        raise ValueError(f"the run {run.name} has no figures of {relative_to!r} to be relative to")
+    found: dict[Key, Mapping[str, float]] = {}
+    for key, values in run.values.items():
+        if attrs.evolve(key, metric=_SAID_OTHERWISE.get(key.metric, "")) in run.values:
+            continue
+        if relative_to is not None and key.metric not in _SPEEDLESS:
+            values = _relative(run, key, values, relative_to)
+        positive = {group: value for group, value in values.items() if value > 0}
+        if positive:
+            found[key] = positive
+    return found
+
+
+def _relative(run: Run, key: Key, values: Mapping[str, float], relative_to: str) -> Mapping[str, float]:
+    """Divide by the reference in the same group; what it has nothing to compact of, by the phase before that."""
+    for phase in (key.phase, key.phase.removesuffix(", compacted")):
+        reference = run.of(key.workload, key.durability, relative_to, phase, key.metric)
+        if reference:
+            return {group: values[group] / reference[group] for group in values if reference.get(group, 0) > 0}
+    return {}
+
+
+def _changed_workloads(a: Run, b: Run) -> list[str]:
+    return [name for name in a.workloads if name in b.workloads and a.workloads[name] != b.workloads[name]]
+
+
+def _differences(a: Run, b: Run) -> Iterator[str]:
+    """Say what else differs than the figures."""
+    for name in _changed_workloads(a, b):
+        yield (
+            f"workload {name} is not the same and not compared: "
+            f"{a.workloads[name].messages:,} messages, then {b.workloads[name].messages:,}"
+        )
+    if a.machines != b.machines:
+        yield f"machine: {_machines(a)}, then {_machines(b)}"
+    if a.repetitions != b.repetitions:
+        yield f"repetitions: {a.repetitions}, then {b.repetitions}"
+    yield from _made_otherwise(a, b)
+
+
+def _made_otherwise(a: Run, b: Run) -> Iterator[str]:
+    """Say each difference of versions or settings once, with all contenders that it holds for."""
+    mades = [{made.contender: made for made in run.made_of} for run in (a, b)]
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for contender in (name for name in mades[0] if name in mades[1]):
+        for what in ("versions", "settings"):
+            before, after = (getattr(made[contender], what) for made in mades)
+            for name in dict.fromkeys((*before, *after)):
+                if before.get(name) != after.get(name):
+                    found[f"{name} {before.get(name, 'none')}, then {after.get(name, 'none')}"].append(contender)
+    for difference, contenders in found.items():
+        yield f"{difference} ({', '.join(contenders)})"
+
+
+def _machines(run: Run) -> str:
+    return " and ".join(", ".join(f"{name} {value}" for name, value in machine.items()) for machine in run.machines)
+
+
+@click.command("compare")
+@click.argument("a", type=click.Path(exists=True, path_type=Path))
+@click.argument("b", type=click.Path(exists=True, path_type=Path))
+@click.option("--threshold", default=5.0, show_default=True, help="Percent; a smaller change counts as none.")
+@click.option("--relative-to", metavar="CONTENDER", help="Divide times by those of this one, which both runs have.")
+@click.option("--all", "everything", is_flag=True, help="Show what is the same or too noisy, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead.")
+@click.option("--fail-on-regression", is_flag=True, help="End with exit code 1 if anything is worse.")
+def compare_command(
+    a: Path,
+    b: Path,
+    threshold: float,
+    relative_to: str | None,
+    everything: bool,
+    as_json: bool,
+    fail_on_regression: bool,
+) -> None:
+    """Say what changed from run A to run B: directories of runs, or their results.parquet."""
+    try:
+        found = compare(a, b, threshold=threshold / 100, relative_to=relative_to)
+    except (FileNotFoundError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(_document(found), indent=2))
+    else:
+        _show(found, everything=everything)
+    if fail_on_regression and found.count("worse"):
+        raise SystemExit(1)
+
+
+def _document(found: Comparison) -> dict[str, Any]:
+    return {
+        "relative_to": found.relative_to,
+        "differences": list(found.differences),
+        "changes": [
+            {
+                **attrs.asdict(change.key),
+                "before": change.before,
+                "after": change.after,
+                "times_better": change.better.median,
+                "interval": _interval(change.better),
+                "verdict": change.verdict,
+            }
+            for change in found.changes
+        ],
+        "only_before": [attrs.asdict(key) for key in found.only_before],
+        "only_after": [attrs.asdict(key) for key in found.only_after],
+    }
+
+
+def _interval(better: Ratio) -> list[float] | None:
+    return None if math.isinf(better.high) else [better.low, better.high]
+
+
+def _show(found: Comparison, *, everything: bool) -> None:
+    console = Console()
+    for difference in found.differences:
+        console.print(f"! {difference}", style="yellow", markup=False, highlight=False)
+    console.print(_summary(found), markup=False, highlight=False)
+    shown = [change for change in found.changes if everything or change.verdict in ("better", "worse")]
+    if shown:
+        console.print(_table(shown))
+    for keys, which in ((found.only_before, "first"), (found.only_after, "second")):
+        for contender, count in sorted(Counter(key.contender for key in keys).items()):
+            console.print(f"only the {which} run: {contender}, {count} cells", markup=False, highlight=False)
+
+
+def _summary(found: Comparison) -> str:
+    counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in _STYLES)
+    relative = f", times relative to {found.relative_to}" if found.relative_to else ""
+    return f"{len(found.changes)} cells{relative}: {counts}"
+
+
+def _table(changes: Sequence[Change]) -> Table:
+    """Return the changes, what became worst first."""
+    table = Table(box=box.SIMPLE, title_justify="left")
+    for heading in ("Verdict", "Contender", "Workload", "Phase", "Metric"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("Before", "After", "Times better", "95 %"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for change in sorted(changes, key=lambda one: one.better.median):
+        key, interval = change.key, _interval(change.better)
+        table.add_row(
+            Text(change.verdict, style=_STYLES[change.verdict]),
+            *map(Text, (key.contender, f"{key.workload}, {key.durability}", key.phase, key.metric.replace("_", " "))),
+            quantity(key.metric, change.before),
+            quantity(key.metric, change.after),
+            f"{change.better.median:.2f}",
+            "once" if interval is None else " to ".join(map(_edge, interval)),
+        )
+    return table
+
+
+def _edge(value: float) -> str:
+    """Return where an interval ends; of one that is so wide that it says nothing, that it goes on."""
+    if value > 100:
+        return "> 100"
+    return f"{value:.2f}" if value >= 0.01 else "< 0.01"

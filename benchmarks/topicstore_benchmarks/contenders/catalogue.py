@@ -1,0 +1,132 @@
+"""All contenders by name: which there are, and why one can't take part here."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from topicstore.plugins import registry
+from topicstore_conformance.pairs import absent, incompatible
+
+from .contender import Contender, Durability
+
+__all__ = ["ContenderSpec", "Kind", "catalogue"]
+
+Kind = Literal["topicstore", "peer", "limit"]
+
+
+class ContenderSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a contender is, before anything of it is imported. Goes from process to process as JSON."""
+
+    name: str
+    kind: Kind
+    target: str
+    """``"module:Class"`` of a `Contender`. If the module has a function ``why_missing``, that says why the contender
+    can't take part: a text, or None."""
+    arguments: dict[str, Any] = {}
+    """Of the class, besides name, path and durability."""
+    durabilities: tuple[Durability, ...] = ("commit", "sync")
+    """Those that it has."""
+    needs: tuple[str, ...] = ()
+    """Modules without which it can't take part."""
+    install: str = ""
+    """What brings them."""
+    backend: str | None = None
+    layout: str | None = None
+    missing: str | None = None
+    """Why it can't take part, where its plugin says so."""
+
+    def why_missing(self) -> str | None:
+        """Return why it can't take part here, or None if it can."""
+        if self.missing is not None:
+            return self.missing
+        absent_modules = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        if absent_modules:
+            return f'needs {", ".join(absent_modules)}: pip install "{self.install}"'
+        try:
+            asked = getattr(self._module(), "why_missing", None)
+        except ImportError as reason:
+            return f"can't be loaded: {reason}"
+        return asked() if asked is not None else None
+
+    def make(self, path: Path, durability: Durability) -> Contender:
+        """Return the contender, not opened."""
+        contender: Contender = getattr(self._module(), self.target.partition(":")[2])(
+            self.name, path, durability=durability, **self.arguments
+        )
+        return contender
+
+    def _module(self) -> Any:
+        return importlib.import_module(self.target.partition(":")[0])
+
+
+_HERE = __package__
+_PEERS = (
+    ContenderSpec(name="sqlite", kind="peer", target=f"{_HERE}.sqlite:SqliteContender"),
+    ContenderSpec(name="redis", kind="peer", target=f"{_HERE}.redis:RedisContender"),
+    ContenderSpec(name="nats", kind="peer", target=f"{_HERE}.nats:NatsContender"),
+    ContenderSpec(
+        name="rabbitmq",
+        kind="peer",
+        target=f"{_HERE}.rabbitmq:RabbitmqContender",
+        durabilities=("commit",),  # it never calls fsync
+    ),
+)
+_LIMITS = (
+    *(
+        ContenderSpec(
+            name=f"raw {backend}",
+            kind="limit",
+            target=f"{_HERE}.engine:EngineLimit",
+            arguments={"backend": backend},
+            needs=(module,),
+            install=f"topicstore[{backend}]",
+            backend=backend,
+        )
+        for backend, module in (("rocksdb", "rocksdict"), ("leveldb", "plyvel"))
+    ),
+    ContenderSpec(
+        name="raw duckdb",
+        kind="limit",
+        target=f"{_HERE}.engine:DuckdbLimit",
+        needs=("duckdb",),
+        install="topicstore[duckdb]",
+        backend="duckdb",
+    ),
+    ContenderSpec(
+        name="parquet",
+        kind="limit",
+        target=f"{_HERE}.parquet:ParquetLimit",
+        durabilities=("commit",),  # and not even that before it is closed
+    ),
+)
+
+
+def catalogue() -> dict[str, ContenderSpec]:
+    """Return all contenders: every pair of a persistent backend and a layout that fit, the peers, the limits.
+
+    What a pair lacks is in its ``missing``.
+    """
+    reasons, refused = absent(), incompatible()
+    specs = [
+        _pair(backend, layout, reasons.get(backend) or reasons.get(layout))
+        for backend, spec in sorted(registry().backends().items())
+        for layout in sorted(registry().layouts())
+        if "persistent" in spec.capabilities and (backend, layout) not in refused
+    ]
+    return {spec.name: spec for spec in (*specs, *_PEERS, *_LIMITS)}
+
+
+def _pair(backend: str, layout: str, missing: str | None) -> ContenderSpec:
+    return ContenderSpec(
+        name=f"{backend}-{layout}",
+        kind="topicstore",
+        target=f"{_HERE}.database:DatabaseContender",
+        arguments={"layout": layout, "backend": backend},
+        backend=backend,
+        layout=layout,
+        missing=missing,
+    )

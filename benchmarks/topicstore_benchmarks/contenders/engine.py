@@ -1,0 +1,126 @@
+"""Limits of engines: what their own put and scan would allow.
+
+A message is one value, encoded before the clock starts, under a key of 24 bytes, like that of the layout
+``reference``: nothing is compressed, indexed or learned. A batch is one write. DuckDB inserts the rows of a
+table like that of the layout ``table``, a batch a transaction, and scans it as Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import topicstore
+from topicstore import Message
+from topicstore.batch import MessageBatch
+
+from .contender import Durability
+from .limit import Limit
+from .raw_engine import BUFFER, RAW_ENGINES, RawEngine
+
+__all__ = ["DuckdbLimit", "EngineLimit"]
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+_DISTRIBUTIONS = {"rocksdb": "rocksdict", "leveldb": "plyvel"}
+
+
+class EngineLimit(Limit):
+    """Puts and scans of a key-value engine."""
+
+    def __init__(self, name: str, path: Path, durability: Durability = "commit", *, backend: str) -> None:
+        super().__init__(name, path, durability)
+        self._backend = backend
+        self._stored = 0
+        self._raw: RawEngine
+
+    def open(self) -> None:
+        """With a write buffer of 64 MiB, without compression."""
+        self._raw = RAW_ENGINES[self._backend](self.path, 0, sync=self.durability == "sync")
+
+    def ready(self, batch: list[Message]) -> tuple[list[bytes], list[bytes]]:
+        """Return keys and values."""
+        first, self._stored = self._stored, self._stored + len(batch)
+        keys = [bytes(16) + number.to_bytes(8, "big") for number in range(first, self._stored)]
+        return keys, list(map(_encode, batch))
+
+    def store(self, batch: Any) -> None:
+        """Write a batch that is ready."""
+        self._raw.write(*batch)
+
+    def scan(self) -> int:
+        """Read every key and value."""
+        count = 0
+        for _pair in self._raw.pairs():
+            count += 1
+        return count
+
+    def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
+        """Return all messages."""
+        return (_decode(bytes(value)) for _, value in self._raw.pairs())
+
+    def close(self) -> None:
+        """Close it."""
+        self._raw.close()
+
+    def versions(self) -> Mapping[str, str]:
+        """Return that of the engine's Python module."""
+        distribution = _DISTRIBUTIONS[self._backend]
+        return {distribution: version(distribution)}
+
+    def settings(self) -> Mapping[str, object]:
+        """Return the engine's options."""
+        return {"compression": "none", "write buffer": BUFFER}
+
+
+class DuckdbLimit(Limit):
+    """Inserts into a table of DuckDB, and its scan."""
+
+    def open(self) -> None:
+        """With the options that our backend gives it."""
+        import duckdb
+
+        self.path.mkdir(exist_ok=True)
+        self._db = duckdb.connect(":memory:", config={"threads": 1, "wal_autocheckpoint": "64MiB"})
+        self._db.execute(
+            f"ATTACH '{self.path / 'plain.duckdb'}' AS plain (STORAGE_VERSION 'v2.0.0', ROW_GROUP_SIZE 8192)"
+        ).complete()
+        rows = topicstore.SCHEMA.empty_table()  # noqa: F841 - DuckDB finds it by its name
+        self._db.execute("CREATE TABLE IF NOT EXISTS plain.messages AS SELECT * FROM rows LIMIT 0").complete()
+
+    def ready(self, batch: list[Message]) -> pa.Table:
+        """Return rows as the table has them."""
+        return _table(batch)
+
+    def store(self, batch: Any) -> None:
+        """Insert a batch that is ready; DuckDB syncs every commit."""
+        rows = batch  # noqa: F841 - DuckDB finds it by its name
+        self._db.execute("INSERT INTO plain.messages SELECT * FROM rows").complete()
+
+    def scan(self) -> int:
+        """Read all columns into Arrow."""
+        return sum(batch.num_rows for batch in self._batches())
+
+    def _batches(self) -> Any:
+        return self._db.execute("SELECT * FROM plain.messages").to_arrow_reader(100_000)
+
+    def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
+        """Return all messages."""
+        for batch in self._batches():
+            yield from MessageBatch.from_arrow(batch).to_messages()
+
+    def close(self) -> None:
+        """Close it."""
+        self._db.close()
+
+    def versions(self) -> Mapping[str, str]:
+        """Return that of DuckDB."""
+        return {"duckdb": version("duckdb")}
+
+
+def _table(batch: list[Message]) -> pa.Table:
+    return pa.Table.from_batches([MessageBatch.from_messages(batch).to_arrow()])

@@ -1,0 +1,34 @@
+"""What a limit is: as fast as an engine or a file can be, with none of the work that makes it a store."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from topicstore import Message
+
+from .contender import Contender
+
+__all__ = ["Limit"]
+
+
+class Limit(Contender):
+    """Stored and read as a whole, in a form that is made ready before the clock starts.
+
+    Only ``store`` and ``replay all`` are measured. There are no filters, no starts and no order but that of
+    storing; what is read stays in the engine's own form, so no `Message` objects are made. Those of `replay` are
+    for checking that everything came back, and aren't timed.
+    """
+
+    abilities: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def ready(self, batch: list[Message]) -> Any:
+        """Return what `store` takes in place of a batch. Not timed."""
+
+    def finish(self) -> None:
+        """Write what is held back till there is more of it. Timed, once, after the last batch."""
+
+    @abstractmethod
+    def scan(self) -> int:
+        """Read everything; return how many messages that was. This is what is timed."""

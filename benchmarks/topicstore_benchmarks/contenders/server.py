@@ -1,0 +1,213 @@
+"""What contenders share that are servers: a process of their own, on a free loopback port.
+
+A server lives no longer than the process that started it, whichever way that ends. A shell waits
+beside it for a line: `Server.stop` sends one, and the shell goes. When we are killed there comes
+the end of the pipe instead, and the shell kills the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+from topicstore import Message, Properties
+
+from .contender import Contender, Durability
+
+__all__ = ["Connection", "Server", "ServerContender", "ServerError", "decode_record", "encode_record", "free_port"]
+
+# The shell becomes the server, so that our child is the server itself: $$ is its process id.
+_WATCHED = 'exec 3<&0 </dev/null; (read -r line <&3 || kill -9 $$) >/dev/null 2>&1 & exec 3<&-; exec "$@"'
+_START_SECONDS = 60
+_STOP_SECONDS = 60
+_LINES = 20
+"""Of a log, in an error."""
+
+_Record = tuple[bytes, str, int, bool, int | None, Properties | None]
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Record).decode
+
+
+class ServerError(RuntimeError):
+    """A server did not start, or refused what it was asked. The message has the server's own words."""
+
+
+def encode_record(message: Message) -> bytes:
+    """Return a message without its topic as MessagePack.
+
+    One value that is made and read in one call is several times quicker than as many fields or
+    headers, and smaller.
+    """
+    return _encode(
+        (message.payload, message.client_id, message.qos, message.retain, message.timestamp, message.properties)
+    )
+
+
+def decode_record(topic: str, record: bytes) -> Message:
+    """Return the message that `encode_record` was given."""
+    return Message(topic, *_decode(record))
+
+
+class Server:
+    """A process that runs until `stop`, or until we are gone. ``pid`` is its own."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._log = log
+        self._peak = 0
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - commands of ours
+                ["/bin/sh", "-c", _WATCHED, "sh", *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for us, and we stop it
+            )
+        self.pid = self._process.pid
+
+    def wait_for(self, connect: Callable[[], _C]) -> _C:
+        """Return the first connection; raises `ServerError` if the server ends, or needs longer than a minute."""
+        deadline, pause = time.monotonic() + _START_SECONDS, 0.005
+        while True:
+            ended = self._process.poll() is not None
+            try:
+                return connect()
+            except OSError as refused:
+                if ended or time.monotonic() > deadline:
+                    self.stop()
+                    raise ServerError(f"the server does not answer: {refused}\n{self._last_lines()}") from refused
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)  # so that a server that is slow to start isn't slowed down by us
+
+    def _last_lines(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join([f"{self._log} ends with:", *lines[-_LINES:]])
+
+    def peak_memory(self) -> int:
+        """Return the most memory that was resident, in bytes; 0 where the system doesn't tell."""
+        with contextlib.suppress(OSError):
+            found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+            self._peak = int(found[1]) << 10 if found else self._peak  # one that has ended has none
+        return self._peak
+
+    def stop(self) -> None:
+        """Ask it to end, which gives it time to write what is left, and see to it that it does. Again is nothing."""
+        if self._process.stdin is None or self._process.stdin.closed:
+            return
+        self.peak_memory()
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate(b"\n")
+
+
+class Connection(Protocol):
+    """To a server; of one thread at a time."""
+
+    def begin(self) -> None:
+        """Greet the server; raises OSError while it isn't ready."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+_C = TypeVar("_C", bound=Connection)
+
+
+class ServerContender(Contender, Generic[_C]):
+    """A contender whose messages are kept by a server, reached over connections that are used again."""
+
+    def __init__(self, name: str, path: Path, durability: Durability = "commit") -> None:
+        super().__init__(name, path, durability)
+        self._peak = 0
+        self._idle: deque[_C] = deque()
+
+    @abstractmethod
+    def _command(self, port: int) -> list[str]:
+        """Return what starts the server, which listens on the port and keeps its files in ``path``."""
+
+    def _environment(self) -> Mapping[str, str] | None:
+        """Return what the server finds in its environment, or None for ours."""
+        return None
+
+    @abstractmethod
+    def _connected(self, port: int) -> _C:
+        """Return a connection that has not begun; raises OSError if nothing listens."""
+
+    @abstractmethod
+    def _begin(self, connection: _C) -> None:
+        """Create what there must be before messages can be stored; raises OSError while that isn't possible."""
+
+    def open(self) -> None:
+        """Start the server, and wait till it has read what there is."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._port = free_port()
+        self._server = Server(self._command(self._port), self.path / "server.log", self._environment())
+        try:
+            self._idle.append(self._server.wait_for(self._ready))
+        except BaseException:
+            self._server.stop()
+            raise
+
+    def _ready(self) -> _C:
+        connection = self._connect()
+        try:
+            self._begin(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self) -> _C:
+        connection = self._connected(self._port)
+        try:
+            connection.begin()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[_C]:
+        """Lend a connection. One that an error, or a replay given up, leaves with replies to come is closed."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close the connections and stop the server."""
+        while self._idle:
+            self._idle.pop().close()
+        self._server.stop()
+        self._peak = max(self._peak, self._server.peak_memory())
+
+    def server_memory(self) -> int:
+        """Return the peak of the server's resident memory."""
+        return max(self._peak, self._server.peak_memory())
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port

@@ -1,0 +1,87 @@
+"""What replays must give, and whether they do.
+
+Each topic's messages are hashed one onto the other, so that one which is lost, is there twice, has changed or
+comes too early changes the hash of its topic. The hashes of all topics, in whatever order these come, make the
+*digest* of a replay. A chain goes on: what is stored later is hashed onto what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import xxhash
+from topicstore import Message
+
+__all__ = ["Answer", "Chains", "WrongReplayError"]
+
+_encode = msgspec.msgpack.Encoder().encode
+_hash = xxhash.xxh3_64_intdigest
+_MASK = (1 << 64) - 1
+
+
+class WrongReplayError(Exception):
+    """A replay gave other messages than were stored, or gave them in another order. Its time doesn't count."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replay must give."""
+
+    topic_filter: str
+    start: int
+    messages: int
+    topics: int
+    digest: int
+
+    def check_count(self, messages: int) -> None:
+        """Raise `WrongReplayError` unless it is that many messages."""
+        if messages != self.messages:
+            what = f"{self.topic_filter!r} from {self.start}"
+            raise WrongReplayError(f"a replay of {what} gave {messages:,} of {self.messages:,} messages")
+
+    def check(self, replay: Iterable[Message]) -> None:
+        """Raise `WrongReplayError` unless a replay gives every message, unchanged, each topic's in their order."""
+        given = Chains()
+        given.add(replay)
+        self.check_count(given.messages)
+        if (len(given.hashes), given.digest()) != (self.topics, self.digest):
+            what = f"{self.topic_filter!r} from {self.start}"
+            raise WrongReplayError(f"a replay of {what} gave messages that were changed, or in another order")
+
+
+class Chains:
+    """The hash of each topic."""
+
+    def __init__(self, hashes: dict[str, int] | None = None, messages: int = 0) -> None:
+        self.hashes = {} if hashes is None else hashes
+        self.messages = messages
+
+    def add(self, messages: Iterable[Message]) -> None:
+        """Hash messages onto those that were there."""
+        hashes, count = self.hashes, 0
+        for message in messages:
+            topic = message.topic
+            hashes[topic] = _hash(_encode(_values(message)), hashes.get(topic, 0))
+            count += 1
+        self.messages += count
+
+    def digest(self) -> int:
+        """Return the digest of all topics."""
+        return sum(_hash(topic.encode(), chain) for topic, chain in self.hashes.items()) & _MASK
+
+    def answer(self, topic_filter: str, start: int) -> Answer:
+        """Return the answer to a request that is given all of it."""
+        return Answer(
+            topic_filter=topic_filter,
+            start=start,
+            messages=self.messages,
+            topics=len(self.hashes),
+            digest=self.digest(),
+        )
+
+
+def _values(message: Message) -> tuple[Any, ...]:
+    """Return all values of a message but its topic; a retain flag may be 1 as well as True."""
+    m = message
+    return m.payload, m.client_id, m.qos, bool(m.retain), m.timestamp, m.properties

@@ -1,0 +1,151 @@
+"""A cell: the process in which one contender is measured, with nothing else in it.
+
+``python -m topicstore_benchmarks.harness.cell`` reads lines of JSON on its standard input, a `CellPlan` and then
+one `Command` after the other, and answers each with a line on its standard output: a `Reply`, the first one when
+it is ready for commands. It ends when its input does, or with the process that started it. What a contender
+prints goes to standard error.
+
+It leaves the cores as they are: engines may use the threads they have, because only one cell works at a time.
+Its memory is that of Python with a part of the messages in it, and of the contender: ``memory_before`` among the
+settings says how much the former was before the contender was opened.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import msgspec
+
+from topicstore_benchmarks.contenders.catalogue import ContenderSpec
+from topicstore_benchmarks.contenders.contender import Contender, Durability
+
+from .answers import WrongReplayError
+from .dataset import Dataset
+from .machine import peak_memory
+from .phases import Phases, Skipped
+from .plan import Settings
+
+__all__ = ["CELL", "READY", "WRONG", "CellPlan", "Command", "Reply"]
+
+READY = "ready"
+"""Of the first reply."""
+CELL = "cell"
+"""The last phase: the memory that all of them took."""
+WRONG = "wrong replay"
+"""How the reason begins where a replay gave other messages than were stored."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cell is to measure."""
+
+    contender: ContenderSpec
+    path: str
+    """Directory of the contender, not there yet."""
+    durability: Durability
+    data: str
+    """Directory of the messages."""
+    settings: Settings
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase, one of `results.PHASES` or `CELL`."""
+
+    phase: str
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a phase gave."""
+
+    phase: str
+    status: Literal["ok", "skipped", "failed"]
+    reason: str | None = None
+    values: dict[str, float] = {}
+    messages: int = 0
+    started: float
+    """Seconds since the epoch."""
+    versions: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+
+
+class _Cell:
+    def __init__(self, plan: CellPlan) -> None:
+        data = Dataset.load(Path(plan.data))
+        data.chunk(0)
+        self._memory_before = peak_memory()
+        Path(plan.path).parent.mkdir(parents=True, exist_ok=True)
+        self._contender: Contender = plan.contender.make(Path(plan.path), plan.durability)
+        self._phases = Phases(self._contender, data, plan.settings)
+
+    def run(self, phase: str) -> Reply:
+        """Run a phase, and tell how it ended, however that was."""
+        started = time.time()
+        try:
+            if phase == CELL:
+                values, messages = self._memory(), 0
+            else:
+                measured = self._phases.run(phase)
+                values, messages = measured.values, measured.messages
+        except Skipped as why:
+            return Reply(phase=phase, status="skipped", reason=str(why), started=started)
+        except Exception as error:  # noqa: BLE001 - whatever a contender raises is its result
+            traceback.print_exc()
+            kind = WRONG if isinstance(error, WrongReplayError) else type(error).__name__
+            return Reply(phase=phase, status="failed", reason=f"{kind}: {error}", started=started)
+        return Reply(
+            phase=phase,
+            status="ok",
+            values=values,
+            messages=messages,
+            started=started,
+            versions=dict(self._contender.versions()),
+            settings={**self._contender.settings(), "memory_before": self._memory_before},
+        )
+
+    def _memory(self) -> dict[str, float]:
+        return {"peak_memory": peak_memory() + self._contender.server_memory()}
+
+    def close(self) -> None:
+        """Close the contender, so that its server ends."""
+        self._contender.close()
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process with its parent, where it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _answer(stream: IO[bytes], reply: Reply) -> None:
+    stream.write(msgspec.json.encode(reply) + b"\n")
+    stream.flush()
+
+
+def main() -> None:
+    """Run a cell."""
+    parent = os.getppid()
+    _end_with_parent()
+    if os.getppid() != parent:
+        return
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=CellPlan)
+    cell = _Cell(plan)
+    _answer(replies, Reply(phase=READY, status="ok", started=time.time()))
+    for line in sys.stdin.buffer:
+        _answer(replies, cell.run(msgspec.json.decode(line, type=Command).phase))
+    cell.close()
+    shutil.rmtree(plan.path, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

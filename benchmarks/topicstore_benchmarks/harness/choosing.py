@@ -1,0 +1,144 @@
+"""From what somebody asks for to the run that measures it, and what is left out of that."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import attrs
+import msgspec
+from topicstore.errors import InvalidArgumentError
+
+from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
+from topicstore_benchmarks.contenders.contender import Durability
+from topicstore_benchmarks.workloads.definition import Definition, built_in, from_parquet, read
+
+from .machine import machine, versions
+from .plan import Plan, Run, Settings, WorkloadPlan
+
+__all__ = ["Asked", "ChoiceError", "new_run"]
+
+_FULL_REPETITIONS, _QUICK_REPETITIONS = 5, 2
+_QUICK_MESSAGES = 50_000
+_QUICK_WORKLOADS = ("fleet", "hot-topic")
+_QUICK_PAIRS = (
+    "rocksdb-block",
+    "rocksdb-skipstream",
+    "rocksdb-wildcard_optimized",
+    "rocksdb-reference",
+    "leveldb-block",
+    "duckdb-table",
+)
+_OF_CELLS = ("batch", "repeat", "mixed_seconds", "mixed_rate", "phase_timeout")
+"""Names that `Asked` has as `Settings` has them."""
+_QUICK_SETTINGS = Settings(repeat=3, patience=0.5, mixed_seconds=1.0, phase_timeout=120.0)
+
+
+class ChoiceError(InvalidArgumentError):
+    """What was asked for is not there, or contradicts itself. Nothing was measured."""
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What somebody asks for; what is empty or None is left to the defaults, those of ``quick`` or of a full run."""
+
+    quick: bool = False
+    workloads: tuple[str, ...] = ()
+    data: Path | None = None
+    wildcard: str | None = None
+    devices: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    contenders: tuple[str, ...] = ()
+    peers: bool = True
+    limits: bool = True
+    durabilities: tuple[Durability, ...] = ()
+    messages: int | None = None
+    repetitions: int | None = None
+    batch: int | None = None
+    repeat: int | None = None
+    mixed_seconds: float | None = None
+    mixed_rate: float | None = None
+    phase_timeout: float | None = None
+
+
+def new_run(name: str, command: list[str], asked: Asked) -> Run:
+    """Return the run that was asked for. Raises `ChoiceError`, `WorkloadError`."""
+    chosen = _contenders(asked, catalogue())
+    missing = {spec.name: reason for spec in chosen if (reason := spec.why_missing()) is not None}
+    definitions = _definitions(asked)
+    absent = {one.name: reason for one in definitions if (reason := one.make().why_missing()) is not None}
+    present = [one for one in definitions if one.name not in absent]
+    able = [spec for spec in chosen if spec.name not in missing]
+    if not present or not able:
+        reasons = "; ".join(f"{what}: {why}" for what, why in {**absent, **missing}.items())
+        raise ChoiceError(f"there is nothing to measure{': ' * bool(reasons)}{reasons}")
+    return Run(
+        name=name,
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        command=command,
+        machine=machine(),
+        versions=versions(),
+        skipped_workloads=absent,
+        skipped_contenders=missing,
+        left_out=tuple(spec for spec in chosen if spec.name in missing),
+        plan=_plan(asked, present, able),
+    )
+
+
+def _plan(asked: Asked, definitions: Iterable[Definition], contenders: Iterable[ContenderSpec]) -> Plan:
+    quick = asked.quick
+    messages = asked.messages or (_QUICK_MESSAGES if quick else None)
+    wanted = {name: value for name in _OF_CELLS if (value := getattr(asked, name)) is not None}
+    settings = msgspec.structs.replace(_QUICK_SETTINGS if quick else Settings(), **wanted)
+    return Plan(
+        workloads=tuple(
+            WorkloadPlan(name=one.name, source=one.source, values=one.values, messages=messages) for one in definitions
+        ),
+        durabilities=asked.durabilities or (("commit",) if quick else ("commit", "sync")),
+        contenders=tuple(contenders),
+        repetitions=asked.repetitions or (_QUICK_REPETITIONS if quick else _FULL_REPETITIONS),
+        settings=settings,
+    )
+
+
+def _definitions(asked: Asked) -> list[Definition]:
+    """Return the workloads that are wanted."""
+    if asked.data is None and (asked.wildcard or asked.devices):
+        raise ChoiceError("filters to ask for go with messages of your own")
+    own = [] if asked.data is None else [from_parquet(asked.data, asked.wildcard, asked.devices)]
+    names = asked.workloads or (() if own else _QUICK_WORKLOADS if asked.quick else built_in())
+    found = [*own, *map(read, names)]
+    if len({one.name for one in found}) < len(found):
+        raise ChoiceError(f"two workloads have the same name: {', '.join(one.name for one in found)}")
+    return found
+
+
+def _contenders(asked: Asked, known: Mapping[str, ContenderSpec]) -> list[ContenderSpec]:
+    """Return the contenders that are wanted."""
+    if asked.contenders:
+        _check(asked.contenders, "contender", known)
+        return [known[name] for name in dict.fromkeys(asked.contenders)]
+    kinds = {"topicstore": True, "peer": asked.peers, "limit": asked.limits}
+    fits = _pair_chooser(asked, known)
+    return [spec for spec in known.values() if kinds[spec.kind] and (spec.kind != "topicstore" or fits(spec))]
+
+
+def _pair_chooser(asked: Asked, known: Mapping[str, ContenderSpec]) -> Callable[[ContenderSpec], bool]:
+    """Return what says whether a pair is wanted."""
+    pairs = [spec for spec in known.values() if spec.kind == "topicstore"]
+    _check(asked.backends, "backend", {str(spec.backend) for spec in pairs})
+    _check(asked.layouts, "layout", {str(spec.layout) for spec in pairs})
+    if asked.quick and not (asked.backends or asked.layouts):
+        return lambda spec: spec.name in _QUICK_PAIRS
+    return lambda spec: (
+        (not asked.backends or spec.backend in asked.backends) and (not asked.layouts or spec.layout in asked.layouts)
+    )
+
+
+def _check(names: Iterable[str], kind: str, known: Iterable[str]) -> None:
+    there = sorted(known)
+    for name in names:
+        if name not in there:
+            raise ChoiceError(f"there is no {kind} {name!r}; there are: {', '.join(there)}")

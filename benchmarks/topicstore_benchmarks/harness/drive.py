@@ -1,0 +1,151 @@
+"""A run from its plan to its results: Spark makes the data, and runs the groups one after the other.
+
+A group is a Spark job of one task, so that nothing else works on the machine meanwhile, and is tried once: a
+failure is a result. What a group gave is a file of its own; a run that was interrupted, however that was, goes on
+with the groups that have none. The directory of a run must be seen under the same path by whoever runs tasks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from topicstore.lock import DirectoryLock
+
+from topicstore_benchmarks.results import SCHEMA
+from topicstore_benchmarks.workloads.definition import Definition
+
+from .dataset import Dataset, make
+from .group import SCRATCH, Outcome, run_group, skipped_row, write_rows
+from .plan import Group, Plan, PlanMismatchError, Run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["RESULTS", "begin", "drive", "write_results"]
+
+RESULTS = "results.parquet"
+
+Tell = Callable[[str], None]
+
+
+def begin(directory: Path, run: Run) -> Run:
+    """Return the run of a directory: the one that is there, if it has the same plan, or else this one, written.
+
+    Raises `PlanMismatchError`.
+    """
+    there = Run.load(directory)
+    if there is None:
+        directory.mkdir(parents=True, exist_ok=True)
+        run.save(directory)
+        return run
+    differing = there.plan.differences(run.plan)
+    if differing:
+        raise PlanMismatchError(
+            f"{directory} has another run: {', '.join(differing)} differ; give no options to go on with it, "
+            "or take another directory"
+        )
+    return there
+
+
+def drive(directory: Path, run: Run, cache: Path, master: str | None, tell: Tell) -> Path:
+    """Measure the groups that are missing; return the file with the rows of all.
+
+    Raises `WorkloadError`, and `DatabaseLockedError` while another process measures there.
+    """
+    lock = DirectoryLock(directory)
+    try:
+        _measure(directory, run, cache, master, tell)
+        return write_results(directory, run.plan)
+    finally:
+        lock.release()
+
+
+def _measure(directory: Path, run: Run, cache: Path, master: str | None, tell: Tell) -> None:
+    shutil.rmtree(directory / SCRATCH, ignore_errors=True)
+    missing = [group for group in run.plan.groups() if not _file(directory, group).exists()]
+    if not missing:
+        return
+    with _spark(master) as spark:
+        data: dict[str, Dataset] = {}
+        for workload in run.plan.workloads:
+            tell(f"{workload.name}: messages")
+            definition = Definition(name=workload.name, source=workload.source, values=workload.values)
+            data[workload.name] = make(spark, definition, workload.messages, cache)
+        _write_skipped(directory, run, data)
+        for number, group in enumerate(missing, 1):
+            tell(f"group {number} of {len(missing)}: {group.name}")
+            outcome = _run_in_spark(spark, group, run.plan, data[group.workload].directory, directory)
+            tell(f"{outcome.group}: {outcome.seconds:.0f} s" + "".join(f"\n    {line}" for line in outcome.failed))
+
+
+def _run_in_spark(spark: SparkSession, group: Group, plan: Plan, data: Path, directory: Path) -> Outcome:
+    place = directory.absolute()
+
+    def work(item: Group) -> Outcome:
+        return run_group(item, plan, data, place, _tell_from_task)
+
+    found: list[Outcome] = spark.sparkContext.parallelize([group], 1).map(work).collect()
+    return found[0]
+
+
+def _tell_from_task(text: str) -> None:
+    """Say what comes next: on a machine of one's own, a task's standard error is that of the run."""
+    print(f"          {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _spark(master: str | None) -> Iterator[SparkSession]:
+    """Return a session; each task is tried once, because a group that is tried again would be measured twice."""
+    from topicstore.spark import session
+
+    settings: dict[str, object] = {"spark_master": master} if master else {}
+    settings["spark.python.worker.reuse"] = False  # those that wait for work too long end with a traceback
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # PySpark's own sockets
+        spark = session(spark_app_name="topicstore bench", spark_task_maxFailures=1, **settings)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def _file(directory: Path, group: Group) -> Path:
+    return directory / "groups" / f"{group.name}.parquet"
+
+
+def _skipped(directory: Path) -> Path:
+    return directory / "groups" / "skipped.parquet"
+
+
+def _write_skipped(directory: Path, run: Run, data: dict[str, Dataset]) -> None:
+    """Write the rows of contenders that take no part: in anything, or with one of the durabilities."""
+    rows = []
+    for group in (group for group in run.plan.groups() if group.repetition == 1):
+        skipped = [(spec, run.skipped_contenders[spec.name]) for spec in run.left_out]
+        skipped += [
+            (spec, f"it has no durability {group.durability!r}")
+            for spec in run.plan.contenders
+            if group.durability not in spec.durabilities
+        ]
+        rows += [skipped_row(spec, reason, group, data[group.workload], directory.name) for spec, reason in skipped]
+    write_rows(rows, _skipped(directory))
+
+
+def write_results(directory: Path, plan: Plan) -> Path:
+    """Write the rows of all groups that are there into one file; return it."""
+    files: Sequence[Path] = [
+        path for path in (*(_file(directory, group) for group in plan.groups()), _skipped(directory)) if path.exists()
+    ]
+    tables = [pq.read_table(path, schema=SCHEMA) for path in files]
+    making = directory / f".{RESULTS}"
+    pq.write_table(pa.concat_tables(tables) if tables else SCHEMA.empty_table(), making)
+    making.rename(directory / RESULTS)
+    return directory / RESULTS

@@ -1,0 +1,245 @@
+"""A group: all contenders with one workload and one durability, a cell each, that take turns.
+
+All cells are ready before the first begins. A phase runs in one after the other before the next phase begins, so
+that what is compared was measured within moments, on a machine that was as fast for all. Who begins changes from
+repetition to repetition. A cell that ends, raises or takes too long has rows that say so; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from topicstore_benchmarks.contenders.catalogue import ContenderSpec
+from topicstore_benchmarks.results import PHASES, SCHEMA, UNITS
+
+from .cell import CELL, WRONG, CellPlan, Command, Reply
+from .dataset import Dataset
+from .machine import machine
+from .plan import Group, Plan
+
+__all__ = ["SCRATCH", "WRONG", "Outcome", "run_group", "skipped_row", "write_rows"]
+
+Row = dict[str, Any]
+Tell = Callable[[str], None]
+
+SCRATCH = "scratch"
+"""Of the run's directory: where contenders keep their files."""
+_LAST_LINES = 5
+_ENDING = 30.0
+"""Seconds that a cell may take to close its contender."""
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """How a group went."""
+
+    group: str
+    seconds: float
+    failed: tuple[str, ...]
+    """Lines for people: contender, phase, reason."""
+
+
+class _CellProcess:
+    """A cell, seen from outside."""
+
+    def __init__(self, plan: CellPlan, log: Path) -> None:
+        self.spec = plan.contender
+        self._timeout = plan.settings.phase_timeout
+        self._log = log
+        self.versions: dict[str, str] = {}
+        self.settings: dict[str, Any] = {}
+        self.over = False
+        """It takes part in no more phases."""
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "topicstore_benchmarks.harness.cell"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        with contextlib.suppress(BrokenPipeError):
+            self._say(plan)
+
+    def _say(self, line: msgspec.Struct) -> None:
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        self._process.stdin.write(msgspec.json.encode(line) + b"\n")
+        self._process.stdin.flush()
+
+    def ready(self) -> Reply:
+        """Wait until it is ready; a failure is one of the first phase."""
+        return self._reply(PHASES[0])
+
+    def run(self, phase: str) -> Reply:
+        """Run a phase."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and doesn't answer either
+            self._say(Command(phase=phase))
+        reply = self._reply(phase)
+        self.versions = reply.versions or self.versions
+        self.settings = reply.settings or self.settings
+        if reply.status == "failed" and phase == PHASES[0]:
+            self.over = True
+        return reply
+
+    def _reply(self, phase: str) -> Reply:
+        """Return the answer; a failure, and the end of the process, if there is none in time."""
+        output, started = self._process.stdout, time.time()
+        assert output is not None  # noqa: S101 - it is a pipe
+        readable, _, _ = select.select([output], [], [], self._timeout)
+        line = output.readline() if readable else b""
+        if line.endswith(b"\n"):
+            return msgspec.json.decode(line, type=Reply)
+        failed = Reply(phase=phase, status="failed", reason=self._why(), started=started)
+        self._kill()
+        return failed
+
+    def _why(self) -> str:
+        try:
+            code = self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            return f"no answer within {self._timeout:,.0f} s"
+        lines = self._log.read_text(errors="replace").split("\n")
+        return f"the process ended with {code}: " + "\n".join([line for line in lines if line.strip()][-_LAST_LINES:])
+
+    def _kill(self) -> None:
+        self.over = True
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Let it close its contender and end."""
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def end(self) -> None:
+        """Wait for its end, not for ever."""
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        try:
+            self._process.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        self._process.stdout.close()
+
+
+def run_group(group: Group, plan: Plan, data: Path, directory: Path, tell: Tell) -> Outcome:
+    """Measure a group and write its file, by rename; ``directory`` is that of the run."""
+    started = time.monotonic()
+    (directory / SCRATCH).mkdir(exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=directory / SCRATCH, prefix=f"{group.name}-"))
+    cells: list[_CellProcess] = []
+    try:
+        for number, spec in enumerate(group.order(plan.contenders, plan.repetitions)):
+            place = scratch / f"{number:02}"
+            cells.append(_CellProcess(_cell_plan(spec, place, group, plan, data), place.with_suffix(".log")))
+        replies = list(_take_turns(cells, lambda text: tell(f"{group.name}: {text}")))
+    finally:
+        for cell in cells:
+            cell.close()
+        for cell in cells:
+            cell.end()
+        shutil.rmtree(scratch, ignore_errors=True)
+    about = Dataset.load(data)
+    rows = [row for cell, reply in replies for row in _rows(cell, reply, group, about, directory.name)]
+    write_rows(rows, directory / "groups" / f"{group.name}.parquet")
+    return Outcome(
+        group=group.name,
+        seconds=time.monotonic() - started,
+        failed=tuple(
+            f"{cell.spec.name}, {reply.phase}: {reply.reason}" for cell, reply in replies if reply.status == "failed"
+        ),
+    )
+
+
+def _cell_plan(spec: ContenderSpec, place: Path, group: Group, plan: Plan, data: Path) -> CellPlan:
+    return CellPlan(
+        contender=spec, path=str(place), durability=group.durability, data=str(data), settings=plan.settings
+    )
+
+
+def _take_turns(cells: Sequence[_CellProcess], tell: Tell) -> Iterator[tuple[_CellProcess, Reply]]:
+    for cell in cells:
+        reply = cell.ready()
+        if reply.status == "failed":
+            yield cell, reply
+    for phase in (*PHASES, CELL):
+        tell(phase)
+        for cell in cells:
+            if not cell.over:
+                yield cell, cell.run(phase)
+
+
+# --- rows ---
+
+
+def _rows(cell: _CellProcess, reply: Reply, group: Group, data: Dataset, run: str) -> Iterator[Row]:
+    base = _base(cell.spec, group, data, run) | {
+        "phase": reply.phase,
+        "messages": reply.messages,
+        "started": dt.datetime.fromtimestamp(reply.started, dt.UTC),
+        "versions": _json(cell.versions),
+        "settings": _json(cell.settings),
+    }
+    if reply.status != "ok":
+        yield base | {"metric": "status", "unit": "", "status": reply.status, "reason": reply.reason}
+    for metric, value in reply.values.items():
+        yield base | {"metric": metric, "value": value, "unit": UNITS[metric], "status": "ok"}
+
+
+def _base(spec: ContenderSpec, group: Group, data: Dataset, run: str) -> Row:
+    return {
+        "run": run,
+        "group": group.name,
+        "contender": spec.name,
+        "kind": spec.kind,
+        "backend": spec.backend,
+        "layout": spec.layout,
+        "durability": group.durability,
+        "workload": group.workload,
+        "workload_messages": data.about.messages,
+        "workload_topics": data.about.topics,
+        "workload_bytes": data.about.bytes,
+        "repetition": group.repetition,
+        "machine": _json(machine()),
+    }
+
+
+def skipped_row(spec: ContenderSpec, reason: str, group: Group, data: Dataset, run: str) -> Row:
+    """Return the row of a contender that takes no part in any repetition of a group; it is of repetition 0."""
+    return _base(spec, msgspec.structs.replace(group, repetition=0), data, run) | {
+        "phase": CELL,
+        "metric": "status",
+        "unit": "",
+        "status": "skipped",
+        "reason": reason,
+        "messages": 0,
+        "started": dt.datetime.now(dt.UTC),
+        "versions": "{}",
+        "settings": "{}",
+    }
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()
+
+
+def write_rows(rows: list[Row], path: Path) -> None:
+    """Write rows into a file, whole or not at all."""
+    path.parent.mkdir(exist_ok=True)
+    making = path.with_name(f".{path.name}")
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), making)
+    making.rename(path)

@@ -1,0 +1,294 @@
+"""What a cell measures, phase by phase.
+
+**store**: batches, made before the clock starts, a part of the data at a time (none reaches from one part to the
+next, so those of large payloads are small). The first fiftieth, of five batches at most, warms up and isn't
+counted. Then it is closed, its files are measured, and it is opened again.
+**replays**: the filters of the phase one after the other are one run. The first run warms up and is compared with
+what was stored; it isn't timed. In the others messages are counted. The median over the runs counts; the time to
+the first message is the median over all replays.
+**reopen**: open it, and read the first message of a late start.
+**mixed**: one thread stores batches of 100 new messages, or about 256 KiB, when they are due, another replays one
+device after the other; both are threads of one Python. A store's latency begins when the batch was due, so that a
+pause counts for all that had to wait for it. It takes at most three times as long as planned. Afterwards everything
+is compared with what was stored until then. A 99.9th percentile needs a thousand values; there is none of fewer.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle, islice
+
+import attrs
+import msgspec
+import numpy as np
+from topicstore import Message
+
+from topicstore_benchmarks.contenders.contender import Contender
+from topicstore_benchmarks.contenders.limit import Limit
+from topicstore_benchmarks.timing import drained, timed
+
+from .answers import Answer, Chains
+from .dataset import Dataset
+from .plan import Settings
+
+__all__ = ["Measured", "Phases", "Skipped"]
+
+_WARM_UP_BATCHES, _WARM_UP_SHARE = 5, 0.02
+_MIXED_BATCH, _MIXED_BYTES = 100, 256 << 10
+"""Of a batch: most messages, and about the most bytes."""
+_MIXED_PATIENCE = 3.0
+"""Times the planned seconds, after which ``mixed`` ends."""
+_ENOUGH = 1_000
+"""Values of which a 99.9th percentile is told."""
+_COMPACTED = ", compacted"
+_NEEDS = {"wildcard": "filters", "one device": "filters", "late start": "start"}
+_CANNOT = {
+    "filters": "it has no filters",
+    "start": "it can't start at a time",
+    "mixed": "it can't be read while it is written",
+    "compact": "it has nothing to compact",
+}
+
+
+class Skipped(Exception):  # noqa: N818 - not an error
+    """The contender can't do what the phase needs; the text says why."""
+
+
+@attrs.frozen
+class Measured:
+    """What a phase gave."""
+
+    values: dict[str, float]
+    """By metric."""
+    messages: int
+    """That it moved."""
+
+
+class Phases:
+    """The phases of one contender with one set of messages, to be run in the order of `results.PHASES`."""
+
+    def __init__(self, contender: Contender, data: Dataset, settings: Settings) -> None:
+        self._contender = contender
+        self._data = data
+        self._settings = settings
+        self._compacted = False
+
+    def run(self, phase: str) -> Measured:
+        """Run a phase. Raises `Skipped`, `WrongReplayError`, and whatever the contender raises."""
+        others = {"store": self._store, "reopen": self._reopen, "compact": self._compact, "mixed": self._mixed}
+        if phase in others:
+            return others[phase]()
+        if phase.endswith(_COMPACTED) and not self._compacted:
+            raise Skipped(_CANNOT["compact"])
+        return self._replays(phase.removesuffix(_COMPACTED))
+
+    def _need(self, ability: str) -> None:
+        if ability not in self._contender.abilities:
+            raise Skipped(_CANNOT[ability])
+
+    # --- store ---
+
+    def _store(self) -> Measured:
+        contender, counted, seconds = self._contender, 0, 0.0
+        messages = self._data.about.messages
+        batches_in_all = -(-messages // self._settings.batch)
+        left = min(_WARM_UP_BATCHES, math.ceil(batches_in_all * _WARM_UP_SHARE), batches_in_all - 1)
+        contender.open()
+        for chunk in self._data.chunks():
+            batches = [chunk[at : at + self._settings.batch] for at in range(0, len(chunk), self._settings.batch)]
+            warming, counting = batches[:left], batches[left:]
+            left -= len(warming)
+            self._put(warming)
+            seconds += self._put(counting)
+            counted += sum(map(len, counting))
+        if isinstance(contender, Limit):
+            seconds += timed(contender.finish)
+        contender.close()
+        values = {"seconds": seconds, "messages_per_second": counted / seconds, **self._disk(messages)}
+        contender.open()
+        return Measured(values, counted)
+
+    def _put(self, batches: Sequence[list[Message]]) -> float:
+        """Store batches; return the seconds that it took."""
+        ready = list(map(self._contender.ready, batches)) if isinstance(self._contender, Limit) else batches
+        gc.collect()
+        started = time.perf_counter()
+        for batch in ready:
+            self._contender.store(batch)
+        return time.perf_counter() - started
+
+    def _disk(self, messages: int) -> dict[str, float]:
+        size = self._contender.disk_bytes()
+        return {"disk_bytes": size, "bytes_per_message": size / messages}
+
+    # --- replay ---
+
+    def _replays(self, phase: str) -> Measured:
+        if phase in _NEEDS:
+            self._need(_NEEDS[phase])
+        answers = self._data.about.answers[phase]
+        self._contender.prepare([answer.topic_filter for answer in answers])
+        for answer in answers:
+            answer.check(self._replay(answer))
+        run = self._scan if isinstance(self._contender, Limit) else self._read
+        firsts: list[float] = []
+        taken: list[float] = []
+        while len(taken) < self._settings.repeat and sum(taken) < self._settings.patience:
+            gc.collect()
+            taken.append(sum(run(answer, firsts) for answer in answers))
+        seconds, messages = statistics.median(taken), sum(answer.messages for answer in answers)
+        values = {"seconds": seconds, "messages_per_second": messages / seconds}
+        if firsts:
+            values["first_message_ms"] = statistics.median(firsts) * 1_000
+        return Measured(values, messages)
+
+    def _replay(self, answer: Answer) -> Iterator[Message]:
+        return iter(self._contender.replay(answer.topic_filter, answer.start))
+
+    def _read(self, answer: Answer, firsts: list[float]) -> float:
+        """Replay everything that a request asks for; return the seconds."""
+        started = time.perf_counter()
+        replay = self._replay(answer)
+        count = drained(islice(replay, 1))
+        first = time.perf_counter()
+        count += drained(replay)
+        seconds = time.perf_counter() - started
+        answer.check_count(count)
+        firsts.append(first - started)
+        return seconds
+
+    def _scan(self, answer: Answer, _: list[float]) -> float:
+        contender = self._contender
+        assert isinstance(contender, Limit)  # noqa: S101 - chosen by that
+        started = time.perf_counter()
+        count = contender.scan()
+        seconds = time.perf_counter() - started
+        answer.check_count(count)
+        return seconds
+
+    # --- reopen and compact ---
+
+    def _reopen(self) -> Measured:
+        self._need("start")
+        (late,) = self._data.about.answers["late start"]
+        taken: list[float] = []
+        while len(taken) < self._settings.repeat and sum(taken) < self._settings.patience:
+            self._contender.close()
+            started = time.perf_counter()
+            self._contender.open()
+            replay = self._replay(late)
+            count = drained(islice(replay, 1))
+            taken.append(time.perf_counter() - started)
+            late.check_count(count + drained(replay))
+        return Measured({"seconds": statistics.median(taken)}, 1)
+
+    def _compact(self) -> Measured:
+        self._need("compact")
+        started = time.perf_counter()
+        self._compacted = self._contender.compact()
+        seconds = time.perf_counter() - started
+        if not self._compacted:
+            raise Skipped(_CANNOT["compact"])
+        self._contender.close()
+        size = self._disk(self._data.about.messages)
+        self._contender.open()
+        return Measured({"seconds": seconds, **size}, self._data.about.messages)
+
+    # --- mixed ---
+
+    def _mixed(self) -> Measured:
+        self._need("mixed")
+        devices = self._data.about.answers["one device"]
+        self._contender.prepare([answer.topic_filter for answer in devices])
+        planned = self._new_batches(int(self._settings.mixed_seconds * self._settings.mixed_rate))
+        reader = _Reader(self._contender, devices)
+        gc.collect()
+        reader.start()
+        started = time.perf_counter()
+        try:
+            stored = self._store_when_due(planned, started)
+        finally:
+            reader.end()
+        seconds = time.perf_counter() - started
+        self._check_all(planned[: len(stored)])
+        messages = sum(map(len, planned[: len(stored)]))
+        values = {"seconds": seconds, "messages_per_second": messages / seconds}
+        return Measured(values | _latencies("store", stored) | _latencies("read", reader.latencies), messages)
+
+    def _new_batches(self, count: int) -> list[list[Message]]:
+        """Return the last messages once more, over and over, a microsecond after the other."""
+        about = self._data.about
+        batch = max(1, min(_MIXED_BATCH, _MIXED_BYTES * about.messages // about.bytes))
+        times = range(about.last + 1, about.last + 1 + count * batch)
+        last = cycle(self._data.chunk(about.parts - 1))
+        messages = [msgspec.structs.replace(message, timestamp=at) for at, message in zip(times, last, strict=False)]
+        return [messages[at : at + batch] for at in range(0, len(messages), batch)]
+
+    def _store_when_due(self, batches: Iterable[list[Message]], started: float) -> list[float]:
+        """Store batches at the planned rate, for not too long; return the latencies."""
+        latencies: list[float] = []
+        end = started + _MIXED_PATIENCE * self._settings.mixed_seconds
+        for number, batch in enumerate(batches):
+            due = started + number / self._settings.mixed_rate
+            time.sleep(max(0.0, due - time.perf_counter()))
+            self._contender.store(batch)
+            now = time.perf_counter()
+            latencies.append(now - due)
+            if now > end:
+                break
+        return latencies
+
+    def _check_all(self, stored: Sequence[list[Message]]) -> None:
+        chains: Chains = self._data.chains()
+        for batch in stored:
+            chains.add(batch)
+        everything = chains.answer("#", 0)
+        everything.check(self._replay(everything))
+
+
+class _Reader:
+    """A thread that replays one device after the other until it is told to end."""
+
+    def __init__(self, contender: Contender, devices: Sequence[Answer]) -> None:
+        self._contender = contender
+        self._devices = devices
+        self._ending = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+        self.latencies: list[float] = []
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """End after the replay at hand. Raises what a replay raised."""
+        self._ending.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            for answer in cycle(self._devices):
+                started = time.perf_counter()
+                count = drained(self._contender.replay(answer.topic_filter, answer.start))
+                self.latencies.append(time.perf_counter() - started)
+                answer.check_count(min(count, answer.messages))  # new messages may be among them
+                if self._ending.is_set():
+                    return
+        except BaseException as error:  # noqa: BLE001 - raised where the thread is joined
+            self._error = error
+
+
+def _latencies(what: str, seconds: Sequence[float]) -> dict[str, float]:
+    """Return percentiles in milliseconds."""
+    values = {f"{what}_p50_ms": 50.0, f"{what}_p99_ms": 99.0}
+    if len(seconds) >= _ENOUGH:
+        values[f"{what}_p999_ms"] = 99.9
+    return {metric: float(np.percentile(seconds, share)) * 1_000 for metric, share in values.items()}

@@ -1,0 +1,144 @@
+"""What a few repetitions allow to be said: medians, ratios and their intervals. Pure functions.
+
+Noise of times multiplies (a slow second slows everything by a factor), so that ratios are taken, and
+intervals are made of logarithms: Student's *t* at 95 %, of paired differences for what was measured
+side by side (Student, "The probable error of a mean", 1908), and of two samples of unequal variance
+for two runs (Welch, "The generalization of 'Student's' problem", 1947). With two to five repetitions,
+which is what benchmarks have, intervals of ranks can't reach 95 % and those of a bootstrap hold much
+less than they claim (Hesterberg, "What teachers should know about the bootstrap", 2015, section 4).
+These hold what they say from two repetitions on; they are wide then, as they should be.
+
+What is shown as *the* value is the median, which one disturbed repetition doesn't move.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+__all__ = ["Ratio", "Spread", "paired_ratio", "ratio", "spread"]
+
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Student's *t*, 97.5 %, of 1 to 30 degrees of freedom. The last stands for more: a little too wide."""
+
+
+@attrs.frozen
+class Spread:
+    """What the repetitions of one thing gave."""
+
+    median: float
+    low: float
+    """The lowest of them."""
+    high: float
+    """The highest."""
+    repetitions: int
+
+
+@attrs.frozen(kw_only=True)
+class Ratio:
+    """How many times the one is the other."""
+
+    median: float
+    least: float
+    """The lowest ratio of any repetitions that were compared."""
+    most: float
+    low: float
+    """Where the interval begins that holds the true ratio with 95 % confidence."""
+    high: float
+    repetitions: int
+    """Of the side that has fewer. Of a single one nothing can be said: the interval is everything."""
+
+    @property
+    def clear(self) -> bool:
+        """Whether 1, "no difference", lies outside the interval."""
+        return self.low > 1 or self.high < 1
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is clear, or at least the same side of 1 in every repetition."""
+        return self.clear or self.least > 1 or self.most < 1
+
+    def inverse(self) -> Ratio:
+        """Return how many times the other is the one."""
+        return Ratio(
+            median=1 / self.median,
+            least=1 / self.most,
+            most=1 / self.least,
+            low=1 / self.high,
+            high=1 / self.low if self.low else math.inf,
+            repetitions=self.repetitions,
+        )
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the median of values, and from where to where they go; of at least one."""
+    return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+def paired_ratio(ones: Mapping[str, float], others: Mapping[str, float]) -> Ratio | None:
+    """Return how many times the ones are the others, of positive values by what they share, such as a group.
+
+    Each ratio is taken within a pair, so that what slowed both cancels. None without a pair.
+    """
+    ratios = [ones[key] / others[key] for key in ones.keys() & others.keys() if ones[key] > 0 and others[key] > 0]
+    if not ratios:
+        return None
+    logs = [math.log(one) for one in ratios]
+    half = math.inf if len(logs) == 1 else _t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    low, high = _interval(statistics.fmean(logs), half)
+    return Ratio(
+        median=statistics.median(ratios),
+        least=min(ratios),
+        most=max(ratios),
+        low=low,
+        high=high,
+        repetitions=len(ratios),
+    )
+
+
+def ratio(ones: Sequence[float], others: Sequence[float]) -> Ratio:
+    """Return how many times the ones are the others: positive values, not paired, at least one of each.
+
+    The median is the ratio of medians; least and most are of any one to any other.
+    """
+    logs = [[math.log(value) for value in side] for side in (ones, others)]
+    fewer = min(len(ones), len(others))
+    half = math.inf if fewer == 1 else _welch(*logs)
+    low, high = _interval(statistics.fmean(logs[0]) - statistics.fmean(logs[1]), half)
+    return Ratio(
+        median=statistics.median(ones) / statistics.median(others),
+        least=min(ones) / max(others),
+        most=max(ones) / min(others),
+        low=low,
+        high=high,
+        repetitions=fewer,
+    )
+
+
+def _welch(ones: Sequence[float], others: Sequence[float]) -> float:
+    """Return half the width of the interval around the difference of two means."""
+    parts = [(statistics.variance(side) / len(side), len(side) - 1) for side in (ones, others)]
+    total = sum(part for part, _ in parts)
+    if total == 0:
+        return 0.0
+    freedom = total**2 / sum(part**2 / of for part, of in parts)
+    return _t(math.floor(freedom + 1e-9)) * math.sqrt(total)
+
+
+def _t(freedom: int) -> float:
+    return _T[min(freedom, len(_T)) - 1]
+
+
+def _interval(centre: float, half: float) -> tuple[float, float]:
+    """Return where it begins and ends, from logarithms; beyond what floats hold, everything."""
+    try:
+        return math.exp(centre - half), math.exp(centre + half)
+    except OverflowError:
+        return 0.0, math.inf

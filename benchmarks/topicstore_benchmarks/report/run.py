@@ -1,0 +1,226 @@
+"""A run's rows, as the page and the comparison read them: values by what was measured, and then by group."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from topicstore_benchmarks.results import PHASES, SCHEMA
+
+__all__ = ["CELL", "Contender", "Key", "MadeOf", "Problem", "Run", "Workload", "load"]
+
+CELL = "cell"
+"""The phase of what belongs to a whole cell."""
+
+_ORDER = {phase: number for number, phase in enumerate((*PHASES, CELL))}
+_KINDS = {"topicstore": 0, "peer": 1, "limit": 2}
+
+Row = Mapping[str, Any]
+
+
+@attrs.frozen
+class Key:
+    """What a value was measured of."""
+
+    workload: str
+    durability: str
+    contender: str
+    phase: str
+    metric: str
+
+
+@attrs.frozen
+class Contender:
+    """Who was compared."""
+
+    name: str
+    kind: str
+    """``topicstore``, ``peer`` or ``limit``."""
+    backend: str | None
+    layout: str | None
+
+
+@attrs.frozen
+class Workload:
+    """What was stored; ``bytes`` of topics and payloads."""
+
+    name: str
+    messages: int
+    topics: int
+    bytes: int
+
+
+@attrs.frozen
+class MadeOf:
+    """The versions of what a contender is made of, and what was set, as text: by durability where that differs."""
+
+    contender: str
+    versions: Mapping[str, str]
+    settings: Mapping[str, str]
+
+
+@attrs.frozen
+class Problem:
+    """What was skipped or failed, and why; an empty name stands for all."""
+
+    status: str
+    contender: str
+    workload: str
+    durability: str
+    phase: str
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """All that one run gave. What belongs to warming up isn't among the values."""
+
+    name: str
+    asked: Mapping[str, Any]
+    """What run.json holds; empty where there is none."""
+    contenders: Mapping[str, Contender]
+    """By name: topicstore's, then peers, then limits."""
+    workloads: Mapping[str, Workload]
+    durabilities: tuple[str, ...]
+    values: Mapping[Key, Mapping[str, float]]
+    """By group: values of the same group were measured side by side."""
+    problems: tuple[Problem, ...]
+    machines: tuple[Mapping[str, Any], ...]
+    made_of: tuple[MadeOf, ...]
+    """In the order of the contenders."""
+    repetitions: int
+    began: dt.datetime | None
+    """When its first cell did; None if there was none."""
+
+    def of(self, workload: str, durability: str, contender: str, phase: str, metric: str) -> Mapping[str, float]:
+        """Return values by group, none if there are none."""
+        return self.values.get(Key(workload, durability, contender, phase, metric), {})
+
+    def of_kind(self, *kinds: str) -> Iterator[Contender]:
+        """Return the contenders of some kinds."""
+        return (contender for contender in self.contenders.values() if contender.kind in kinds)
+
+
+def load(path: Path) -> Run:
+    """Read a run's directory, or a file of results alone.
+
+    Raises `FileNotFoundError` where there is none, and `ValueError` for a file of another form.
+    """
+    directory = path.is_dir()
+    table = _table(path / "results.parquet" if directory else path)
+    described = path / "run.json"
+    asked = json.loads(described.read_text()) if directory and described.exists() else {}
+    rows = table.to_pylist()
+    contenders = _contenders(rows)
+    return Run(
+        name=_first(rows, "run") or path.stem,
+        asked=asked,
+        contenders=contenders,
+        workloads=_workloads(rows),
+        durabilities=tuple(sorted({row["durability"] for row in rows})),
+        values=_values(rows),
+        problems=_problems(rows) + tuple(_refused(asked, contenders)),
+        machines=tuple(json.loads(text) for text in sorted({row["machine"] for row in rows})),
+        made_of=tuple(_made_of(rows, contenders)),
+        repetitions=max((row["repetition"] for row in rows), default=0),
+        began=min((row["started"] for row in rows), default=None),
+    )
+
+
+def _table(file: Path) -> pa.Table:
+    table = pq.read_table(file)
+    missing = set(SCHEMA.names) - set(table.column_names)
+    if missing:
+        raise ValueError(f"{file} holds no results: it has no column {', '.join(sorted(missing))}")
+    return table
+
+
+def _first(rows: list[dict[str, Any]], column: str) -> str:
+    return str(rows[0][column]) if rows else ""
+
+
+def _contenders(rows: Iterable[Row]) -> dict[str, Contender]:
+    found: dict[str, Contender] = {}
+    for row in rows:
+        found.setdefault(
+            row["contender"], Contender(row["contender"], row["kind"], row["backend"] or None, row["layout"] or None)
+        )
+    ordered = sorted(found.values(), key=lambda one: (_KINDS[one.kind], one.backend or "", one.layout or "", one.name))
+    return {one.name: one for one in ordered}
+
+
+def _workloads(rows: Iterable[Row]) -> dict[str, Workload]:
+    return {
+        row["workload"]: Workload(
+            row["workload"], row["workload_messages"], row["workload_topics"], row["workload_bytes"]
+        )
+        for row in rows
+    }
+
+
+def _values(rows: Iterable[Row]) -> dict[Key, dict[str, float]]:
+    found: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        if row["repetition"] > 0 and row["status"] == "ok" and row["value"] is not None:
+            key = Key(row["workload"], row["durability"], row["contender"], row["phase"], row["metric"])
+            found[key][row["group"]] = row["value"]
+    return dict(sorted(found.items(), key=lambda item: _ORDER.get(item[0].phase, len(_ORDER))))
+
+
+def _problems(rows: Iterable[Row]) -> tuple[Problem, ...]:
+    found = {
+        Problem(
+            row["status"],
+            row["contender"],
+            row["workload"],
+            row["durability"],
+            "" if row["phase"] == CELL else row["phase"],
+            (row["reason"] or "no reason given").strip(),
+        )
+        for row in rows
+        if row["status"] != "ok"
+    }
+    return tuple(
+        sorted(
+            found,
+            key=lambda one: (one.status, one.contender, one.workload, one.durability, _ORDER.get(one.phase, -1)),
+        )
+    )
+
+
+def _refused(asked: Mapping[str, Any], contenders: Mapping[str, Contender]) -> Iterator[Problem]:
+    """Give what run.json says was skipped, unless rows say so: of a whole workload there is none."""
+    for name, reason in asked.get("skipped_workloads", {}).items():
+        yield Problem("skipped", "", name, "", "", reason)
+    for name, reason in asked.get("skipped_contenders", {}).items():
+        if name not in contenders:
+            yield Problem("skipped", name, "", "", "", reason)
+
+
+def _made_of(rows: Iterable[Row], contenders: Iterable[str]) -> Iterator[MadeOf]:
+    found: defaultdict[str, dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        if row["status"] == "ok":
+            found[row["contender"]][row["durability"]] = row
+    for name in contenders:
+        if by_durability := found.get(name):
+            yield MadeOf(name, _said(by_durability, "versions"), _said(by_durability, "settings"))
+
+
+def _said(by_durability: Mapping[str, Row], column: str) -> dict[str, str]:
+    """Return what a column's documents say, name by name."""
+    documents = {durability: json.loads(row[column]) for durability, row in sorted(by_durability.items())}
+    said: dict[str, str] = {}
+    for name in dict.fromkeys(name for document in documents.values() for name in document):
+        values = {durability: str(document[name]) for durability, document in documents.items() if name in document}
+        alike = len(set(values.values())) == 1 and len(values) == len(documents)
+        said[name] = next(iter(values.values())) if alike else ", ".join(f"{v} ({d})" for d, v in values.items())
+    return said

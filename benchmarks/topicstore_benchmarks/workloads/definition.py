@@ -1,0 +1,142 @@
+"""Definitions of workloads: TOML files, those that come along and anybody's own.
+
+::
+
+    [workload]
+    kind = "made"                 # or "file", or a kind that a plugin brings
+    summary = "one line for people"
+    messages = 1_000_000          # of a full run
+    …                             # the other options of the kind
+
+The name of a workload is that of its file, without the ending.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import xxhash
+from msgspec import inspect
+from topicstore.plugins import missing_modules, registry
+from topicstore.specs import WorkloadSpec
+
+from .workload import Workload, WorkloadError, WorkloadOptions
+
+__all__ = ["Definition", "built_in", "from_parquet", "read"]
+
+_HERE = Path(__file__).parent
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    workload: dict[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Definition:
+    """A workload by its name and options: all that it takes to make it somewhere else."""
+
+    name: str
+    source: str
+    """Path of the file it came from."""
+    values: dict[str, Any]
+    """The table ``[workload]``."""
+
+    def make(self, messages: int | None = None) -> Workload:
+        """Return the workload, with at most so many messages. Raises `WorkloadError` naming file and key."""
+        kind = self._decoded(self.values, _Kind).kind
+        target = _load(self._spec(kind))
+        options: WorkloadOptions = self._decoded(self.values, target.Options)
+        try:
+            return target(options.limited(messages), Path(self.source).parent)
+        except WorkloadError as bad:
+            raise WorkloadError(f"{self.source}: {bad}") from bad
+
+    def digest(self, workload: Workload) -> str:
+        """Return what tells messages of this definition from others."""
+        known = (msgspec.to_builtins(workload.options), workload.identity())
+        return xxhash.xxh3_64_hexdigest(msgspec.json.encode(known, order="deterministic"))
+
+    def _spec(self, kind: str) -> WorkloadSpec:
+        kinds = registry().workloads()
+        if kind not in kinds:
+            raise WorkloadError(f"{self.source}: there is no kind of workload {kind!r}; there are: {', '.join(kinds)}")
+        return kinds[kind]
+
+    def _decoded(self, values: dict[str, Any], into: type[Any]) -> Any:
+        try:
+            return msgspec.convert(values, into)
+        except msgspec.ValidationError as bad:
+            text = str(bad).replace("`$", "`workload").replace("Object contains unknown field", "there is no key")
+            allowed = _allowed(text, into)
+            known = f"; there are: {', '.join(allowed)}" if allowed else ""
+            raise WorkloadError(f"{self.source}: {text}{known}") from bad
+
+
+def _load(spec: WorkloadSpec) -> type[Workload]:
+    missing = missing_modules(spec)
+    if missing:
+        raise WorkloadError(f'the workload {spec.name!r} needs {", ".join(missing)}: pip install "{spec.install}"')
+    module, _, name = spec.target.partition(":")
+    try:
+        target = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise WorkloadError(f"the workload {spec.name!r} can't be loaded: {type(error).__name__}: {error}") from error
+    if not (isinstance(target, type) and issubclass(target, Workload)):
+        raise WorkloadError(f"the workload {spec.name!r}: {spec.target} is not a Workload")
+    return target
+
+
+def _allowed(text: str, into: type[Any]) -> list[str]:
+    """Return the keys or words that may stand where an error says that something else does; none if it isn't that."""
+    place: Any = inspect.type_info(into)
+    path = re.search(r"`workload([^`]*)`", text)
+    for name in re.findall(r"[a-z_]+|\[", path[1] if path else ""):
+        if isinstance(place, inspect.StructType):
+            place = {field.encode_name: field.type for field in place.fields}.get(name)
+        elif isinstance(place, inspect.ListType):
+            place = place.item_type
+    if isinstance(place, inspect.StructType):
+        return [field.encode_name for field in place.fields] if "there is no key" in text else []
+    return list(map(str, place.values)) if isinstance(place, inspect.LiteralType) else []
+
+
+def built_in() -> dict[str, Path]:
+    """Return the files of the workloads that come along, by name."""
+    return {path.stem: path for path in sorted(_HERE.glob("*.toml"))}
+
+
+def read(name: str) -> Definition:
+    """Return a workload by the name of one that comes along, or by the path of a TOML file.
+
+    Raises `WorkloadError`.
+    """
+    path = built_in().get(name) or Path(name)
+    if not path.is_file():
+        raise WorkloadError(f"{name!r} is neither a workload nor a TOML file; workloads are: {', '.join(built_in())}")
+    try:
+        found = msgspec.convert(tomllib.loads(path.read_text()), _File)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as bad:
+        raise WorkloadError(f"{path}: {bad}") from bad
+    except msgspec.ValidationError as bad:
+        raise WorkloadError(f"{path}: {bad}; a definition is the table [workload]") from bad
+    return Definition(name=path.stem, source=str(path.resolve()), values=found.workload)
+
+
+def from_parquet(path: Path, wildcard: str | None, devices: tuple[str, ...]) -> Definition:
+    """Return the workload of somebody's own messages, without a TOML file."""
+    values: dict[str, Any] = {"kind": "file", "path": path.name, "summary": f"the messages of {path.name}"}
+    if wildcard is not None:
+        values["wildcard"] = wildcard
+    if devices:
+        values["devices"] = list(devices)
+    return Definition(name=path.stem, source=str(path.resolve()), values=values)

@@ -1,0 +1,94 @@
+"""What a workload is: messages in order of time, made in parts, and the requests that are made of them.
+
+A plugin brings a *kind* of workload through the hook ``topicstore_workloads``: a `WorkloadSpec` whose target is
+a subclass of `Workload`. A TOML file names a kind and sets its options (`definition`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+import attrs
+import msgspec
+import pyarrow as pa
+from topicstore.errors import InvalidArgumentError
+
+__all__ = ["Requests", "Workload", "WorkloadError", "WorkloadOptions"]
+
+
+class WorkloadError(InvalidArgumentError):
+    """A workload is not what it should be: its file, an option, its messages. Nothing was measured."""
+
+
+class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base of every kind's ``Options``: what the table ``[workload]`` of a TOML file may say.
+
+    Plain values, lists and tables of them: the options, as JSON, name the data that is made.
+    """
+
+    kind: str
+    """Name of the kind, as its plugin registered it."""
+    summary: str = ""
+    """One line for people."""
+    messages: int | None = None
+    """How many messages a full run has; a run may ask for fewer. None: as many as there are."""
+
+    def limited(self, messages: int | None) -> WorkloadOptions:
+        """Return the options with at most so many messages."""
+        if messages is None or (self.messages is not None and self.messages <= messages):
+            return self
+        return msgspec.structs.replace(self, messages=messages)
+
+
+@attrs.frozen(kw_only=True)
+class Requests:
+    """What is asked of a workload, besides everything and its last hundredth in time."""
+
+    wildcard: str
+    """A filter that many topics match, but not all."""
+    devices: tuple[str, ...]
+    """Filters that each match the topics of one device, or one topic; not all are of busy ones."""
+
+
+class Workload(ABC):
+    """Messages in order of time, in parts that can be made one without the other.
+
+    Objects are made in every process that makes parts: from ``options``, and the directory ``beside`` of the
+    file that these came from (relative paths in them start there).
+
+    The same options always give the same messages, whoever makes which part. So what is random in a part
+    comes from a source that its number seeds.
+    """
+
+    Options: ClassVar[type[WorkloadOptions]] = WorkloadOptions
+
+    def __init__(self, options: WorkloadOptions, beside: Path) -> None:
+        self.options = options
+        self.beside = beside
+
+    def why_missing(self) -> str | None:
+        """Return why there are no messages here, such as a file that isn't there; None if there are."""
+        return None
+
+    def identity(self) -> str:
+        """Return what besides the options decides which messages these are: a version, or the size of a file."""
+        return ""
+
+    @property
+    @abstractmethod
+    def parts(self) -> int:
+        """The number of parts, at least 1."""
+
+    @abstractmethod
+    def part(self, number: int) -> pa.RecordBatch:
+        """Return the messages of a part, of `topicstore.SCHEMA`, all of them with a timestamp.
+
+        Timestamps never fall, within a part or from one to the next, and lie in the past. A part has some
+        10,000 to 100,000 messages; it is in memory as a whole. Raises `WorkloadError`.
+        """
+
+    @abstractmethod
+    def requests(self) -> Requests:
+        """Return what is asked. Each filter matches at least one message. Called once, where the data is made."""

@@ -1,0 +1,168 @@
+"""Damaged exports: an error that names the place, for that generation alone, and never silence."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import topicstore as ts
+from topicstore.layout import Damage
+from topicstore.tiering.archive import ArchiveSlab, rows_of
+from topicstore.tiering.format import read_contents
+
+Fill = Callable[..., None]
+
+
+@pytest.fixture
+def target(db: ts.Database, tmp_path: Path) -> Path:
+    """An export to which both generations were archived; nothing of it was read yet."""
+    db.archive(tmp_path / "export")
+    return tmp_path / "export"
+
+
+def slab_of(directory: Path) -> ArchiveSlab:
+    contents = read_contents(directory)
+    assert contents is not None
+    return ArchiveSlab(directory, contents.database, contents.shard, contents.generation, contents.messages)
+
+
+def rows_in(directory: Path) -> list[pa.RecordBatch]:
+    return [batch.to_arrow(ids=True) for batch in rows_of([slab_of(directory)])]
+
+
+def test_every_byte_counts(tmp_path: Path, fill: Fill) -> None:
+    """Whichever byte of a file is another, it is told from what was written."""
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        fill(db, 20)
+        db.add_generation()
+        db.export(tmp_path / "export")
+    directory = tmp_path / "export" / "shard=0000" / "generation=0001"
+    part = directory / "part-00000.parquet"
+    whole, expected = part.read_bytes(), rows_in(directory)
+    chance, harmless, unseen = random.Random(1), [], []
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << chance.randrange(8)
+        part.write_bytes(flipped)
+        if place % 16 == 0 and not any(isinstance(one, Damage) for one in slab_of(directory).verify(0)):
+            unseen.append(place)
+        with suppress(ts.CorruptionError):
+            assert rows_in(directory) == expected
+            harmless.append(place)
+    assert harmless == [0, 1, 2, 3]  # the magic number, which only other readers look at
+    assert unseen == []
+
+
+def damage(kind: str, slab: Path) -> None:
+    """Do something to a slab's directory."""
+    part, contents = slab / "part-00000.parquet", slab / "_topicstore_slab.json"
+    match kind:
+        case "truncated":
+            part.write_bytes(part.read_bytes()[:-100])
+        case "emptied":
+            part.write_bytes(b"")
+        case "missing file":
+            part.unlink()
+        case "missing contents":
+            contents.unlink()
+        case "garbled contents":
+            contents.write_bytes(contents.read_bytes().replace(b'"messages":', b'"messages":1'))
+        case "missing directory":
+            shutil.rmtree(slab)
+        case "another file":
+            shutil.copy(slab.parent / "generation=0002" / part.name, part)
+        case "another generation's":
+            shutil.rmtree(slab)
+            shutil.copytree(slab.parent / "generation=0002", slab)
+
+
+KINDS = [
+    "truncated",
+    "emptied",
+    "missing file",
+    "missing contents",
+    "garbled contents",
+    "missing directory",
+    "another file",
+    "another generation's",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_named_and_the_rest_is_there(db: ts.Database, target: Path, kind: str, start: int) -> None:
+    directory = target / "shard=0000" / "generation=0001"
+    second = start + 100_000
+    rest = list(db.replay("#", second))
+    damage(kind, directory)
+    with pytest.raises(ts.CorruptionError) as bad:
+        list(db.replay("#"))
+    assert bad.value.place.startswith(f"shard 0, generation 1, {directory}")
+    assert list(db.replay("#", second)) == rest
+    report = db.verify()
+    assert [one.place.startswith(f"shard 0, generation 1, {directory}") for one in report.damages] == [True]
+    assert report.messages < 210
+    assert db.info().messages == 210
+    db.store([ts.Message("a", b"")])
+    assert db.drop_generation(1)
+    assert db.verify().ok
+
+
+def test_a_generation_comes_back_with_its_files(db: ts.Database, tmp_path: Path) -> None:
+    """A disk that was not mounted needs no reopening."""
+    target, before = tmp_path / "export", list(db.replay("#", order="time"))
+    db.archive(target)
+    target.rename(tmp_path / "elsewhere")
+    with pytest.raises(ts.CorruptionError, match="no complete export"):
+        list(db.replay("#"))
+    assert "damage" in db.info().shards[0].slabs[1].details
+    (tmp_path / "elsewhere").rename(target)
+    assert list(db.replay("#", order="time")) == before
+
+
+def test_a_database_opens_without_its_export(tmp_path: Path, fill: Fill) -> None:
+    with ts.open(tmp_path / "db") as db:
+        fill(db)
+        db.add_generation()
+        fill(db, 10)
+        db.archive(tmp_path / "export")
+    shutil.rmtree(tmp_path / "export")
+    with ts.open(tmp_path / "db") as db:
+        db.store([ts.Message("fleet/new", b"")])
+        with pytest.raises(ts.CorruptionError):
+            list(db.replay("fleet/new"))
+        current = db.generations()[-1].created
+        assert len(list(db.replay("fleet/new", current + 1))) == 1
+
+
+def test_another_databases_export_does_not_pass_for_its_own(db: ts.Database, target: Path, tmp_path: Path) -> None:
+    with ts.open(tmp_path / "other", backend="memory", shards=2) as other:
+        for _ in range(2):
+            other.store([ts.Message("a", b"%d" % number, f"c{number}") for number in range(20)])
+            other.add_generation()
+        other.export(tmp_path / "others")
+    shutil.rmtree(target)
+    (tmp_path / "others").rename(target)
+    with pytest.raises(ts.CorruptionError, match="it is the export of database"):
+        list(db.replay("#"))
+
+
+def test_a_row_that_differs_keeps_its_generation_local(db: ts.Database, tmp_path: Path) -> None:
+    """What was exported before is compared, too, before the local messages go."""
+    db.export(tmp_path / "export")
+    with ts.open(tmp_path / "twin", backend="memory", shards=2) as twin:
+        twin.manifest = db.manifest  # a copy that went another way: the same numbers of other messages
+        for generation in (1, 2):
+            for shard in db.shards:
+                count = next(one.messages for one in shard.generations() if one.number == generation)
+                client = next(f"c{number}" for number in range(9) if db.shard_of(f"c{number}") == shard.number)
+                twin.store([ts.Message("a", b"", client)] * count)
+            twin.add_generation()
+        with pytest.raises(ts.CorruptionError, match="differs from what is stored"):
+            twin.archive(tmp_path / "export")
+        assert twin.archived() == {}
+        assert all(one.live_bytes for one in twin.generations()[:2])

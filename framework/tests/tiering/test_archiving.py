@@ -1,0 +1,515 @@
+"""Archived generations: everything that reads a database reads them as if they were local."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+
+import attrs
+import pyarrow.parquet as pq
+import pytest
+import topicstore as ts
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from topicstore.cli.sources import open_export
+from topicstore.requests import IterateRequest, StoreRequest
+from topicstore.sessions import Delivery, Sessions
+from topicstore.tiering import archive, exporting
+from topicstore_conformance import strategies
+from topicstore_conformance.clock import START, Clock
+
+SMALL = pytest.mark.usefixtures("small")
+Fill = Callable[..., None]
+FILTERS = ("#", "fleet/+/speed", "fleet/bus-1/#", "$SYS/#", "no/such/topic")
+
+
+def everything(db: ts.Database) -> list[list[ts.Message]]:
+    """What replays return, filter by filter, in order of time."""
+    return [list(db.replay(text, order="time")) for text in FILTERS]
+
+
+def by_publisher(messages: Iterator[ts.Message]) -> dict[tuple[str, str], list[ts.Message]]:
+    found: dict[tuple[str, str], list[ts.Message]] = {}
+    for message in messages:
+        found.setdefault((message.topic, message.client_id), []).append(message)
+    return found
+
+
+# --- replays are equal to what they were ------------------------------------------------
+
+
+@attrs.frozen
+class History:
+    """Messages by batch and generation, the layout of each generation, which are archived, and what is asked."""
+
+    generations: list[tuple[str, list[list[ts.Message]]]]
+    archived: set[int]
+    questions: list[tuple[str, int, int | None, int]]
+
+
+def histories(layouts: tuple[str, ...], *, dollar: bool) -> st.SearchStrategy[History]:
+    topics = strategies.topics() if dollar else strategies.topics().filter(lambda topic: topic[0] != "$")
+    batches = st.lists(st.lists(strategies.messages(topics), min_size=1, max_size=12), max_size=4)
+    generations = st.lists(st.tuples(st.sampled_from(layouts), batches), min_size=1, max_size=4)
+    question = st.tuples(
+        strategies.filters(topics),
+        st.integers(0, 60),
+        st.none() | st.integers(0, 60),
+        st.integers(1, 40),
+    )
+    return st.builds(History, generations, st.sets(st.integers(1, 4)), st.lists(question, min_size=1, max_size=4))
+
+
+PAIRS = [
+    ("memory", ("reference",), 60),
+    ("memory", ("block", "skipstream", "wildcard_optimized"), 100),
+    ("rocksdb", ("block", "wildcard_optimized"), 25),
+    ("duckdb", ("table", "block"), 8),
+]
+
+
+@pytest.mark.parametrize(("backend", "layouts", "examples"), PAIRS)
+@SMALL
+def test_archived_generations_replay_as_they_did(backend: str, layouts: tuple[str, ...], examples: int) -> None:
+    """Whatever is stored, in whichever layouts: any filter, start, end and batch size, also after opening again."""
+    learns = not {"reference", "table"} & set(layouts)
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(histories(layouts, dollar=learns))
+    def holds(history: History) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            _archive_and_compare(Path(directory), backend, history)
+
+    holds()
+
+
+def _archive_and_compare(directory: Path, backend: str, history: History) -> None:
+    clock = Clock()
+    first = history.generations[0][0]
+    with ts.open(directory / "db", backend=backend, layout=first, shards=2, clock=clock, auto_compact=False) as db:
+        for layout, batches in history.generations:
+            if db.generations()[-1].layout != layout:
+                db.add_generation(layout)
+            for batch in batches:
+                clock.now += 7
+                db.store(batch)
+            clock.now += 3
+            db.add_generation()
+        sealed = {one.number for one in db.generations() if one.sealed is not None}
+        before = list(_answers(db, history))
+        held = db.info().messages
+        db.archive(directory / "export", generations=sorted(history.archived & sealed))
+        assert set(db.archived()) == history.archived & sealed
+        assert list(_answers(db, history)) == before
+        report = db.verify()
+        assert (report.damages, report.messages, db.info().messages) == ([], held, held)
+    if backend != "memory":
+        with ts.open_existing(directory / "db", clock=clock, read_only=True) as reader:
+            assert list(_answers(reader, history)) == before
+
+
+def _answers(db: ts.Database, history: History) -> Iterator[object]:
+    """What each question brings, in order of time, by topic and publisher, and with positions."""
+    for text, start, until, size in history.questions:
+        end = None if until is None else START + until
+        yield list(db.replay(text, START + start, end, order="time", batch_size=size))
+        yield by_publisher(db.replay(text, START + start, end, batch_size=size))
+        ids = db.replay_arrow(text, START + start, end, order="time", ids=True, batch_size=size)
+        yield [row for batch in ids for row in batch.to_pylist()]
+
+
+@SMALL
+def test_each_stream_is_in_order_of_positions_and_ends(db: ts.Database, tmp_path: Path) -> None:
+    db.archive(tmp_path / "export")
+    for stream in db.streams("#"):
+        iterator = db.iterate(stream, "fleet/+/speed")
+        positions: list[int] = []
+        ended = False
+        while not ended and len(positions) < 1_000:
+            result = db.next(iterator, 3)
+            positions += [one.position for one in result.batch.ids()]
+            iterator = ts.Iterator.from_bytes(result.iterator.to_bytes())
+            ended = result.end_of_stream or (result.caught_up and not stream.sealed)
+        assert ended
+        assert positions == sorted(set(positions))
+
+
+@SMALL
+def test_batches_keep_to_their_limits(db: ts.Database, tmp_path: Path) -> None:
+    """Rows, payload bytes, an end in time, and a timeout that still lets it move on."""
+    db.archive(tmp_path / "export")
+    stream = next(one for one in db.streams("#") if one.generation == 1)
+    iterator = db.iterate(stream, "#")
+    assert len(db.next(iterator, 5).batch) == 5
+    slab = db.shards[stream.shard].slab(1)
+    parsed = ts.TopicFilter("#")
+    bound = db.shards[stream.shard].watermark
+    step = slab.next(0, parsed, iterator.place, limit=1_000, limit_bytes=5, bound=bound, deadline=None)
+    sizes = [len(payload) for payload in step.batch.payloads]
+    assert sum(sizes[:-1]) < 5 <= sum(sizes)
+    late = slab.next(
+        0, parsed, iterator.place, limit=1_000, limit_bytes=1 << 20, bound=bound, deadline=time.monotonic()
+    )
+    assert 0 < len(late.batch) < 100
+    assert not late.exhausted
+    first = int(late.batch.positions[0])
+    none = slab.next(0, parsed, iterator.place, limit=9, limit_bytes=9, bound=first - 1, deadline=None)
+    assert (len(none.batch), none.exhausted) == (0, True)
+    one = slab.next(0, parsed, iterator.place, limit=9, limit_bytes=1 << 20, bound=first, deadline=None)
+    assert (one.batch.positions.tolist(), one.exhausted) == ([first], True)
+
+
+@SMALL
+def test_what_can_not_match_is_not_decoded(db: ts.Database, tmp_path: Path, start: int) -> None:
+    db.archive(tmp_path / "export")
+    slabs = [slab for shard in db.shards for record, slab in shard.slabs() if record.number < 3]
+
+    def reads(topic_filter: str, *times: int) -> tuple[int, int]:
+        before = [attrs.evolve(slab.counters) for slab in slabs]
+        list(db.replay(topic_filter, *times))
+        pairs = list(zip(slabs, before, strict=True))
+        visited = sum(slab.counters.visited - then.visited for slab, then in pairs)
+        return visited, sum(slab.counters.skipped - then.skipped for slab, then in pairs)
+
+    groups = sum(len(part.groups) for slab in slabs for part in slab.contents.parts)  # type: ignore[attr-defined]
+    assert groups > 8
+    assert reads("#") == (groups, 0)
+    assert reads("nothing/here") == (0, groups)
+    visited, skipped = reads("#", start, start + 2_000)
+    assert 0 < visited + skipped <= 2
+
+
+def test_a_generation_without_a_matching_topic_is_not_read(db: ts.Database, tmp_path: Path) -> None:
+    """Where its topics are few, they are known without a look into its files."""
+    db.archive(tmp_path / "export")
+    shutil.rmtree(tmp_path / "export" / "shard=0000" / "generation=0001")
+    with pytest.raises(ts.CorruptionError):
+        list(db.replay("nothing/here"))
+    for part in (tmp_path / "export").rglob("*.parquet"):
+        part.unlink()
+    assert list(db.replay("nothing/here", START + 150_000)) == []
+    assert {stream.generation for stream in db.streams("$SYS/#", START + 150_000)} == {2, 3}
+    assert db.streams("nothing/here", START + 150_000) == []
+    with pytest.raises(ts.CorruptionError):
+        list(db.replay("fleet/+/door", START + 150_000))
+
+
+def test_the_memory_of_row_groups_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is decoded is kept up to a limit, over all databases, also if one row group is above it."""
+    monkeypatch.setattr(exporting, "_GROUP_BYTES", 300_000)
+    monkeypatch.setattr(exporting, "_BATCH", 10)
+    monkeypatch.setattr(archive, "_KEPT_BYTES", 1_000_000)
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        sizes = [30_000] * 100 + [2_000_000] + [30_000] * 20
+        db.store([ts.Message("a", bytes([number % 256]) * size) for number, size in enumerate(sizes)])
+        db.add_generation()
+        before = list(db.replay("#"))
+        db.archive(tmp_path / "export")
+        assert list(db.replay("#", batch_size=3)) == before
+        assert archive._kept._size == sum(size for _, size in archive._kept._groups.values()) <= 1_000_000
+
+
+# --- iterators of before ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["reference", "block", "skipstream", "wildcard_optimized"])
+def test_iterators_and_replays_of_before_say_so(tmp_path: Path, layout: str, fill: Fill, clock: Clock) -> None:
+    """They never return less, or anything twice."""
+    with ts.open(tmp_path / "db", backend="memory", layout=layout, clock=clock) as db:
+        fill(db)
+        db.add_generation()
+        iterators = [db.iterate(stream, "#") for stream in db.streams("#") if stream.sealed]
+        replay = db.replay("#", batch_size=4)
+        next(replay)
+        db.archive(tmp_path / "export")
+        for iterator in iterators:
+            with pytest.raises(ts.GenerationArchivedError):
+                db.next(iterator)
+        with pytest.raises(ts.GenerationArchivedError):
+            list(replay)
+
+
+def test_garbage_is_no_place(db: ts.Database, tmp_path: Path) -> None:
+    db.archive(tmp_path / "export")
+    slab = db.shards[0].slab(1)
+    with pytest.raises(KeyError):
+        slab.begin(1, ts.TopicFilter("#"), 0)
+    for place in (b"", b"parquet\0", b"parquet\0" + bytes(9), bytes(8)):
+        with pytest.raises(ts.GenerationArchivedError):
+            slab.next(0, ts.TopicFilter("#"), place, limit=1, limit_bytes=1, bound=1, deadline=None)
+
+
+# --- what can't be done, and dropping ---------------------------------------------------
+
+
+@SMALL
+def test_nothing_is_deleted_from_an_export_nor_elsewhere_by_the_same_call(db: ts.Database, tmp_path: Path) -> None:
+    db.archive(tmp_path / "export", generations=[1])
+    before = everything(db)
+    with pytest.raises(ts.GenerationError, match="generation 1 lies in an export"):
+        db.delete("fleet/#")
+    assert everything(db) == before
+    behind = next(one.sealed for one in db.generations() if one.number == 1)
+    assert behind is not None
+    assert db.delete("fleet/#", behind + 1) == len(before[0]) - len(list(db.replay("fleet/#", 0, behind + 1)))
+
+
+def test_slabs_refuse_what_would_change_them(db: ts.Database, tmp_path: Path) -> None:
+    db.archive(tmp_path / "export")
+    slab = db.shards[0].slab(1)
+    for change in (slab.committed, lambda: slab.delete(ts.TopicFilter("#"), 0, 1)):
+        with pytest.raises(ts.GenerationError, match="never changed"):
+            change()
+
+
+def test_a_dropped_one_is_forgotten_and_its_files_stay(db: ts.Database, tmp_path: Path) -> None:
+    target = tmp_path / "export"
+    db.archive(target)
+    files = sorted(target.rglob("*"))
+    left = [one for one in db.replay("#", order="time") if int(one.payload) >= 100]
+    assert db.drop_generation(1)
+    assert not db.drop_generation(1)
+    assert list(db.replay("#", order="time")) == left
+    assert list(db.archived()) == [2]
+    assert sorted(target.rglob("*")) == files
+
+
+# --- where it is ------------------------------------------------------------------------
+
+
+def test_local_bytes_go_and_it_says_where_they_are(db: ts.Database, tmp_path: Path) -> None:
+    target = tmp_path / "export"
+    before = db.generations()
+    db.archive(target, generations=[1])
+    after = db.generations()
+    assert [one.live_bytes for one in after] == [0, *(one.live_bytes for one in before[1:])]
+    assert [one.messages for one in after] == [one.messages for one in before]
+    assert db.archived() == {1: target}
+    details = db.info().shards[1].slabs[1].details
+    assert details["exported to"] == str(target / "shard=0001" / "generation=0001")
+    keys = [
+        key
+        for shard in db.shards
+        for space, start, end in ts.shard.ranges_of(1)
+        for chunk in shard.engine().scan(space, start, end)
+        for key in chunk
+    ]
+    assert keys == []
+
+
+def test_a_relative_export_moves_with_its_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: Fill) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    with ts.open("here/db") as db:
+        fill(db)
+        db.add_generation()
+        before = everything(db)
+        db.archive("here/export")
+    Path("here").rename("there")
+    with ts.open_existing(tmp_path / "there" / "db") as db:
+        assert everything(db) == before
+        assert db.archived() == {1: tmp_path / "there" / "export"}
+
+
+@SMALL
+def test_an_archived_one_can_be_archived_elsewhere(db: ts.Database, tmp_path: Path) -> None:
+    """It is copied out of the old export, and the old one is not needed any more."""
+    before = everything(db)
+    db.archive(tmp_path / "old")
+    assert db.archive(tmp_path / "new").slabs == 0
+    assert db.archive(tmp_path / "new", generations=[1, 2]).slabs == 4
+    shutil.rmtree(tmp_path / "old")
+    assert everything(db) == before
+    assert set(db.archived().values()) == {tmp_path / "new"}
+    assert db.verify().ok
+
+
+def test_an_older_version_refuses_it(db: ts.Database, tmp_path: Path) -> None:
+    """It would take the generation for an empty one."""
+    versions = {record.version for shard in db.shards for record in shard.generations()}
+    db.archive(tmp_path / "export", generations=[1])
+    assert versions == {1}
+    assert [record.version for record in db.shards[0].generations()] == [2, 1, 1]
+
+
+def test_another_process_sees_it_when_it_looks_again(tmp_path: Path, fill: Fill) -> None:
+    with ts.open(tmp_path / "db") as db:
+        fill(db)
+        db.add_generation()
+        before = everything(db)
+        with ts.open_existing(tmp_path / "db", read_only=True) as reader:
+            db.archive(tmp_path / "export")
+            assert everything(reader) == before
+            reader.refresh()
+            assert everything(reader) == before
+            assert reader.archived() == {1: tmp_path / "export"}
+
+
+# --- beside other work ------------------------------------------------------------------
+
+
+@SMALL
+def test_a_subscription_that_lags_reads_on(db: ts.Database, tmp_path: Path) -> None:
+    """It began when everything was local, and is in the middle of it."""
+    expected = list(db.replay("fleet/#", order="time"))
+    with closing(db.subscribe("fleet/#", 0, batch_size=7)) as subscription:
+        got = list(subscription.fetch(timeout=30).messages)
+        db.archive(tmp_path / "export")
+        while len(got) < len(expected):
+            batch = subscription.fetch(timeout=30)
+            assert (batch.dropped, bool(batch.messages)) == ((), True)
+            got += batch.messages
+        db.store([ts.Message("fleet/new", b"live", "c1")])
+        assert [one.payload for one in subscription.fetch(timeout=30).messages] == [b"live"]
+    assert by_publisher(iter(got)) == by_publisher(iter(expected))
+
+
+@SMALL
+def test_a_session_reads_on_and_its_flight_too(db: ts.Database, tmp_path: Path) -> None:
+    """What was sent and not acknowledged is read again from the export when the client comes back."""
+    session = db.sessions.open("me", expiry_interval=None, receive_maximum=4)
+    session.subscribe("jobs/#", 1)
+    db.publish([ts.Message("jobs/1", b"%d" % number, "c1", 1) for number in range(12)])
+    sent = [one for one in session.deliver() if isinstance(one, Delivery)]
+    assert [one.message.payload for one in sent] == [b"0", b"1", b"2", b"3"]
+    db.add_generation()
+    db.archive(tmp_path / "export")
+    again = Sessions(db).open("me", receive_maximum=4, expiry_interval=None)  # as the next process would find it
+    got: list[bytes] = []
+    while deliveries := [one for one in again.deliver() if isinstance(one, Delivery)]:
+        got += [one.message.payload for one in deliveries]
+        again.puback_many([one.packet_id for one in deliveries])
+    assert got == [b"%d" % number for number in range(12)]
+
+
+def test_readers_and_writers_beside_it_see_everything(tmp_path: Path, fill: Fill) -> None:
+    """Replays that begin at any moment have all of it, or say that a generation was archived under them."""
+    with ts.open(tmp_path / "db", shards=2) as db:
+        for _ in range(6):
+            fill(db, 100)
+            db.add_generation()
+        expected = len(list(db.replay("#")))
+        stop = threading.Event()
+        numbers = itertools.takewhile(lambda _: not stop.is_set(), itertools.count())
+        with ThreadPoolExecutor(3) as pool:
+            readers = [pool.submit(_read_until, stop, db) for _ in range(2)]
+            writer = pool.submit(lambda: [db.store([ts.Message("$SYS/tick", b"", f"c{n}")]) for n in numbers])
+            db.archive(tmp_path / "export")
+            stop.set()
+            counts = {count for reader in readers for count in reader.result()}
+            assert writer.result()
+        assert counts == {expected}
+        assert len(list(db.replay("#"))) == expected
+        assert db.verify().ok
+
+
+def _read_until(stop: threading.Event, db: ts.Database) -> set[int]:
+    """Return how many messages replays had, but those that were told of what happened under them."""
+    counts = set()
+    while not stop.is_set() or not counts:
+        with suppress(ts.GenerationArchivedError):
+            counts.add(sum(1 for _ in db.replay("#", batch_size=50)))
+    return counts
+
+
+def test_a_delete_waits_and_then_is_refused(db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would delete is in the export by then: neither is lost sight of."""
+    before = everything(db)
+    write, refused = exporting._write, []
+    deleting = threading.Thread(target=lambda: refused.append(_refused(db)))
+
+    def write_and_delete(*arguments: object) -> object:
+        if not deleting.ident:
+            deleting.start()
+        return write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exporting, "_write", write_and_delete)
+    db.archive(tmp_path / "export")
+    deleting.join()
+    assert refused == ["refused"]
+    assert everything(db) == before
+
+
+def _refused(db: ts.Database) -> str:
+    try:
+        db.delete("fleet/#")
+    except ts.GenerationError:
+        return "refused"
+    return "deleted"
+
+
+@SMALL
+def test_an_export_ends_with_its_database(db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the next batch, and it leaves nothing that counts."""
+    compare = exporting._compare
+
+    def close_and_compare(*arguments: object) -> None:
+        db.close()
+        compare(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exporting, "_compare", close_and_compare)
+    with pytest.raises(ts.DatabaseClosedError):
+        db.archive(tmp_path / "export")
+    assert list((tmp_path / "export").rglob("*.parquet")) == []
+
+
+# --- plugins ----------------------------------------------------------------------------
+
+
+class _Secret:
+    """Turns payloads round on their way in, and back on their way out."""
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_store(self, request: StoreRequest):  # type: ignore[no-untyped-def]
+        request.batch = _turned(request.batch)
+        return (yield)
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_iterate(self, request: IterateRequest):  # type: ignore[no-untyped-def]
+        result = yield
+        return attrs.evolve(result, batch=_turned(result.batch))
+
+
+def _turned(batch: ts.MessageBatch) -> ts.MessageBatch:
+    return batch.replace(payloads=[bytes(payload)[::-1] for payload in batch.payloads]) if len(batch) else batch
+
+
+def test_rows_are_exported_as_stored_and_pass_the_plugins_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: Fill
+) -> None:
+    """What a plugin hides on the disk is hidden in the export; and its rows are not taken for messages."""
+    monkeypatch.setattr(type(ts.plugins.registry()), "wrapper", lambda _registry, _name: _Secret())
+    with ts.open(tmp_path / "db", plugins=["secret"]) as db:
+        fill(db)
+        db.add_generation()
+        before = everything(db)
+        db.archive(tmp_path / "export")
+        assert everything(db) == before
+    stored = pq.read_table(tmp_path / "export" / "shard=0000" / "generation=0001" / "part-00000.parquet")
+    payloads = [one.payload for messages in before for one in messages]
+    assert {payload[::-1] for payload in stored["payload"].to_pylist()} == set(payloads)
+    with ts.open(tmp_path / "new") as new, pytest.raises(ts.ImportSourceError, match="secret"):
+        open_export(tmp_path / "export", new)
+
+
+# --- looking ----------------------------------------------------------------------------
+
+
+def test_explain_and_sql_know_of_it(tmp_path: Path, fill: Fill) -> None:
+    with ts.open(tmp_path / "db", backend="duckdb", layout="table") as db:
+        fill(db)
+        db.add_generation()
+        fill(db, 10)
+        db.archive(tmp_path / "export")
+        explained = db.explain("fleet/+/speed")
+        assert [slab.reads.visited > 0 for slab in explained.slabs] == [True, True]
+        with pytest.warns(UserWarning, match=r"1 \(table\)"):
+            counted = db.sql("SELECT count(*) FROM messages")
+        assert counted.column(0).to_pylist() == [10]

@@ -1,0 +1,283 @@
+"""``topicstore export``, and ``import`` of what it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from click.testing import CliRunner, Result
+from topicstore.cli import cli
+
+FIRST = 1_700_000_000_000_000
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, list(map(str, arguments)))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def document(*arguments: object) -> Any:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def numbered(first: int, count: int) -> list[ts.Message]:
+    properties = ts.Properties(content_type="n", user_properties=(("a", "1"), ("a", "2")))
+    return [
+        ts.Message(
+            "$SYS/n" if n % 50 == 0 else f"fleet/bus-{n % 7}",
+            bytes([n % 256, n // 256 % 256]),
+            f"c{n % 9}",
+            n % 3,
+            n % 4 == 0,
+            FIRST + n * 1_000,
+            properties if n % 5 == 0 else None,
+        )
+        for n in range(first, first + count)
+    ]
+
+
+def everything(path: Path) -> list[list[ts.Message]]:
+    with ts.open_existing(path) as db:
+        assert db.verify().ok
+        return [list(db.replay(text, order="time")) for text in ("#", "$SYS/#")]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Three shards, two sealed generations, and some messages in the current one."""
+    with ts.open(tmp_path / "db", shards=3, timestamps="message") as db:
+        for generation in range(2):
+            db.store(numbered(generation * 500, 500))
+            db.add_generation()
+        db.store(numbered(1_000, 10))
+    return tmp_path / "db"
+
+
+# --- export -----------------------------------------------------------------------------
+
+
+def test_export_writes_what_is_missing(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "export"
+    first = document("export", path, target, "--generation", 2)
+    assert (first["generations"], first["messages"], first["slabs"], first["dropped"]) == ([2], 500, 3, False)
+    assert "generation 1, 2: 500 messages" in run("export", path, target).stdout
+    assert f"already in {target}" in run("export", path, target).stdout
+    assert len(everything(path)[0]) == 989
+
+
+def test_drop_leaves_them_in_the_export_only(path: Path, tmp_path: Path) -> None:
+    target, before = tmp_path / "export", everything(path)
+    told = run("export", path, target, "--drop", "--generation", 1).stdout
+    assert f"{path} reads them from {target} now" in told
+    assert everything(path) == before
+    listed = document("generations", path)
+    assert listed["archived"] == {"1": str(target)}
+    assert [one["live_bytes"] == 0 for one in listed["generations"]] == [True, False, False]
+    assert f"generation 1 is exported to {target}" in run("generations", path).stdout
+    assert "exported to" in run("info", path).stdout
+    assert run("replay", path, "fleet/bus-1").stdout.count("\n") == len(
+        [m for m in before[0] if m.topic == "fleet/bus-1"]
+    )
+    assert "nothing is damaged" in run("verify", path).stdout
+    assert "(block)" in run("explain", path, "fleet/bus-1").stdout
+    run("delete", path, "fleet/bus-1", "--yes", code=2)
+    run("topics", path)
+    run("streams", path)
+    run("compact", path)
+    assert everything(path) == before
+
+
+def test_nothing_to_export(tmp_path: Path) -> None:
+    ts.open(tmp_path / "db").close()
+    assert "nothing was to be exported" in run("export", tmp_path / "db", tmp_path / "export").stdout
+    run("export", tmp_path / "db", tmp_path / "export", "--generation", 1, code=2)
+    run("export", tmp_path / "nothing", tmp_path / "export", code=3)
+    run("export", tmp_path / "db", tmp_path, code=3)
+
+
+def test_damage_has_its_exit_code(path: Path, tmp_path: Path) -> None:
+    run("export", path, tmp_path / "export", "--drop")
+    shutil.rmtree(tmp_path / "export")
+    run("replay", path, code=5)
+    assert "no complete export" in run("verify", path, code=1).stdout
+
+
+def test_retention_archives(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = everything(path)
+    monkeypatch.chdir(tmp_path)
+    shown = run("retention", "set", path.name, "--max-age", "1d", "--archive-to", "cold").stdout
+    assert "archived to ../cold" in shown
+    report = document("retention", "run", path.name)
+    assert (report["archived"], report["dropped"]) == ([1, 2], [])
+    assert document("generations", path)["archived"] == {"1": str(tmp_path / "cold"), "2": str(tmp_path / "cold")}
+    assert everything(path) == before
+    assert document("retention", "set", path, "--archive-to", "none")["archive_to"] is None
+
+
+# --- import -----------------------------------------------------------------------------
+
+
+def test_import_puts_back_every_row(path: Path, tmp_path: Path) -> None:
+    """Into a new database, which gets as many shards; positions by the messages' own times are those of before."""
+    with ts.open_existing(path) as db:
+        db.add_generation()
+        positions = [
+            one for batch in db.replay_arrow("#", order="time", ids=True) for one in batch["position"].to_pylist()
+        ]
+    before = everything(path)
+    run("export", path, tmp_path / "export", "--drop")
+    shutil.rmtree(path)
+    told = document("import", tmp_path / "new", tmp_path / "export")
+    assert [one["outcome"] for one in told["sources"]] == ["imported"] * 3
+    assert told["messages"] == 1_010
+    assert everything(tmp_path / "new") == before
+    with ts.open_existing(tmp_path / "new") as db:
+        assert db.manifest.shards == 3
+        assert [
+            one for b in db.replay_arrow("#", order="time", ids=True) for one in b["position"].to_pylist()
+        ] == positions
+    again = document("import", tmp_path / "new", tmp_path / "export")
+    assert {one["outcome"] for one in again["sources"]} == {"already imported"}
+    assert everything(tmp_path / "new") == before
+
+
+@pytest.mark.parametrize(
+    "options", [("--shards", 1), ("--shards", 5, "--layout", "wildcard_optimized"), ("--timestamps", "commit")]
+)
+def test_into_databases_of_other_kinds(path: Path, tmp_path: Path, options: tuple[object, ...]) -> None:
+    run("export", path, tmp_path / "export")
+    run("import", tmp_path / "new", tmp_path / "export", *options)
+    expected = [[one for one in messages if one.timestamp < FIRST + 1_000_000] for messages in everything(path)]  # type: ignore[operator]
+    by_time = [sorted(messages, key=lambda one: one.timestamp or 0) for messages in everything(tmp_path / "new")]
+    assert by_time == expected
+
+
+def test_times_that_are_not_in_order_are_put_behind(tmp_path: Path) -> None:
+    """A new database takes what one had whose positions are times of storing."""
+    with ts.open(tmp_path / "db") as db:
+        db.store([ts.Message("a", b"%d" % n, "c", timestamp=FIRST - n) for n in range(100)])
+        db.add_generation()
+    before = everything(tmp_path / "db")
+    run("export", tmp_path / "db", tmp_path / "export")
+    told = document("import", tmp_path / "new", tmp_path / "export")
+    assert told["sources"][0]["lifted"] == 99
+    assert everything(tmp_path / "new") == before
+
+
+def test_a_dropped_generation_comes_back_behind_what_is_there(tmp_path: Path) -> None:
+    with ts.open(tmp_path / "db", shards=2) as db:
+        db.store(numbered(0, 100))
+        db.add_generation()
+        db.store(numbered(100, 50))
+    run("export", tmp_path / "db", tmp_path / "export")
+    run("import", tmp_path / "db", tmp_path / "export", code=2)  # it is there
+    run("generations", "drop", tmp_path / "db", 1, "--yes")
+    run("import", tmp_path / "db", tmp_path / "export")
+    got = everything(tmp_path / "db")[0]
+    assert sorted(one.timestamp or 0 for one in got) == [
+        one.timestamp for one in numbered(0, 150) if one.topic[0] != "$"
+    ]
+
+
+def test_an_export_grows_and_so_does_the_copy(path: Path, tmp_path: Path) -> None:
+    run("export", path, tmp_path / "export")
+    run("import", tmp_path / "new", tmp_path / "export")
+    with ts.open_existing(path) as db:
+        db.add_generation()
+    run("export", path, tmp_path / "export")
+    told = document("import", tmp_path / "new", tmp_path / "export")
+    assert [one["outcome"] for one in told["sources"]] == ["already imported", "already imported", "imported"]
+    assert everything(tmp_path / "new") == everything(path)
+
+
+def test_limit_and_going_on(path: Path, tmp_path: Path) -> None:
+    run("export", path, tmp_path / "export")
+    told = document("import", tmp_path / "new", tmp_path / "export", "--limit", 123, "--batch-size", 50)
+    assert told["sources"][0]["outcome"] == "limit reached"
+    told = document("import", tmp_path / "new", tmp_path / "export")
+    assert (told["messages"], told["sources"][0]["resumed"]) == (877, 123)
+    assert [len(messages) for messages in everything(tmp_path / "new")] == [980, 20]
+
+
+def test_a_row_that_is_not_stored_as_exported_is_told(path: Path, tmp_path: Path) -> None:
+    """A damaged export stops the import, and one that some plugin or program changed is not called done."""
+    run("export", path, tmp_path / "export")
+    part = tmp_path / "export" / "shard=0001" / "generation=0002" / "part-00000.parquet"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:2_000] + bytes([whole[2_000] ^ 1]) + whole[2_001:])
+    run("import", tmp_path / "new", tmp_path / "export", code=5)
+    part.write_bytes(whole)
+    with ts.open_existing(tmp_path / "new") as db:
+        assert db.delete("fleet/bus-3", 0, FIRST + 400_000) > 0
+    run("import", tmp_path / "new", tmp_path / "export")
+    run("import", tmp_path / "other", tmp_path / "export", "--limit", 600, "--batch-size", 100)
+    with ts.open_existing(tmp_path / "other") as db:
+        assert db.delete("fleet/bus-3", FIRST + 510_000, FIRST + 540_000) > 0
+    told = run("import", tmp_path / "other", tmp_path / "export", code=5).stderr
+    assert "is not in the database as it was exported" in told
+
+
+def test_what_can_not_be_imported(path: Path, tmp_path: Path) -> None:
+    run("export", path, tmp_path / "export")
+    run("import", tmp_path / "new", tmp_path / "export", "--source", "name", code=2)
+    (tmp_path / "empty").mkdir()
+    run("import", tmp_path / "new", tmp_path / "empty", code=2)
+    shutil.rmtree(tmp_path / "export" / "shard=0002" / "generation=0001")
+    assert "the export was not finished" in run("import", tmp_path / "new", tmp_path / "export", code=5).stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_of_it_is_imported_like_any_other(path: Path, tmp_path: Path) -> None:
+    run("export", path, tmp_path / "export")
+    part = tmp_path / "export" / "shard=0001" / "generation=0002" / "part-00000.parquet"
+    with ts.open_existing(path) as db:
+        expected = next(one.messages for one in db.shards[1].generations() if one.number == 2)
+    assert document("import", tmp_path / "new", part)["messages"] == expected
+
+
+def test_a_killed_import_goes_on(tmp_path: Path) -> None:
+    with ts.open(tmp_path / "db", shards=2, timestamps="message") as db:
+        db.store(numbered(0, 12_000))
+        db.add_generation()
+    run("export", tmp_path / "db", tmp_path / "export")
+    command = [
+        sys.executable,
+        "-m",
+        "topicstore.cli",
+        "import",
+        tmp_path / "new",
+        tmp_path / "export",
+        "--batch-size",
+        "100",
+    ]
+    chance, killed = random.Random(2), 0
+    while not _killed_at(command, chance.randrange(500, 5_000)):
+        killed += 1
+    assert killed >= 2
+    assert everything(tmp_path / "new") == everything(tmp_path / "db")
+
+
+def _killed_at(command: list[object], rows: int) -> bool:
+    """Run an import that is killed when it has stored so many more rows; return whether it ended before."""
+    reports, report_to = os.pipe()
+    arguments = [*map(str, command), "--acknowledge", str(report_to)]
+    child = subprocess.Popen(arguments, pass_fds=[report_to], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    os.close(report_to)
+    with os.fdopen(reports, "rb") as lines:
+        first = int(next(lines, b"0"))
+        for line in lines:
+            if line.endswith(b"\n") and int(line) >= first + rows:
+                child.kill()
+    _, errors = child.communicate()
+    assert child.returncode in (0, -signal.SIGKILL), errors.decode()
+    return child.returncode == 0

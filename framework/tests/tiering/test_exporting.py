@@ -1,0 +1,232 @@
+"""Exports: what is on disk, what other programs make of it, and going on with one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+import topicstore as ts
+from topicstore.tiering.exporting import ExportReport
+from topicstore.tiering.format import COLUMNS, read_contents, read_head
+
+pytestmark = pytest.mark.usefixtures("small")
+
+
+def rows(db: ts.Database, topic_filter: str = "#") -> pa.Table:
+    return pa.Table.from_batches(db.replay_arrow(topic_filter, order="time", ids=True), ts.SCHEMA_WITH_IDS)
+
+
+def files(target: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
+
+
+# --- what is on disk ---
+
+
+def test_other_programs_read_every_column_of_every_row(db: ts.Database, tmp_path: Path) -> None:
+    """The shard, which no file has, comes from the path."""
+    report = db.export(tmp_path / "export")
+    exported = ds.dataset(tmp_path / "export", partitioning="hive").to_table().sort_by("position")
+    stored = pa.concat_tables([rows(db), rows(db, "$SYS/#")]).sort_by("position").slice(0, 200)
+    assert report.messages == exported.num_rows == 200
+    assert exported.select(COLUMNS.names).cast(COLUMNS).equals(stored.select(COLUMNS.names))
+    assert exported["shard"].to_pylist() == stored["shard"].to_pylist()
+    assert Counter(exported["generation"].to_pylist()) == {1: 100, 2: 100}
+
+
+def test_sql_prunes_by_shard_and_generation(db: ts.Database, tmp_path: Path) -> None:
+    db.export(tmp_path / "export")
+    glob = tmp_path / "export" / "shard=*" / "generation=*" / "*.parquet"
+    types = "hive_partitioning = true, hive_types = {shard: INTEGER, generation: INTEGER}"
+    query = f"SELECT shard, count(*) FROM read_parquet('{glob}', {types}) WHERE generation = 2 GROUP BY 1 ORDER BY 1"
+    stored = [one for text in ("#", "$SYS/#") for one in db.replay(text) if 100 <= int(one.payload) < 200]
+    assert Counter(dict(duckdb.sql(query).fetchall())) == Counter(db.shard_of(one.client_id) for one in stored)
+
+
+def test_rows_are_in_order_of_positions_in_groups_that_say_which(db: ts.Database, tmp_path: Path) -> None:
+    db.export(tmp_path / "export")
+    directory = tmp_path / "export" / "shard=0000" / "generation=0001"
+    contents = read_contents(directory)
+    assert contents is not None
+    positions: list[int] = []
+    for part in contents.parts:
+        metadata = pq.read_metadata(directory / part.name)
+        column = metadata.schema.names.index("position")
+        for number, group in enumerate(part.groups):
+            statistics = metadata.row_group(number).column(column).statistics
+            assert (statistics.min, statistics.max) == (group.first, group.last)
+        positions += pq.ParquetFile(directory / part.name).read()["position"].to_pylist()
+    assert positions == sorted(positions)
+    assert len(contents.parts) > 1
+    assert max(len(part.groups) for part in contents.parts) > 1
+
+
+def test_it_says_whose_it_is(db: ts.Database, tmp_path: Path) -> None:
+    db.export(tmp_path / "export")
+    head = read_head(tmp_path / "export")
+    contents = read_contents(tmp_path / "export" / "shard=0001" / "generation=0002")
+    assert head is not None
+    assert contents is not None
+    assert (head.database, head.shards) == (db.manifest.id, 2)
+    assert (contents.database, contents.shard, contents.generation, contents.layout) == (db.manifest.id, 1, 2, "block")
+    assert set(contents.filters) <= {"#", "$SYS/#"}
+
+
+def test_an_empty_generation_is_complete_without_a_file(db: ts.Database, tmp_path: Path) -> None:
+    db.add_generation()
+    db.add_generation()
+    assert db.export(tmp_path / "export", generations=[4]).slabs == 2
+    assert {Path(name).suffix for name in files(tmp_path / "export")} == {".json"}
+    db.archive(tmp_path / "export", generations=[4])
+    assert db.verify().ok
+
+
+@pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized"])
+def test_topics_that_begin_with_a_dollar_are_found_where_the_layout_knows_them(tmp_path: Path, layout: str) -> None:
+    with ts.open(tmp_path / "db", backend="memory", layout=layout) as db:
+        db.store([ts.Message(topic, b"") for topic in ("$aws/x", "$SYS", "a", "$aws/y/z", "$b")])
+        db.add_generation()
+        assert db.export(tmp_path / "export").messages == 5
+
+
+@pytest.mark.parametrize(("backend", "layout"), [("memory", "reference"), ("duckdb", "table")])
+def test_what_no_filter_finds_is_an_error_not_a_loss(tmp_path: Path, backend: str, layout: str) -> None:
+    """Layouts that learn nothing can't tell with what such topics begin."""
+    with ts.open(tmp_path / "db", backend=backend, layout=layout) as db:
+        db.store([ts.Message("$aws/x", b""), ts.Message("$SYS/x", b""), ts.Message("a", b"")])
+        db.add_generation()
+        with pytest.raises(ts.UnsupportedError, match="1 messages have topics that begin with"):
+            db.archive(tmp_path / "export")
+        assert len(list(db.replay("$aws/x"))) == 1
+
+
+# --- going on ---
+
+
+def test_only_what_is_missing_is_written(db: ts.Database, tmp_path: Path) -> None:
+    target = tmp_path / "export"
+    first = db.export(target, generations=[2])
+    before = files(target)
+    second = db.export(target)
+    assert (first.slabs, first.messages) == (2, 100)
+    assert (second.slabs, second.slabs_before, second.generations) == (2, 2, (1, 2))
+    assert before.items() <= files(target).items()
+    db.add_generation()
+    assert db.export(target).messages == 10
+    assert db.export(target).slabs == 0
+
+
+def test_what_an_export_did_not_complete_counts_for_nothing(db: ts.Database, tmp_path: Path) -> None:
+    """A directory that has its name, but nothing that says it is whole, is one of somebody's half copy."""
+    target = tmp_path / "export"
+    db.export(target)
+    whole = files(target)
+    slab = target / "shard=0000" / "generation=0001"
+    (slab / "_topicstore_slab.json").unlink()
+    (slab / "part-00000.parquet").write_bytes(b"half")
+    assert db.export(target).slabs == 1
+    assert files(target).keys() == whole.keys()
+    assert db.archive(target).slabs == 0
+
+
+def test_leftovers_of_killed_exports_go(db: ts.Database, tmp_path: Path) -> None:
+    db.export(tmp_path / "export", generations=[1])
+    left = tmp_path / "export" / ".unfinished-0123"
+    left.mkdir()
+    (left / "part-00000.parquet").write_bytes(b"half")
+    db.export(tmp_path / "export")
+    assert not left.exists()
+
+
+def test_another_databases_export_is_refused(db: ts.Database, tmp_path: Path) -> None:
+    target = tmp_path / "export"
+    db.export(target)
+    before = files(target)
+    with ts.open(tmp_path / "other", backend="memory") as other:
+        other.store([ts.Message("a", b"")])
+        other.add_generation()
+        with pytest.raises(ts.ManifestMismatchError, match="an export of database"):
+            other.archive(target)
+        assert len(list(other.replay("#"))) == 1
+        with pytest.raises(ts.ManifestMismatchError, match="is no export"):
+            other.export(tmp_path)
+    assert files(target) == before
+
+
+def test_an_export_of_messages_that_were_deleted_since_is_not_replaced(db: ts.Database, tmp_path: Path) -> None:
+    target = tmp_path / "export"
+    db.export(target)
+    before = files(target)
+    db.delete("fleet/bus-1/#")
+    with pytest.raises(ts.ManifestMismatchError, match="deleted since"):
+        db.archive(target)
+    assert files(target) == before
+    assert db.archived() == {}
+    assert db.archive(tmp_path / "again").messages == sum(one.messages for one in db.generations()[:2])
+
+
+def test_several_processes_export_to_one_target(tmp_path: Path) -> None:
+    """Each slab is written by one of them, whoever is first; nobody fails."""
+    with ts.open(tmp_path / "db", shards=2) as db:
+        for generation in range(6):
+            db.store([ts.Message("a", b"%d" % n, f"c{generation + n}") for n in range(300)])
+            db.add_generation()
+        readers = [ts.open_existing(tmp_path / "db", read_only=True) for _ in range(3)]
+        with ThreadPoolExecutor(3) as pool:
+            reports = list(pool.map(lambda reader: reader.export(tmp_path / "export"), readers))
+        assert sum(report.slabs for report in reports) == 12
+        assert sum(report.messages for report in reports) == 1_800
+        assert {report.slabs + report.slabs_before for report in reports} == {12}
+        assert db.archive(tmp_path / "export").slabs == 0
+        for reader in readers:
+            reader.close()
+
+
+@pytest.mark.parametrize(("number", "reason"), [(3, "current"), (4, "no generation"), (0, "no generation")])
+def test_only_sealed_generations_are_exported(db: ts.Database, tmp_path: Path, number: int, reason: str) -> None:
+    for act in (db.export, db.archive):
+        with pytest.raises(ts.GenerationError, match=reason):
+            act(tmp_path / "export", generations=[1, number])
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_reader_exports_beside_the_writer(tmp_path: Path) -> None:
+    with ts.open(tmp_path / "db") as db:
+        db.store([ts.Message("a", b"1")])
+        db.add_generation()
+        with ts.open_existing(tmp_path / "db", read_only=True) as reader:
+            assert reader.export(tmp_path / "export").messages == 1
+            with pytest.raises(ts.ReadOnlyDatabaseError):
+                reader.archive(tmp_path / "export")
+
+
+def test_checksums_of_the_json_are_looked_at(db: ts.Database, tmp_path: Path) -> None:
+    db.export(tmp_path / "export")
+    path = tmp_path / "export" / "shard=0000" / "generation=0001" / "_topicstore_slab.json"
+    written = json.loads(path.read_bytes())
+    for change, error in (({"messages": 1}, ts.CorruptionError), ({"format": 9}, ts.NewerFormatError)):
+        path.write_text(json.dumps({**written, **change}))
+        with pytest.raises(error):
+            db.export(tmp_path / "export")
+
+
+def test_what_it_did(db: ts.Database, tmp_path: Path) -> None:
+    report = db.export(tmp_path / "export")
+    sizes = sum(path.stat().st_size for path in (tmp_path / "export").rglob("*.parquet"))
+    expected = ExportReport(
+        target=str(tmp_path / "export"),
+        generations=(1, 2),
+        messages=200,
+        file_bytes=sizes,
+        slabs=4,
+        slabs_before=0,
+        seconds=report.seconds,
+    )
+    assert report == expected
