@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,19 +133,16 @@ def test_filters_and_starts(contender: ServerContender[Any]) -> None:
 
 
 def test_more_than_is_sent_at_once(contender: ServerContender[Any]) -> None:
-    """A batch and a replay of several windows and pages, the last one full and not."""
+    """A batch and a replay of several windows and pages, the last one full and not; and large payloads."""
     history = numbered(20_000, 1)
     contender.store(history[:16_384])
     assert history[:16_384] == list(contender.replay("#"))
     contender.store(history[16_384:])
     assert history == list(contender.replay("fleet/bus-0/speed"))
-
-
-def test_large_payloads(contender: ServerContender[Any]) -> None:
-    """Several times what is asked for at once."""
-    history = numbered(150, 2, bytes(range(256)) * 2_048)
-    contender.store(history)
-    assert wanted(history, "#") == by_topic(contender.replay("#"))
+    large = [Message(f"large/{n % 2}", bytes(range(256)) * 2_048, timestamp=20_000 + n) for n in range(150)]
+    contender.store(large)
+    assert wanted(large, "large/#") == by_topic(contender.replay("large/#"))
+    assert len(history) + len(large) == sum(1 for _ in contender.replay("#"))
 
 
 @pytest.mark.parametrize("durability", ["commit", "sync"])
@@ -160,6 +158,35 @@ def test_a_killed_server_loses_nothing(name: str, durability: Durability, tmp_pa
     with opened(contender):
         assert wanted(history, "#") == by_topic(contender.replay("#"))
         assert wanted(history, "#", 1_500) == by_topic(contender.replay("#", 1_500))
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: apt-get install strace")
+@pytest.mark.parametrize("name", QUICK)
+def test_sync_flushes_each_batch(name: str, tmp_path: Path) -> None:
+    """Before it returns, which ``commit`` doesn't."""
+    flushes = {}
+    for durability in ("commit", "sync"):
+        with opened(made(name, tmp_path / durability, durability)) as contender:
+            trace = tmp_path / f"{durability}.trace"
+            command = [
+                "strace",
+                "-f",
+                "-e",
+                "trace=fsync,fdatasync",
+                "-o",
+                str(trace),
+                "-p",
+                str(contender._server.pid),
+            ]
+            with subprocess.Popen(command, stderr=subprocess.PIPE) as tracer:
+                assert tracer.stderr is not None
+                assert b"attached" in tracer.stderr.readline()
+                for first in range(0, 1_000, 100):
+                    contender.store(numbered(1_000)[first : first + 100])
+                tracer.terminate()
+        flushes[durability] = trace.read_text().count("sync(")
+    assert flushes["sync"] >= 10
+    assert flushes["commit"] < 10
 
 
 def test_a_server_that_is_gone_is_an_error(contender: ServerContender[Any]) -> None:

@@ -158,16 +158,21 @@ def _differences(a: Run, b: Run) -> Iterator[str]:
 
 def _made_otherwise(a: Run, b: Run) -> Iterator[str]:
     """Say each difference of versions or settings once, with all contenders that it holds for."""
-    mades = [{made.contender: made for made in run.made_of} for run in (a, b)]
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for contender in (name for name in mades[0] if name in mades[1]):
-        for what in ("versions", "settings"):
-            before, after = (getattr(made[contender], what) for made in mades)
-            for name in dict.fromkeys((*before, *after)):
-                if before.get(name) != after.get(name):
-                    found[f"{name} {before.get(name, 'none')}, then {after.get(name, 'none')}"].append(contender)
+    found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for contender, before in a.made_of.items():
+        after = b.made_of.get(contender, {})
+        for durability in (one for one in before if one in after):
+            for what in ("versions", "settings"):
+                for difference in _changed(getattr(before[durability], what), getattr(after[durability], what)):
+                    found[difference][contender] = None
     for difference, contenders in found.items():
         yield f"{difference} ({', '.join(contenders)})"
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    for name in dict.fromkeys((*before, *after)):
+        if before.get(name) != after.get(name):
+            yield f"{name} {before.get(name, 'none')}, then {after.get(name, 'none')}"
 
 
 def _machines(run: Run) -> str:

@@ -98,10 +98,6 @@ def _decode(key: bytes, data: bytes, kind: type[Any], what: str) -> Any:
         raise CorruptionError(str(bad), place=what) from bad
 
 
-def _encode(key: bytes, record: Tail | GenerationRecord) -> bytes:
-    return seal(key, msgspec.msgpack.encode(record))
-
-
 def load_tail(reader: Reader) -> Tail:
     """Return the shard's tail; that of an empty shard if there is none."""
     data = reader.get(STATE, _TAIL)
@@ -110,7 +106,7 @@ def load_tail(reader: Reader) -> Tail:
 
 def put_tail(batch: WriteBatch, tail: Tail) -> None:
     """Add the tail to a write."""
-    batch.put(STATE, _TAIL, _encode(_TAIL, tail))
+    batch.put(STATE, _TAIL, seal(_TAIL, msgspec.msgpack.encode(tail)))
 
 
 def load_generations(reader: Reader) -> Iterator[GenerationRecord]:
@@ -123,7 +119,10 @@ def load_generations(reader: Reader) -> Iterator[GenerationRecord]:
 def put_generation(batch: WriteBatch, record: GenerationRecord) -> None:
     """Add a generation's record to a write."""
     key = _GENERATION + encode_generation(record.number)
-    batch.put(STATE, key, _encode(key, record))
+    fields = msgspec.structs.astuple(record)
+    if record.archive is None:  # of version 1, which has no such field
+        fields = fields[:-1]
+    batch.put(STATE, key, seal(key, msgspec.msgpack.encode(fields)))
 
 
 def ranges_of(number: int) -> Iterator[tuple[Keyspace, Key, Key]]:

@@ -149,6 +149,13 @@ def test_other_versions_are_said_once_for_all(make_run: RunMaker) -> None:
     assert "SQLite" in difference
 
 
+def test_a_durability_that_only_one_has_makes_no_difference_of_settings(make_run: RunMaker) -> None:
+    found = compare(make_run("before", durabilities=("commit", "sync")), make_run("after"))
+
+    assert () == found.differences
+    assert {"sync"} == {key.durability for key in found.only_before}
+
+
 def test_the_command_shows_and_fails_on_a_regression_only_if_asked(make_run: RunMaker) -> None:
     before, after = make_run("before", repetitions=5), make_run("after", repetitions=5, changes=SLOWER)
     arguments = [str(before), str(after)]

@@ -149,3 +149,10 @@ def test_a_run_without_values_is_refused_and_an_old_report_stays(make_run: RunMa
     assert "old" == (run / "report.html").read_text()
     with pytest.raises(FileNotFoundError):
         write_report(run / "absent")
+
+
+def test_settings_that_durability_changes_are_told_apart(wide_run: Path) -> None:
+    text = write_report(wide_run).read_text(encoding="utf-8")
+
+    assert "synchronous: NORMAL (commit), FULL (sync)" in text
+    assert "library 1.2<" in text

@@ -108,13 +108,6 @@ def test_what_failed_is_not_ranked(wide_run: Path) -> None:
     assert "Redis Streams" not in [one.contender.name for one in found.entrants]
 
 
-def test_settings_that_durability_changes_are_told_apart(wide_run: Path) -> None:
-    (made, *_) = load(wide_run).made_of
-
-    assert {"synchronous": "NORMAL (commit), FULL (sync)"} == made.settings
-    assert {"library": "1.2"} == made.versions
-
-
 def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"contender": ["x"]}), tmp_path / "other.parquet")
 

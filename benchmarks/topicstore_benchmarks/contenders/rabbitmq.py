@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import struct
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -33,7 +32,7 @@ from pathlib import Path
 
 from topicstore import Message, TopicFilter
 
-from .server import Server, ServerContender, ServerError, decode_record, encode_record, free_port
+from .server import Server, ServerContender, ServerError, decode_record, encode_record, free_port, reach
 
 __all__ = ["RabbitmqContender", "why_missing"]
 
@@ -81,8 +80,7 @@ class _Connection:
     """Speaks the stream protocol: frames of a key, a version and what belongs to it."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = reach(port)
         self._frames = self._socket.makefile("rb", 1 << 20)
         self._publishes = False
 
@@ -103,12 +101,14 @@ class _Connection:
 
     def receive(self) -> tuple[int, bytes]:
         """Return the key of the next frame, and what belongs to it."""
-        head = self._frames.read(8)
-        size, key, _version = struct.unpack(">IHH", head) if len(head) == 8 else (0, 0, 0)
-        content = self._frames.read(size - 4) if size else b""
-        if len(content) != size - 4:
+        size, key, _version = struct.unpack(">IHH", self._read(8))
+        return key, self._read(size - 4)
+
+    def _read(self, size: int) -> bytes:
+        data: bytes = self._frames.read(size)
+        if len(data) != size:
             raise ConnectionError("the RabbitMQ server has closed the connection")
-        return key, content
+        return data
 
     def ask(self, key: int, content: bytes, accepted: Iterable[int] = (_OK,)) -> bytes:
         """Send a request and return the response; what comes before it is of a subscription that ends."""

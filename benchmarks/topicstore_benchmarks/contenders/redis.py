@@ -2,7 +2,7 @@
 
 Its keys::
 
-    <topic>   a stream of the topic's messages. A topic can be any of our keys' names, but has no ``#``
+    <topic>   a stream of the topic's messages; no topic has a ``#``, with which the other keys begin
       id        <timestamp in microseconds>-<number>
       field     "", a record (`encode_record`)
     #topics   sorted set of the topics, all of score 0, so that a range of names can be asked for
@@ -14,7 +14,7 @@ one device. A start is native: it is the first half of an id. The number in the 
 ids of one microsecond apart; stored messages must come in order of time.
 
 A batch is one call of a script, so it is stored as a whole and is one answer to wait for; a pipeline
-of XADD takes the client twice as long, redis-py's own four times. The protocol is packed and parsed
+of XADD takes the client twice as long, redis-py's own five times. The protocol is packed and parsed
 by hiredis. A replay asks for pages of many streams at once.
 
 ``commit``: ``appendfsync no``. The file is written before the answer, so that what was stored
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import socket
 import subprocess
 import time
 from collections import deque
@@ -41,11 +40,10 @@ from typing import Any, ClassVar
 from topicstore import Message, TopicFilter
 
 from .contender import Contender, Durability
-from .server import ServerContender, ServerError, decode_record, encode_record
+from .server import ServerContender, ServerError, decode_record, encode_record, reach
 
 __all__ = ["RedisContender", "why_missing"]
 
-_TOPICS, _NUMBER = b"#topics", b"#number"
 _STORE = b"""
 local new, messages = tonumber(ARGV[1]), (#ARGV - 1 - tonumber(ARGV[1])) / 3
 for i = 2, new + 1 do
@@ -93,8 +91,7 @@ class _Connection:
         self._pack = hiredis.pack_command
         self._failed = hiredis.ReplyError
         self._reader = hiredis.Reader()
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = reach(port)
 
     def send(self, commands: Iterable[tuple[Any, ...]]) -> None:
         """Send commands in one piece; each has a reply to be received."""
@@ -218,5 +215,5 @@ def _matching(connection: _Connection, topic_filter: TopicFilter) -> list[bytes]
     above = "/".join(takewhile(lambda level: level not in ("+", "#"), topic_filter.levels))
     # In ASCII, 0 comes behind the slash. ``a/#`` matches ``a`` too.
     first, behind = (f"[{above}", f"({above}0") if above else ("-", "+")
-    topics = connection.ask("ZRANGEBYLEX", _TOPICS, first, behind)
+    topics = connection.ask("ZRANGEBYLEX", "#topics", first, behind)
     return [topic for topic in topics if topic_filter.matches(topic.decode())]

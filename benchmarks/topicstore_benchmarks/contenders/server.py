@@ -23,12 +23,22 @@ from topicstore import Message, Properties
 
 from .contender import Contender, Durability
 
-__all__ = ["Connection", "Server", "ServerContender", "ServerError", "decode_record", "encode_record", "free_port"]
+__all__ = [
+    "Connection",
+    "Server",
+    "ServerContender",
+    "ServerError",
+    "decode_record",
+    "encode_record",
+    "free_port",
+    "reach",
+]
 
 # The shell becomes the server, so that our child is the server itself: $$ is its process id.
 _WATCHED = 'exec 3<&0 </dev/null; (read -r line <&3 || kill -9 $$) >/dev/null 2>&1 & exec 3<&-; exec "$@"'
 _START_SECONDS = 60
 _STOP_SECONDS = 60
+_ANSWER_SECONDS = 60
 _LINES = 20
 """Of a log, in an error."""
 
@@ -93,10 +103,11 @@ class Server:
         return "\n".join([f"{self._log} ends with:", *lines[-_LINES:]])
 
     def peak_memory(self) -> int:
-        """Return the most memory that was resident, in bytes; 0 where the system doesn't tell."""
-        with contextlib.suppress(OSError):
-            found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
-            self._peak = int(found[1]) << 10 if found else self._peak  # one that has ended has none
+        """Return the most memory that was resident till `stop`, in bytes; 0 where the system doesn't tell."""
+        if self._process.returncode is None:  # else its id may be another's
+            with contextlib.suppress(OSError):
+                found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+                self._peak = int(found[1]) << 10 if found else self._peak  # one that was killed has none
         return self._peak
 
     def stop(self) -> None:
@@ -132,7 +143,7 @@ class ServerContender(Contender, Generic[_C]):
 
     def __init__(self, name: str, path: Path, durability: Durability = "commit") -> None:
         super().__init__(name, path, durability)
-        self._peak = 0
+        self._servers: list[Server] = []
         self._idle: deque[_C] = deque()
 
     @abstractmethod
@@ -156,6 +167,7 @@ class ServerContender(Contender, Generic[_C]):
         self.path.mkdir(parents=True, exist_ok=True)
         self._port = free_port()
         self._server = Server(self._command(self._port), self.path / "server.log", self._environment())
+        self._servers.append(self._server)
         try:
             self._idle.append(self._server.wait_for(self._ready))
         except BaseException:
@@ -199,11 +211,17 @@ class ServerContender(Contender, Generic[_C]):
         while self._idle:
             self._idle.pop().close()
         self._server.stop()
-        self._peak = max(self._peak, self._server.peak_memory())
 
     def server_memory(self) -> int:
-        """Return the peak of the server's resident memory."""
-        return max(self._peak, self._server.peak_memory())
+        """Return the peak of the server's resident memory, of all times that it was open."""
+        return max((server.peak_memory() for server in self._servers), default=0)
+
+
+def reach(port: int) -> socket.socket:
+    """Return a socket to a server, which raises TimeoutError if an answer takes longer than a minute."""
+    reached = socket.create_connection(("127.0.0.1", port), _ANSWER_SECONDS)
+    reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return reached
 
 
 def free_port() -> int:

@@ -20,7 +20,7 @@ from .plan import Plan, Run, Settings, WorkloadPlan
 __all__ = ["Asked", "ChoiceError", "new_run"]
 
 _FULL_REPETITIONS, _QUICK_REPETITIONS = 5, 2
-_QUICK_MESSAGES = 50_000
+_QUICK_MESSAGES = 40_000
 _QUICK_WORKLOADS = ("fleet", "hot-topic")
 _QUICK_PAIRS = (
     "rocksdb-block",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from topicstore.errors import BackendUnavailableError
 from topicstore.lock import DirectoryLock
 
 from topicstore_benchmarks.results import SCHEMA
@@ -104,8 +105,10 @@ def _tell_from_task(text: str) -> None:
 @contextmanager
 def _spark(master: str | None) -> Iterator[SparkSession]:
     """Return a session; each task is tried once, because a group that is tried again would be measured twice."""
-    from topicstore.spark import session
-
+    try:
+        from topicstore.spark import session
+    except ModuleNotFoundError as missing:
+        raise BackendUnavailableError(f'a run needs {missing.name}: pip install "topicstore[bench]"') from missing
     settings: dict[str, object] = {"spark_master": master} if master else {}
     settings["spark.python.worker.reuse"] = False  # those that wait for work too long end with a traceback
     with warnings.catch_warnings():

@@ -22,7 +22,7 @@ from .charts import CONFIG, ROW_HEIGHT, colour, panels
 from .estimates import Ratio, ratio
 from .quantities import quantity, short
 from .questions import QUESTIONS, Entrant, Question, entrants, standings
-from .run import Run, load
+from .run import MadeOf, Run, load
 from .verdict import against, defeats, duels, gaps, matrices, sentence, summaries, times
 
 __all__ = ["write_report"]
@@ -77,6 +77,7 @@ def _page(run: Run) -> str:
         against=against(run, met),
         gaps=gaps(run),
         workloads=[_workload(run, name) for name in run.workloads],
+        made_of={name: _made_of(by_durability) for name, by_durability in run.made_of.items()},
         machines=[_machine(machine) for machine in run.machines],
         sync_costs=_sync_costs(run),
         command=_command(run),
@@ -207,6 +208,24 @@ def _machine(machine: Mapping[str, Any]) -> dict[str, str]:
         name: quantity("peak_memory", value) if name == "memory" and isinstance(value, int) else str(value)
         for name, value in machine.items()
     }
+
+
+def _made_of(by_durability: Mapping[str, MadeOf]) -> MadeOf:
+    """Return what a contender is made of under all durabilities."""
+    versions = {durability: made.versions for durability, made in by_durability.items()}
+    settings = {durability: made.settings for durability, made in by_durability.items()}
+    return MadeOf(_together(versions), _together(settings))
+
+
+def _together(by_durability: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return values by name; of one that not all durabilities have, which have it."""
+    found = {}
+    for name in dict.fromkeys(name for document in by_durability.values() for name in document):
+        values = {durability: document[name] for durability, document in by_durability.items() if name in document}
+        alike = len(values) == len(by_durability) and len(set(values.values())) == 1
+        of_each = ", ".join(f"{value} ({durability})" for durability, value in values.items())
+        found[name] = next(iter(values.values())) if alike else of_each
+    return found
 
 
 def _within(found: Ratio) -> str:

@@ -60,9 +60,8 @@ class Workload:
 
 @attrs.frozen
 class MadeOf:
-    """The versions of what a contender is made of, and what was set, as text: by durability where that differs."""
+    """The versions of what a contender is made of, and what was set, as text."""
 
-    contender: str
     versions: Mapping[str, str]
     settings: Mapping[str, str]
 
@@ -94,8 +93,8 @@ class Run:
     """By group: values of the same group were measured side by side."""
     problems: tuple[Problem, ...]
     machines: tuple[Mapping[str, Any], ...]
-    made_of: tuple[MadeOf, ...]
-    """In the order of the contenders."""
+    made_of: Mapping[str, Mapping[str, MadeOf]]
+    """By contender and durability, of those that were measured."""
     repetitions: int
     began: dt.datetime | None
     """When its first cell did; None if there was none."""
@@ -129,7 +128,7 @@ def load(path: Path) -> Run:
         values=_values(rows),
         problems=_problems(rows) + tuple(_refused(asked, contenders)),
         machines=tuple(json.loads(text) for text in sorted({row["machine"] for row in rows})),
-        made_of=tuple(_made_of(rows, contenders)),
+        made_of=_made_of(rows, contenders),
         repetitions=max((row["repetition"] for row in rows), default=0),
         began=min((row["started"] for row in rows), default=None),
     )
@@ -205,22 +204,14 @@ def _refused(asked: Mapping[str, Any], contenders: Mapping[str, Contender]) -> I
             yield Problem("skipped", name, "", "", "", reason)
 
 
-def _made_of(rows: Iterable[Row], contenders: Iterable[str]) -> Iterator[MadeOf]:
-    found: defaultdict[str, dict[str, Row]] = defaultdict(dict)
+def _made_of(rows: Iterable[Row], contenders: Iterable[str]) -> dict[str, dict[str, MadeOf]]:
+    found: dict[str, dict[str, MadeOf]] = {name: {} for name in contenders}
     for row in rows:
-        if row["status"] == "ok":
-            found[row["contender"]][row["durability"]] = row
-    for name in contenders:
-        if by_durability := found.get(name):
-            yield MadeOf(name, _said(by_durability, "versions"), _said(by_durability, "settings"))
+        if row["status"] == "ok" and row["durability"] not in found[row["contender"]]:
+            made = MadeOf(_texts(row["versions"]), _texts(row["settings"]))
+            found[row["contender"]][row["durability"]] = made
+    return {name: dict(sorted(by_durability.items())) for name, by_durability in found.items() if by_durability}
 
 
-def _said(by_durability: Mapping[str, Row], column: str) -> dict[str, str]:
-    """Return what a column's documents say, name by name."""
-    documents = {durability: json.loads(row[column]) for durability, row in sorted(by_durability.items())}
-    said: dict[str, str] = {}
-    for name in dict.fromkeys(name for document in documents.values() for name in document):
-        values = {durability: str(document[name]) for durability, document in documents.items() if name in document}
-        alike = len(set(values.values())) == 1 and len(values) == len(documents)
-        said[name] = next(iter(values.values())) if alike else ", ".join(f"{v} ({d})" for d, v in values.items())
-    return said
+def _texts(document: str) -> dict[str, str]:
+    return {name: str(value) for name, value in json.loads(document).items()}

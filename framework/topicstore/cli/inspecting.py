@@ -70,7 +70,7 @@ def info(path: Path, *, as_json: bool) -> None:
     from . import display
 
     with topicstore.open_existing(path, auto_compact=False) as db:
-        found, manifest = db.info(), db.manifest
+        found, manifest, archived = db.info(), db.manifest, db.archived()
     if as_json:
         display.print_json({**attrs.asdict(found), "created_with": attrs.asdict(manifest)})
         return
@@ -78,7 +78,7 @@ def info(path: Path, *, as_json: bool) -> None:
     alone = display.single(shards=len(found.shards), generations=len(found.generations))
     _print_database(out, found, manifest)
     click.echo()
-    out.print(generations_table(found.generations, title="Generations"))
+    out.print(generations_table(found.generations, title="Generations", archived=archived))
     _print_shards(out, found, alone)
     _print_slabs(out, found, alone)
     for shard in found.shards:

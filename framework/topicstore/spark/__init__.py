@@ -24,5 +24,6 @@ except ModuleNotFoundError as missing:
 
 from .session import register, session
 from .source import TopicstoreSource
+from .tiering import export
 
-__all__ = ["TopicstoreSource", "register", "session"]
+__all__ = ["TopicstoreSource", "export", "register", "session"]
