@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from topicstore_benchmarks.report.quantities import quantity
 from topicstore_benchmarks.report.questions import QUESTIONS, Standing, standings
 from topicstore_benchmarks.report.run import Run, load
-from topicstore_benchmarks.report.verdict import defeats, duels, gaps, matrices, sentence, summaries
+from topicstore_benchmarks.report.verdict import defeats, duels, gaps, leads, matrices, places, sentence, summaries
 
 RunMaker = Callable[..., Path]
 
@@ -39,12 +40,13 @@ def test_limits_take_no_part_and_warming_up_does_not_count(make_run: RunMaker) -
 
 
 def test_a_contender_is_not_its_own_rival_when_compacted(make_run: RunMaker) -> None:
-    found = standing(load(make_run()), "Replay all")
+    """Even if both of its forms are ahead of all others."""
+    far_ahead = {("block on rocksdb", phase): 9.0 for phase in ("replay all", "replay all, compacted")}
+    found = standing(load(make_run(changes=far_ahead)), "Replay all")
 
-    assert "block on rocksdb, compacted" == found.first.label
-    assert found.next is not None
-    assert "block on rocksdb" != found.next.contender.name
-    assert "block on rocksdb" not in [one.contender.name for one in found.tied]
+    assert ["block on rocksdb, compacted", "block on rocksdb"] == [one.label for one in found.entrants[:2]]
+    assert found.next is found.entrants[2]
+    assert () == found.tied
 
 
 def test_a_peer_that_is_faster_is_said_to_be(make_run: RunMaker) -> None:
@@ -60,6 +62,17 @@ def test_a_peer_that_is_faster_is_said_to_be(make_run: RunMaker) -> None:
     _, (place,) = matrix.rows[0]
     assert place is not None
     assert ("peer", ("SQLite",), True) == (place.kind, place.winners, place.clear)
+
+
+def test_where_and_by_how_much_is_said_shortly(wide_run: Path) -> None:
+    run = load(wide_run)
+
+    (store,) = [one for one in summaries(duels(standings(run))) if one.question.name == "Store"]
+    assert "fleet, lorawan" == places(run, store.ahead)
+    assert "hot-topic" == places(run, store.behind)
+    assert "hot-topic (sync)" == places(run, [duel for duel in store.behind if duel.standing.durability == "sync"])
+    assert "all workloads" == places(run, [*store.ahead, *store.behind])
+    assert re.fullmatch(r"1\.\d( to 1\.\d)? times", leads(store.behind))
 
 
 def test_noise_leaves_it_open(make_run: RunMaker) -> None:
@@ -132,6 +145,15 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
 )
 def test_quantities_have_three_digits_and_a_unit(metric: str, value: float, expected: str) -> None:
     assert expected == quantity(metric, value)
+
+
+def test_a_value_of_what_failed_does_not_count(make_run: RunMaker) -> None:
+    def failing(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"status": "failed", "reason": "died"} if row["contender"] == "SQLite" else row
+
+    run = load(make_run(edit=failing))
+    assert not any(key.contender == "SQLite" for key in run.values)
+    assert ("SQLite", "died") in [(problem.contender, problem.reason) for problem in run.problems]
 
 
 def test_rows_of_no_value_are_told_of_and_break_nothing(make_run: RunMaker) -> None:

@@ -23,7 +23,7 @@ from .estimates import Ratio, ratio
 from .quantities import quantity, short
 from .questions import QUESTIONS, Entrant, Question, entrants, standings
 from .run import MadeOf, Run, load
-from .verdict import against, defeats, duels, gaps, matrices, sentence, summaries, times
+from .verdict import against, defeats, duels, gaps, leads, matrices, places, sentence, summaries, times
 
 __all__ = ["write_report"]
 
@@ -61,6 +61,8 @@ def _page(run: Run) -> str:
     environment.globals |= {
         "quantity": quantity,
         "sentence": sentence,
+        "places": places,
+        "leads": leads,
         "colour": colour,
         "questions": QUESTIONS,
         "row_height": ROW_HEIGHT,
@@ -192,9 +194,10 @@ def _baseline(run: Run) -> str:
 
 
 def _command(run: Run) -> str:
-    """Return what to type, for a shell: run.json has the words behind ``topicstore``."""
-    words = [str(word) for word in run.asked.get("command", ("bench", "run", run.name))]
-    return shlex.join(words if words[0] == "topicstore" else ["topicstore", *words])
+    """Return what to type, for a shell: run.json has the words, from ``run`` on or from before that."""
+    words = [str(word) for word in run.asked.get("command", ())]
+    arguments = words[words.index("run") :] if "run" in words else ["run", run.name]
+    return shlex.join(["topicstore", "bench", *arguments])
 
 
 def _summary(run: Run, workload: str) -> str:

@@ -24,7 +24,9 @@ __all__ = [
     "defeats",
     "duels",
     "gaps",
+    "leads",
     "matrices",
+    "places",
     "sentence",
     "summaries",
     "times",
@@ -216,6 +218,27 @@ def sentence(question: Question, one: str, other: str, workload: str, lead: Rati
     return question.sentence.format(
         one=one, other=other, workload=workload, times=f"{times(lead.median)} times", share=share
     )
+
+
+def places(run: Run, met: Sequence[Duel]) -> str:
+    """Return in which workloads duels were, with the durability where it wasn't in all of them."""
+    if len(met) == len(run.workloads) * len(run.durabilities) > 1:
+        return "all workloads"
+    by_workload = {
+        name: [duel.standing.durability for duel in met if duel.standing.workload == name] for name in run.workloads
+    }
+    return ", ".join(
+        name if len(of) == len(run.durabilities) else f"{name} ({', '.join(of)})"
+        for name, of in by_workload.items()
+        if of
+    )
+
+
+def leads(met: Sequence[Duel]) -> str:
+    """Return from where to where the ratios of duels go; of those where topicstore is behind, how far."""
+    medians = [1 / duel.lead.median if duel.outcome == "behind" else duel.lead.median for duel in met]
+    low, high = times(min(medians)), times(max(medians))
+    return f"{low} times" if low == high else f"{low} to {high} times"
 
 
 def times(value: float) -> str:
