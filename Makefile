@@ -12,7 +12,7 @@ help:
 	@echo "make conformance  run the conformance suite for every backend and layout that is installed"
 	@echo "make lint         ruff, mypy --strict"
 	@echo "make bench-quick  compare layouts, other stores and bare engines on a small matrix, with a report; under 5 minutes"
-	@echo "make bench        the same on the whole matrix, most of a day; goes on where it was interrupted"
+	@echo "make bench        the same on the whole matrix, some hours; goes on where it was interrupted"
 	@echo "make bench-figures  the figures that we hold ourselves to, ten minutes (JSON=file writes all of them)"
 	@echo "make clean        remove the virtual environment and what tests and demos left"
 

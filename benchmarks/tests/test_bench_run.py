@@ -18,7 +18,8 @@ pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[sp
 from topicstore.lock import DirectoryLock
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
 from topicstore_benchmarks.harness.choosing import Asked, new_run
-from topicstore_benchmarks.harness.plan import Plan, Settings, WorkloadPlan
+from topicstore_benchmarks.harness.drive import begin
+from topicstore_benchmarks.harness.plan import Plan, Run, Settings, WorkloadPlan
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.workloads.definition import read
 
@@ -95,10 +96,20 @@ def prepared(directory: Path, small_toml: Path, contender: str) -> Path:
 def test_another_run_in_the_same_directory_is_refused(small_toml: Path, tmp_path: Path) -> None:
     """And it says what differs; what is there stays."""
     before = (prepared(tmp_path, small_toml, "Losing") / "run.json").read_bytes()
+    (tmp_path / "groups").mkdir()
+    (tmp_path / "groups" / "small-sync-1.parquet").touch()
     done = bench("run", tmp_path, "--workload", small_toml, "--contender", "sqlite", *SMALL)
     assert 2 == done.returncode
     assert f"error: {tmp_path} has another run: durabilities, contenders, repetitions differ" in done.stderr
     assert before == (tmp_path / "run.json").read_bytes()
+
+
+def test_a_run_that_measured_nothing_gives_way(small_toml: Path, tmp_path: Path) -> None:
+    """Such as one whose messages could not be made."""
+    there = prepared(tmp_path, small_toml, "Losing")
+    asked = new_run("run", [], Asked(workloads=(str(small_toml),), contenders=("sqlite",)))
+    assert asked == begin(there, asked) == Run.load(there)
+    assert asked == begin(there, msgspec.structs.replace(asked, created="later"))
 
 
 def test_two_do_not_measure_in_the_same_directory(small_toml: Path, tmp_path: Path) -> None:
@@ -127,6 +138,7 @@ def test_a_wrong_replay_is_told_loudly(small_toml: Path, tmp_path: Path) -> None
     [
         (["--contender", "oracle"], "there is no contender 'oracle'; there are: duckdb-block, "),
         (["--wildcard", "#"], "filters to ask for go with messages of your own"),
+        (["--data", __file__, "--wildcard", "a/#/b"], "filter 'a/#/b': '#' must be alone in the last level"),
         (["--workload", "nope"], "'nope' is neither a workload nor a TOML file"),
         (
             ["--no-peers", "--no-limits", "--backend", "mars"],

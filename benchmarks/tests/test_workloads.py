@@ -181,6 +181,8 @@ def test_a_bad_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
         ({"metrics": [{"name": "x"}]}, "the metric 'x' needs either 'payload' or 'bytes'"),
         ({"metrics": [{"name": "x", "bytes": [9, 1]}]}, "the metric 'x' has the larger number of 'bytes' first"),
         ({"metrics": [{"pay": "x"}]}, "there is no key `pay` - at `workload.metrics[0]`; there are: name, share,"),
+        ({"wildcard": "a+"}, "filter 'a+': '+' must be alone in its level"),
+        ({"device": "#/{device}"}, "filter '#/0': '#' must be alone in the last level"),
         ({"messages": None}, "Expected `int`, got `null` - at `workload.messages`"),
     ],
 )

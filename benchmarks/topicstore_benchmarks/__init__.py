@@ -1,11 +1,12 @@
-"""How fast topicstore is, in sections that ``python -m topicstore_benchmarks`` runs, all or one.
+"""How fast topicstore is, beside what else keeps messages: ``topicstore bench``.
 
-``limits``   `block` against the engine's own put and scan: `limits` with the messages of `cases`
-``opening``  opening a large database: `opening`
-``layouts``  all layouts, SQLite and the engine with real and made messages: `layouts`, of the
-             times of `comparison` and the memory of `growth`; `sets` has the messages, `sides`
-             and `sqlite` are what is compared
-``trie``     the learned topic structure with a million topics: `trie_figures`, of what `trie` measures
+``workloads``   what is stored and asked for: TOML files, kinds of workloads as plugins
+``contenders``  who is compared: layouts on backends, other stores, bare engines and files as limits
+``harness``     a run: Spark makes the messages, and runs groups of cells, a process for each contender
+``results``     what a run gives: a Parquet row a value
+``report``      the page that a person reads first
+``comparing``   what changed between two runs
+``sections``    figures of one thing at a time, with bounds that we hold ourselves to: ``topicstore bench figures``
 
-`raw_engine` is the engine alone, `timing` how time is taken, `figures` what comes out.
+`timing` is how time is taken within one process.
 """

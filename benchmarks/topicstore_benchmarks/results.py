@@ -7,6 +7,9 @@ A run's directory::
                                  written whole, by rename, so that a run goes on with those that are missing
     <run>/results.parquet        the rows of all groups, `SCHEMA`
     <run>/report.html            what a person reads first
+    <run>/workloads/             the messages, unless they are kept elsewhere
+    <run>/scratch/               the files of contenders while a group is measured
+    <run>/LOCK                   held by who measures
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ UNITS = {
     "disk_bytes": "bytes",
     "bytes_per_message": "bytes",
     "peak_memory": "bytes",
+    "memory_before": "bytes",
 }
 """Metrics and their units.
 
@@ -52,7 +56,8 @@ UNITS = {
 ``first_message_ms``: of replays. ``store_*`` and ``read_*``: of ``mixed``, the latency of one batch stored and of one
 replay of a device; ``*_p999_ms`` only of a thousand values and more. ``disk_bytes`` and ``bytes_per_message``: after
 ``store`` (closed) and after ``compact``.
-``peak_memory``: of the phase ``cell``, the highest resident size of the cell's process and of its server.
+``peak_memory``: of the phase ``cell``, the highest resident size of the cell's process and of its server;
+``memory_before``: what of it was there before the contender was opened, Python and a part of the messages.
 """
 
 _STRING = pa.dictionary(pa.int32(), pa.string())

@@ -64,7 +64,7 @@ from .requests import (
 )
 from .retained import retained
 from .retention import Retention
-from .shard import MakeLayout, Policy, Shard
+from .shard import MakeLayout, Policy, Shard, check_local
 from .sharding import ShardMap
 from .state import ShardState, StateWrite
 from .tiering import Archives, archive_directory, location_of
@@ -107,7 +107,7 @@ class Database:
         read_only: bool = False,
         lazily: bool = False,
     ) -> None:
-        self.path = path
+        self.path = path.absolute()  # the working directory may change
         self.manifest = manifest
         self.shards: Sequence[Shard] = ()
         """Internal to the framework."""
@@ -620,8 +620,8 @@ class Database:
         if until is not None:
             last = first_position(to_microseconds(until)) - 1
             ends = [(shard, min(mark, last)) for shard, mark in ends]
-        for shard, end in ends:
-            shard.check_local(first, end)  # all, before the first deletes anything
+        # Of all shards, before the first deletes anything.
+        check_local(found for shard, end in ends for found in shard.archived_in(first, end))
         try:
             return sum(shard.delete(parsed, first, end) for shard, end in ends if first <= end)
         finally:
@@ -704,7 +704,8 @@ class Database:
         it wrote is on disk when it returns.
 
         Raises `GenerationError` for the current generation and for one that isn't there,
-        `ManifestMismatchError` if the directory holds something else, `CorruptionError`, `OSError`.
+        `ManifestMismatchError` if the directory holds something else or lies inside the database, `CorruptionError`,
+        `OSError`.
         """
         from .tiering.exporting import export
 
@@ -828,8 +829,8 @@ class Database:
 
         A consistent one over all shards, a database of its own with the same id (so iterators are
         valid in both). What was archived stays in its export, which both read; if that was noted by a relative
-        path, the copy looks for it from where it is itself. Raises `UnsupportedError` where the backend lacks
-        ``checkpoint``, `NotADatabaseError` if ``path`` exists.
+        path, the copy looks for it from where it is itself, and a warning says so if that is another place. Raises
+        `UnsupportedError` where the backend lacks ``checkpoint``, `NotADatabaseError` if ``path`` exists.
         """
         self._check_may_write()
         target = Path(path)
@@ -851,6 +852,18 @@ class Database:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
+        self._warn_of_other_archives(target)
+
+    def _warn_of_other_archives(self, copy: Path) -> None:
+        """Say which exports a copy looks for elsewhere than this database does."""
+        locations = {record.archive for record in self.shards[0].generations() if record.archive is not None}
+        for location in sorted(locations):
+            here, there = archive_directory(self.path, location), archive_directory(copy, location)
+            if here != there:
+                warnings.warn(
+                    f"what was archived to {here} is noted by a relative path: {copy} looks for it in {there}",
+                    stacklevel=3,
+                )
 
     def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
         """Read everything, check checksums, indexes and counts, and say what is damaged.

@@ -42,6 +42,7 @@ from .positions import time_of
 from .retained import remove_expired
 from .sealing import seal, unseal
 from .state import OwnWrite
+from .tiering import archive_directory, check_apart
 
 if TYPE_CHECKING:
     from .database import Database
@@ -190,6 +191,7 @@ class Retention:
         """Say what is kept from now on, durably, in place of what held before (see `RetentionSettings`).
 
         Generations go as wholes: what was stored in the current one before the first limit was set goes as one.
+        Raises `InvalidArgumentError`, and `ManifestMismatchError` if ``archive_to`` lies inside the database.
         """
         settings = RetentionSettings(
             max_age=max_age,
@@ -198,7 +200,10 @@ class Retention:
             when_full=when_full,
             archive_to=archive_to,
         )
-        self._database().state(0).write([OwnWrite(_KEY, _encode(settings))])
+        db = self._database()
+        if archive_to is not None:
+            check_apart(db.path, archive_directory(db.path, archive_to))
+        db.state(0).write([OwnWrite(_KEY, _encode(settings))])
         with self._running:
             self._adopt(settings)
         return settings

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -62,7 +62,7 @@ from .state import StateWrite, stage
 from .tiering import Archives
 from .topics import TopicFilter
 
-__all__ = ["MakeLayout", "Policy", "Prepared", "Shard"]
+__all__ = ["MakeLayout", "Policy", "Prepared", "Shard", "check_local"]
 
 _LOOK = 1.0
 """Seconds after which who waits for the end of an epoch looks whether the shard has failed: a flush can't tell it."""
@@ -455,17 +455,17 @@ class Shard:
                 deleted += self._delete_in(record.number, topic_filter, first, last)
         return deleted
 
-    def check_local(self, first: int, last: int) -> None:
-        """Raise `GenerationError` if an archived generation has messages from position ``first`` to ``last``."""
-        for record in self.generations():
-            end = record.last_position
-            if record.archive is None or end is None or not record.messages:
-                continue
-            if record.first_position <= last and end >= first:
-                raise GenerationError(
-                    f"generation {record.number} lies in an export, from which nothing can be deleted: "
-                    f"drop it, or begin at {time_of(end) + 1:,} (microseconds since the epoch)"
-                )
+    def archived_in(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the archived generations that have messages from position ``first`` to ``last``.
+
+        Each with its last position.
+        """
+        return [
+            (record.number, end)
+            for record in self.generations()
+            if record.archive is not None and record.messages and (end := record.last_position) is not None
+            if record.first_position <= last and end >= first
+        ]
 
     def _delete_in(self, generation: int, topic_filter: TopicFilter, first: int, last: int) -> int:
         deleted = 0
@@ -476,7 +476,7 @@ class Shard:
         if not slab.cover(topic_filter):
             return 0
         with self._rewriting:
-            self.check_local(first, last)  # again: it may have been archived since
+            check_local(self.archived_in(first, last))  # again: it may have been archived since
             steps = slab.delete(topic_filter, first, last)
             while True:
                 with self._lock:  # a step at a time, so that writers get their turn in between
@@ -893,6 +893,18 @@ class Shard:
                 f"shard {self.number} takes no writes since one failed ({self.failure}); "
                 "remove the cause, then close and open the database"
             ) from self._failure
+
+
+def check_local(archived: Iterable[tuple[int, int]]) -> None:
+    """Raise `GenerationError` if a delete reaches any archived generation; takes what `Shard.archived_in` gives."""
+    found = sorted(archived)
+    if found:
+        numbers = ", ".join(map(str, dict(found)))
+        behind = time_of(max(end for _, end in found)) + 1
+        raise GenerationError(
+            f"generation {numbers} lies in an export, from which nothing can be deleted: "
+            f"drop it, or begin at {behind} (microseconds since the epoch)"
+        )
 
 
 def _fill(timestamps: Any, now: int) -> Any:

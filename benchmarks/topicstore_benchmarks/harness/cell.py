@@ -6,8 +6,8 @@ it is ready for commands. It ends when its input does, or with the process that 
 prints goes to standard error.
 
 It leaves the cores as they are: engines may use the threads they have, because only one cell works at a time.
-Its memory is that of Python with a part of the messages in it, and of the contender: ``memory_before`` among the
-settings says how much the former was before the contender was opened.
+Its memory is that of Python with a part of the messages in it, and of the contender: ``memory_before`` is how much
+the former was before the contender was opened.
 """
 
 from __future__ import annotations
@@ -108,11 +108,12 @@ class _Cell:
             messages=messages,
             started=started,
             versions=dict(self._contender.versions()),
-            settings={**self._contender.settings(), "memory_before": self._memory_before},
+            settings=dict(self._contender.settings()),
         )
 
     def _memory(self) -> dict[str, float]:
-        return {"peak_memory": peak_memory() + self._contender.server_memory()}
+        peak = peak_memory() + self._contender.server_memory()
+        return {"peak_memory": peak, "memory_before": self._memory_before}
 
     def close(self) -> None:
         """Close the contender, so that its server ends."""

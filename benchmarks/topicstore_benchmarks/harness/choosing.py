@@ -19,8 +19,8 @@ from .plan import Plan, Run, Settings, WorkloadPlan
 
 __all__ = ["Asked", "ChoiceError", "new_run"]
 
-_FULL_REPETITIONS, _QUICK_REPETITIONS = 5, 2
-_QUICK_MESSAGES = 40_000
+_FULL_REPETITIONS, _QUICK_REPETITIONS = 3, 2
+_FULL_MESSAGES, _QUICK_MESSAGES = 300_000, 40_000
 _QUICK_WORKLOADS = ("fleet", "hot-topic")
 _QUICK_PAIRS = (
     "rocksdb-block",
@@ -89,7 +89,7 @@ def new_run(name: str, command: list[str], asked: Asked) -> Run:
 
 def _plan(asked: Asked, definitions: Iterable[Definition], contenders: Iterable[ContenderSpec]) -> Plan:
     quick = asked.quick
-    messages = asked.messages or (_QUICK_MESSAGES if quick else None)
+    messages = asked.messages or (_QUICK_MESSAGES if quick else _FULL_MESSAGES)
     wanted = {name: value for name in _OF_CELLS if (value := getattr(asked, name)) is not None}
     settings = msgspec.structs.replace(_QUICK_SETTINGS if quick else Settings(), **wanted)
     return Plan(

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from topicstore import Message, TopicFilter
 from topicstore.batch import MessageBatch
+from topicstore.errors import InvalidArgumentError
 
 from topicstore_benchmarks.workloads.definition import Definition
 from topicstore_benchmarks.workloads.workload import Requests, Workload, WorkloadError
@@ -107,12 +108,12 @@ def make(spark: SparkSession, definition: Definition, messages: int | None, cach
 
 
 def _run(spark: SparkSession, items: Sequence[int], work: Any) -> list[Any]:
-    """Run a function over numbers, in tasks for all cores; what it raises as `WorkloadError` comes back as such."""
+    """Run a function over numbers, in tasks for all cores; a bad message or filter comes back as `WorkloadError`."""
 
     def guarded(item: int) -> tuple[Any, str | None]:
         try:
             return work(item), None
-        except WorkloadError as bad:
+        except InvalidArgumentError as bad:
             return None, str(bad)
 
     context = spark.sparkContext

@@ -40,20 +40,25 @@ Tell = Callable[[str], None]
 def begin(directory: Path, run: Run) -> Run:
     """Return the run of a directory: the one that is there, if it has the same plan, or else this one, written.
 
-    Raises `PlanMismatchError`.
+    A run with another plan gives way if none of its groups was measured. Raises `PlanMismatchError`, and
+    `DatabaseLockedError` while another process measures there.
     """
     there = Run.load(directory)
-    if there is None:
-        directory.mkdir(parents=True, exist_ok=True)
+    differing = [] if there is None else there.plan.differences(run.plan)
+    if there is not None and not differing:
+        return there
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = DirectoryLock(directory)
+    try:
+        if there is not None and any(_file(directory, group).exists() for group in there.plan.groups()):
+            raise PlanMismatchError(
+                f"{directory} has another run: {', '.join(differing)} differ; give no options to go on with it, "
+                "or take another directory"
+            )
         run.save(directory)
-        return run
-    differing = there.plan.differences(run.plan)
-    if differing:
-        raise PlanMismatchError(
-            f"{directory} has another run: {', '.join(differing)} differ; give no options to go on with it, "
-            "or take another directory"
-        )
-    return there
+    finally:
+        lock.release()
+    return run
 
 
 def drive(directory: Path, run: Run, cache: Path, master: str | None, tell: Tell) -> Path:

@@ -23,6 +23,7 @@ import attrs
 import msgspec
 import xxhash
 from msgspec import inspect
+from topicstore.errors import InvalidArgumentError
 from topicstore.plugins import missing_modules, registry
 from topicstore.specs import WorkloadSpec
 
@@ -58,7 +59,7 @@ class Definition:
         options: WorkloadOptions = self._decoded(self.values, target.Options)
         try:
             return target(options.limited(messages), Path(self.source).parent)
-        except WorkloadError as bad:
+        except InvalidArgumentError as bad:
             raise WorkloadError(f"{self.source}: {bad}") from bad
 
     def digest(self, workload: Workload) -> str:

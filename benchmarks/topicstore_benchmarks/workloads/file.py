@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from topicstore import TopicFilter
 from topicstore.batch import MessageBatch
 from topicstore_conformance import datasets
 
@@ -39,6 +40,11 @@ class FileWorkload(Workload):
 
     Options = FileOptions
     options: FileOptions
+
+    def __init__(self, options: FileOptions, beside: Path) -> None:
+        super().__init__(options, beside)
+        for text in filter(None, (options.wildcard, *options.devices)):
+            TopicFilter(text)  # raises
 
     @cached_property
     def _path(self) -> Path:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import topicstore
 from msgspec import Meta
+from topicstore import TopicFilter
 
 from .workload import Requests, Workload, WorkloadError, WorkloadOptions
 
@@ -117,6 +118,8 @@ class MadeWorkload(Workload):
         self._topic = _pattern("topic", options.topic, topics)
         self._client_id = _pattern("client_id", options.client_id, topics)
         self._filter = _pattern("device", options.device, ours)
+        for text in (options.wildcard, self._filter.format(**ours)):
+            TopicFilter(text)  # raises
         for metric in options.metrics:
             if (metric.payload is None) == (metric.bytes is None):
                 raise WorkloadError(f"the metric {metric.name!r} needs either 'payload' or 'bytes'")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import topicstore as ts
+from click.testing import CliRunner
+from topicstore.cli import cli
 from topicstore.tiering.exporting import ExportReport
 from topicstore.tiering.format import read_contents
 
@@ -74,6 +79,25 @@ def test_only_what_is_missing_is_written(spark: SparkSession, path: Path, tmp_pa
     again = export(spark, path, tmp_path / "export")
     assert (again.slabs, again.slabs_before) == (3, 1)
     assert export(spark, path, tmp_path / "export").slabs == 0
+
+
+def test_the_command_line_has_a_flag_for_it(path: Path, tmp_path: Path) -> None:
+    """In a process of its own, which starts Spark and ends it."""
+    command = [sys.executable, "-m", "topicstore.cli", "export", path, tmp_path / "cold", "--spark", "--drop", "--json"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert (told["slabs_before"], told["dropped"], told["target"]) == (4, True, str(tmp_path / "cold"))
+    with ts.open_existing(path) as db:
+        assert list(db.archived()) == [1, 2]
+        assert len(list(db.replay("#"))) == 3_000
+
+
+def test_the_flag_starts_nothing_for_a_path_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    arguments = ["export", str(tmp_path / "nothing"), str(tmp_path / "cold"), "--spark"]
+    result = CliRunner().invoke(cli, arguments)
+    assert (result.exit_code, "no database" in result.stderr) == (3, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_task_that_is_killed_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:

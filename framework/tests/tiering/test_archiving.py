@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import tempfile
 import threading
@@ -261,6 +262,16 @@ def test_nothing_is_deleted_from_an_export_nor_elsewhere_by_the_same_call(db: ts
     assert db.delete("fleet/#", behind + 1) == len(before[0]) - len(list(db.replay("fleet/#", 0, behind + 1)))
 
 
+def test_the_error_says_from_when_on_something_can_be_deleted(db: ts.Database, tmp_path: Path) -> None:
+    """Behind all that was archived, in one step, as a number that can be handed in."""
+    db.archive(tmp_path / "export")
+    with pytest.raises(ts.GenerationError, match=r"generation 1, 2 lies .*begin at \d+ \(") as refused:
+        db.delete("fleet/#")
+    starts = [int(number) for number in re.findall(r"begin at (\d+)", str(refused.value))]
+    assert db.delete("fleet/#", starts[0]) == 9
+    assert len(list(db.replay("fleet/#"))) == 180
+
+
 def test_slabs_refuse_what_would_change_them(db: ts.Database, tmp_path: Path) -> None:
     db.archive(tmp_path / "export")
     slab = db.shards[0].slab(1)
@@ -316,6 +327,24 @@ def test_a_relative_export_moves_with_its_database(tmp_path: Path, monkeypatch: 
     with ts.open_existing(tmp_path / "there" / "db") as db:
         assert everything(db) == before
         assert db.archived() == {1: tmp_path / "there" / "export"}
+
+
+def test_a_checkpoint_that_looks_elsewhere_for_exports_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: Fill
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ts.open("db") as db:
+        fill(db)
+        db.add_generation()
+        db.archive("cold")
+        before = everything(db)
+        db.checkpoint("beside")
+        with pytest.warns(UserWarning, match=f"looks for it in {tmp_path}/backup/cold"):
+            db.checkpoint("backup/db")
+    shutil.copytree("cold", "backup/cold")
+    for name in ("beside", "backup/db"):
+        with ts.open_existing(name) as copy:
+            assert everything(copy) == before
 
 
 @SMALL

@@ -97,12 +97,25 @@ def test_drop_leaves_them_in_the_export_only(path: Path, tmp_path: Path) -> None
     assert everything(path) == before
 
 
+def test_the_target_is_told_as_it_was_given(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert document("export", path, "cold")["target"] == "cold"
+    assert "already in cold\n" in run("export", path, "cold", "--drop").stdout
+
+
+def test_a_target_inside_the_database_is_refused(path: Path) -> None:
+    for arguments in (("export", path, path / "cold"), ("export", path, path / "cold", "--drop")):
+        assert "lies inside the database" in run(*arguments, code=3).stderr
+    run("retention", "set", path, "--archive-to", path / "cold", code=3)
+
+
 def test_nothing_to_export(tmp_path: Path) -> None:
     ts.open(tmp_path / "db").close()
     assert "nothing was to be exported" in run("export", tmp_path / "db", tmp_path / "export").stdout
     run("export", tmp_path / "db", tmp_path / "export", "--generation", 1, code=2)
     run("export", tmp_path / "nothing", tmp_path / "export", code=3)
     run("export", tmp_path / "db", tmp_path, code=3)
+    assert "nothing was to be imported" in run("import", tmp_path / "new", tmp_path / "export").stderr
 
 
 def test_damage_has_its_exit_code(path: Path, tmp_path: Path) -> None:

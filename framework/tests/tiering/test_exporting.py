@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
+from topicstore.tiering import exporting
 from topicstore.tiering.exporting import ExportReport
 from topicstore.tiering.format import COLUMNS, read_contents, read_head
 
@@ -143,6 +147,83 @@ def test_leftovers_of_killed_exports_go(db: ts.Database, tmp_path: Path) -> None
     (left / "part-00000.parquet").write_bytes(b"half")
     db.export(tmp_path / "export")
     assert not left.exists()
+
+
+def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path) -> None:
+    """Whoever exports next looks for those while others begin theirs."""
+    stop = threading.Event()
+
+    def sweep() -> None:
+        while not stop.is_set():
+            exporting._sweep(tmp_path)
+
+    with ThreadPoolExecutor(2) as pool:
+        sweeping = [pool.submit(sweep) for _ in range(2)]
+        try:
+            for _ in range(1_000):
+                with exporting._draft(tmp_path) as draft:
+                    (draft / "part").write_bytes(b"")
+                    (draft / "next").write_bytes(b"")
+        finally:
+            stop.set()
+    assert [one.exception() for one in sweeping] == [None, None]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing(db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space"):
+            db.export(tmp_path / "export")
+    assert files(tmp_path / "export") == {}
+    assert db.export(tmp_path / "export").slabs == 4
+
+
+@pytest.mark.parametrize("inside", [".", "export", "sub/export", "../db/export"])
+def test_a_target_inside_the_database_is_refused(db: ts.Database, inside: str) -> None:
+    """It would go with the database, and checkpoints lack it."""
+    target, before = db.path / inside, sorted(db.path.rglob("*"))
+    for act in (db.export, db.archive):
+        with pytest.raises(ts.ManifestMismatchError, match="inside the database"):
+            act(target)
+    with pytest.raises(ts.ManifestMismatchError, match="inside the database"):
+        db.retention.set(max_age=1, archive_to=inside)
+    assert db.retention.settings.archive_to is None
+    assert sorted(db.path.rglob("*")) == before
+
+
+def test_it_goes_on_when_its_generation_is_archived(
+    db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are in another place then, but the same."""
+    compare, archived = exporting._compare, []
+
+    def archive_and_compare(*arguments: object) -> None:
+        if not archived:
+            archived.append(None)
+            db.archive(tmp_path / "archive")
+        compare(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exporting, "_compare", archive_and_compare)
+    assert db.export(tmp_path / "export").messages == 200
+    tables = [ds.dataset(tmp_path / name, partitioning="hive").to_table() for name in ("export", "archive")]
+    assert tables[0].sort_by("position").equals(tables[1].sort_by("position"))
+
+
+def test_the_export_of_a_copy_that_went_its_own_way_is_told_apart(tmp_path: Path) -> None:
+    """A checkpoint has the same id; what is stored in it later is not what the database has, if it is as many."""
+    with ts.open(tmp_path / "db") as db:
+        db.checkpoint(tmp_path / "copy")
+        with ts.open(tmp_path / "copy") as copy:
+            for one in (copy, db):
+                one.store([ts.Message("a", b"1" if one is db else b"2")])
+                one.add_generation()
+            assert copy.export(tmp_path / "export").messages == 1
+        with pytest.raises(ts.ManifestMismatchError, match="of a copy of the database"):
+            db.export(tmp_path / "export")
 
 
 def test_another_databases_export_is_refused(db: ts.Database, tmp_path: Path) -> None:

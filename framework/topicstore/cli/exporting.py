@@ -9,6 +9,7 @@ import attrs
 import click
 
 import topicstore
+from topicstore.manifest import existing_manifest
 
 from .options import PATH, json_option
 
@@ -54,6 +55,7 @@ def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool
     elif report is None:
         with topicstore.open_existing(path, read_only=True) as db:
             report = db.export(target, generations=chosen)
+    report = attrs.evolve(report, target=str(target))  # as it was given, whoever wrote it
     if as_json:
         display.print_json({"path": str(path), **attrs.asdict(report), "dropped": drop})
         return
@@ -66,6 +68,7 @@ def _through_spark(path: Path, target: Path, generations: list[int] | None) -> E
     from topicstore.spark import session
     from topicstore.spark.tiering import export as export_with
 
+    existing_manifest(path)  # or an error, before Spark takes its seconds to start
     spark = session()
     try:
         return export_with(spark, path, target, generations=generations)

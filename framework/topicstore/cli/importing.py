@@ -109,6 +109,8 @@ def import_(
                 done.append(transfer.run(source))
             if not as_json:
                 click.echo(summary(done[-1]))
+    if not done:
+        click.echo("nothing was to be imported: the export has no generation yet", err=True)
     if as_json:
         sources = [attrs.asdict(one) for one in done]
         display.print_json({"path": str(path), "messages": sum(one.messages for one in done), "sources": sources})

@@ -10,11 +10,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from topicstore.errors import ManifestMismatchError
+
 if TYPE_CHECKING:
     from topicstore.generations import GenerationRecord
     from topicstore.layout import Slab
 
-__all__ = ["Archives", "archive_directory", "location_of"]
+__all__ = ["Archives", "archive_directory", "check_apart", "location_of"]
 
 
 def location_of(database: Path, target: Path) -> str:
@@ -25,6 +27,12 @@ def location_of(database: Path, target: Path) -> str:
 def archive_directory(database: Path, location: str) -> Path:
     """Return the directory that `location_of` noted."""
     return (database / location).resolve()
+
+
+def check_apart(database: Path, target: Path) -> None:
+    """Raise `ManifestMismatchError` if an export would lie inside a database, with which it would be removed."""
+    if target.resolve().is_relative_to(database.resolve()):
+        raise ManifestMismatchError(f"{target} lies inside the database; an export needs a place of its own")
 
 
 class Archives:

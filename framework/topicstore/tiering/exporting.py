@@ -29,7 +29,13 @@ import pyarrow.parquet as pq
 
 from topicstore import replay
 from topicstore.batch import MessageBatch
-from topicstore.errors import CorruptionError, GenerationError, ManifestMismatchError, UnsupportedError
+from topicstore.errors import (
+    CorruptionError,
+    GenerationArchivedError,
+    GenerationError,
+    ManifestMismatchError,
+    UnsupportedError,
+)
 from topicstore.generations import GenerationRecord
 from topicstore.iterators import Iterator as StreamIterator
 from topicstore.lanes import plan_lane
@@ -40,7 +46,7 @@ from topicstore.requests import NextResult
 from topicstore.shard import Shard
 from topicstore.topics import TopicFilter
 
-from . import archive_directory
+from . import archive_directory, check_apart
 from .archive import ArchiveSlab, digest_of, digests_of, rows_of
 from .format import (
     COLUMNS,
@@ -138,6 +144,7 @@ def archive(db: Database, location: str, generations: Sequence[int] | None) -> E
 
 def begin(db: Database, target: Path, generations: Sequence[int] | None) -> list[int]:
     """Make a directory ready for an export; return the generations to write, by default all that are sealed."""
+    check_apart(db.path, target)
     numbers = _sealed(db) if generations is None else _checked(db, generations)
     begin_export(target, db.manifest)
     _sweep(target)
@@ -181,7 +188,7 @@ def export_slab(db: Database, shard: Shard, generation: int, target: Path, *, an
     """Export a shard's part of a sealed generation, or see that it is there.
 
     ``anew``: hold what is there already against what is stored row by row, as what is written now always is.
-    Raises `ManifestMismatchError` if that is another number of messages.
+    Raises `ManifestMismatchError` if that is another number of messages, or between other positions.
     """
     directory = slab_directory(target, shard.number, generation)
     there = read_contents(directory)
@@ -195,18 +202,31 @@ def export_slab(db: Database, shard: Shard, generation: int, target: Path, *, an
                 if _record(shard, generation).messages == record.messages:
                     raise
                 continue  # messages of it were deleted meanwhile
+            except GenerationArchivedError:
+                continue  # its rows are the same there
             if _publish(draft, directory):
                 return ExportedSlab(contents.messages, contents.size, new=True)
         there = read_contents(directory)  # another process was quicker
     record = _record(shard, generation)
-    if (there.database, there.messages) != (db.manifest.id, record.messages):
+    _check_same(db, record, directory, there)
+    if anew:
+        _compare(directory, there, _stored(db, shard, record))
+    return ExportedSlab(there.messages, there.size, new=False)
+
+
+def _check_same(db: Database, record: GenerationRecord, directory: Path, there: Contents) -> None:
+    """Raise `ManifestMismatchError` if it shows without reading rows that an export is not of what is stored."""
+    bounds = (record.first_position, record.last_position)
+    if (there.database, there.first_position, there.last_position) != (db.manifest.id, *bounds):
+        raise ManifestMismatchError(
+            f"{directory} is the export of another generation {record.number}, of a copy of the database, say; "
+            "export to another directory"
+        )
+    if there.messages != record.messages:
         raise ManifestMismatchError(
             f"{directory} holds {there.messages:,} messages where the generation has {record.messages:,}: some were "
             "deleted since; export to another directory, or remove that one"
         )
-    if anew:
-        _compare(directory, there, _stored(db, shard, record))
-    return ExportedSlab(there.messages, there.size, new=False)
 
 
 def _record(shard: Shard, generation: int) -> GenerationRecord:
@@ -225,7 +245,7 @@ def _draft(target: Path) -> Iterator[Path]:
         path.mkdir()
         with suppress(FileNotFoundError):  # swept away before it was locked
             handle = os.open(path, os.O_RDONLY)
-            _lock(handle)
+            _lock(handle, fcntl.LOCK_EX)  # who has it is about to remove the directory
             if path.exists():
                 break
             os.close(handle)
@@ -236,10 +256,10 @@ def _draft(target: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _lock(handle: int) -> bool:
-    """Lock a directory, if that is possible: not where others use it, nor on every file system."""
+def _lock(handle: int, how: int) -> bool:
+    """Lock a directory, if that is possible: it isn't on every file system."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, how)
     except OSError:
         return False
     return True
@@ -251,7 +271,7 @@ def _sweep(target: Path) -> None:
         with suppress(FileNotFoundError):
             handle = os.open(path, os.O_RDONLY)
             try:
-                if _lock(handle):
+                if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # else somebody writes there
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(handle)

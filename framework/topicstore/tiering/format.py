@@ -189,11 +189,15 @@ def _write(path: Path, value: msgspec.Struct) -> None:
     fields = msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])
     data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    with draft.open("wb") as file:
-        file.write(msgspec.json.encode(data) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("wb") as file:
+            file.write(msgspec.json.encode(data) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 
