@@ -113,9 +113,10 @@ def run(
     for name, reason in {**found.skipped_workloads, **found.skipped_contenders}.items():
         _tell(f"{name} is left out: {reason}")
     results = drive(directory, found, cache or directory / "workloads", spark_master, _tell)
+    failed = _tell_failures(results)
     if report:
         _report(directory)
-    if _tell_failures(results):
+    if failed:
         ctx.exit(DAMAGED)
 
 
@@ -149,7 +150,11 @@ def _report(directory: Path) -> None:
         from .report.page import write_report
     except ModuleNotFoundError as missing:
         raise _not_installed(missing) from missing
-    click.echo(write_report(directory))
+    try:
+        path = write_report(directory)
+    except ValueError as nothing:
+        raise Failure(str(nothing), DAMAGED) from nothing
+    click.echo(path)
 
 
 @bench.command()

@@ -24,6 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from topicstore.cli.exits import USAGE, Failure
 
 from .report.estimates import Ratio, ratio
 from .report.quantities import quantity
@@ -200,7 +201,7 @@ def compare_command(
     try:
         found = compare(a, b, threshold=threshold / 100, relative_to=relative_to)
     except (FileNotFoundError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+        raise Failure(str(error), USAGE) from error
     if as_json:
         click.echo(json.dumps(_document(found), indent=2))
     else:

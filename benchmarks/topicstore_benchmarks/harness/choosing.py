@@ -71,9 +71,13 @@ def new_run(name: str, command: list[str], asked: Asked) -> Run:
     absent = {one.name: reason for one in definitions if (reason := one.make().why_missing()) is not None}
     present = [one for one in definitions if one.name not in absent]
     able = [spec for spec in chosen if spec.name not in missing]
-    if not present or not able:
-        reasons = "; ".join(f"{what}: {why}" for what, why in {**absent, **missing}.items())
+    plan = _plan(asked, present, able)
+    unable = {spec.name: why for spec in able if (why := _why_unable(spec, plan.durabilities)) is not None}
+    if not present or len(unable) == len(able):
+        reasons = "; ".join(f"{what}: {why}" for what, why in {**absent, **missing, **unable}.items())
         raise ChoiceError(f"there is nothing to measure{': ' * bool(reasons)}{reasons}")
+    for one in present:
+        _ = one.make().parts  # raises for a file that can't be read, before Spark has started
     return Run(
         name=name,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -83,8 +87,14 @@ def new_run(name: str, command: list[str], asked: Asked) -> Run:
         skipped_workloads=absent,
         skipped_contenders=missing,
         left_out=tuple(spec for spec in chosen if spec.name in missing),
-        plan=_plan(asked, present, able),
+        plan=plan,
     )
+
+
+def _why_unable(spec: ContenderSpec, durabilities: Iterable[Durability]) -> str | None:
+    """Return why a contender has no part in any group, or None if it has one."""
+    wanted = tuple(durabilities)
+    return None if set(wanted) & set(spec.durabilities) else f"it has no durability {', '.join(map(repr, wanted))}"
 
 
 def _plan(asked: Asked, definitions: Iterable[Definition], contenders: Iterable[ContenderSpec]) -> Plan:

@@ -86,7 +86,7 @@ def test_the_command_line_has_a_flag_for_it(path: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "topicstore.cli", "export", path, tmp_path / "cold", "--spark", "--drop", "--json"]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
-    assert (told["slabs_before"], told["dropped"], told["target"]) == (4, True, str(tmp_path / "cold"))
+    assert (told["slabs"], told["dropped"], told["target"]) == (4, True, str(tmp_path / "cold"))
     with ts.open_existing(path) as db:
         assert list(db.archived()) == [1, 2]
         assert len(list(db.replay("#"))) == 3_000

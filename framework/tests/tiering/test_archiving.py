@@ -329,6 +329,26 @@ def test_a_relative_export_moves_with_its_database(tmp_path: Path, monkeypatch: 
         assert db.archived() == {1: tmp_path / "there" / "export"}
 
 
+def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: Fill) -> None:
+    """A database that was opened by a relative path stays where it is, and so do its exports."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with ts.open("db") as db:
+        for _ in range(2):
+            fill(db)
+            db.add_generation()
+        before = everything(db)
+        db.archive("cold", generations=[1])
+        monkeypatch.chdir("elsewhere")
+        db.archive("cold", generations=[2])
+        db.checkpoint("../copy")
+        assert db.archived() == {1: tmp_path / "cold", 2: tmp_path / "elsewhere" / "cold"}
+        assert everything(db) == before
+    for name in ("db", "copy"):
+        with ts.open_existing(tmp_path / name) as again:
+            assert everything(again) == before
+
+
 def test_a_checkpoint_that_looks_elsewhere_for_exports_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: Fill
 ) -> None:

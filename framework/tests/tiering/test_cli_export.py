@@ -202,6 +202,22 @@ def test_a_dropped_generation_comes_back_behind_what_is_there(tmp_path: Path) ->
     ]
 
 
+def test_only_what_was_dropped_comes_back_to_where_it_was(tmp_path: Path) -> None:
+    """The others are there, archived or local."""
+    with ts.open(tmp_path / "db", shards=2) as db:
+        for generation in range(3):
+            db.store(numbered(generation * 100, 100))
+            db.add_generation()
+    before = everything(tmp_path / "db")
+    run("export", tmp_path / "db", tmp_path / "export")
+    run("export", tmp_path / "db", tmp_path / "export", "--drop", "--generation", 1, "--generation", 2)
+    run("generations", "drop", tmp_path / "db", 2, "--yes")
+    told = document("import", tmp_path / "db", tmp_path / "export")
+    assert [(one["name"], one["messages"]) for one in told["sources"]] == [(f"{tmp_path}/export, generation 2", 100)]
+    by_time = [sorted(messages, key=lambda one: one.timestamp or 0) for messages in everything(tmp_path / "db")]
+    assert by_time == [sorted(messages, key=lambda one: one.timestamp or 0) for messages in before]
+
+
 def test_an_export_grows_and_so_does_the_copy(path: Path, tmp_path: Path) -> None:
     run("export", path, tmp_path / "export")
     run("import", tmp_path / "new", tmp_path / "export")
@@ -243,6 +259,7 @@ def test_a_row_that_is_not_stored_as_exported_is_told(path: Path, tmp_path: Path
 def test_what_can_not_be_imported(path: Path, tmp_path: Path) -> None:
     run("export", path, tmp_path / "export")
     run("import", tmp_path / "new", tmp_path / "export", "--source", "name", code=2)
+    assert "rows of a file" in run("import", tmp_path / "new", tmp_path / "export", "--skip", 5, code=2).stderr
     (tmp_path / "empty").mkdir()
     run("import", tmp_path / "new", tmp_path / "empty", code=2)
     shutil.rmtree(tmp_path / "export" / "shard=0002" / "generation=0001")

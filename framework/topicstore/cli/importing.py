@@ -64,7 +64,7 @@ def import_(
 
     A directory that `export` wrote is put back, generation by generation, its rows in order of positions;
     then every row is looked for in PATH, and compared but for its position, which is given anew. A new
-    database gets as many shards as the exported one had.
+    database gets as many shards as the exported one had; the exported one itself gets what it has no more.
 
     Columns: timestamp, topic, client_id, qos, retain, payload (or payload_base64), properties; only topic
     and a payload are needed. A timestamp is ISO 8601 or microseconds since the epoch, a number.
@@ -91,6 +91,8 @@ def import_(
     exports = {file for file in files if _is_export(file)}
     if name is not None and exports:
         raise click.UsageError("--source names a file or stream, not an export")
+    if skip and exports:
+        raise click.UsageError("--skip passes over rows of a file; of an export, every row is looked for at the end")
     with _imported_into(path, arguments_of(**given), sorted(exports)) as db:
         transfer = Transfer(
             db=db,

@@ -215,22 +215,24 @@ def open_source(path: Path, file_format: str | None = None, name: str | None = N
 def open_export(path: Path, db: Database) -> list[Source]:
     """Return the generations of an export, oldest first, to be put back into a database.
 
-    Raises `ImportSourceError` for rows that can't be put back as they were.
+    Those that the database has itself, because it is the one that was exported, are left out.
+    Raises `ImportSourceError` for rows that can't be put back as they were, and if nothing is left.
     """
     from topicstore.tiering.restoring import exported_generations
 
     found = exported_generations(path)
-    for one in found:
-        if one.head.plugins:
-            names = ", ".join(one.head.plugins)
-            raise ImportSourceError(
-                f"{path}: its rows are as plugins stored them ({names}), not as they were published"
-            )
-        if one.head.database == db.manifest.id and one.number in {info.number for info in db.generations()}:
-            raise ImportSourceError(
-                f"{path}: the database is the one it was exported from, and has generation {one.number}"
-            )
-    return [_Export(path, one, db) for one in found]
+    plugins = ", ".join(found[0].head.plugins) if found else ""
+    if plugins:
+        raise ImportSourceError(f"{path}: its rows are as plugins stored them ({plugins}), not as they were published")
+    own = bool(found) and found[0].head.database == db.manifest.id
+    there = {info.number for info in db.generations()} if own else set()
+    missing = [one for one in found if one.number not in there]
+    if found and not missing:
+        numbers = ", ".join(str(one.number) for one in found)
+        raise ImportSourceError(
+            f"{path}: the database is the one it was exported from, and has generation {numbers} itself"
+        )
+    return [_Export(path, one, db) for one in missing]
 
 
 def _is_regular(path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -103,6 +103,8 @@ class _Found:
     generations: list[GenerationInfo]
     unlearned: list[GenerationInfo]
     """Those of which nothing is known."""
+    archived: Collection[int]
+    """Numbers of generations that lie in an export."""
     shards: int
     counted: bool
 
@@ -169,7 +171,14 @@ def _find(db: topicstore.Database, generation: int | None, topic_filter: str | N
             above.messages_within += node.messages
     known = {number for _, number in learned}
     unlearned = [one for one in generations if one.number not in known]
-    return _Found(root=root, generations=generations, unlearned=unlearned, shards=len(db.shards), counted=counted)
+    return _Found(
+        root=root,
+        generations=generations,
+        unlearned=unlearned,
+        archived=db.archived().keys(),
+        shards=len(db.shards),
+        counted=counted,
+    )
 
 
 def _merge(root: _Node, slab: _Slab, nodes: Iterable[TopicNode], wanted: set[tuple[int, int, int]] | None) -> None:
@@ -333,6 +342,8 @@ def _print_tree(found: _Found, path: Path, most: int | None) -> None:
         click.echo(_WILDCARDS)
     for one in found.unlearned:
         why = f"layout {one.layout!r} learns nothing of topics" if one.messages else "it holds no messages"
+        if one.number in found.archived:
+            why = "it lies in an export, which has no tree of topics"
         click.echo(f"generation {one.number}: {why}")
 
 
