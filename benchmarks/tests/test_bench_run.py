@@ -145,6 +145,11 @@ def test_a_wrong_replay_is_told_loudly(small_toml: Path, tmp_path: Path) -> None
             "there is no backend 'mars'; there are: duckdb, leveldb, rocksdb",
         ),
         (["--layout", "flat"], "there is no layout 'flat'; there are: block, "),
+        (
+            ["--workload", "fleet", "--contender", "parquet", "--durability", "sync"],
+            "there is nothing to measure: parquet: it has no durability 'sync'",
+        ),
+        (["--data", __file__], f"error: {__file__}: Parquet magic bytes not found"),
     ],
 )
 def test_what_can_not_be_measured_is_refused(arguments: list[str], says: str, tmp_path: Path) -> None:
@@ -159,6 +164,13 @@ def test_there_is_no_report_without_a_run(tmp_path: Path) -> None:
     """And it says so."""
     done = bench("report", tmp_path)
     assert (2, f"error: there is no run in {tmp_path}") == (done.returncode, done.stderr.partition(" (see")[0])
+
+
+def test_there_is_no_report_before_anything_was_measured(small_toml: Path, tmp_path: Path) -> None:
+    """And it says so, in a line."""
+    pytest.importorskip("altair", reason="the report needs altair")
+    done = bench("report", prepared(tmp_path, small_toml, "Losing"))
+    assert (1, f"error: {tmp_path} holds no measured value to report on\n") == (done.returncode, done.stderr)
 
 
 def test_workloads_and_contenders_are_listed() -> None:

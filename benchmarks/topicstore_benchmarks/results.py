@@ -75,7 +75,7 @@ SCHEMA = pa.schema(
         pa.field("workload_messages", pa.int64(), nullable=False),
         pa.field("workload_topics", pa.int64(), nullable=False),
         pa.field("workload_bytes", pa.int64(), nullable=False),  # of topics and payloads
-        pa.field("repetition", pa.int32(), nullable=False),  # from 1; 0 is the one that warms up
+        pa.field("repetition", pa.int32(), nullable=False),  # from 1; 0 stands for all
         pa.field("phase", _STRING, nullable=False),  # of PHASES, or "cell"
         pa.field("metric", _STRING, nullable=False),  # of UNITS, or "status"
         pa.field("value", pa.float64()),  # null with "status"

@@ -156,3 +156,16 @@ def test_settings_that_durability_changes_are_told_apart(wide_run: Path) -> None
 
     assert "synchronous: NORMAL (commit), FULL (sync)" in text
     assert "library 1.2<" in text
+
+
+def test_it_says_that_a_run_is_not_finished(make_run: RunMaker) -> None:
+    """Groups that no contender could take part in are not waited for."""
+    run = make_run(repetitions=2)
+    plan = {"workloads": [{"name": "fleet", "values": {}}], "repetitions": 3, "durabilities": ["commit", "sync"]}
+    for durabilities, says in ((["commit"], "2 of 3 groups"), (["commit", "sync"], "2 of 6 groups")):
+        asked = {"plan": {**plan, "contenders": [{"durabilities": durabilities}]}}
+        (run / "run.json").write_text(json.dumps(asked))
+        assert f"<strong>Not finished:</strong> {says}" in write_report(run).read_text(encoding="utf-8")
+    finished = {"plan": {**plan, "repetitions": 2, "contenders": [{"durabilities": ["commit"]}]}}
+    (run / "run.json").write_text(json.dumps(finished))
+    assert "Not finished" not in write_report(run).read_text(encoding="utf-8")

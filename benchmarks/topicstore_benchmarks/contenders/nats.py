@@ -17,6 +17,9 @@ whole when the last one is acknowledged; that is about 30 times as fast as an fs
 The protocol is spoken here, over a socket: nats-py stores a quarter and reads a third as much a
 second, and it is the server that is to be compared.
 
+Nothing is compressed, which is the default. (With ``compression: s2`` files of small JSON payloads have
+three fifths of the bytes, and a tenth to a third fewer messages are stored a second.)
+
 A filter with a wildcard is answered by the server, or by reading everything and matching here,
 whichever is found to be faster; ``#`` is everything. (The server takes longer to find a fifth of
 2,000 topics than to send all of them.)

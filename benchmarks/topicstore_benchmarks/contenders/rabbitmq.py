@@ -7,6 +7,9 @@ The body of a message::
 
     length of the topic (2 bytes, big-endian), topic, record (`encode_record`)
 
+Nothing is compressed: RabbitMQ leaves that to publishers, who may send several messages as one entry,
+which is then confirmed as one.
+
 Up to 1,000 messages are published in one frame of the stream protocol, then their confirmations are
 awaited. The protocol is spoken here, over a socket, as for NATS. The server knows its own times
 only: a start is found by bisection of the offsets, as in SQLite.

@@ -12,6 +12,7 @@ the former was before the contender was opened.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -98,7 +99,8 @@ class _Cell:
         except Skipped as why:
             return Reply(phase=phase, status="skipped", reason=str(why), started=started)
         except Exception as error:  # noqa: BLE001 - whatever a contender raises is its result
-            traceback.print_exc()
+            with contextlib.suppress(OSError):  # of a disk that is full, which the reply says
+                traceback.print_exc()
             kind = WRONG if isinstance(error, WrongReplayError) else type(error).__name__
             return Reply(phase=phase, status="failed", reason=f"{kind}: {error}", started=started)
         return Reply(

@@ -80,7 +80,7 @@ class Problem:
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """All that one run gave. What belongs to warming up isn't among the values."""
+    """All that one run gave, so far."""
 
     name: str
     asked: Mapping[str, Any]
@@ -96,12 +96,23 @@ class Run:
     made_of: Mapping[str, Mapping[str, MadeOf]]
     """By contender and durability, of those that were measured."""
     repetitions: int
+    groups: frozenset[str]
+    """Those that were measured, whether they gave values or failed."""
     began: dt.datetime | None
     """When its first cell did; None if there was none."""
 
     def of(self, workload: str, durability: str, contender: str, phase: str, metric: str) -> Mapping[str, float]:
         """Return values by group, none if there are none."""
         return self.values.get(Key(workload, durability, contender, phase, metric), {})
+
+    def missing(self) -> int:
+        """Return how many groups of the plan weren't measured yet; 0 where there is no plan."""
+        plan = self.asked.get("plan")
+        if plan is None:
+            return 0
+        able = {durability for contender in plan["contenders"] for durability in contender["durabilities"]}
+        durabilities = able.intersection(plan["durabilities"])
+        return len(plan["workloads"]) * len(durabilities) * plan["repetitions"] - len(self.groups)
 
     def of_kind(self, *kinds: str) -> Iterator[Contender]:
         """Return the contenders of some kinds."""
@@ -124,12 +135,13 @@ def load(path: Path) -> Run:
         asked=asked,
         contenders=contenders,
         workloads=_workloads(rows),
-        durabilities=tuple(sorted({row["durability"] for row in rows})),
+        durabilities=tuple(sorted({row["durability"] for row in rows if row["status"] != "skipped"})),
         values=_values(rows),
         problems=_problems(rows) + tuple(_refused(asked, contenders)),
         machines=tuple(json.loads(text) for text in sorted({row["machine"] for row in rows})),
         made_of=_made_of(rows, contenders),
         repetitions=max((row["repetition"] for row in rows), default=0),
+        groups=frozenset(row["group"] for row in rows if row["repetition"] > 0),
         began=min((row["started"] for row in rows), default=None),
     )
 
