@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
+from topicstore_benchmarks.harness.cell import CELL, CellPlan, Command, Reply
 from topicstore_benchmarks.harness.dataset import Dataset
 from topicstore_benchmarks.harness.group import Outcome, run_group
 from topicstore_benchmarks.harness.plan import Group, Plan, Settings
@@ -165,3 +169,22 @@ def test_what_one_can_not_do_is_skipped(measure: Measure) -> None:
         **{f"{phase}, compacted": "it has nothing to compact" for phase in REPLAYS},
         "mixed": "it can't be read while it is written",
     } == reasons(rows, "narrow")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk_is_told(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the log of the cell, which is on the same disk, takes no traceback."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    plan = CellPlan(
+        contender=faulty("Refusing"),
+        path=str(tmp_path / "files"),
+        durability="commit",
+        data=str(small.directory),
+        settings=SETTINGS,
+    )
+    lines = b"\n".join(map(msgspec.json.encode, (plan, Command(phase="store"), Command(phase=CELL))))
+    with Path("/dev/full").open("wb") as full:
+        cell = [sys.executable, "-m", "topicstore_benchmarks.harness.cell"]
+        done = subprocess.run(cell, input=lines, stdout=subprocess.PIPE, stderr=full, timeout=60)
+    _ready, store, _cell = (msgspec.json.decode(line, type=Reply) for line in done.stdout.splitlines())
+    assert ("failed", "OSError: the disk is gone") == (store.status, store.reason)

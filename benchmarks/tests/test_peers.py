@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -328,3 +329,19 @@ def test_nats_answers_filters_in_two_ways(tmp_path: Path) -> None:
         for text in ("#", "+", "a/#", "+/b", "$a/#"):
             for way in (contender._served, contender._walk):
                 assert wanted(history, text, 3) == by_topic(way(TopicFilter(text), contender._first(3)))
+
+
+def test_a_rabbitmq_node_is_known_by_its_name(tmp_path: Path) -> None:
+    """One that its epmd doesn't know ends by itself after a minute; another node's port is left to that."""
+    contender = made("rabbitmq", tmp_path)
+    with contextlib.ExitStack() as taken:
+        with contextlib.suppress(OSError):  # then another node has it
+            taken.enter_context(socket.create_server(("127.0.0.1", 25672)))
+        contender.open()
+    try:
+        environment = Path(f"/proc/{contender._server.pid}/environ").read_bytes().decode()
+        port = environment.partition("ERL_EPMD_PORT=")[2].partition("\0")[0]
+        names = subprocess.run(["epmd", "-port", port, "-names"], capture_output=True, text=True, check=True)
+        assert "name peer at port" in names.stdout
+    finally:
+        contender.close()

@@ -201,11 +201,12 @@ class RabbitmqContender(ServerContender[_Connection]):
             "HOME": str(path),
             "RABBITMQ_CONFIG_FILE": str(path / "rabbitmq.conf"),
             "RABBITMQ_CONF_ENV_FILE": str(path / "none"),
+            "RABBITMQ_DIST_PORT": str(free_port()),  # that of another node is refused
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(path / "enabled_plugins"),
             "RABBITMQ_LOG_BASE": str(path),
             "RABBITMQ_MNESIA_BASE": str(path / "data"),
             "RABBITMQ_NODENAME": "peer@localhost",
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-start_epmd false -dist_listen false",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}",
             "RUNNING_UNDER_SYSTEMD": "yes",  # then the script becomes the node, and doesn't wait for it
         }
 

@@ -112,7 +112,8 @@ class Run:
             return 0
         able = {durability for contender in plan["contenders"] for durability in contender["durabilities"]}
         durabilities = able.intersection(plan["durabilities"])
-        return len(plan["workloads"]) * len(durabilities) * plan["repetitions"] - len(self.groups)
+        planned: int = len(plan["workloads"]) * len(durabilities) * plan["repetitions"]
+        return planned - len(self.groups)
 
     def of_kind(self, *kinds: str) -> Iterator[Contender]:
         """Return the contenders of some kinds."""
