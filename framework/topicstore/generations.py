@@ -89,8 +89,9 @@ def _decode(key: bytes, data: bytes, kind: type[Any], what: str) -> Any:
     try:
         value = unseal(key, data)
         version = _VERSIONS.decode(value)[0]
-        if version > ARCHIVED_VERSION:
-            raise NewerFormatError(f"{what} has version {version}; this topicstore reads up to {ARCHIVED_VERSION}")
+        newest = ARCHIVED_VERSION if kind is GenerationRecord else _VERSION
+        if version > newest:
+            raise NewerFormatError(f"{what} has version {version}; this topicstore reads up to {newest}")
         return msgspec.msgpack.decode(value, type=kind)
     except CorruptionError as bad:
         raise CorruptionError(bad.reason, place=what) from bad
@@ -119,10 +120,7 @@ def load_generations(reader: Reader) -> Iterator[GenerationRecord]:
 def put_generation(batch: WriteBatch, record: GenerationRecord) -> None:
     """Add a generation's record to a write."""
     key = _GENERATION + encode_generation(record.number)
-    fields = msgspec.structs.astuple(record)
-    if record.archive is None:  # of version 1, which has no such field
-        fields = fields[:-1]
-    batch.put(STATE, key, seal(key, msgspec.msgpack.encode(fields)))
+    batch.put(STATE, key, seal(key, msgspec.msgpack.encode(record)))
 
 
 def ranges_of(number: int) -> Iterator[tuple[Keyspace, Key, Key]]:
