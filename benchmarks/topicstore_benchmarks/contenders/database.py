@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import topicstore
 from topicstore import Message
@@ -21,8 +21,6 @@ _ENGINES = {"rocksdb": "rocksdict", "leveldb": "plyvel", "duckdb": "duckdb"}
 
 class DatabaseContender(Contender):
     """A layout on a backend, with the defaults of both. Nothing is merged but by `compact`."""
-
-    abilities: ClassVar[frozenset[str]] = Contender.abilities | {"compact"}
 
     def __init__(
         self,

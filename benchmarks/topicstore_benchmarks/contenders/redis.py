@@ -35,11 +35,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from topicstore import Message, TopicFilter
 
-from .contender import Contender, Durability
+from .contender import Durability
 from .server import ServerContender, ServerError, decode_record, encode_record, reach
 
 __all__ = ["RedisContender", "why_missing"]
@@ -126,8 +126,6 @@ class _Connection:
 
 class RedisContender(ServerContender[_Connection]):
     """A Redis server. Compacting it rewrites the append-only file; what is read comes from memory."""
-
-    abilities: ClassVar[frozenset[str]] = Contender.abilities | {"compact"}
 
     def __init__(self, name: str, path: Path, durability: Durability = "commit") -> None:
         super().__init__(name, path, durability)
