@@ -51,8 +51,10 @@ __all__ = ["Batch", "abort", "check_unlocked", "promote"]
 _VERSION = 1
 _PREFIX = b"spark/"
 _COMMIT = "commit.json"
-_ROWS = 32_768
-"""Of a shard, that one call to store takes."""
+_ROWS = 131_072
+"""Most rows in memory: those of the first call to store, which has some of each shard."""
+_LEAST_ROWS = 1_024
+"""Of a shard, that one call takes: with fewer a call costs more than its rows."""
 
 
 class _Commit(msgspec.Struct, frozen=True):
@@ -216,8 +218,9 @@ class _Promotion:
 
     def _store(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
         """Store the first rows of all shards together, so that what is refused is refused whole, then the others."""
+        rows = max(_ROWS // len(runs), _LEAST_ROWS)
         done = dict.fromkeys(runs, 0) | {shard: progress.rows for shard, progress in self._begun.items()}
-        rest = {shard: _behind(in_order(of_shard, _ROWS), done[shard]) for shard, of_shard in runs.items()}
+        rest = {shard: _behind(in_order(of_shard, rows), done[shard]) for shard, of_shard in runs.items()}
         first = {shard: part for shard, batches in rest.items() for part in islice(batches, 1)}
         if first:
             self._store_parts(first, done)
