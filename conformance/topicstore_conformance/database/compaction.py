@@ -239,7 +239,7 @@ class Compaction(Fixtures):
             for part in range(30):
                 db.store(batch(number, part, 40))
             running = begin(partial(again_until, threading.Event(), db.compact))
-            wait_until(partial(has_begun, pair, db))
+            wait_until(partial(has_begun, pair, db), "the compaction to begin")
             db.close()
             assert isinstance(running.exception(20), ts.DatabaseClosedError)
             if path.exists():
@@ -256,11 +256,11 @@ class Compaction(Fixtures):
             if not path.exists():
                 return
         with ts.open(path) as db:
-            wait_until(lambda: not pair.merges(db))
+            wait_until(lambda: not pair.merges(db), "the background to compact everything")
             assert ENOUGH < db.info().total.compacted
             assert [b"%d" % n for n in range(7, ENOUGH, 50)] == [m.payload for m in db.replay("t/7/x", order="time")]
             fill(db)
-            wait_until(lambda: not pair.merges(db))
+            wait_until(lambda: not pair.merges(db), "the background to compact everything")
             assert (2 * ENOUGH + 1, []) == ((report := db.verify()).messages, report.damages)
             assert db.info().compaction_failure is None
 
@@ -285,9 +285,9 @@ class Compaction(Fixtures):
         db = merging(pair, opened(pair, directory / "db", auto_compact=True))
         fill(db, count)
         if begun:
-            wait_until(lambda: db.shards[0].counters.compacted)
+            wait_until(lambda: db.shards[0].counters.compacted, "the background to compact something")
         db.close()
-        wait_until(lambda: threading.active_count() <= threads)
+        wait_until(lambda: threading.active_count() <= threads, "the background's threads to end")
         with ts.open(directory / "db", auto_compact=False) as db:
             assert begun or pair.merges(db)
             assert (count + 1, []) == ((report := db.verify()).messages, report.damages)
@@ -304,7 +304,7 @@ class Compaction(Fixtures):
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 fill(db)
-                wait_until(lambda: db.info().compaction_failure and told)
+                wait_until(lambda: db.info().compaction_failure and told, "the background's failure to be told")
             assert "background compaction has ended" in str(told[0].message)
             assert "shard 0" in str(db.info().compaction_failure)
             with pytest.raises(ts.CorruptionError):
