@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test conformance lint bench bench-quick bench-figures clean
+.PHONY: help demo test test-hard conformance lint bench bench-quick bench-figures clean
 
 help:
 	@echo "make demo         fill a store, kill it in the middle, resume, replay (INPUT=file.parquet for your own messages)"
-	@echo "make test         run the tests"
+	@echo "make test         run the tests (ARGS='-k name' for some of them)"
+	@echo "make test-hard    run them on busy cores, on one core, in random order, with other Pythons …; hours"
 	@echo "make conformance  run the conformance suite for every backend and layout that is installed"
 	@echo "make lint         ruff, mypy --strict"
 	@echo "make bench-quick  compare layouts, other stores and bare engines on a small matrix, with a report; under 5 minutes"
@@ -29,7 +30,11 @@ demo: $(READY)
 # The suites that `make conformance` runs fully are run quickly here. A file's tests stay in one process,
 # and files in their order, because some make what takes long once for all of their tests.
 test: $(READY)
-	TOPICSTORE_CONFORMANCE=$${TOPICSTORE_CONFORMANCE:-quick} $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	TOPICSTORE_CONFORMANCE=$${TOPICSTORE_CONFORMANCE:-quick} $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Each run is a fresh clone of what is committed; RUNS="busy one-core" chooses some.
+test-hard:
+	@$(PYTHON) .ci/hard.py $(RUNS)
 
 conformance: $(READY)
 	@$(BIN)/python -m topicstore.cli conformance --all
@@ -53,5 +58,5 @@ bench-figures: $(READY)
 	$(BIN)/python -m topicstore.cli bench figures $(if $(JSON),--json "$(JSON)")
 
 clean:
-	rm -rf $(VENV) demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks dist build
+	rm -rf $(VENV) demo-data test-hard .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

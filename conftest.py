@@ -1,13 +1,32 @@
-"""What holds for all tests of this repository."""
+"""What holds for every run of the tests: how many processes share them, and what to install for those skipped."""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+import os
+import re
+from collections.abc import Generator
 
-# How long an example takes, and how often drawing one succeeds, says something about the machine and about luck.
-settings.register_profile(
-    "any machine",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
-settings.load_profile("any machine")
+import pytest
+
+_INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install (.+)")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Give ``-n auto`` a process for each CPU that this one may use, not for each that is there."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """After the list of skipped tests, say in one line what to install to have them run."""
+    yield
+    wanted: dict[str, set[str]] = {}
+    count = 0
+    for report in terminalreporter.getreports("skipped"):
+        found = _INSTALL.search(report.longrepr[2] if isinstance(report.longrepr, tuple) else "")
+        if found is not None:
+            wanted.setdefault(found[1], set()).update(found[2].split())
+            count += 1
+    if wanted:
+        commands = "; ".join(f"{tool} install {' '.join(sorted(what))}" for tool, what in sorted(wanted.items()))
+        terminalreporter.write_line(f"{count} skipped tests need more tools, and run after: {commands}")
