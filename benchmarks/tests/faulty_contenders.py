@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from itertools import chain
 
@@ -47,18 +48,21 @@ class Forgetting(SqliteContender):
 
 
 class Dying(SqliteContender):
-    """Takes the process with it when it is asked for a filter."""
+    """Takes the process with it when it is asked for a filter; the end of its answers is seen long before its own."""
 
     def prepare(self, filters: object) -> None:
         if filters != ["#"]:
             print("my last words")
+            os.closerange(3, 256)
+            time.sleep(1.5)
             os._exit(3)
 
 
 class Hanging(SqliteContender):
-    """Never returns from a replay."""
+    """Never returns from a replay, and leaves a file that tells when it has come to that."""
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
+        self.path.with_name("hanging").touch()
         threading.Event().wait()
         return iter(())
 

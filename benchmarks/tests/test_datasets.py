@@ -68,8 +68,12 @@ def test_a_chain_goes_on() -> None:
 # --- datasets ---
 
 
-def test_answers_are_those_of_a_plain_walk(small: Dataset) -> None:
-    """For every request: which messages match, from when."""
+def test_answers_are_those_of_a_plain_walk(
+    spark: SparkSession, small: Dataset, small_toml: Path, tmp_path: Path
+) -> None:
+    """For every request: which messages match, from when; and they are the same wherever tasks run."""
+    elsewhere, small = small, make(spark, read(str(small_toml)), None, tmp_path)
+    assert elsewhere.about == small.about
     messages = [message for chunk in small.chunks() for message in chunk]
     assert (3_000, small.about.messages) == (len(messages), len(messages))
     assert {"replay all": 1, "wildcard": 1, "one device": 5, "late start": 1} == {

@@ -3,7 +3,7 @@
 ``python -m topicstore_benchmarks.harness.cell`` reads lines of JSON on its standard input, a `CellPlan` and then
 one `Command` after the other, and answers each with a line on its standard output: a `Reply`, the first one when
 it is ready for commands. It ends when its input does, or with the process that started it. What a contender
-prints goes to standard error.
+prints goes to standard error at once, so that it is there however the process ends.
 
 It leaves the cores as they are: engines may use the threads they have, because only one cell works at a time.
 Its memory is that of Python with a part of the messages in it, and of the contender: ``memory_before`` is how much
@@ -141,6 +141,7 @@ def main() -> None:
         return
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    sys.stdout = sys.stderr
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=CellPlan)
     cell = _Cell(plan)
     _answer(replies, Reply(phase=READY, status="ok", started=time.time()))

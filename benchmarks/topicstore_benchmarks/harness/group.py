@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import attrs
 import msgspec
@@ -40,8 +40,8 @@ Tell = Callable[[str], None]
 SCRATCH = "scratch"
 """Of the run's directory: where contenders keep their files."""
 _LAST_LINES = 5
-_ENDING = 30.0
-"""Seconds that a cell may take to close its contender."""
+_ENDING = 300.0
+"""Seconds that a cell may take to close its contender, whose server has less."""
 
 
 @attrs.frozen(kw_only=True)
@@ -99,21 +99,24 @@ class _CellProcess:
         """Return the answer; a failure, and the end of the process, if there is none in time."""
         output, started = self._process.stdout, time.time()
         assert output is not None  # noqa: S101 - it is a pipe
-        readable, _, _ = select.select([output], [], [], self._timeout)
-        line = output.readline() if readable else b""
-        if line.endswith(b"\n"):
-            return msgspec.json.decode(line, type=Reply)
-        failed = Reply(phase=phase, status="failed", reason=self._why(), started=started)
+        if _answers(output, self._timeout):
+            line = output.readline()
+            if line.endswith(b"\n"):
+                return msgspec.json.decode(line, type=Reply)
+            reason = self._last_words()
+        else:
+            reason = f"no answer within {self._timeout:,.0f} s"
         self._kill()
-        return failed
+        return Reply(phase=phase, status="failed", reason=reason, started=started)
 
-    def _why(self) -> str:
-        try:
-            code = self._process.wait(1)
-        except subprocess.TimeoutExpired:
-            return f"no answer within {self._timeout:,.0f} s"
+    def _last_words(self) -> str:
+        """Return why there comes nothing more; the log is complete, and the code known, once the process has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING)
+        code = self._process.poll()
+        ended = "the process closed its output" if code is None else f"the process ended with {code}"
         lines = self._log.read_text(errors="replace").split("\n")
-        return f"the process ended with {code}: " + "\n".join([line for line in lines if line.strip()][-_LAST_LINES:])
+        return f"{ended}: " + "\n".join([line for line in lines if line.strip()][-_LAST_LINES:])
 
     def _kill(self) -> None:
         self.over = True
@@ -134,6 +137,12 @@ class _CellProcess:
         except subprocess.TimeoutExpired:
             self._kill()
         self._process.stdout.close()
+
+
+def _answers(output: IO[bytes], seconds: float) -> bool:
+    """Wait for an answer, or for the end of all answers; return whether one of them came in time."""
+    readable, _, _ = select.select([output], [], [], seconds)
+    return bool(readable)
 
 
 def run_group(group: Group, plan: Plan, data: Path, directory: Path, tell: Tell) -> Outcome:
