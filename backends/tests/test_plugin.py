@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 
 import pytest
-from topicstore.engine import CAPABILITIES, Backend
+from topicstore.contract.engine import CAPABILITIES, Backend
 from topicstore_backends.plugin import topicstore_backends
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import topicstore as ts
-from topicstore.engine import META, WriteBatch, encode_generation
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.engine import META, WriteBatch, encode_generation
 from topicstore.generations import load_tail
 from topicstore.manifest import read_manifest
-from topicstore.sealing import seal, unseal
 from topicstore_conformance.clock import START, Clock
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore import plugins
-from topicstore.engine import STATE, WriteBatch
-from topicstore.iterators import Iterator as Place
+from topicstore.contract.engine import STATE, WriteBatch
+from topicstore.contract.iterators import Iterator as Place
 from topicstore.kept import kept_key
 from topicstore.plugins import Registry
 from topicstore.state import OwnWrite

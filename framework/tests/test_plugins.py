@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore import plugins
+from topicstore.contract.plugin_specs import BackendSpec, LayoutSpec
 from topicstore.plugins import Registry, check_pair, load_target
-from topicstore.specs import BackendSpec, LayoutSpec
 from topicstore_backends.plugin import topicstore_backends
 
 BUILT_IN = [

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch
-from topicstore.iterators import Iterator as StreamIterator
+from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.requests import NextResult
 from topicstore.replay import Lane, ReplayPlan, Stage, run
-from topicstore.requests import NextResult
 
 BASE = 1 << 63
 """Positions above what a signed number of 64 bits, or a float, can tell apart."""

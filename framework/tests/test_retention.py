@@ -13,7 +13,7 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.errors import QuotaExceededError
+from topicstore.contract.errors import QuotaExceededError
 from topicstore.retention import RetentionSettings
 from topicstore.state import OwnWrite
 from topicstore_conformance.clock import START, Clock

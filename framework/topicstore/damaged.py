@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NoReturn
 
-from .batch import MessageBatch
-from .engine import WriteBatch
-from .errors import CorruptionError
-from .layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
-from .topics import TopicFilter
+from .contract.batch import MessageBatch
+from .contract.engine import WriteBatch
+from .contract.errors import CorruptionError
+from .contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from .contract.topics import TopicFilter
 
 __all__ = ["DamagedSlab"]
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from . import replay as replaying
-from .batch import MessageBatch
-from .engine import KEYSPACES, Backend, Engine
-from .errors import (
+from .contract.batch import MessageBatch
+from .contract.engine import KEYSPACES, Backend, Engine
+from .contract.errors import (
     DatabaseClosedError,
     DatabaseLockedError,
     DatabaseNotFoundError,
@@ -35,24 +35,12 @@ from .errors import (
     UnsupportedError,
     WrongDatabaseError,
 )
-from .identity import check_identity
-from .iterators import Iterator as StreamIterator
-from .kept import damaged_kept, destinations, kept, kept_get
-from .layout import Damage, TopicNode
-from .local import LocalStore
-from .lock import DirectoryLock
-from .locking import held
-from .maintenance import Maintainer
-from .manifest import Manifest, read_manifest, sync_directory, write_manifest
-from .model import Message
-from .options import make_options, options_dict
-from .plugins import check_pair, data_path, load_target, registry
-from .positions import first_position, to_microseconds
-from .publishing import PublishResult, publish
-from .queues import Overflow, Queue, Queues
-from .reading import Mode, Reading
-from .reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
-from .requests import (
+from .contract.iterators import Iterator as StreamIterator
+from .contract.layout import Damage, TopicNode
+from .contract.model import Message
+from .contract.options import make_options, options_dict
+from .contract.positions import first_position, to_microseconds
+from .contract.requests import (
     Destinations,
     IterateRequest,
     NextResult,
@@ -62,13 +50,25 @@ from .requests import (
     Stream,
     StreamsRequest,
 )
+from .contract.topics import TopicFilter
+from .identity import check_identity
+from .kept import damaged_kept, destinations, kept, kept_get
+from .local import LocalStore
+from .lock import DirectoryLock
+from .locking import held
+from .maintenance import Maintainer
+from .manifest import Manifest, read_manifest, sync_directory, write_manifest
+from .plugins import check_pair, data_path, load_target, registry
+from .publishing import PublishResult, publish
+from .queues import Overflow, Queue, Queues
+from .reading import Mode, Reading
+from .reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
 from .retained import retained
 from .retention import Retention
 from .shard import MakeLayout, Policy, Shard, check_local
 from .sharding import ShardMap
 from .state import ShardState, StateWrite
 from .tiering import Archives, archive_directory, location_of
-from .topics import TopicFilter
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class Database:
 
         When it returns, the messages are as durable as the database's ``durability`` says, and every
         replay that begins later has them. Iterators see them too, but in a layout with epochs only
-        when the epoch is over (`topicstore.layout.Slab.epoch`).
+        when the epoch is over (`topicstore.contract.layout.Slab.epoch`).
 
         Raises `InvalidMessageError` naming the bad message (with its kinds `LateMessageError` and
         `TimestampAheadError`), `StateConflictError`, `StorageFullError`, `ShardReadOnlyError`. If

@@ -15,16 +15,16 @@ from typing import Literal
 
 import attrs
 
-from .batch import MessageBatch
+from .contract.batch import MessageBatch
+from .contract.errors import InvalidArgumentError
+from .contract.iterators import Iterator as StreamIterator
+from .contract.layout import ReadCounters, Slab
+from .contract.positions import first_position, time_of, to_microseconds
+from .contract.requests import NextResult, ReplayRequest
+from .contract.topics import TopicFilter
 from .database import BATCH_SIZE, Database
-from .errors import InvalidArgumentError
 from .generations import GenerationRecord
-from .iterators import Iterator as StreamIterator
-from .layout import ReadCounters, Slab
-from .positions import first_position, time_of, to_microseconds
 from .replay import Order, ReplayPlan, run
-from .requests import NextResult, ReplayRequest
-from .topics import TopicFilter
 
 __all__ = ["LEGEND", "Explanation", "SlabCost", "UnreadSlab", "explain"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .iterators import Iterator
-from .layout import Slab
+from .contract.iterators import Iterator
+from .contract.layout import Slab
+from .contract.topics import TopicFilter
 from .replay import Lane, Stage
 from .shard import Shard
-from .topics import TopicFilter
 
 __all__ = ["plan_lane"]
 

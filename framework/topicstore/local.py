@@ -8,21 +8,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .batch import MessageBatch
-from .engine import STATE
-from .errors import InvalidMessageError, PluginError, TopicstoreError
-from .iterators import Iterator
+from .contract.batch import MessageBatch
+from .contract.engine import STATE
+from .contract.errors import InvalidMessageError, PluginError, TopicstoreError
+from .contract.iterators import Iterator
+from .contract.positions import first_position
+from .contract.requests import (
+    IterateRequest,
+    NextResult,
+    ReplayRequest,
+    StoreRequest,
+    StoreResult,
+    Stream,
+    StreamsRequest,
+)
+from .contract.topics import TopicFilter
 from .kept import GENERATION as KEPT
 from .kept import encode_kept, read_kept
 from .lanes import plan_lane
 from .locking import held
 from .plugins import hookimpl
-from .positions import first_position
 from .replay import ReplayPlan
-from .requests import IterateRequest, NextResult, ReplayRequest, StoreRequest, StoreResult, Stream, StreamsRequest
 from .shard import Prepared, Shard
 from .sharding import ShardMap
-from .topics import TopicFilter
 
 if TYPE_CHECKING:
     from .subscriptions.feed import Feed

@@ -2,7 +2,7 @@
 
 Stored form (state keyspace of shard 0; keys begin with a byte of one, left out here)::
 
-    "pr" xxh3_128 of the value's msgpack -> sealed (see `topicstore.sealing`) msgpack array of
+    "pr" xxh3_128 of the value's msgpack -> sealed (see `topicstore.contract.checksums`) msgpack array of
                                             version 1, topic filter, client id or nil, least QoS
 
 Fields are only ever appended.
@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from .batch import MessageBatch
-from .columns import to_iterable, to_list
-from .errors import CorruptionError, InvalidArgumentError, NewerFormatError
-from .sealing import seal, unseal
+from .contract.batch import MessageBatch
+from .contract.checksums import seal, unseal
+from .contract.columns import to_iterable, to_list
+from .contract.errors import CorruptionError, InvalidArgumentError, NewerFormatError
+from .contract.topics import TopicFilter, check_utf8
 from .state import OwnWrite
 from .subscriptions.routes import Routes
-from .topics import TopicFilter, check_utf8
 
 if TYPE_CHECKING:
     from .database import Database

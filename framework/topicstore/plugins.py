@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import attrs
 import pluggy
 
-from . import hookspecs
-from .engine import Backend
-from .errors import BackendUnavailableError, IncompatibleError, PluginError, UnknownPluginError
-from .layout import Layout
-from .options import make_options
-from .specs import BackendSpec, LayoutSpec, PluginSpec, WorkloadSpec
+from .contract import hookspecs
+from .contract.engine import Backend
+from .contract.errors import BackendUnavailableError, IncompatibleError, PluginError, UnknownPluginError
+from .contract.layout import Layout
+from .contract.options import make_options
+from .contract.plugin_specs import BackendSpec, LayoutSpec, PluginSpec, WorkloadSpec
 
 __all__ = [
     "GROUP",

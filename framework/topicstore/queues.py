@@ -9,7 +9,7 @@ Stored form: a directory ``queues/<name>`` with the name percent-encoded (of one
 200 characters so, the first 150, ``%%``, and the name's xxh3_128 as 32 hexadecimal digits). In its database::
 
     messages of topic "queue": the payload is a msgpack array of topic, client id and payload
-    state: 01 "q" -> sealed (see `topicstore.sealing`) msgpack array of version 1, name, head, messages,
+    state: 01 "q" -> sealed (see `topicstore.contract.checksums`) msgpack array of version 1, name, head, messages,
                      bytes, dropped, max_messages or nil, max_bytes or nil, overflow
 
 The head is a position: what lies up to it was committed, or dropped. Fields are only ever appended.
@@ -30,9 +30,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from .batch import MessageBatch
-from .columns import Constant, to_iterable
-from .errors import (
+from .contract.batch import MessageBatch
+from .contract.checksums import seal, unseal
+from .contract.columns import Constant, to_iterable
+from .contract.errors import (
     CorruptionError,
     DatabaseClosedError,
     InvalidArgumentError,
@@ -40,14 +41,13 @@ from .errors import (
     QuotaExceededError,
     ReadOnlyDatabaseError,
 )
+from .contract.model import Message
+from .contract.topics import TopicFilter, check_utf8
 from .lanes import plan_lane
 from .manifest import Manifest, sync_directory
-from .model import Message
 from .plugins import registry
 from .replay import in_order
-from .sealing import seal, unseal
 from .state import OwnWrite
-from .topics import TopicFilter, check_utf8
 
 if TYPE_CHECKING:
     from .database import Database

@@ -20,9 +20,9 @@ from typing import Literal
 import attrs
 import numpy as np
 
-from .batch import MessageBatch
-from .iterators import Iterator as StreamIterator
-from .requests import NextResult
+from .contract.batch import MessageBatch
+from .contract.iterators import Iterator as StreamIterator
+from .contract.requests import NextResult
 
 __all__ = ["Fetch", "Lane", "Order", "ReplayPlan", "Stage", "in_order", "run", "slices"]
 
@@ -40,7 +40,7 @@ class Stage:
 
     iterators: list[StreamIterator]
     epoch: int
-    """Positions within which its streams are not in order (`topicstore.layout.Slab.epoch`)."""
+    """Positions within which its streams are not in order (`topicstore.contract.layout.Slab.epoch`)."""
 
 
 @attrs.frozen(kw_only=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import attrs
 
+from .contract.layout import Damage, ReadCounters, SlabInfo
 from .counters import ShardCounters
-from .layout import Damage, ReadCounters, SlabInfo
 from .retention import RetentionSettings
 
 __all__ = ["CompactReport", "DatabaseInfo", "GenerationInfo", "ShardInfo", "VerifyReport"]

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from .batch import MessageBatch
-from .columns import Constant, to_iterable, to_list
-from .errors import InvalidArgumentError, StateConflictError
+from .contract.batch import MessageBatch
+from .contract.columns import Constant, to_iterable, to_list
+from .contract.errors import InvalidArgumentError, StateConflictError
+from .contract.model import Message
+from .contract.positions import COUNTER_BITS
+from .contract.topics import TopicFilter
 from .kept import kept_batches, kept_key
-from .model import Message
-from .positions import COUNTER_BITS
 from .state import OwnWrite, StateWrite
-from .topics import TopicFilter
 
 if TYPE_CHECKING:
     from .database import Database

@@ -24,12 +24,10 @@ import attrs
 import msgspec
 import numpy as np
 
-from .batch import MessageBatch
-from .columns import Column, Constant, to_iterable, to_list
-from .counters import ShardCounters
-from .damaged import DamagedSlab
-from .engine import GENERATION_END, Engine, Reader, WriteBatch
-from .errors import (
+from .contract.batch import MessageBatch
+from .contract.columns import Column, Constant, to_iterable, to_list
+from .contract.engine import GENERATION_END, Engine, Reader, WriteBatch
+from .contract.errors import (
     CorruptionError,
     DatabaseClosedError,
     GenerationArchivedError,
@@ -43,6 +41,12 @@ from .errors import (
     ShardReadOnlyError,
     TimestampAheadError,
 )
+from .contract.layout import CompactStep, Damage, Layout, Slab, SlabStep
+from .contract.options import options_dict
+from .contract.positions import MAX_TIME, Times, commit_positions, late_rows, message_positions, span_text, time_of
+from .contract.topics import TopicFilter
+from .counters import ShardCounters
+from .damaged import DamagedSlab
 from .generations import (
     ARCHIVED_VERSION,
     GenerationRecord,
@@ -54,13 +58,9 @@ from .generations import (
     ranges_of,
     remove_messages,
 )
-from .layout import CompactStep, Damage, Layout, Slab, SlabStep
 from .locking import FairLock, owned
-from .options import options_dict
-from .positions import MAX_TIME, Times, commit_positions, late_rows, message_positions, span_text, time_of
 from .state import StateWrite, stage
 from .tiering import Archives
-from .topics import TopicFilter
 
 __all__ = ["MakeLayout", "Policy", "Prepared", "Shard", "check_local"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from .engine import STATE, Reader, WriteBatch
-from .errors import InvalidArgumentError, StateConflictError
+from .contract.engine import STATE, Reader, WriteBatch
+from .contract.errors import InvalidArgumentError, StateConflictError
 
 if TYPE_CHECKING:
     from .shard import Shard

@@ -14,8 +14,8 @@ import topicstore as ts
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from topicstore import Message
-from topicstore.engine import DATA, INDEX, Engine, Key, WriteBatch
-from topicstore.layout import CompactStep
+from topicstore.contract.engine import DATA, INDEX, Engine, Key, WriteBatch
+from topicstore.contract.layout import CompactStep
 from topicstore_conformance.checks import drain
 from topicstore_conformance.machine import DatabaseMachine
 from topicstore_conformance.pairs import Pair, pairs

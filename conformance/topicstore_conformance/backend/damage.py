@@ -7,8 +7,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from topicstore.engine import DATA, KEYSPACES, META, Backend, Engine
-from topicstore.errors import EngineError
+from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Engine
+from topicstore.contract.errors import EngineError
 
 from topicstore_conformance.capabilities import requires
 from topicstore_conformance.profiles import tries

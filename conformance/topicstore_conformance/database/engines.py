@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import topicstore as ts
-from topicstore.engine import Engine
+from topicstore.contract.engine import Engine
 
 from topicstore_conformance.threads import PATIENCE
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from topicstore.engine import Key, Keyspace
-from topicstore.errors import CorruptionError, NewerFormatError
+from topicstore.contract.engine import Key, Keyspace
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from topicstore_conformance.profiles import tries
 

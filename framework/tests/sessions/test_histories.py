@@ -29,7 +29,7 @@ import topicstore as ts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from topicstore.positions import time_of
+from topicstore.contract.positions import time_of
 from topicstore.sessions import Delivery, Release, Session, SessionEndedError, Sessions, SubscribeOptions, Will
 from topicstore_conformance.clock import START, Clock
 

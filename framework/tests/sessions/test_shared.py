@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.errors import InvalidArgumentError, InvalidFilterError
+from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
 from topicstore.sessions import Delivery, Session, Sessions
 from topicstore.sessions.shared.filters import is_shared, parse_shared, read_filter
 from topicstore.sessions.shared.slices import SLICES, moves, slice_of

@@ -8,8 +8,8 @@ import attrs
 import click
 
 import topicstore
+from topicstore.contract.layout import Slab
 from topicstore.damaged import DamagedSlab
-from topicstore.layout import Slab
 
 from .options import PATH, json_option
 

@@ -10,9 +10,9 @@ import attrs
 import click
 
 import topicstore
-from topicstore.layout import Damage
+from topicstore.contract.layout import Damage
+from topicstore.contract.positions import span_text, time_of
 from topicstore.manifest import Manifest
-from topicstore.positions import span_text, time_of
 from topicstore.reports import DatabaseInfo, VerifyReport
 
 from .exits import DAMAGED

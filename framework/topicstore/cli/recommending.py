@@ -22,7 +22,7 @@ from topicstore import (
     PluginError,
     TopicFilter,
 )
-from topicstore.columns import to_iterable
+from topicstore.contract.columns import to_iterable
 from topicstore.recommend import Comparison, Question, compare, representative_filters
 
 from .exits import DAMAGED, Failure

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 import topicstore
-from topicstore.positions import time_of
+from topicstore.contract.positions import time_of
 from topicstore.replay import Order
 
 from .options import PATH, time_options

@@ -10,7 +10,7 @@ import attrs
 import click
 
 import topicstore
-from topicstore.positions import span_text
+from topicstore.contract.positions import span_text
 from topicstore.retention import RetentionSettings
 from topicstore.tiering import location_of
 

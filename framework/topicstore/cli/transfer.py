@@ -11,7 +11,7 @@ from typing import Literal
 import attrs
 
 from topicstore import Database, ImportSourceError, InvalidMessageError, LateMessageError, TimestampAheadError
-from topicstore.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch
 
 from .exits import INTERRUPTED, Failure
 from .interrupts import Interrupts

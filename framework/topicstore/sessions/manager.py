@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import msgspec
 
-from topicstore.errors import (
+from topicstore.contract.errors import (
     DatabaseClosedError,
     InvalidArgumentError,
     SessionNotFoundError,
@@ -20,9 +20,9 @@ from topicstore.errors import (
     StateConflictError,
     TopicstoreError,
 )
-from topicstore.model import Message
+from topicstore.contract.model import Message
+from topicstore.contract.topics import check_utf8
 from topicstore.state import OwnWrite, StateWrite
-from topicstore.topics import check_utf8
 
 from .dispatch import Dispatcher
 from .model import KEEP, Delivery, Ended, GroupInfo, Keep, Release, SessionInfo, Will

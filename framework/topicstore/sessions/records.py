@@ -2,7 +2,7 @@
 
 All of a session lies in the shard of its client id. Every key begins with a byte of one
 (`topicstore.state.OwnWrite`), left out here. Numbers in keys are big-endian; ``client`` and ``filter``
-are UTF-8 and hold no NUL. Every value is sealed (`topicstore.sealing`) msgpack, an array that begins
+are UTF-8 and hold no NUL. Every value is sealed (`topicstore.contract.checksums`) msgpack, an array that begins
 with the version 1::
 
     "sr" client               the session itself: `SessionRecord`. Its bytes are the session's guard: every
@@ -33,9 +33,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.positions import Positions
-from topicstore.sealing import seal, unseal
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.positions import Positions
 from topicstore.state import OwnWrite, StateWrite
 
 from .model import SubscribeOptions

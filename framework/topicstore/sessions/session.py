@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from topicstore.errors import (
+from topicstore.contract.errors import (
     InvalidArgumentError,
     SessionEndedError,
     SessionTakenOverError,
     StateConflictError,
     TopicstoreError,
 )
-from topicstore.model import Message
-from topicstore.positions import time_of
+from topicstore.contract.model import Message
+from topicstore.contract.positions import time_of
+from topicstore.contract.topics import TopicFilter
 from topicstore.publishing import PublishResult
 from topicstore.state import OwnWrite, StateWrite
-from topicstore.topics import TopicFilter
 
 from .dispatch import Dispatcher
 from .model import (

@@ -11,10 +11,10 @@ import collections
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from topicstore.errors import TopicstoreError
-from topicstore.model import Message
+from topicstore.contract.errors import TopicstoreError
+from topicstore.contract.model import Message
+from topicstore.contract.topics import TopicFilter
 from topicstore.state import OwnWrite, StateWrite
-from topicstore.topics import TopicFilter
 
 from .dispatch import Channel, Dispatcher
 from .model import SubscribeOptions

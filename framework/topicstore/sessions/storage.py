@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import attrs
 import msgspec
 
-from topicstore.errors import DatabaseClosedError, StateConflictError
+from topicstore.contract.checksums import seal
+from topicstore.contract.errors import DatabaseClosedError, StateConflictError
+from topicstore.contract.model import Message
 from topicstore.kept import kept_key
-from topicstore.model import Message
-from topicstore.sealing import seal
 from topicstore.state import OwnWrite, StateWrite
 
 from .model import Will

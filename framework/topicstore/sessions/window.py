@@ -18,7 +18,7 @@ from itertools import chain, islice, repeat
 import attrs
 import numpy as np
 
-from topicstore.positions import Positions
+from topicstore.contract.positions import Positions
 from topicstore.state import OwnWrite, StateWrite
 
 from .model import SubscribeOptions

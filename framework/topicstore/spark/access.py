@@ -14,13 +14,13 @@ from pathlib import Path
 import attrs
 
 from topicstore import replay
-from topicstore.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import GenerationDroppedError
+from topicstore.contract.topics import TopicFilter
 from topicstore.database import Database
-from topicstore.errors import GenerationDroppedError
 from topicstore.lanes import plan_lane
 from topicstore.manifest import existing_manifest
 from topicstore.shard import Shard
-from topicstore.topics import TopicFilter
 
 from .selection import Selection
 

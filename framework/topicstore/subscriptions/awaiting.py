@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from topicstore.errors import TopicstoreError
+from topicstore.contract.errors import TopicstoreError
 from topicstore.shard import Shard
 
 if TYPE_CHECKING:

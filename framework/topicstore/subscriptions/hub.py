@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from topicstore.batch import MessageBatch
-from topicstore.columns import to_iterable
-from topicstore.errors import DatabaseClosedError
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.columns import to_iterable
+from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.model import Message
+from topicstore.contract.topics import TopicFilter
 from topicstore.generations import GenerationRecord
 from topicstore.lanes import plan_lane
-from topicstore.model import Message
 from topicstore.replay import in_order
-from topicstore.topics import TopicFilter
 
 from .awaiting import Awaiting
 from .feed import Feed, Listener

@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topicstore.errors import ManifestMismatchError
+from topicstore.contract.errors import ManifestMismatchError
 
 if TYPE_CHECKING:
+    from topicstore.contract.layout import Slab
     from topicstore.generations import GenerationRecord
-    from topicstore.layout import Slab
 
 __all__ = ["Archives", "archive_directory", "check_apart", "location_of"]
 

@@ -32,18 +32,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from topicstore.arrow import SCHEMA
-from topicstore.batch import MessageBatch
-from topicstore.columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts
-from topicstore.engine import WriteBatch
-from topicstore.errors import CorruptionError, GenerationArchivedError, GenerationError, NewerFormatError
-from topicstore.iterators import Iterator as StreamIterator
-from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
-from topicstore.model import Properties
-from topicstore.positions import Positions
+from topicstore.contract.arrow import SCHEMA
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts
+from topicstore.contract.engine import WriteBatch
+from topicstore.contract.errors import CorruptionError, GenerationArchivedError, GenerationError, NewerFormatError
+from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.model import Properties
+from topicstore.contract.positions import Positions
+from topicstore.contract.requests import NextResult
+from topicstore.contract.topics import TopicFilter
 from topicstore.replay import Lane, ReplayPlan, Stage, run
-from topicstore.requests import NextResult
-from topicstore.topics import TopicFilter
 
 from .format import Contents, Group, Part, read_contents
 

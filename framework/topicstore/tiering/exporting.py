@@ -28,23 +28,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from topicstore import replay
-from topicstore.batch import MessageBatch
-from topicstore.errors import (
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import (
     CorruptionError,
     GenerationArchivedError,
     GenerationError,
     ManifestMismatchError,
     UnsupportedError,
 )
+from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.layout import Slab
+from topicstore.contract.requests import NextResult
+from topicstore.contract.topics import TopicFilter
 from topicstore.generations import GenerationRecord
-from topicstore.iterators import Iterator as StreamIterator
 from topicstore.lanes import plan_lane
-from topicstore.layout import Slab
 from topicstore.locking import held
 from topicstore.manifest import sync_directory
-from topicstore.requests import NextResult
 from topicstore.shard import Shard
-from topicstore.topics import TopicFilter
 
 from . import archive_directory, check_apart
 from .archive import ArchiveSlab, digest_of, digests_of, rows_of

@@ -8,7 +8,7 @@
     <target>/.unfinished-<32 hexadecimal digits>/               of an export that runs, or was killed
 
 ``shard`` and ``generation`` are partition columns, named by the directories; a file has the others of
-`topicstore.arrow.SCHEMA_WITH_IDS`, and no ``shard``: readers of partitioned data (Spark, DuckDB, pyarrow) take that
+`topicstore.contract.arrow.SCHEMA_WITH_IDS`, and no ``shard``: readers of partitioned data (Spark, DuckDB, pyarrow) take that
 from the path, and some refuse, or silently prefer one, where a file has it too. Readers that look for
 partitions pass over names that begin with ``_`` or ``.``.
 
@@ -31,8 +31,8 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from topicstore.arrow import SCHEMA_WITH_IDS
-from topicstore.errors import CorruptionError, ManifestMismatchError, NewerFormatError
+from topicstore.contract.arrow import SCHEMA_WITH_IDS
+from topicstore.contract.errors import CorruptionError, ManifestMismatchError, NewerFormatError
 from topicstore.manifest import Manifest, sync_directory
 
 __all__ = [

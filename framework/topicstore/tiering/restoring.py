@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import attrs
 
 from topicstore import replay
-from topicstore.batch import MessageBatch
-from topicstore.errors import CorruptionError, NotADatabaseError
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import CorruptionError, NotADatabaseError
+from topicstore.contract.topics import TopicFilter
 from topicstore.lanes import plan_lane
-from topicstore.topics import TopicFilter
 
 from .archive import ArchiveSlab, rows_of
 from .format import Head, read_contents, read_head
 
 if TYPE_CHECKING:
+    from topicstore.contract.model import Message
     from topicstore.database import Database
-    from topicstore.model import Message
 
 __all__ = ["ExportedGeneration", "check_stored", "exported_generations", "is_export"]
 

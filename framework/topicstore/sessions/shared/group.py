@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 import attrs
 import numpy as np
 
-from topicstore.errors import TopicstoreError
-from topicstore.model import Message
-from topicstore.positions import Positions
+from topicstore.contract.errors import TopicstoreError
+from topicstore.contract.model import Message
+from topicstore.contract.positions import Positions
 from topicstore.sessions.dispatch import Channel, Dispatcher
 from topicstore.sessions.records import VERSION, decode, put
 from topicstore.state import OwnWrite, ShardState, StateWrite

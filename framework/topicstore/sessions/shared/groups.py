@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import attrs
 import msgspec
 
-from topicstore.errors import StateConflictError, TopicstoreError
-from topicstore.positions import time_of
+from topicstore.contract.errors import StateConflictError, TopicstoreError
+from topicstore.contract.positions import time_of
 from topicstore.sessions.dispatch import Dispatcher
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put

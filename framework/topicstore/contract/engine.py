@@ -22,7 +22,7 @@ What must hold, for every engine:
 * `close` ends open scans and snapshots, which then raise `DatabaseClosedError`, gives back every
   lock and handle, and may be called twice.
 
-Capabilities a backend may declare (see `topicstore.specs.BackendSpec`):
+Capabilities a backend may declare (see `topicstore.contract.plugin_specs.BackendSpec`):
 
 ========================  =======================================================================
 ``persistent``            what was written is there after close and open

@@ -20,7 +20,7 @@ FIELDS = ("topics", "payloads", "client_ids", "qos", "retain", "timestamps", "pr
 
 
 class MessageBatch:
-    """Messages as columns (see `topicstore.columns`).
+    """Messages as columns (see `topicstore.contract.columns`).
 
     Made by `from_messages`, `from_arrow` and `replace`, which check. The constructor doesn't: it is
     for layouts, whose bytes were checked when they were stored; `Database.store` checks whatever

@@ -10,14 +10,15 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from topicstore.state import StateWrite
+
 from .batch import MessageBatch
 from .iterators import Iterator
 from .model import MessageId
-from .state import StateWrite
 from .topics import TopicFilter
 
 if TYPE_CHECKING:
-    from .database import Database
+    from topicstore.database import Database
 
 __all__ = [
     "Destinations",
@@ -88,7 +89,7 @@ class Stream:
     number: int
     """Unique within shard and generation."""
     pattern: str
-    """A topic filter that all topics of the stream match; see `topicstore.layout.StreamInfo`."""
+    """A topic filter that all topics of the stream match; see `topicstore.contract.layout.StreamInfo`."""
     sealed: bool
     """The generation takes no more messages."""
 

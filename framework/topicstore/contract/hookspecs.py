@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from .database import Database
-    from .replay import ReplayPlan
+    from topicstore.database import Database
+    from topicstore.replay import ReplayPlan
+
+    from .plugin_specs import BackendSpec, LayoutSpec, WorkloadSpec
     from .requests import (
         IterateRequest,
         NextResult,
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
         Stream,
         StreamsRequest,
     )
-    from .specs import BackendSpec, LayoutSpec, WorkloadSpec
 
 hookspec = pluggy.HookspecMarker("topicstore")
 
