@@ -22,17 +22,17 @@ from ._version import __version__
 from .contract import errors
 from .contract.batch import MessageBatch
 from .contract.errors import *  # noqa: F403 - errors.__all__
+from .contract.hookspecs import hookimpl
 from .contract.iterators import Iterator
 from .contract.model import MAX_PAYLOAD, Message, MessageId, Properties
 from .contract.requests import NextResult, StoreResult, Stream
+from .contract.state import ANY, StateWrite
 from .contract.topics import TopicFilter, matches
 from .database import Database
 from .opening import create, open, open_existing  # noqa: A004 - the name people know
-from .plugins import hookimpl
 from .publishing import PERSIST, PublishResult
 from .queues import Queue, QueueBatch
 from .retention import RetentionReport, RetentionSettings
-from .state import ANY, StateWrite
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ __all__ = [
 
 
 _LATER = {
-    "SCHEMA": "arrow",
-    "SCHEMA_WITH_IDS": "arrow",
+    "SCHEMA": "contract.arrow",
+    "SCHEMA_WITH_IDS": "contract.arrow",
     "PersistenceRule": "persistence",
     "Subscription": "subscriptions",
     "SubscriptionBatch": "subscriptions",

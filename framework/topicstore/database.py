@@ -40,6 +40,7 @@ from .contract.layout import Damage, TopicNode
 from .contract.model import Message
 from .contract.options import make_options, options_dict
 from .contract.positions import first_position, to_microseconds
+from .contract.replay_plan import Order
 from .contract.requests import (
     Destinations,
     IterateRequest,
@@ -50,6 +51,7 @@ from .contract.requests import (
     Stream,
     StreamsRequest,
 )
+from .contract.state import StateWrite
 from .contract.topics import TopicFilter
 from .identity import check_identity
 from .kept import damaged_kept, destinations, kept, kept_get
@@ -67,7 +69,7 @@ from .retained import retained
 from .retention import Retention
 from .shard import MakeLayout, Policy, Shard, check_local
 from .sharding import ShardMap
-from .state import ShardState, StateWrite
+from .state import ShardState
 from .tiering import Archives, archive_directory, location_of
 from .writer import Writer
 
@@ -467,7 +469,7 @@ class Database:
         start: int | datetime = 0,
         until: int | datetime | None = None,
         *,
-        order: replaying.Order | None = None,
+        order: Order | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[Message]:
         """Iterate over the matching messages stored before the call.
@@ -491,7 +493,7 @@ class Database:
         start: int | datetime = 0,
         until: int | datetime | None = None,
         *,
-        order: replaying.Order | None = None,
+        order: Order | None = None,
         batch_size: int = BATCH_SIZE,
         ids: bool = False,
     ) -> Iterator[pa.RecordBatch]:
@@ -507,7 +509,7 @@ class Database:
         topic_filter: str,
         start: int | datetime,
         until: int | datetime | None,
-        order: replaying.Order | None,
+        order: Order | None,
         batch_size: int,
     ) -> Iterator[MessageBatch]:
         self._check_open()
@@ -777,7 +779,7 @@ class Database:
         start: int | datetime = 0,
         until: int | datetime | None = None,
         *,
-        order: replaying.Order | None = None,
+        order: Order | None = None,
     ) -> Explanation:
         """Run a replay and say what it read, and passed over, to find its messages; it can be printed."""
         from .explain import explain

@@ -20,11 +20,12 @@ from .contract.errors import InvalidArgumentError
 from .contract.iterators import Iterator as StreamIterator
 from .contract.layout import ReadCounters, Slab
 from .contract.positions import first_position, time_of, to_microseconds
+from .contract.replay_plan import Order, ReplayPlan
 from .contract.requests import NextResult, ReplayRequest
 from .contract.topics import TopicFilter
 from .database import BATCH_SIZE, Database
 from .generations import GenerationRecord
-from .replay import Order, ReplayPlan, run
+from .replay import run
 
 __all__ = ["LEGEND", "Explanation", "SlabCost", "UnreadSlab", "explain"]
 
@@ -193,9 +194,9 @@ class _Run:
     def _replay(self) -> None:
         began = perf_counter()
         plan: ReplayPlan = self._request.db._hooks.topicstore_replay(request=self._request)  # noqa: SLF001 - as its replay
-        for lane in plan.lanes:
-            for stage in lane.stages:
-                for iterator in stage.iterators:
+        for shard in plan.shards:
+            for generation in shard.generations:
+                for iterator in generation.iterators:
                     self._fetches.setdefault((iterator.shard, iterator.generation), _Fetches()).passes += 1
         self._planning = self._seconds = perf_counter() - began
         batches = run(plan, self._fetch)

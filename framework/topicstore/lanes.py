@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from .contract.iterators import Iterator
 from .contract.layout import Slab
+from .contract.replay_plan import GenerationPlan, ShardPlan
 from .contract.topics import TopicFilter
-from .replay import Lane, Stage
 from .shard import Shard
 
-__all__ = ["plan_lane"]
+__all__ = ["plan_shard"]
 
 
-def plan_lane(
+def plan_shard(
     database: bytes, shard: Shard, topic_filter: TopicFilter, first: int, bound: int, *, since: float | None
-) -> Lane:
+) -> ShardPlan:
     """Plan to read a shard's matching messages with positions from ``first`` to ``bound``.
 
     Where the layout hides the epoch that is written and the bound lies in it, wait for its end, at most
     an epoch after ``since`` (of `time.monotonic`); with None don't wait, and lower the bound instead.
     """
-    stages = []
+    generations = []
     for record, slab in shard.slabs() if first <= bound else ():
         if record.first_position > bound or (record.last_position is not None and record.last_position < first):
             continue
@@ -31,8 +31,8 @@ def plan_lane(
                 shard.end_epoch(record.number, bound, wait=True, since=since)
         if streams:
             iterators = _iterators((database, shard.number, record.number), slab, streams, first, topic_filter)
-            stages.append(Stage(iterators, slab.epoch))
-    return Lane(shard=shard.number, bound=bound, stages=stages)
+            generations.append(GenerationPlan(iterators, slab.epoch))
+    return ShardPlan(shard=shard.number, bound=bound, generations=generations)
 
 
 def _iterators(

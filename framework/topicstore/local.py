@@ -11,8 +11,10 @@ import numpy as np
 from .contract.batch import MessageBatch
 from .contract.engine import STATE
 from .contract.errors import InvalidMessageError, PluginError, TopicstoreError
+from .contract.hookspecs import hookimpl
 from .contract.iterators import Iterator
 from .contract.positions import first_position
+from .contract.replay_plan import ReplayPlan
 from .contract.requests import (
     IterateRequest,
     NextResult,
@@ -25,10 +27,8 @@ from .contract.requests import (
 from .contract.topics import TopicFilter
 from .kept import GENERATION as KEPT
 from .kept import encode_kept, read_kept
-from .lanes import plan_lane
+from .lanes import plan_shard
 from .locking import held
-from .plugins import hookimpl
-from .replay import ReplayPlan
 from .shard import Prepared, Shard
 from .sharding import ShardMap
 
@@ -129,12 +129,12 @@ class LocalStore:
         began = time.monotonic()
         bounds = [_bound(shard, request) for shard in request.db.shards]  # of one moment: planning may wait
         first, database = first_position(request.start), bytes.fromhex(request.db.manifest.id)
-        lanes = [
-            plan_lane(database, shard, request.topic_filter, first, bound, since=began)
+        plans = [
+            plan_shard(database, shard, request.topic_filter, first, bound, since=began)
             for shard, bound in zip(request.db.shards, bounds, strict=True)
         ]
-        lanes = [lane for lane in lanes if lane.stages]
-        return ReplayPlan(lanes=lanes, order=request.order, batch_size=request.batch_size)
+        plans = [plan for plan in plans if plan.generations]
+        return ReplayPlan(shards=plans, order=request.order, batch_size=request.batch_size)
 
 
 def _parts(request: StoreRequest) -> list[tuple[int, _Rows, MessageBatch]]:

@@ -32,7 +32,6 @@ __all__ = [
     "Registry",
     "check_pair",
     "data_path",
-    "hookimpl",
     "load_target",
     "missing_modules",
     "registry",
@@ -44,7 +43,6 @@ DISABLE = "TOPICSTORE_DISABLE_PLUGINS"
 """Environment variable: names of plugins not to load, with commas between."""
 _DISABLED = f"disabled by {DISABLE}"
 
-hookimpl = pluggy.HookimplMarker(GROUP)
 """Marks a function of a plugin as the implementation of the hook of that name."""
 
 S = TypeVar("S")

@@ -43,7 +43,7 @@ from .contract.errors import (
 )
 from .contract.model import Message
 from .contract.topics import TopicFilter, check_utf8
-from .lanes import plan_lane
+from .lanes import plan_shard
 from .manifest import Manifest, sync_directory
 from .plugins import registry
 from .replay import in_order
@@ -283,8 +283,8 @@ class Queue:
         shard = self._db.shards[0]
         shard.reader()  # raises if it was closed
         identity = bytes.fromhex(self._db.manifest.id)
-        lane = plan_lane(identity, shard, _FILTER, position + 1, shard.watermark, since=None)
-        return next(in_order(lane, self._db.fetch, limit), MessageBatch.empty())[:limit]
+        plan = plan_shard(identity, shard, _FILTER, position + 1, shard.watermark, since=None)
+        return next(in_order(plan, self._db.fetch, limit), MessageBatch.empty())[:limit]
 
     def _look(self) -> bool:
         """Look at more messages; say whether there were any."""

@@ -23,9 +23,10 @@ from .contract.columns import Constant, to_iterable, to_list
 from .contract.errors import InvalidArgumentError, StateConflictError
 from .contract.model import Message
 from .contract.positions import COUNTER_BITS
+from .contract.state import StateWrite
 from .contract.topics import TopicFilter
 from .kept import kept_batches, kept_key
-from .state import OwnWrite, StateWrite
+from .state import OwnWrite
 
 if TYPE_CHECKING:
     from .database import Database

@@ -44,6 +44,7 @@ from .contract.errors import (
 from .contract.layout import CompactStep, Damage, Layout, Slab, SlabStep
 from .contract.options import options_dict
 from .contract.positions import MAX_TIME, Times, commit_positions, late_rows, message_positions, span_text, time_of
+from .contract.state import StateWrite
 from .contract.topics import TopicFilter
 from .counters import ShardCounters
 from .damaged import DamagedSlab
@@ -59,7 +60,7 @@ from .generations import (
     remove_messages,
 )
 from .locking import FairLock, owned
-from .state import StateWrite, stage
+from .state import stage
 from .tiering import Archives
 
 __all__ = ["MakeLayout", "Policy", "Prepared", "Shard", "check_local"]

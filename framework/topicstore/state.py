@@ -9,48 +9,22 @@ writes them gives them a version.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import attrs
 
 from .contract.engine import STATE, Reader, WriteBatch
 from .contract.errors import InvalidArgumentError, StateConflictError
+from .contract.state import AnyValue, StateWrite
 
 if TYPE_CHECKING:
     from .shard import Shard
 
-__all__ = ["ANY", "OWN", "OwnWrite", "ShardState", "StateWrite"]
+__all__ = ["OWN", "OwnWrite", "ShardState", "stage"]
 
 RESERVED = b"\0"
 OWN = b"\1"
 """What the keys of `OwnWrite` begin with."""
-
-
-class _Any:
-    def __repr__(self) -> str:
-        return "ANY"
-
-
-ANY: Final = _Any()
-"""No condition: write whatever is there."""
-
-
-@attrs.frozen
-class StateWrite:
-    """Set ``key`` to ``value`` (None deletes it), if its value is ``expect`` (None: if absent)."""
-
-    key: bytes
-    value: bytes | None
-    expect: bytes | _Any | None = ANY
-
-    def __attrs_post_init__(self) -> None:
-        if not isinstance(self.key, bytes) or not self.key or not self._permitted():
-            raise InvalidArgumentError(f"a state key is bytes that don't begin with zero or one, not {self.key!r}")
-        if self.value is not None and not isinstance(self.value, bytes):
-            raise InvalidArgumentError(f"a state value is bytes or None, not {type(self.value).__name__}")
-
-    def _permitted(self) -> bool:
-        return not self.key.startswith((RESERVED, OWN))
 
 
 @attrs.frozen
@@ -70,7 +44,7 @@ def stage(writes: Iterable[StateWrite], reader: Reader, batch: WriteBatch) -> No
     for write in writes:
         if not isinstance(write, StateWrite):
             raise InvalidArgumentError(f"a state write is a StateWrite, not a {type(write).__name__}")
-        if not isinstance(write.expect, _Any):
+        if not isinstance(write.expect, AnyValue):
             found = reader.get(STATE, write.key)
             if found != write.expect:
                 raise StateConflictError(f"state {write.key!r} is {_brief(found)}, not {_brief(write.expect)}")

@@ -9,8 +9,8 @@ import attrs
 import click
 
 import topicstore
+from topicstore.contract.replay_plan import Order
 from topicstore.explain import LEGEND, Explanation, SlabCost
-from topicstore.replay import Order
 
 from .options import PATH, json_option, time_options
 from .times import format_time

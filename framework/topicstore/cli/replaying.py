@@ -12,7 +12,7 @@ import click
 
 import topicstore
 from topicstore.contract.positions import time_of
-from topicstore.replay import Order
+from topicstore.contract.replay_plan import Order
 
 from .options import PATH, time_options
 from .output import FORMATS, format_of, open_output, write_csv, write_jsonl, write_parquet, write_table

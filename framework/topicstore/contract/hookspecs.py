@@ -17,9 +17,9 @@ import pluggy
 
 if TYPE_CHECKING:
     from topicstore.database import Database
-    from topicstore.replay import ReplayPlan
 
     from .plugin_specs import BackendSpec, LayoutSpec, WorkloadSpec
+    from .replay_plan import ReplayPlan
     from .requests import (
         IterateRequest,
         NextResult,
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     )
 
 hookspec = pluggy.HookspecMarker("topicstore")
+
+hookimpl = pluggy.HookimplMarker("topicstore")
+"""Marks the functions of a plugin that implement a hook."""
 
 
 # --- registration -------------------------------------------------------------------

@@ -10,11 +10,11 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.state import StateWrite
-
 from .batch import MessageBatch
 from .iterators import Iterator
 from .model import MessageId
+from .replay_plan import Order
+from .state import StateWrite
 from .topics import TopicFilter
 
 if TYPE_CHECKING:
@@ -144,5 +144,5 @@ class ReplayRequest:
     """Microseconds since the epoch, inclusive."""
     until: int | None
     """Microseconds since the epoch, exclusive."""
-    order: str | None
+    order: Order | None
     batch_size: int

@@ -21,8 +21,9 @@ from topicstore.contract.errors import (
     TopicstoreError,
 )
 from topicstore.contract.model import Message
+from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import check_utf8
-from topicstore.state import OwnWrite, StateWrite
+from topicstore.state import OwnWrite
 
 from .dispatch import Dispatcher
 from .model import KEEP, Delivery, Ended, GroupInfo, Keep, Release, SessionInfo, Will

@@ -36,7 +36,8 @@ import numpy.typing as npt
 from topicstore.contract.checksums import seal, unseal
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.positions import Positions
-from topicstore.state import OwnWrite, StateWrite
+from topicstore.contract.state import StateWrite
+from topicstore.state import OwnWrite
 
 from .model import SubscribeOptions
 

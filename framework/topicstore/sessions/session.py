@@ -17,9 +17,10 @@ from topicstore.contract.errors import (
 )
 from topicstore.contract.model import Message
 from topicstore.contract.positions import time_of
+from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.publishing import PublishResult
-from topicstore.state import OwnWrite, StateWrite
+from topicstore.state import OwnWrite
 
 from .dispatch import Dispatcher
 from .model import (

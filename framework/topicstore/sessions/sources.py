@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
+from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
-from topicstore.state import OwnWrite, StateWrite
+from topicstore.state import OwnWrite
 
 from .dispatch import Channel, Dispatcher
 from .model import SubscribeOptions

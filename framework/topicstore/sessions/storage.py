@@ -18,8 +18,9 @@ import msgspec
 from topicstore.contract.checksums import seal
 from topicstore.contract.errors import DatabaseClosedError, StateConflictError
 from topicstore.contract.model import Message
+from topicstore.contract.state import StateWrite
 from topicstore.kept import kept_key
-from topicstore.state import OwnWrite, StateWrite
+from topicstore.state import OwnWrite
 
 from .model import Will
 from .records import (

@@ -19,7 +19,8 @@ import attrs
 import numpy as np
 
 from topicstore.contract.positions import Positions
-from topicstore.state import OwnWrite, StateWrite
+from topicstore.contract.state import StateWrite
+from topicstore.state import OwnWrite
 
 from .model import SubscribeOptions
 from .records import (

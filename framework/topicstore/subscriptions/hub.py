@@ -23,7 +23,7 @@ from topicstore.contract.errors import DatabaseClosedError
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
 from topicstore.generations import GenerationRecord
-from topicstore.lanes import plan_lane
+from topicstore.lanes import plan_shard
 from topicstore.replay import in_order
 
 from .awaiting import Awaiting
@@ -204,8 +204,8 @@ class Hub:
             raise DatabaseClosedError("the database is closed")
         bound = self._shards[shard].watermark
         bound = bound if last is None else min(bound, last)
-        lane = plan_lane(self._id, self._shards[shard], topic_filter, first, bound, since=None)
-        return in_order(lane, db.fetch, rows), lane.bound
+        plan = plan_shard(self._id, self._shards[shard], topic_filter, first, bound, since=None)
+        return in_order(plan, db.fetch, rows), plan.bound
 
     def remember(self, stretch: Stretch, where: list[Stretch]) -> None:
         """A stretch is kept in a list; take the oldest from theirs if too many are."""

@@ -38,10 +38,11 @@ from topicstore.contract.errors import (
 )
 from topicstore.contract.iterators import Iterator as StreamIterator
 from topicstore.contract.layout import Slab
+from topicstore.contract.replay_plan import ReplayPlan
 from topicstore.contract.requests import NextResult
 from topicstore.contract.topics import TopicFilter
 from topicstore.generations import GenerationRecord
-from topicstore.lanes import plan_lane
+from topicstore.lanes import plan_shard
 from topicstore.locking import held
 from topicstore.manifest import sync_directory
 from topicstore.shard import Shard
@@ -303,13 +304,13 @@ def _publish(draft: Path, directory: Path) -> bool:
 def _stored(db: Database, shard: Shard, record: GenerationRecord) -> Iterator[MessageBatch]:
     """Yield all messages of a slab in order of positions, as they are stored."""
     slab, last = shard.slab(record.number), record.last_position or 0
-    lanes = []
+    plans = []
     for text in _filters(slab):
-        lane = plan_lane(
+        plan = plan_shard(
             bytes.fromhex(db.manifest.id), shard, TopicFilter(text), record.first_position, last, since=None
         )
-        stages = [stage for stage in lane.stages if stage.iterators[0].generation == record.number]
-        lanes.append(attrs.evolve(lane, stages=stages))
+        chosen = [part for part in plan.generations if part.iterators[0].generation == record.number]
+        plans.append(attrs.evolve(plan, generations=chosen))
 
     def fetch(iterator: StreamIterator, bound: int, limit: int) -> NextResult:
         db._check_open()  # noqa: SLF001 - who closes it needn't wait for the end
@@ -326,7 +327,7 @@ def _stored(db: Database, shard: Shard, record: GenerationRecord) -> Iterator[Me
         moved = msgspec.structs.replace(iterator, place=step.place)
         return NextResult(batch=step.batch, iterator=moved, end_of_stream=ended, caught_up=step.exhausted)
 
-    return replay.run(replay.ReplayPlan(lanes=lanes, order="time", batch_size=_BATCH), fetch)
+    return replay.run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH), fetch)
 
 
 def _filters(slab: Slab) -> tuple[str, ...]:

@@ -8,8 +8,8 @@
     <target>/.unfinished-<32 hexadecimal digits>/               of an export that runs, or was killed
 
 ``shard`` and ``generation`` are partition columns, named by the directories; a file has the others of
-`topicstore.contract.arrow.SCHEMA_WITH_IDS`, and no ``shard``: readers of partitioned data (Spark, DuckDB, pyarrow) take that
-from the path, and some refuse, or silently prefer one, where a file has it too. Readers that look for
+`topicstore.contract.arrow.SCHEMA_WITH_IDS`, and no ``shard``: readers of partitioned data (Spark, DuckDB,
+pyarrow) take that from the path, and some refuse, or silently prefer one, where a file has it too. Readers that look for
 partitions pass over names that begin with ``_`` or ``.``.
 
 Both JSON files are ``{"format": 1, "checksum": "<xxh64 of the rest>", …}``. A slab's directory is made under

@@ -15,9 +15,10 @@ import numpy as np
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
+from topicstore.contract.state import StateWrite
 from topicstore.sessions.dispatch import Channel, Dispatcher
 from topicstore.sessions.records import VERSION, decode, put
-from topicstore.state import OwnWrite, ShardState, StateWrite
+from topicstore.state import OwnWrite, ShardState
 from topicstore.subscriptions.runs import Run
 
 from .filters import SharedFilter

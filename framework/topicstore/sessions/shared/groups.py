@@ -10,12 +10,13 @@ import msgspec
 
 from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.positions import time_of
+from topicstore.contract.state import StateWrite
 from topicstore.sessions.dispatch import Dispatcher
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
 from topicstore.sessions.storage import Found, SessionStorage, encode_session
 from topicstore.sessions.window import Window
-from topicstore.state import OwnWrite, ShardState, StateWrite
+from topicstore.state import OwnWrite, ShardState
 
 from .filters import is_shared, parse_shared
 from .group import Group, Membership
