@@ -15,8 +15,8 @@ import pytest
 import topicstore as ts
 from topicstore.contract.checksums import seal, unseal
 from topicstore.contract.engine import META, WriteBatch, encode_generation
-from topicstore.generations import load_tail
 from topicstore.manifest import read_manifest
+from topicstore.shard.records import load_tail
 from topicstore_conformance.clock import START, Clock
 
 
@@ -152,11 +152,11 @@ def test_a_lock_is_given_back_when_taking_the_next_is_interrupted(db: ts.Databas
             return False
 
     second = db.shards[1]
-    original = second._lock
-    second._lock = Interrupted()  # type: ignore[assignment]
+    original = second.log.lock
+    second.log.lock = Interrupted()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         db.store(messages(10))
-    second._lock = original
+    second.log.lock = original
     thread = threading.Thread(target=db.store, args=(messages(10),), daemon=True)
     thread.start()
     thread.join(30)
@@ -253,16 +253,16 @@ def test_the_tail_survives_and_its_damage_is_noticed(tmp_path: Path) -> None:
 def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> None:
     """A failed one leaves no directory; a good one is a database of its own; none goes inside."""
     db.store(messages(10))
-    original = db.shards[1]._engine.checkpoint
+    original = db.shards[1].log.engine.checkpoint
 
     def fail(_: Path) -> None:
         raise ts.StorageFullError("disk full")
 
-    db.shards[1]._engine.checkpoint = fail  # type: ignore[method-assign]
+    db.shards[1].log.engine.checkpoint = fail  # type: ignore[method-assign]
     with pytest.raises(ts.StorageFullError):
         db.checkpoint(tmp_path / "copy")
     assert ["db"] == [path.name for path in tmp_path.iterdir()]
-    db.shards[1]._engine.checkpoint = original  # type: ignore[method-assign]
+    db.shards[1].log.engine.checkpoint = original  # type: ignore[method-assign]
     with pytest.raises(ts.NotADatabaseError, match="inside the database"):
         db.checkpoint(tmp_path / "db" / "copy")
     db.checkpoint(tmp_path / "copy")

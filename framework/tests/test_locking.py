@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from topicstore.locking import FairLock, held, owned
+from topicstore.shard.locks import FairLock, held, owned
 
 PATIENCE = 20.0
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.errors import QuotaExceededError
 from topicstore.retention import RetentionSettings
-from topicstore.state import OwnWrite
+from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.clock import START, Clock
 
 SECOND = 1_000_000
@@ -86,7 +86,7 @@ def test_settings_that_are_none_are_refused(db: ts.Database, arguments: dict[str
 
 
 def test_damaged_settings_are_an_error(db: ts.Database) -> None:
-    db.state(0).write([OwnWrite(b"\1ps", b"damaged")])
+    db.state(0).write([FrameworkWrite(b"\1ps", b"damaged")])
     with pytest.raises(ts.CorruptionError, match="retention"):
         db.retention.run()
 
@@ -368,7 +368,7 @@ def test_a_failure_is_told(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> 
     """It ends, says why, and the database stays usable."""
     told = threading.Event()
     monkeypatch.setattr("topicstore.retention.warnings.warn", lambda *_, **__: told.set())
-    db.state(0).write([OwnWrite(b"\1ps", b"damaged")])
+    db.state(0).write([FrameworkWrite(b"\1ps", b"damaged")])
     db.retention.start(100)
     assert told.wait(30)
     assert "checksum" in (db.retention.failure or "")

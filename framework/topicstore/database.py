@@ -53,11 +53,9 @@ from .contract.requests import (
 )
 from .contract.state import StateWrite
 from .contract.topics import TopicFilter
-from .identity import check_identity
 from .kept import damaged_kept, destinations, kept, kept_get
 from .local import LocalStore
 from .lock import DirectoryLock
-from .locking import held
 from .maintenance import Maintainer
 from .manifest import Manifest, read_manifest, sync_directory, write_manifest
 from .plugins import check_pair, data_path, load_target, registry
@@ -67,9 +65,13 @@ from .reading import Mode, Reading
 from .reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
 from .retained import retained
 from .retention import Retention
-from .shard import MakeLayout, Policy, Shard, check_local
+from .shard.generations import MakeLayout, OpenArchive, check_local
+from .shard.identity import check_identity
+from .shard.locks import held
+from .shard.policy import Policy
+from .shard.shard import Shard
+from .shard.state import ShardState
 from .sharding import ShardMap
-from .state import ShardState
 from .tiering import Archives, archive_directory, location_of
 from .writer import Writer
 
@@ -180,12 +182,12 @@ class Database:
             if creating:
                 self._check_not_overtaken()
                 write_manifest(self.path, self.manifest)
-        policy, archives, self.shards = self._policy(), Archives(self.path, self.manifest.id), []
+        policy, open_archive, self.shards = self._policy(), Archives(self.path, self.manifest.id).open, []
         for number in range(self.manifest.shards):
             engine = backend.open_shard(self.path / f"shard-{number:04}", KEYSPACES, create=creating)
             try:
                 check_identity(engine, self._id, number)
-                self.shards.append(Shard(number, engine, policy, self._make_layout, archives))
+                self.shards.append(Shard(number, engine, policy, self._make_layout, open_archive))
             except BaseException:
                 engine.close()
                 raise
@@ -210,8 +212,8 @@ class Database:
     def _open_to_read(self, backend: Backend, *, lazily: bool) -> None:
         if not self.manifest.complete:
             raise DatabaseNotFoundError(f"the database at {self.path} has not been made to its end; open it to write")
-        archives = Archives(self.path, self.manifest.id)
-        make_shard = functools.partial(_shard_to_read, self._id, self._policy(), self._make_layout, archives)
+        open_archive = Archives(self.path, self.manifest.id).open
+        make_shard = functools.partial(_shard_to_read, self._id, self._policy(), self._make_layout, open_archive)
         self._reading = Reading(self.path, self.manifest.shards, backend, make_shard, lazily=lazily)
         self.shards = self._reading.shards
 
@@ -382,7 +384,8 @@ class Database:
     def state(self, shard: int) -> ShardState:
         """Return the state keyspace of a shard: small values beside the messages."""
         self._check_shard(shard)
-        return ShardState(self.shards[shard])
+        found = self.shards[shard]
+        return ShardState(found.reader, found.write_state)
 
     def flush(self) -> None:
         """Return when everything stored so far is on disk, whatever the durability."""
@@ -997,13 +1000,13 @@ class Database:
 
 
 def _shard_to_read(
-    database: bytes, policy: Policy, make_layout: MakeLayout, archives: Archives, number: int, engine: Engine
+    database: bytes, policy: Policy, make_layout: MakeLayout, open_archive: OpenArchive, number: int, engine: Engine
 ) -> Shard:
     """Return a shard to which nothing is added. Not a method: see `Database.__init__`."""
     check_identity(engine, database, number)
     if policy.durability == "sync":
         engine.flush_log()  # nothing may be seen that power loss could take
-    return Shard(number, engine, policy, make_layout, archives, read_only=True)
+    return Shard(number, engine, policy, make_layout, open_archive, read_only=True)
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ from .contract.replay_plan import Order, ReplayPlan
 from .contract.requests import NextResult, ReplayRequest
 from .contract.topics import TopicFilter
 from .database import BATCH_SIZE, Database
-from .generations import GenerationRecord
 from .replay import run
+from .shard.records import GenerationRecord
 
 __all__ = ["LEGEND", "Explanation", "SlabCost", "UnreadSlab", "explain"]
 

@@ -36,7 +36,7 @@ from .contract.requests import Destinations, IterateRequest, NextResult
 
 if TYPE_CHECKING:
     from .database import Database
-    from .shard import Shard
+    from .shard.shard import Shard
 
 __all__ = [
     "GENERATION",

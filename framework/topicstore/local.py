@@ -27,9 +27,9 @@ from .contract.requests import (
 from .contract.topics import TopicFilter
 from .kept import GENERATION as KEPT
 from .kept import encode_kept, read_kept
-from .lanes import plan_shard
-from .locking import held
-from .shard import Prepared, Shard
+from .shard.locks import held
+from .shard.shard import Shard
+from .shard.write_path import Prepared
 from .sharding import ShardMap
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class LocalStore:
         bounds = [_bound(shard, request) for shard in request.db.shards]  # of one moment: planning may wait
         first, database = first_position(request.start), bytes.fromhex(request.db.manifest.id)
         plans = [
-            plan_shard(database, shard, request.topic_filter, first, bound, since=began)
+            shard.plan(database, request.topic_filter, first, bound, since=began)
             for shard, bound in zip(request.db.shards, bounds, strict=True)
         ]
         plans = [plan for plan in plans if plan.generations]

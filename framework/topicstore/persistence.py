@@ -24,7 +24,7 @@ from .contract.checksums import seal, unseal
 from .contract.columns import to_iterable, to_list
 from .contract.errors import CorruptionError, InvalidArgumentError, NewerFormatError
 from .contract.topics import TopicFilter, check_utf8
-from .state import OwnWrite
+from .shard.state import FrameworkWrite
 from .subscriptions.routes import Routes
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Persistence:
         rule = PersistenceRule(topic_filter, client_id=client_id, least_qos=least_qos)
         key, value = _encode(rule)
         with self._changing:
-            self._state.write([OwnWrite(key, value)])
+            self._state.write([FrameworkWrite(key, value)])
             self._routes.add(TopicFilter(topic_filter), rule)
             self._decisions = _undecided(self.list())
         return rule
@@ -110,7 +110,7 @@ class Persistence:
         """Remove a rule; False if there was none like it. What was stored for it stays."""
         key, _ = _encode(rule)
         with self._changing:
-            self._state.write([OwnWrite(key, None)])
+            self._state.write([FrameworkWrite(key, None)])
             had = self._routes.remove(TopicFilter(rule.topic_filter), rule)
             self._decisions = _undecided(self.list())
         return had

@@ -43,11 +43,10 @@ from .contract.errors import (
 )
 from .contract.model import Message
 from .contract.topics import TopicFilter, check_utf8
-from .lanes import plan_shard
 from .manifest import Manifest, sync_directory
 from .plugins import registry
 from .replay import in_order
-from .state import OwnWrite
+from .shard.state import FrameworkWrite
 
 if TYPE_CHECKING:
     from .database import Database
@@ -283,7 +282,7 @@ class Queue:
         shard = self._db.shards[0]
         shard.reader()  # raises if it was closed
         identity = bytes.fromhex(self._db.manifest.id)
-        plan = plan_shard(identity, shard, _FILTER, position + 1, shard.watermark, since=None)
+        plan = shard.plan(identity, _FILTER, position + 1, shard.watermark, since=None)
         return next(in_order(plan, self._db.fetch, limit), MessageBatch.empty())[:limit]
 
     def _look(self) -> bool:
@@ -391,8 +390,8 @@ def _unpack(batch: MessageBatch) -> Iterator[Message]:
         raise CorruptionError(f"a message of the queue can't be read: {bad}", "shard 0") from bad
 
 
-def _state(record: _Record) -> OwnWrite:
-    return OwnWrite(_KEY, seal(_KEY, msgspec.msgpack.encode(record)))
+def _state(record: _Record) -> FrameworkWrite:
+    return FrameworkWrite(_KEY, seal(_KEY, msgspec.msgpack.encode(record)))
 
 
 def _load(db: Database) -> _Record | None:

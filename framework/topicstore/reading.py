@@ -20,7 +20,7 @@ from typing import Literal, overload
 from .contract.engine import KEYSPACES, Backend, Engine
 from .contract.errors import DatabaseLockedError, UnsupportedError
 from .lock import DirectoryLock
-from .shard import Shard
+from .shard.shard import Shard
 
 __all__ = ["Mode", "Reading", "Views"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 
 from .contract.layout import Damage, ReadCounters, SlabInfo
-from .counters import ShardCounters
 from .retention import RetentionSettings
+from .shard.counters import ShardCounters
 
 __all__ = ["CompactReport", "DatabaseInfo", "GenerationInfo", "ShardInfo", "VerifyReport"]
 

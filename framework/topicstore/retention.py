@@ -45,9 +45,9 @@ from .contract.errors import (
     QuotaExceededError,
 )
 from .contract.positions import time_of
-from .generations import GenerationRecord
 from .retained import remove_expired
-from .state import OwnWrite
+from .shard.records import GenerationRecord
+from .shard.state import FrameworkWrite
 from .tiering import archive_directory, check_apart
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Retention:
         db = self._database()
         if archive_to is not None:
             check_apart(db.path, archive_directory(db.path, archive_to))
-        db.state(0).write([OwnWrite(_KEY, _encode(settings))])
+        db.state(0).write([FrameworkWrite(_KEY, _encode(settings))])
         with self._running:
             self._adopt(settings)
         return settings

@@ -46,4 +46,4 @@ class Full:
 
 def replace_engine(db: ts.Database, engine: Engine | Gate | Full) -> None:
     """Give the only shard of a database another engine."""
-    db.shards[0]._engine = engine  # type: ignore[assignment]  # noqa: SLF001 - there is no other way to give it one
+    db.shards[0].log.engine = engine  # type: ignore[assignment]

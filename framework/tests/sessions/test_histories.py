@@ -204,7 +204,7 @@ def _dying(store: Store, death: tuple[int, bool] | None) -> Iterator[None]:
     if death is None:
         yield
         return
-    engine = type(store.db.shards[0]._engine)
+    engine = type(store.db.shards[0].log.engine)
     write, writes = engine.write, count()
 
     def last(self: Any, batch: Any, **how: Any) -> None:

@@ -17,7 +17,7 @@ from topicstore.sessions import (
     SessionTakenOverError,
     Will,
 )
-from topicstore.state import OWN
+from topicstore.shard.state import OWN
 from topicstore_conformance.clock import START, Clock
 
 Publish = Callable[..., None]

@@ -12,7 +12,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.positions import first_position
 from topicstore.sessions import Delivery, Release, Session, Sessions, Start, parse_start
-from topicstore.state import OWN
+from topicstore.shard.state import OWN
 from topicstore_conformance.clock import START, Clock
 
 Publish = Callable[..., None]

@@ -9,7 +9,7 @@ import click
 
 import topicstore
 from topicstore.contract.layout import Slab
-from topicstore.damaged import DamagedSlab
+from topicstore.shard.damaged_slab import DamagedSlab
 
 from .options import PATH, json_option
 

@@ -93,7 +93,7 @@ class Keyspace:
 
 
 STATE = Keyspace("state")
-"""The logical layer's own: positions, generations, and what `topicstore.state` keeps."""
+"""The logical layer's own: positions, generations, and what `topicstore.shard.state` keeps."""
 META = Keyspace("meta")
 """A layout's dictionaries and learned structure. Keys begin with the generation."""
 DATA = Keyspace("data", (4, 8, 8))

@@ -19,9 +19,8 @@ from topicstore.contract.errors import GenerationDroppedError
 from topicstore.contract.replay_plan import Order, ReplayPlan
 from topicstore.contract.topics import TopicFilter
 from topicstore.database import Database
-from topicstore.lanes import plan_shard
 from topicstore.manifest import existing_manifest
-from topicstore.shard import Shard
+from topicstore.shard.shard import Shard
 
 from .selection import Selection
 
@@ -107,7 +106,7 @@ def read(db: Database, piece: Piece, filters: tuple[str, ...], *, order: Order |
     _check_there(shard, piece)
     for text in filters:
         database, bound = bytes.fromhex(db.manifest.id), min(piece.last, shard.watermark)
-        whole = plan_shard(database, shard, TopicFilter(text), piece.first, bound, since=time.monotonic())
+        whole = shard.plan(database, TopicFilter(text), piece.first, bound, since=time.monotonic())
         chosen = [part for part in whole.generations if piece.generation in (None, part.iterators[0].generation)]
         plan = ReplayPlan(shards=[attrs.evolve(whole, generations=chosen)], order=order, batch_size=_BATCH)
         yield from replay.run(plan, db.fetch)

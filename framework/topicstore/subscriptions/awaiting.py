@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from topicstore.contract.errors import TopicstoreError
-from topicstore.shard import Shard
+from topicstore.shard.shard import Shard
 
 if TYPE_CHECKING:
     from .feed import Feed

@@ -22,9 +22,8 @@ from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import DatabaseClosedError
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
-from topicstore.generations import GenerationRecord
-from topicstore.lanes import plan_shard
 from topicstore.replay import in_order
+from topicstore.shard.records import GenerationRecord
 
 from .awaiting import Awaiting
 from .feed import Feed, Listener
@@ -204,7 +203,7 @@ class Hub:
             raise DatabaseClosedError("the database is closed")
         bound = self._shards[shard].watermark
         bound = bound if last is None else min(bound, last)
-        plan = plan_shard(self._id, self._shards[shard], topic_filter, first, bound, since=None)
+        plan = self._shards[shard].plan(self._id, topic_filter, first, bound, since=None)
         return in_order(plan, db.fetch, rows), plan.bound
 
     def remember(self, stretch: Stretch, where: list[Stretch]) -> None:

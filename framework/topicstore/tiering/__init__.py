@@ -14,7 +14,7 @@ from topicstore.contract.errors import ManifestMismatchError
 
 if TYPE_CHECKING:
     from topicstore.contract.layout import Slab
-    from topicstore.generations import GenerationRecord
+    from topicstore.shard.records import GenerationRecord
 
 __all__ = ["Archives", "archive_directory", "check_apart", "location_of"]
 

@@ -41,11 +41,10 @@ from topicstore.contract.layout import Slab
 from topicstore.contract.replay_plan import ReplayPlan
 from topicstore.contract.requests import NextResult
 from topicstore.contract.topics import TopicFilter
-from topicstore.generations import GenerationRecord
-from topicstore.lanes import plan_shard
-from topicstore.locking import held
 from topicstore.manifest import sync_directory
-from topicstore.shard import Shard
+from topicstore.shard.locks import held
+from topicstore.shard.records import GenerationRecord
+from topicstore.shard.shard import Shard
 
 from . import archive_directory, check_apart
 from .archive import ArchiveSlab, digest_of, digests_of, rows_of
@@ -306,9 +305,7 @@ def _stored(db: Database, shard: Shard, record: GenerationRecord) -> Iterator[Me
     slab, last = shard.slab(record.number), record.last_position or 0
     plans = []
     for text in _filters(slab):
-        plan = plan_shard(
-            bytes.fromhex(db.manifest.id), shard, TopicFilter(text), record.first_position, last, since=None
-        )
+        plan = shard.plan(bytes.fromhex(db.manifest.id), TopicFilter(text), record.first_position, last, since=None)
         chosen = [part for part in plan.generations if part.iterators[0].generation == record.number]
         plans.append(attrs.evolve(plan, generations=chosen))
 

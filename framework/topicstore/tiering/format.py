@@ -9,8 +9,8 @@
 
 ``shard`` and ``generation`` are partition columns, named by the directories; a file has the others of
 `topicstore.contract.arrow.SCHEMA_WITH_IDS`, and no ``shard``: readers of partitioned data (Spark, DuckDB,
-pyarrow) take that from the path, and some refuse, or silently prefer one, where a file has it too. Readers that look for
-partitions pass over names that begin with ``_`` or ``.``.
+pyarrow) take that from the path, and some refuse, or silently prefer one, where a file has it too. Readers
+that look for partitions pass over names that begin with ``_`` or ``.``.
 
 Both JSON files are ``{"format": 1, "checksum": "<xxh64 of the rest>", …}``. A slab's directory is made under
 another name, brought to disk, and gets its name by one rename: where it has its name it is complete, and is never

@@ -17,9 +17,20 @@ from typing import Any
 
 import msgspec
 
-from .contract.checksums import seal, unseal
-from .contract.engine import DATA, INDEX, KEYS, META, STATE, Key, Keyspace, Reader, WriteBatch, encode_generation
-from .contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.engine import (
+    DATA,
+    INDEX,
+    KEYS,
+    META,
+    STATE,
+    Key,
+    Keyspace,
+    Reader,
+    WriteBatch,
+    encode_generation,
+)
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 __all__ = [
     "ARCHIVED_VERSION",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from .contract.checksums import seal, unseal
-from .contract.engine import STATE, Engine, WriteBatch
-from .contract.errors import CorruptionError
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.engine import STATE, Engine, WriteBatch
+from topicstore.contract.errors import CorruptionError
 
 __all__ = ["check_identity"]
 
