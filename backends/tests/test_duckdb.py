@@ -378,7 +378,7 @@ def test_a_name_with_quotes_is_a_name(tmp_path: Path) -> None:
 
 FULL = """
 import pathlib, resource, sys
-from topicstore.engine import DATA, KEYSPACES, WriteBatch
+from topicstore.contract.engine import DATA, KEYSPACES, WriteBatch
 from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions
 resource.setrlimit(resource.RLIMIT_FSIZE, (6 << 20, resource.RLIM_INFINITY))
 options = DuckdbOptions(log_bytes=int(sys.argv[2]))

@@ -79,7 +79,7 @@ def install(folder: Path, code: str) -> dict[str, str]:
 HEAD = """
     import os, sys, time
     from topicstore import hookimpl
-    from topicstore.specs import BackendSpec
+    from topicstore.contract.plugin_specs import BackendSpec
     from topicstore_backends.memory import MemoryBackend
 
     @hookimpl

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import topicstore as ts
 from topicstore.contract.checksums import seal, unseal
-from topicstore.contract.engine import META, WriteBatch, encode_generation
+from topicstore.contract.engine import META, STATE, WriteBatch, encode_generation
 from topicstore.manifest import read_manifest
 from topicstore.shard.records import load_tail
 from topicstore_conformance.clock import START, Clock
@@ -242,9 +242,9 @@ def test_the_tail_survives_and_its_damage_is_noticed(tmp_path: Path) -> None:
         result = opened.store(messages(3))
         engine = opened.shards[0].engine()
         assert result.ids[-1].position == load_tail(engine).last_position
-        value = engine.get(ts.engine.STATE, b"\0tail")  # type: ignore[attr-defined]
-        batch = ts.engine.WriteBatch()  # type: ignore[attr-defined]
-        batch.put(ts.engine.STATE, b"\0tail", value[:-1] + bytes((value[-1] ^ 1,)))  # type: ignore[attr-defined]
+        value = engine.get(STATE, b"\0tail")
+        batch = WriteBatch()
+        batch.put(STATE, b"\0tail", value[:-1] + bytes((value[-1] ^ 1,)))
         engine.write(batch)
     with pytest.raises(ts.CorruptionError, match="state: tail"):
         ts.open(tmp_path / "db")

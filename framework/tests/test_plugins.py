@@ -24,7 +24,7 @@ BACKENDS = {spec.name for spec in topicstore_backends()}
 
 GOOD = """
 from topicstore import hookimpl
-from topicstore.specs import BackendSpec
+from topicstore.contract.plugin_specs import BackendSpec
 @hookimpl
 def topicstore_backends():
     return [BackendSpec(name="{name}", target="nowhere:Nothing", summary="a test", needs=("no_such_module_",),
@@ -279,7 +279,7 @@ def topicstore_store(request):
 LAYOUTS = """
 import attrs
 from topicstore import hookimpl
-from topicstore.specs import LayoutSpec
+from topicstore.contract.plugin_specs import LayoutSpec
 from topicstore_layouts.reference import ReferenceLayout
 
 class Plain(ReferenceLayout):

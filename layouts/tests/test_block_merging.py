@@ -450,9 +450,9 @@ def test_a_merge_that_comes_to_damage(db: ts.Database) -> None:
     key, value = next(iter(engine.scan(DATA)))[1]
     put(engine, key, value[:-1] + bytes((value[-1] ^ 1,)))
     for _ in range(2):
-        with pytest.raises(ts.errors.CorruptionError, match=f"block that ends at position {key[2]}"):
+        with pytest.raises(ts.CorruptionError, match=f"block that ends at position {key[2]}"):
             db.compact()
-        with pytest.raises(ts.errors.CorruptionError, match=f"block that ends at position {key[2]}"):
+        with pytest.raises(ts.CorruptionError, match=f"block that ends at position {key[2]}"):
             list(db.replay("#"))
     put(engine, key, value)
     assert 40 == db.compact().messages

@@ -337,7 +337,7 @@ def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[S
             done += [item.message.payload for item in items[::2]]  # type: ignore[union-attr]
         db.sessions.checkpoint()
         engine.left = writes
-        with contextlib.suppress(ts.StorageFullError, ts.errors.ShardReadOnlyError):
+        with contextlib.suppress(ts.StorageFullError, ts.ShardReadOnlyError):
             what(db.sessions)
         finished = engine.left > 0
         engine.left = 0
