@@ -44,7 +44,7 @@ class Crashes(Fixtures):
                     options=pair.small(),
                 )
                 after = draw.choice((1, 2, draw.randrange(3, 30), draw.randrange(30, 150), draw.randrange(30, 400)))
-                for step in run_and_kill(job, after, draw.random() * 0.01):
+                for step in run_and_kill(job, after, draw.randrange(30)):
                     ledger.hear(step)
                 if not (path / "topicstore.json").exists():
                     assert {} == ledger.rows
@@ -81,7 +81,7 @@ class Crashes(Fixtures):
                     bulk=True,
                     options=pair.small(),
                 )
-                for step in run_and_kill(job, 2 * BULK_BATCHES + 3, 0.45 + draw.random() / 2):
+                for step in run_and_kill(job, 2 * BULK_BATCHES + 3, draw.randrange(3)):
                     ledger.hear(step)
                 with ts.open(path, auto_compact=False) as db:
                     got = replayed(db, "#", order="time")
@@ -106,7 +106,7 @@ class Crashes(Fixtures):
                     steps=0,
                     options=quick_options(pair.layout),
                 )
-                list(run_and_kill(job, 1, draw.random() * 0.05))
+                list(run_and_kill(job, 1, draw.randrange(80)))
                 with pair.open(path, shards=8, durability="sync") as db:
                     assert [1] == [info.number for info in db.generations()]
                     assert 1 == db.store([ts.Message("a", b"1")]).count
