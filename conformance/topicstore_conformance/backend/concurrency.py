@@ -168,6 +168,8 @@ class Concurrency(Fixtures):
                     mine.set()
             except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
                 return type(error).__name__
+            finally:
+                mine.set()
 
         readers = [begin(lambda mine=mine: read(mine)) for mine in started]  # type: ignore[misc]
         assert all(each.wait(PATIENCE) for each in started)
