@@ -35,8 +35,7 @@ def read(stored: Stored) -> str:
         stored.reopen()
         stored.read_all()
     except TOLD as error:
-        assert error.place
-        return "told"
+        return "told" if error.place else "told without a place"
     except AssertionError:
         return "wrong"
     return "right"
@@ -48,8 +47,7 @@ def verified(stored: Stored) -> str:
         stored.reopen()
         good, damages = stored.verify()
     except TOLD as error:
-        assert error.place
-        return "told"
+        return "told" if error.place else "told without a place"
     if damages:
         assert all(damage.place and damage.reason for damage in damages)
         return "told"
