@@ -15,10 +15,12 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     [
         "hypothesis.stateful",
+        "pytest",
         "topicstore.cli.app",
         "topicstore.sessions",
         "topicstore.tiering.exporting",
         "topicstore_backends.rocksdb",
+        "topicstore_conformance.profiles",
         "topicstore_layouts.block.layout",
     ]
 )  # imported once by the server; children begin within milliseconds

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from topicstore.publishing import PERSIST, _chosen
 from topicstore.subscriptions.feed import Feed
 from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.profiles import COSTLY, tries
 from topicstore_conformance.threads import together
 
 
@@ -169,7 +170,7 @@ ROWS = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(COSTLY, max_examples=tries(40, 80))
 @given(batches=st.lists(st.lists(ROWS, max_size=6), max_size=5), shards=st.sampled_from([1, 4]))
 def test_every_message_goes_where_it_belongs(batches: list[list[ts.Message]], shards: int) -> None:
     """Against a plain model: stored or handed on, one of both, once; and retained or cleared besides."""

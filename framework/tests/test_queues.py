@@ -20,6 +20,7 @@ from topicstore.plugins import Registry
 from topicstore.queues import Overflow
 from topicstore_conformance.clock import START, Clock
 from topicstore_conformance.pairs import pairs
+from topicstore_conformance.profiles import MACHINE, tries
 
 EMPTY = queues.QueueBatch(messages=[], ids=[])
 RunUntil = Callable[..., list[tuple[str, int]]]
@@ -242,7 +243,7 @@ class QueueModel(RuleBasedStateMachine):
 
 
 TestQueueModel = QueueModel.TestCase
-TestQueueModel.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestQueueModel.settings = settings(MACHINE, max_examples=tries(50, 100), stateful_step_count=20)
 
 
 # --- names, restarts, the disk ---

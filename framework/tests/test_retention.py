@@ -14,6 +14,7 @@ from topicstore.errors import QuotaExceededError
 from topicstore.retention import RetentionSettings
 from topicstore.state import OwnWrite
 from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.profiles import COSTLY, tries
 from topicstore_conformance.threads import PATIENCE, wait_until
 
 SECOND = 1_000_000
@@ -274,7 +275,7 @@ def test_a_full_database_drops_the_oldest(quiet: ts.Database) -> None:
     assert live_bytes(db) > 20_000
 
 
-@settings(max_examples=60, deadline=None)
+@settings(COSTLY, max_examples=tries(40, 100))
 @given(
     max_age=st.none() | st.integers(1, 300),
     rotate_every=st.none() | st.integers(1, 300),
