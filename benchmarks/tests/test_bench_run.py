@@ -12,7 +12,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
+pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
 from topicstore.lock import DirectoryLock
@@ -22,9 +22,9 @@ from topicstore_benchmarks.harness.drive import begin
 from topicstore_benchmarks.harness.plan import Plan, Run, Settings, WorkloadPlan
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.workloads.definition import read
+from topicstore_conformance.threads import PATIENCE
 
 TESTS = Path(__file__).parent
-TIMEOUT = 240
 SMALL = ("--messages", "1500", "--mixed-seconds", "0.1", "--durability", "commit", "--no-report")
 
 
@@ -34,7 +34,7 @@ def command(*arguments: object) -> list[str]:
 
 def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "MASTER": "local[2]"}
-    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def times(directory: Path) -> dict[str, int]:
@@ -55,7 +55,7 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
             if "group 2 of 3" in line:
                 first.send_signal(signal.SIGKILL)
                 break
-    assert -signal.SIGKILL == first.wait(TIMEOUT)
+    assert -signal.SIGKILL == first.wait(PATIENCE)
     before = times(directory)
     assert "small-commit-1.parquet" in before
 
@@ -168,7 +168,7 @@ def test_there_is_no_report_without_a_run(tmp_path: Path) -> None:
 
 def test_there_is_no_report_before_anything_was_measured(small_toml: Path, tmp_path: Path) -> None:
     """And it says so, in a line."""
-    pytest.importorskip("altair", reason="the report needs altair")
+    pytest.importorskip("altair", reason='needs altair: pip install "topicstore[bench]"')
     done = bench("report", prepared(tmp_path, small_toml, "Losing"))
     assert (1, f"error: {tmp_path} holds no measured value to report on\n") == (done.returncode, done.stderr)
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
+pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
 
 from topicstore_benchmarks import timing
 from topicstore_benchmarks.sections import command as program
 from topicstore_benchmarks.sections.cases import CASES
 from topicstore_benchmarks.sections.figures import Cell, Figure, Sheet, shown
+from topicstore_conformance.threads import PATIENCE
 
 SMALL = ["--messages", "2000", "--rounds", "1"]
 
@@ -101,7 +102,7 @@ def test_the_command_refuses_what_it_does_not_know() -> None:
 def test_python_runs_the_package() -> None:
     """With ``-m``, as its docstring says."""
     command = [sys.executable, "-m", "topicstore_benchmarks", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert "Measure topicstore" in done.stdout
     assert "" == done.stderr
 

@@ -161,7 +161,7 @@ def test_a_cell_that_hangs_is_ended(measure: Measure, tmp_path: Path, monkeypatc
 def test_an_answer_is_waited_for() -> None:
     """As long as it may take; the end of all answers counts as one."""
     receiving, sending = os.pipe()
-    with open(receiving, "rb") as output:
+    with os.fdopen(receiving, "rb") as output:
         assert not groups._answers(output, 0.0)
         os.close(sending)
         assert groups._answers(output, PATIENCE)

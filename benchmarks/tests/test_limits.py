@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import topicstore
 
-pytest.importorskip("rocksdict", reason="the extra 'bench' is not installed")
+pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
 
 from topicstore_benchmarks.contenders.raw_engine import RAW_ENGINES, VALUE
 from topicstore_benchmarks.sections.cases import BATCH, CASES, PAYLOAD, PAYLOADS, Case, batches
@@ -105,6 +105,6 @@ def test_the_engine_alone(tmp_path: Path, backend: str) -> None:
 def test_opening_is_timed() -> None:
     """Even of an empty database."""
     seconds = measure_opening(0, 2)
-    assert 0 < seconds < 60
+    assert 0 < seconds
     (figure,) = opening_section(0, seconds).figures
     assert seconds * 1_000 == figure.value

@@ -17,7 +17,7 @@ from topicstore_layouts.block.codec import CODECS, Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block
 from topicstore_layouts.learned import LearnedTopics
 
-pytest.importorskip("pytest_benchmark", reason="the extra 'bench' is not installed")
+pytest.importorskip("pytest_benchmark", reason='needs pytest-benchmark: pip install "topicstore[bench]"')
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture

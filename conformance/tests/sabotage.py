@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 import pytest
+from topicstore_conformance.threads import PATIENCE
 
 HERE = Path(__file__).parent
 EVERYTHING = "TOPICSTORE_CONFORMANCE_EVERYTHING"
@@ -36,7 +37,7 @@ class Saboteur:
     whole: bool = False
     """It meets the whole suite, not only the test that must fail."""
     stuck: bool = False
-    """It gets stuck, so it never meets more than that test."""
+    """It keeps that test waiting in vain, so it never meets more, and is waited for but a moment."""
 
     @property
     def test(self) -> str:
@@ -78,6 +79,13 @@ class Collector:
         saboteur = self.saboteurs[name]
         return saboteur.meets_all or test.partition("[")[0] == saboteur.test
 
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Wait only a moment for what is known to be stuck."""
+        patience = 1.0 if self.saboteurs[item.nodeid.split("::")[1]].stuck else PATIENCE
+        for name, module in list(sys.modules.items()):
+            if name.startswith("topicstore_conformance.") and hasattr(module, "PATIENCE"):
+                vars(module)["PATIENCE"] = patience
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note what a test's setting up or its call came to; of several of one name, the worst."""
         _, name, test = report.nodeid.split("::")
@@ -100,8 +108,6 @@ def run(module: str, directory: Path) -> dict[str, dict[str, str]]:
 def main(arguments: list[str]) -> None:
     """Be the child."""
     module, results = arguments
-    threads = importlib.import_module("topicstore_conformance.threads")
-    threads.PATIENCE = 4.0  # type: ignore[attr-defined]  # some saboteurs are stuck, and all know it
     collector = Collector(importlib.import_module(module).SABOTEURS)
     options = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore", "-o", "addopts="]
     pytest.main([*options, "--import-mode=prepend", str(HERE / f"{module}.py")], plugins=[collector])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -934,14 +935,16 @@ class GivesUp(Wrapped):
 
 @breaks(S.test_readers_beside_a_writer_and_compaction)
 class OneReader(Wrapped):
-    """Keeps what a reader wants where the next one puts it."""
+    """Gives a thread that reads what another one wanted last, if there is another one."""
 
-    wanted: Any = None
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.wanted = dict[int, TopicFilter]()
 
     def next(self, stream: int, topic_filter: TopicFilter, place: bytes, **how: Any) -> SlabStep:
-        self.wanted = topic_filter
-        time.sleep(0.001)  # lets another thread in
-        return self.inner.next(stream, self.wanted, place, **how)
+        self.wanted[threading.get_ident()] = topic_filter
+        others = [wanted for thread, wanted in list(self.wanted.items()) if thread != threading.get_ident()]
+        return self.inner.next(stream, [topic_filter, *others][-1], place, **how)
 
 
 @breaks(S.test_random_histories)

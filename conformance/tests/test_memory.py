@@ -1,4 +1,7 @@
-"""Memory does not grow with what is stored: under each persistent backend, and each layout."""
+"""Memory does not grow with what is stored: under each persistent backend, and each layout.
+
+Counted is what a process has for itself: how much of mapped files is in memory is the kernel's choice.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ import topicstore as ts
 from pathlib import Path
 
 def megabytes():
-    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 path, backend, layout, options = sys.argv[1:]
 batch = [ts.Message(f"fleet/line-{n % 100}/bus-{n}/speed", bytes([n % 251]) * 128, f"gateway-{n % 7}")

@@ -1,8 +1,8 @@
-"""A child process that writes to a database and tells of every step, and is killed in the middle of one.
+"""A child process that writes to a database and tells of every step, and kills itself in the middle of one.
 
-The parent says by a `Job` what the child does, reads from a pipe what it began and what was
-acknowledged, and kills it with SIGKILL. `Ledger` is what the parent knows: everything
-acknowledged, and the one step that was under way, of which a shard has all or nothing.
+The parent says by a `Job` what the child does and at which moment it dies, and reads from a pipe what
+it began and what was acknowledged. `Ledger` is what the parent knows: everything acknowledged, and the
+one step that was under way, of which a shard has all or nothing.
 
 Which messages a batch has follows from its number, so only numbers and positions travel.
 """
@@ -12,25 +12,26 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import selectors
-import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import attrs
 import msgspec
 import topicstore as ts
 from topicstore import Message, MessageId, StateWrite
+from topicstore.contract.engine import Backend, Engine
+from topicstore.maintenance import WORTH_IT
+from topicstore.plugins import load_target, registry
 
+from .killing import ENDS, Countdown, heard
 from .model import match
-from .threads import MOMENT, PATIENCE
+from .threads import MOMENT, wait_until
 
 __all__ = ["MARKER", "Job", "Ledger", "Step", "messages_of", "run_and_kill"]
 
@@ -61,9 +62,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     beside: bool = False
     """Another thread compacts all the time; else it is one of the steps."""
     bulk: bool = False
-    """Only batches, large ones, and a pause now and then, until the background has compacted them."""
+    """Only batches, large ones, and a pause now and then, until the background has compacted what is worth it."""
     options: dict[str, Any] = {}
     """Of the layout."""
+    after: int = 0
+    """It counts `killing` moments from when it has told so much."""
+    moment: int = 0
+    """The number of the moment at which it dies."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,27 +102,56 @@ def messages_of(number: int) -> list[Message]:
 # --- the child --------------------------------------------------------------------------
 
 
-def _tell(step: Step) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(step) + b"\n")
-    sys.stdout.buffer.flush()
+class _Teller:
+    """Tells the parent of steps, and starts the countdown when it has told enough."""
+
+    def __init__(self, job: Job) -> None:
+        self._left = job.after
+        self._countdown = Countdown(job.moment, random.Random(job.moment).random())
+        self._watch(load_target(registry().backend(job.backend)))
+        sys.addaudithook(partial(self._files_change, job.path))
+
+    def __call__(self, step: Step) -> None:
+        os.write(1, msgspec.json.encode(step) + b"\n")
+        self._left -= 1
+        if not self._left:
+            self._countdown.start()
+
+    def _watch(self, backend: type[Backend]) -> None:
+        """Count the writes of every engine that the backend opens."""
+        open_shard = backend.open_shard
+
+        def opened(*arguments: Any, **how: Any) -> Engine:
+            engine = open_shard(*arguments, **how)
+            write = engine.write
+            engine.write = lambda batch, **how: self._countdown.write(lambda: write(batch, **how))  # type: ignore[method-assign]
+            self._countdown.moment()
+            return engine
+
+        backend.open_shard = opened  # type: ignore[method-assign]
+
+    def _files_change(self, path: str, event: str, arguments: tuple[Any, ...]) -> None:
+        """Count the openings, makings and renamings of the database's own files."""
+        if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(arguments[0]).startswith(path):
+            self._countdown.moment()
 
 
 def _work(job: Job) -> None:
     warnings.simplefilter("ignore", UserWarning)
-    draw = random.Random(job.seed)
-    _tell(Step(kind="open", done=False))
+    draw, tell = random.Random(job.seed), _Teller(job)
+    tell(Step(kind="open", done=False))
     options = {job.layout: job.options}
     how: dict[str, Any] = {"backend": job.backend, "layout": job.layout, "shards": job.shards}
     with ts.open(job.path, **how, durability=job.durability, options=options, auto_compact=job.bulk) as db:
-        _tell(Step(kind="open", done=True))
+        tell(Step(kind="open", done=True))
         with _compacting(db) if job.beside else contextlib.nullcontext():
             for number in range(job.first, job.first + job.steps):
                 if job.bulk:
-                    _bulk_step(db, number)
+                    _bulk_step(tell, db, number)
                 else:
-                    _step(db, number, _chance(job, draw))
-        _tell(Step(kind="close", done=False))
-    _tell(Step(kind="close", done=True))
+                    _step(tell, db, number, _chance(job, draw))
+        tell(Step(kind="close", done=False))
+    tell(Step(kind="close", done=True))
 
 
 def _chance(job: Job, draw: random.Random) -> float:
@@ -148,75 +182,68 @@ def _compacting(db: ts.Database) -> Iterator[None]:
         thread.join()
 
 
-def _bulk_step(db: ts.Database, number: int) -> None:
-    _store(db, number)
+def _bulk_step(tell: _Teller, db: ts.Database, number: int) -> None:
+    _store(tell, db, number)
     if (number + 1) % BULK_BATCHES:
         return
-    _tell(Step(kind="pause", done=False))
-    deadline = time.monotonic() + PATIENCE
-    while any(shard.backlog() for shard in db.shards):
-        assert time.monotonic() < deadline, db.info().compaction_failure
-        time.sleep(0.001)
-    _tell(Step(kind="pause", done=True))
+    tell(Step(kind="pause", done=False))
+    wait_until(
+        lambda: db.info().compaction_failure or all(shard.backlog() < WORTH_IT for shard in db.shards),
+        "the background to compact what is worth it",
+    )
+    assert db.info().compaction_failure is None
+    tell(Step(kind="pause", done=True))
 
 
-def _step(db: ts.Database, number: int, chance: float) -> None:
+def _step(tell: _Teller, db: ts.Database, number: int, chance: float) -> None:
     generations = [info.number for info in db.generations()]
     if chance < 0.04:
-        _tell(Step(kind="add", done=False))
-        _tell(Step(kind="add", done=True, number=db.add_generation()))
+        tell(Step(kind="add", done=False))
+        tell(Step(kind="add", done=True, number=db.add_generation()))
     elif chance < 0.08 and len(generations) > 1:
-        _tell(Step(kind="drop", done=False, number=generations[0]))
+        tell(Step(kind="drop", done=False, number=generations[0]))
         db.drop_generation(generations[0])
-        _tell(Step(kind="drop", done=True, number=generations[0]))
+        tell(Step(kind="drop", done=True, number=generations[0]))
     elif chance < 0.16:
         topic_filter = f"t/+/{number % 12}"
-        _tell(Step(kind="delete", done=False, topic_filter=topic_filter))
+        tell(Step(kind="delete", done=False, topic_filter=topic_filter))
         db.delete(topic_filter)
-        _tell(Step(kind="delete", done=True, topic_filter=topic_filter))
+        tell(Step(kind="delete", done=True, topic_filter=topic_filter))
     elif chance < 0.22:
-        _tell(Step(kind="compact", done=False))
+        tell(Step(kind="compact", done=False))
         db.compact()
-        _tell(Step(kind="compact", done=True))
+        tell(Step(kind="compact", done=True))
     else:
-        _store(db, number)
+        _store(tell, db, number)
 
 
-def _store(db: ts.Database, number: int) -> None:
+def _store(tell: _Teller, db: ts.Database, number: int) -> None:
     messages = messages_of(number)
     marker = StateWrite(MARKER, str(number).encode())
-    _tell(Step(kind="store", done=False, number=number))
+    tell(Step(kind="store", done=False, number=number))
     result = db.store(messages, state={shard: [marker] for shard in {db.shard_of(m.client_id) for m in messages}})
     ids = [(id_.shard, id_.position) for id_ in result.ids]
-    _tell(Step(kind="store", done=True, number=number, ids=ids))
+    tell(Step(kind="store", done=True, number=number, ids=ids))
 
 
 # --- the parent -------------------------------------------------------------------------
 
 
-def run_and_kill(job: Job, after: int, wait: float) -> Iterator[Step]:
-    """Run a child, kill it ``wait`` seconds after its step number ``after``; yield all it told.
+def run_and_kill(job: Job, after: int, moment: int) -> Iterator[Step]:
+    """Run a child that dies at the moment number ``moment`` after it told ``after`` things; yield all it told.
 
     It may end before that by itself.
     """
+    job = msgspec.structs.replace(job, after=after, moment=moment)
     command = [sys.executable, "-m", "topicstore_conformance.crash", msgspec.json.encode(job).decode()]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert child.stdout is not None
-    told = b""
-    with child, selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        end = time.monotonic() + PATIENCE
-        while (left := end - time.monotonic()) > 0 and selector.select(left):
-            data = child.stdout.read(65_536)
-            if not data:
-                break
-            told += data
-            if told.count(b"\n") >= after:
-                end = min(end, time.monotonic() + wait)
-        child.kill()
-        while data := child.stdout.read(65_536):
-            told += data
-    assert child.returncode in (0, -signal.SIGKILL), "it failed by itself"
+    with child:
+        try:
+            told = b"".join(heard(child.stdout))
+        finally:
+            child.kill()
+    assert child.returncode in (0, *ENDS), "it failed by itself"
     for line in told.split(b"\n")[:-1]:
         yield msgspec.json.decode(line, type=Step)
 

@@ -25,13 +25,15 @@ from .checks import quick_directory
 from .modes import VARIABLE
 from .outcomes import Outcome, Record, decode
 from .pairs import Pair, backend_for, backends_under, covering, layouts_on, pair_of, pairs
+from .threads import PATIENCE
 
 __all__ = ["LIMIT", "Mode", "Plan", "Run", "everything", "plans_for", "run_all"]
 
-LIMIT = 300.0
-"""Seconds without a word after which a process is taken for stuck."""
-SIDE_BY_SIDE = min(4, os.cpu_count() or 1)
-"""How many processes run at a time: each wants a core."""
+LIMIT = 3 * PATIENCE
+"""Seconds without a word after which a process is taken for stuck: more than any test waits by itself."""
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+SIDE_BY_SIDE = min(4, CORES)
+"""How many processes run at a time: each wants a core, of those that this one may use."""
 _INI = Path(__file__).with_name("installed") / "pytest.ini"
 _LAST_LINES = 15
 
@@ -176,7 +178,7 @@ def _run(plan: Plan, stop: int) -> Run:
             finished = _listen(reading, stop, records)
         finally:
             os.close(reading)
-            _end(child, 10 if finished else 0)
+            _end(child, PATIENCE if finished else 0)
         outcomes = tuple(record for record in records if isinstance(record, Outcome))
         failure = _failure(child.returncode, finished, records, output)
     return Run(plan=plan, outcomes=outcomes, seconds=time.monotonic() - began, failure=failure)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
-__all__ = ["MOMENT", "PATIENCE", "begin", "together", "wait_until"]
+__all__ = ["MOMENT", "PATIENCE", "Beside", "begin", "together", "wait_until"]
 
 PATIENCE = 240.0
 """Seconds after which something that should have happened is taken for stuck: met only by a real hang.
@@ -49,3 +50,51 @@ def wait_until(holds: Callable[[], object], what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} seconds for {what}"
         time.sleep(MOMENT)
+
+
+class Beside:
+    """Does each job in a thread, over and over, beside the body of a ``with`` statement; then raises what they raised.
+
+    The body begins when each has been done once, so that none begins when all is over. Threads take turns very often.
+    """
+
+    def __init__(self, *jobs: Callable[[], object]) -> None:
+        self._done = threading.Event()
+        self._begun = [threading.Event() for _ in jobs]
+        self._failures: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(job, begun), daemon=True)
+            for job, begun in zip(jobs, self._begun, strict=True)
+        ]
+
+    def _run(self, job: Callable[[], object], begun: threading.Event) -> None:
+        try:
+            while not self._done.is_set():
+                job()
+                begun.set()
+                self._done.wait(MOMENT)
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the body
+            self._failures.append(error)
+            self._done.set()
+
+    def __enter__(self) -> Self:
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        for thread in self._threads:
+            thread.start()
+        wait_until(lambda: self.failed or all(begun.is_set() for begun in self._begun), "each job to be done once")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        sys.setswitchinterval(self._interval)
+        assert not any(thread.is_alive() for thread in self._threads), "a job is stuck"
+        for failure in self._failures:
+            raise failure
+
+    @property
+    def failed(self) -> bool:
+        """Whether a job has raised something."""
+        return bool(self._failures)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-import threading
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from topicstore.contract.columns import Constant
 from topicstore.contract.errors import InvalidMessageError, MessageTooLargeError
 from topicstore.contract.model import MAX_PAYLOAD, Message, MessageId, Properties
 from topicstore.contract.positions import MAX_TIME
+from topicstore_conformance.threads import together
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
 topics = st.sampled_from(["a", "a/b", "$SYS/x", "/", "é/é"]) | text.map(lambda t: t.translate({35: "", 43: ""}) or "/")
@@ -385,11 +386,7 @@ def test_threads_share_the_memory_of_texts() -> None:
             except InvalidMessageError as error:
                 wrong.extend([] if error.index == 200 else [str(error)])
 
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(write, writer) for writer in range(4)))
     assert wrong == []
 
 

@@ -21,6 +21,7 @@ from topicstore.cli.rows import encode_lines
 from topicstore.contract import errors
 from topicstore.contract.engine import DATA, WriteBatch
 from topicstore_conformance.pairs import layouts_on
+from topicstore_conformance.threads import PATIENCE
 
 ROWS = [ts.Message(f"fleet/{n % 3}/speed", b"%d" % n, f"bus-{n % 5}", timestamp=1_000_000 * n) for n in range(60)]
 
@@ -289,17 +290,15 @@ def test_columns_that_say_nothing_are_left_out(db: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("columns", [None, "80", "100"])
 def test_widths(db: Path, command: str, columns: str | None) -> None:
     """COLUMNS holds where there is no terminal, too; no line is padded, no number or heading is broken."""
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    if columns is not None:
-        environment["COLUMNS"] = columns
-    program = [sys.executable, "-m", "topicstore.cli", command, *([] if command == "plugins" else [str(db)])]
-    shown = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
-    lines = shown.splitlines()
+    arguments = [command, *([] if command == "plugins" else [str(db)])]
+    result = CliRunner(env={"COLUMNS": columns}).invoke(cli, arguments)
+    assert 0 == result.exit_code
+    lines = result.stdout.splitlines()
     assert [line.rstrip() for line in lines] == lines
     assert max(len(line) for line in lines if str(db) not in line) <= int(columns or 1_000)
-    assert "…" not in shown
+    assert "…" not in result.stdout
     headings = {"info": "readable up to", "streams": "generation", "generations": "messages", "plugins": "capabilities"}
-    assert command == "streams" or headings[command] in shown
+    assert command == "streams" or headings[command] in result.stdout
 
 
 def test_plugins() -> None:
@@ -323,7 +322,7 @@ def test_plugins() -> None:
 def test_a_plugin_that_is_disabled() -> None:
     environment = {**os.environ, "TOPICSTORE_DISABLE_PLUGINS": "layouts"}
     program = [sys.executable, "-m", "topicstore.cli", "plugins"]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert "warning: plugin 'layouts' of topicstore is disabled by TOPICSTORE_DISABLE_PLUGINS\n" == done.stderr
 
 
@@ -373,7 +372,7 @@ def on_a_terminal(*arguments: object) -> str:
     """Run the program where standard error is a terminal; return what it says there."""
     ours, theirs = pty.openpty()
     program = [sys.executable, "-m", "topicstore.cli", *map(str, arguments)]
-    done = subprocess.run(program, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True)
+    done = subprocess.run(program, stdout=subprocess.PIPE, stderr=theirs, timeout=PATIENCE, check=True)
     os.close(theirs)
     assert b"" == done.stdout
     try:

@@ -34,6 +34,28 @@ class Broken(MemoryBackend):
 class Picky(ReferenceLayout):
     pass
 """
+PROGRAM = """
+import functools, json, sys
+from click.testing import CliRunner
+from topicstore.cli import cli
+from topicstore_conformance import running
+
+told = []
+once = functools.cache(lambda run_all: run_all(running.plans_for("broken", None, "quick"), told.append))
+
+def run_all(plans, tell, run_all=running.run_all):
+    runs = once(run_all)
+    assert list(plans) == [run.plan for run in runs]
+    for run in told:
+        tell(run)
+    return runs
+
+running.run_all = run_all
+command = ["conformance", "--backend", "broken", "--quick"]
+results = [CliRunner().invoke(cli, [*command, *how]) for how in json.loads(sys.argv[1])]
+print(json.dumps([[result.exit_code, result.stdout, result.stderr] for result in results]))
+"""
+"""Runs the suites once, and the command for each of its formats with what became of them."""
 PROMISE = "Closing a writer stores what is buffered, and a put after it is refused."
 
 
@@ -47,7 +69,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
     (information / "entry_points.txt").write_text("[topicstore]\nbroken = broken_plugin\n")
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "TOPICSTORE_DISABLE_PLUGINS": "layouts"}
+    return {**os.environ, "PYTHONPATH": path, "TOPICSTORE_DISABLE_PLUGINS": "layouts", "COLUMNS": "200"}
 
 
 def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -95,13 +117,23 @@ def test_what_does_not_fit(environment: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def printed(environment: dict[str, str]) -> str:
-    """What a person sees of the plugin's backend under its layout."""
-    done = run(environment, "--backend", "broken", "--quick")
-    assert 1 == done.returncode
-    told = sorted(line.partition(": ")[0] for line in done.stderr.splitlines())
-    assert ["backend broken, quick", "broken-picky, quick"] == told
-    return done.stdout
+def formats(environment: dict[str, str]) -> dict[str, str]:
+    """What is printed of the plugin's backend under its layout, by the option that asks for it."""
+    how = {"": [], "--json": ["--json"], "--markdown": ["--markdown"]}
+    command = [sys.executable, "-c", PROGRAM, json.dumps(list(how.values()))]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    results = json.loads(done.stdout)
+    for code, _, told in results:
+        assert 1 == code
+        lines = sorted(line.partition(": ")[0] for line in told.splitlines())
+        assert ["backend broken, quick", "broken-picky, quick"] == lines
+    return {option: printed for option, (_, printed, _) in zip(how, results, strict=True)}
+
+
+@pytest.fixture
+def printed(formats: dict[str, str]) -> str:
+    """What a person sees."""
+    return formats[""]
 
 
 def test_broken_promises_are_named(printed: str) -> None:
@@ -124,16 +156,9 @@ def test_groups_are_counted(printed: str) -> None:
     assert skipped.isdigit() or skipped == "-"
 
 
-def document(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
-    done = run(environment, *arguments, "--json")
-    assert 1 == done.returncode
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def test_json(environment: dict[str, str]) -> None:
+def test_json(formats: dict[str, str]) -> None:
     """The JSON document has every test with what became of it, and what was left out."""
-    found = document(environment, "--backend", "broken", "--quick")
+    found: dict[str, Any] = json.loads(formats["--json"])
     assert found["kept"] is False
     assert {"absent": "backend 'absent' needs no_such_module"}.items() <= found["left_out"].items()
     runs = {(each["suite"], each["layout"]): each for each in found["runs"]}
@@ -149,11 +174,9 @@ def test_json(environment: dict[str, str]) -> None:
     assert ["unheard_of"] == runs["database", "picky"]["capabilities"]
 
 
-def test_markdown(environment: dict[str, str]) -> None:
+def test_markdown(formats: dict[str, str]) -> None:
     """The tables for the README tell what is declared, what became of each suite, and which pairs are refused."""
-    done = run(environment, "--backend", "broken", "--quick", "--markdown")
-    assert 1 == done.returncode
-    begin, backends, layouts, results, end = done.stdout.strip().split("\n\n")
+    begin, backends, layouts, results, end = formats["--markdown"].strip().split("\n\n")
     assert begin.startswith("<!-- printed by: topicstore conformance")
     assert end.startswith("<!-- end of")
     assert "| `broken` | " in backends

@@ -7,17 +7,23 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 import topicstore as ts
+from click.testing import CliRunner
+from topicstore.cli import cli
 from topicstore.cli.fleet import fleet
 from topicstore.cli.rows import encode_lines
+from topicstore_conformance.threads import PATIENCE
 
-MESSAGES = 12_000
+MESSAGES = 6_000
 BATCH = 100
+SHARDS = (1, 4)
 PROGRAM = [sys.executable, "-m", "topicstore.cli"]
 
 
@@ -28,21 +34,47 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@contextmanager
-def importing(db: Path, file: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], Iterator[int]]]:
-    """Start an import; yield the process and the numbers of rows that it reports as safe."""
-    reports, report_to = os.pipe()
-    command = [*PROGRAM, "import", str(db), str(file), "--batch-size", str(BATCH), "--acknowledge", str(report_to)]
-    child = subprocess.Popen(
-        [*command, *more], pass_fds=[report_to], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    os.close(report_to)
-    try:
-        with os.fdopen(reports, "rb") as lines:
-            yield child, (int(line) for line in lines if line.endswith(b"\n"))
-    finally:
-        child.kill()
-        child.communicate()
+class Import:
+    """An import in a process of its own, which waits after each batch to be let on."""
+
+    def __init__(self, db: Path, file: Path, *more: str, batch: int = BATCH) -> None:
+        (reports, report_to), (answers, answer_to) = os.pipe(), os.pipe()
+        self._reports, self._answer_to = os.fdopen(reports, "rb"), os.fdopen(answer_to, "wb", buffering=0)
+        command = [*PROGRAM, "import", str(db), str(file), "--batch-size", str(batch), *more]
+        self.process = subprocess.Popen(
+            [*command, "--acknowledge", str(report_to), str(answers)],
+            pass_fds=[report_to, answers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(report_to)
+        os.close(answers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self._reports.close()
+        self._answer_to.close()
+
+    def reports(self) -> Iterator[int]:
+        """Yield the numbers of rows that it says are safe."""
+        return (int(line) for line in self._reports if line.endswith(b"\n"))
+
+    def let_on(self) -> None:
+        """Let it begin the next batch."""
+        with suppress(BrokenPipeError):
+            self._answer_to.write(b"\n")
+
+    def end(self) -> tuple[int, str, str]:
+        """Let it run to its end; return the exit code, and what it wrote."""
+        self._answer_to.close()
+        out, error = self.process.communicate()
+        return self.process.returncode, out, error
 
 
 def rows(db: Path) -> list[list[ts.Message]]:
@@ -58,77 +90,107 @@ def rows(db: Path) -> list[list[ts.Message]]:
     return found
 
 
-@pytest.mark.parametrize("shards", [1, 4])
-def test_killed_again_and_again_it_ends_like_one_that_was_not(tmp_path: Path, file: Path, shards: int) -> None:
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory, file: Path) -> dict[int, list[list[ts.Message]]]:
+    """What an import that nobody disturbs leaves in so many shards."""
+    found = {}
+    for shards in SHARDS:
+        path = tmp_path_factory.mktemp("clean") / "db"
+        assert 0 == CliRunner().invoke(cli, ["import", str(path), str(file), "--shards", str(shards)]).exit_code
+        found[shards] = rows(path)
+    return found
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+def test_killed_again_and_again_it_ends_like_one_that_was_not(
+    tmp_path: Path, file: Path, shards: int, clean: dict[int, list[list[ts.Message]]]
+) -> None:
     """Nothing that was reported is lost, nothing is stored twice, wherever SIGKILL strikes."""
-    creation = ("--shards", str(shards))
     chance = random.Random(shards)
     killed = safe = 0
     while True:
-        strike = safe + chance.randrange(BATCH, MESSAGES // 6, BATCH)
-        with importing(tmp_path / "db", file, *creation) as (child, reports):
-            for safe in reports:
-                if safe >= strike and child.poll() is None:
-                    child.kill()
-            if child.wait() == 0:
+        strike = safe + chance.randrange(BATCH, MESSAGES // 3 - BATCH, BATCH)
+        with Import(tmp_path / "db", file, "--shards", str(shards)) as child:
+            for safe in child.reports():
+                child.let_on()
+                if safe >= strike:
+                    time.sleep(chance.uniform(0, 0.004))  # anywhere in the next batch; it can't get further
+                    child.process.kill()
+            if child.process.wait() == 0:
                 break
-        assert child.returncode == -signal.SIGKILL
+        assert child.process.returncode == -signal.SIGKILL
         killed += 1
         with ts.open_existing(tmp_path / "db") as db:
             assert db.info().messages >= safe
     assert killed >= 3
-    with importing(tmp_path / "clean", file, *creation) as (child, _):
-        assert child.wait() == 0
-    assert rows(tmp_path / "db") == rows(tmp_path / "clean")
+    assert rows(tmp_path / "db") == clean[shards]
 
 
-@pytest.mark.parametrize("shards", [1, 4])
-def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(tmp_path: Path, file: Path, shards: int) -> None:
-    """What it says is stored is what is stored: at least what it reported, and maybe one batch it had no time to."""
-    with importing(tmp_path / "db", file, "--shards", str(shards)) as (child, reports):
-        for safe in reports:
+def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(
+    tmp_path: Path, file: Path, clean: dict[int, list[list[ts.Message]]]
+) -> None:
+    """What it says is stored is what is stored: what it reported, and maybe one batch it had no time to."""
+    with Import(tmp_path / "db", file, "--shards", "4") as child:
+        for safe in child.reports():
+            child.let_on()
             if safe == 10 * BATCH:
-                child.send_signal(signal.SIGINT)
-        out, error = child.communicate()
-    assert (child.returncode, out) == (130, "")
+                child.process.send_signal(signal.SIGINT)
+        code, out, error = child.end()
+    assert (code, out) == (130, "")
     stored = sum(map(len, rows(tmp_path / "db")))
     assert stored in (safe, safe + BATCH)
-    assert stored < MESSAGES
+    assert safe in (10 * BATCH, 11 * BATCH)
     assert error == f"error: interrupted; {stored:,} rows of {file} are stored; the same command goes on from there\n"
-    with importing(tmp_path / "db", file) as (child, _):
-        out, error = child.communicate()
-    assert (child.returncode, error) == (0, "")
+    with Import(tmp_path / "db", file) as child:
+        code, out, error = child.end()
+    assert (code, error) == (0, "")
     assert f"went on behind row {stored:,}" in out
-    with importing(tmp_path / "clean", file, "--shards", str(shards)) as (child, _):
-        assert child.wait() == 0
-    assert rows(tmp_path / "db") == rows(tmp_path / "clean")
+    assert rows(tmp_path / "db") == clean[4]
+
+
+def test_an_interrupt_in_the_middle_of_a_batch_waits_for_its_end(
+    tmp_path: Path, file: Path, clean: dict[int, list[list[ts.Message]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stored whole; the next one isn't begun until the import is run again."""
+    store = ts.Database.store
+
+    def interrupted(*arguments: Any, **named: Any) -> ts.StoreResult:
+        signal.raise_signal(signal.SIGINT)
+        return store(*arguments, **named)
+
+    command = ["import", str(tmp_path / "db"), str(file), "--batch-size", str(BATCH)]
+    with monkeypatch.context() as within:
+        within.setattr(ts.Database, "store", interrupted)
+        done = CliRunner().invoke(cli, command)
+    assert 130 == done.exit_code
+    assert f"{BATCH} rows of {file} are stored" in done.stderr
+    assert [BATCH] == list(map(len, rows(tmp_path / "db")))
+    assert 0 == CliRunner().invoke(cli, command).exit_code
+    assert clean[1] == rows(tmp_path / "db")
 
 
 def test_interrupted_while_it_waits_for_more(tmp_path: Path, file: Path) -> None:
     """A stream that has nothing to say doesn't keep Ctrl-C waiting."""
-    with importing(tmp_path / "db", Path("-"), "--source", "feed") as (_, __):
-        pass
-    reports, report_to = os.pipe()
-    command = [*PROGRAM, "import", str(tmp_path / "fed"), "--batch-size", "10", "--acknowledge", str(report_to)]
-    child = subprocess.Popen(command, pass_fds=[report_to], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    os.close(report_to)
-    assert child.stdin is not None
-    child.stdin.write(b"".join(file.read_bytes().splitlines(keepends=True)[:25]))
-    child.stdin.flush()
-    with os.fdopen(reports, "rb") as lines:
-        assert [next(lines), next(lines)] == [b"10\n", b"20\n"]
-        child.send_signal(signal.SIGINT)
-        _, error = child.communicate()
-    assert child.returncode == 130
-    assert b"20 rows of standard input are stored" in error
-    assert b"--source" in error
-    assert len(rows(tmp_path / "fed")[0]) == 20
+    with Import(tmp_path / "db", Path("-"), batch=10) as child:
+        assert child.process.stdin is not None
+        child.process.stdin.writelines(file.read_text().splitlines(keepends=True)[:25])
+        child.process.stdin.flush()
+        reports = child.reports()
+        for safe in (10, 20):
+            assert safe == next(reports)
+            child.let_on()
+        child.process.send_signal(signal.SIGINT)
+        assert 130 == child.process.wait(PATIENCE)
+        assert child.process.stderr is not None
+        error = child.process.stderr.read()
+    assert "20 rows of standard input are stored" in error
+    assert "--source" in error
+    assert [20] == list(map(len, rows(tmp_path / "db")))
 
 
 def test_who_reads_may_go(tmp_path: Path, file: Path) -> None:
     """``topicstore replay … | head -1`` ends quietly."""
-    with importing(tmp_path / "db", file) as (child, _):
-        assert child.wait() == 0
+    assert 0 == CliRunner().invoke(cli, ["import", str(tmp_path / "db"), str(file)]).exit_code
     for more in ((), ("--format", "table"), ("--format", "csv")):
         reader = subprocess.Popen(
             [*PROGRAM, "replay", str(tmp_path / "db"), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -15,6 +15,7 @@ import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
 from topicstore.cli.rows import encode_lines
+from topicstore_conformance.threads import PATIENCE
 
 ROWS = [
     ts.Message(f"fleet/{n % 4}/{'ab'[n % 2]}", b"%d" % n, f"bus-{n % 5}", timestamp=1_000 * n) for n in range(1, 1_301)
@@ -140,11 +141,11 @@ def test_every_format_and_limit(tmp_path: Path) -> None:
         whole = document(file, "--backend", "memory", "--filter", "#")
         assert 1_300 == whole["messages"]
         assert [("#", 1)] == [(q["topic_filter"], q["weight"]) for q in whole["questions"]][:-1]
-        for limit in (1, 1_000, 1_299):
+        for limit in (1, 1_000, 1_299) if name == "sample.csv" else (1_000,):
             cut = document(file, "--backend", "memory", "--filter", "#", "--limit", limit)
             assert limit == cut["messages"]
             assert f"only the first {limit:,} messages" in cut["caveats"][-1]
-        assert not any("only the first" in text for text in document(file, "--limit", 1_300)["caveats"])
+    assert not any("only the first" in text for text in document(file, "--limit", 1_300)["caveats"])
 
 
 def test_standard_input(sample: Path) -> None:
@@ -229,7 +230,8 @@ def with_layouts(tmp_path: Path, requires: str, *arguments: object) -> subproces
     (info / "entry_points.txt").write_text("[topicstore]\nother_layouts = other_layouts\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     command = [sys.executable, "-m", "topicstore.cli", "recommend", *map(str, arguments)]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_a_layout_that_loses_messages(sample: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.persistence import Persistence, PersistenceRule
 from topicstore.shard.state import FrameworkWrite
+from topicstore_conformance.profiles import COSTLY, tries
 
 RULES = st.builds(
     PersistenceRule,
@@ -21,7 +22,7 @@ RULES = st.builds(
 TOPICS = ["a", "b", "a/b", "c/b", "a/b/c", "$s", "$s/x"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(COSTLY, max_examples=tries(40, 100))
 @given(changes=st.lists(st.tuples(st.booleans(), RULES), max_size=8))
 def test_what_the_rules_say(changes: list[tuple[bool, PersistenceRule]]) -> None:
     """A message matches if some rule that holds does, in batches and alone, after every change."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,8 @@ from hypothesis import strategies as st
 from topicstore.publishing import PERSIST, _chosen
 from topicstore.subscriptions.feed import Feed
 from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.profiles import COSTLY, tries
+from topicstore_conformance.threads import together
 
 
 class Ear:
@@ -171,7 +170,7 @@ ROWS = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(COSTLY, max_examples=tries(40, 80))
 @given(batches=st.lists(st.lists(ROWS, max_size=6), max_size=5), shards=st.sampled_from([1, 4]))
 def test_every_message_goes_where_it_belongs(batches: list[list[ts.Message]], shards: int) -> None:
     """Against a plain model: stored or handed on, one of both, once; and retained or cleared besides."""
@@ -216,39 +215,32 @@ def test_publishers_in_threads(db: ts.Database) -> None:
             payload = b"%d %d" % (number, turn)
             db.publish([ts.Message(topic, payload, f"client {number} {topic}", retain=True) for topic in order])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(work, number) for number in range(4)))
     assert 4 * 60 * 7 == len(stored(db))
     assert topics == [message.topic for message in db.retained("#")]
     assert {59} == {int(message.payload.split()[1]) for message in db.retained("#")}
 
 
 PUBLISHING = """
-import sys, topicstore as ts
-db = ts.open(sys.argv[1], shards=int(sys.argv[2]))
+import topicstore as ts
+path, shards = arguments
+counts(RocksdbEngine, "write")
+db = ts.open(path, shards=shards)
 db.persistence.add("#")
-for number in range(1_000_000):
+for number in count():
     db.publish([ts.Message(f"t/{(number + n) % 5}", b"%d" % number, f"client {n}", retain=True) for n in range(3)])
-    print(number, flush=True)
+    say("published", number)
 """
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_killed_what_is_retained_is_what_was_stored_last(tmp_path: Path, shards: int) -> None:
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(("shards", "write"), [(1, 30), (3, 60), (3, 61), (3, 62)])
+def test_killed_what_is_retained_is_what_was_stored_last(
+    tmp_path: Path, run_until: Callable[..., list[tuple[str, int]]], shards: int, write: int, moment: str
+) -> None:
     """In one shard both are one write; over several, nothing acknowledged is lost."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", PUBLISHING, str(tmp_path / "db"), str(shards)], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    said = [child.stdout.readline() for _ in range(150)]
-    child.kill()
-    said += child.stdout.readlines()
-    acknowledged = [int(line) for line in said if line.endswith("\n")][-1]
-    child.stdout.close()
-    assert -signal.SIGKILL == child.wait(60)
+    _, acknowledged = run_until((write, moment), PUBLISHING, tmp_path / "db", shards)[-1]
+    assert acknowledged >= 10
     with ts.open(tmp_path / "db") as db:
         for topic in range(5):
             last = max(int(message.payload) for message in db.replay(f"t/{topic}"))

@@ -13,6 +13,7 @@ from topicstore.kept import kept_key
 from topicstore.retained import SEND, SEND_IF_NEW, SEND_NEVER, remove_expired, retained_for
 from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.profiles import COSTLY, tries
 
 SECOND = 1_000_000
 
@@ -102,7 +103,7 @@ FILTERS = st.builds(
 ).filter(bool)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(COSTLY, max_examples=tries(100, 300))
 @given(topics=st.sets(TOPICS, max_size=20), topic_filter=FILTERS, shards=st.sampled_from([1, 3]))
 def test_a_look_up_finds_what_matches(topics: set[str], topic_filter: str, shards: int) -> None:
     """As if every topic were compared; in order of topics."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,8 @@ from topicstore.contract.errors import QuotaExceededError
 from topicstore.retention import RetentionSettings
 from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.profiles import COSTLY, tries
+from topicstore_conformance.threads import PATIENCE, wait_until
 
 SECOND = 1_000_000
 
@@ -276,7 +275,7 @@ def test_a_full_database_drops_the_oldest(quiet: ts.Database) -> None:
     assert live_bytes(db) > 20_000
 
 
-@settings(max_examples=60, deadline=None)
+@settings(COSTLY, max_examples=tries(40, 100))
 @given(
     max_age=st.none() | st.integers(1, 300),
     rotate_every=st.none() | st.integers(1, 300),
@@ -331,23 +330,24 @@ def test_it_works_by_itself_when_something_is_stored(db: ts.Database) -> None:
     assert db.retention._thread is None
     dropped = dropped_event(db)
     db.retention.set(max_bytes=10_000, when_full="drop")
-    number = 0
-    while not dropped.is_set() and number < 100_000:
-        number += 1
-        db.store([ts.Message("a", b"%d " % number + bytes(100), "me")])
-    assert dropped.wait(30)
+
+    def dropped_after_storing() -> bool:
+        db.store([ts.Message("a", bytes(100), "me")])
+        return dropped.is_set()
+
+    wait_until(dropped_after_storing, "a generation to be dropped")
     assert db.retention.failure is None
 
 
 def test_it_works_at_intervals_where_nothing_is_stored(db: ts.Database, clock: Clock) -> None:
     """Also what was retained goes, when it has expired."""
+    dropped = dropped_event(db)
     db.retention.set(max_age=100)
     db.store([message("1")])
     db.add_generation()
     clock.now += 200 * SECOND
-    dropped = dropped_event(db)
     db.retention.start(0.001)
-    assert dropped.wait(30)
+    assert dropped.wait(PATIENCE)
     assert [] == stored(db)
 
 
@@ -369,44 +369,39 @@ def test_a_failure_is_told(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> 
     told = threading.Event()
     monkeypatch.setattr("topicstore.retention.warnings.warn", lambda *_, **__: told.set())
     db.state(0).write([FrameworkWrite(b"\1ps", b"damaged")])
-    db.retention.start(100)
-    assert told.wait(30)
+    db.retention.start(10 * PATIENCE)
+    assert told.wait(PATIENCE)
     assert "checksum" in (db.retention.failure or "")
 
 
 # --- kills ---
 
 KILLED = """
-import os, signal, sys, topicstore as ts
-path, where = sys.argv[1], sys.argv[2]
+import topicstore as ts
+path, where = arguments
 now = [1_700_000_000_000_000]
 db = ts.open(path, shards=3, clock=lambda: now[0])
-def kill(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
 for n in range(3):
     db.store([ts.Message("a", b"%d" % n, f"client {i}") for i in range(20)])
     db.add_generation()
     now[0] += 60_000_000
 db.store([ts.Message("a", b"3", f"client {i}") for i in range(20)])
 now[0] += 60_000_000
-if where == "before dropping":
-    db.drop_generation = kill
-elif where == "between shards":
-    db.shards[1].drop_generation = kill
-elif where == "before removing":
-    db.shards[0].remove_dropped = kill
-elif where == "while rotating":
-    db.shards[2].add_generation = kill
+counts(*{
+    "while rotating": (db.shards[2], "add_generation"),
+    "before dropping": (db, "drop_generation"),
+    "between shards": (db.shards[1], "drop_generation"),
+    "before removing": (db.shards[0], "remove_dropped"),
+}[where])
 db.retention.set(max_age=100, rotate_every=50)
 db.retention.run()
 """
 
 
 @pytest.mark.parametrize("where", ["while rotating", "before dropping", "between shards", "before removing"])
-def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, where: str) -> None:
+def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, run_until: Callable[..., object], where: str) -> None:
     """The next does the rest; nothing else is lost."""
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "db"), where], capture_output=True, timeout=60)
-    assert -signal.SIGKILL == done.returncode, done.stderr
+    run_until((1, "before"), KILLED, tmp_path / "db", where)
     with ts.open(tmp_path / "db", clock=Clock(START + 240 * SECOND)) as db:
         db.retention.run()
         assert ["3"] * 20 == stored(db)

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore.subscriptions import Subscription
+from topicstore_conformance.profiles import MACHINE, tries
 
 SHARDS = 2
 TOPICS = ["a/x", "a/y", "b/x", "b/y/z", "$s/x"]
@@ -174,7 +175,7 @@ class ReferenceHistories(Histories):
     layout = "reference"
 
 
-_SETTINGS = settings(max_examples=15, stateful_step_count=40, deadline=None)
+_SETTINGS = settings(MACHINE, max_examples=tries(10, 30))
 TestBlock = BlockHistories.TestCase
 TestBlock.settings = _SETTINGS
 TestSkipstream = SkipstreamHistories.TestCase

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import topicstore as ts
 from topicstore.subscriptions import Subscription
+from topicstore_conformance.threads import PATIENCE, begin, together, wait_until
 
 LAYOUTS = ["reference", "block", "skipstream", "wildcard_optimized"]
 EPOCHS = {"wildcard_optimized": {"wildcard_optimized": {"epoch_bits": 14}}}
@@ -43,11 +46,19 @@ def take(subscription: Subscription, count: int, limit: int | None = None) -> li
     """Fetch until there are so many messages, acknowledging each batch."""
     taken: list[int] = []
     while len(taken) < count:
-        batch = subscription.fetch(limit, timeout=30)
+        batch = subscription.fetch(limit, timeout=PATIENCE)
         assert batch.messages, f"only {len(taken)} of {count} came"
         taken += [int(message.payload) for message in batch.messages]
         subscription.acknowledge(batch.sequence)
     return taken
+
+
+def waiting(subscription: Subscription, work: Callable[[], object]) -> Future[Any]:
+    """Run in a thread what waits for a subscription; return when it does."""
+    waits = subscription._inbox.changed._waiters  # type: ignore[attr-defined]
+    before, future = len(waits), begin(work)
+    wait_until(lambda: len(waits) > before, "a thread to wait for the subscription")
+    return future
 
 
 def reads(db: ts.Database) -> int:
@@ -60,10 +71,10 @@ def reads(db: ts.Database) -> int:
 def test_catches_up_then_follows_beside_writers(db: ts.Database) -> None:
     """Nothing is lost or repeated where the disk ends and live begins, and each publisher's order holds."""
     db.store(numbered(0, 3_000))
-    with db.subscribe("a/+", 0, window=500) as subscription, ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(lambda: [db.store(numbered(3_000 + 5 * n, 5)) for n in range(200)])
+    with db.subscribe("a/+", 0, window=500) as subscription:
+        writing = begin(lambda: [db.store(numbered(3_000 + 5 * n, 5)) for n in range(200)])
         taken = take(subscription, 4_000)
-        writing.result()
+        writing.result(PATIENCE)
         assert sorted(taken) == list(range(4_000))
         for client in range(3):
             mine = [n for n in taken if n % 3 == client]
@@ -99,7 +110,7 @@ def test_goes_on_behind_what_was_acknowledged(db: ts.Database, limit: int | None
     place: object = 0
     while len(taken) < 50:
         with db.subscribe("a/+", place, window=100) as subscription:  # type: ignore[arg-type]
-            batch = subscription.fetch(limit, timeout=30)
+            batch = subscription.fetch(limit, timeout=PATIENCE)
             taken += [int(message.payload) for message in batch.messages]
             assert subscription.acknowledged != subscription.place  # not yet
             subscription.acknowledge(batch.sequence)
@@ -112,8 +123,8 @@ def test_system_topics_are_not_of_wildcards(plain: ts.Database) -> None:
     """A filter that begins with a wildcard gets no topic that begins with $, live either."""
     with plain.subscribe("#") as everything, plain.subscribe("$SYS/#") as system:
         plain.store([ts.Message("$SYS/load", b"1"), ts.Message("a", b"2")])
-        assert [m.payload for m in everything.fetch(timeout=30).messages] == [b"2"]
-        assert [m.payload for m in system.fetch(timeout=30).messages] == [b"1"]
+        assert [m.payload for m in everything.fetch(timeout=PATIENCE).messages] == [b"2"]
+        assert [m.payload for m in system.fetch(timeout=PATIENCE).messages] == [b"1"]
 
 
 def test_new_topics_and_generations_come(db: ts.Database) -> None:
@@ -136,7 +147,7 @@ def test_order_is_that_of_positions(db: ts.Database) -> None:
         last: dict[int, int] = {}
         seen = 0
         while seen < 300:
-            batch = subscription.fetch(17, timeout=30)
+            batch = subscription.fetch(17, timeout=PATIENCE)
             assert batch.shard is not None
             for position in batch.batch.positions.tolist():
                 assert position > last.get(batch.shard, -1)
@@ -151,14 +162,14 @@ def test_the_window_holds_back(plain: ts.Database) -> None:
     """No more than the window is delivered unacknowledged; acknowledging lets the next come."""
     plain.store(numbered(0, 100))
     with plain.subscribe("#", 0, window=10) as subscription:
-        first = subscription.fetch(timeout=30)
+        first = subscription.fetch(timeout=PATIENCE)
         assert len(first) == 10
         nothing = subscription.fetch(timeout=0)
         assert (len(nothing), nothing.stuck, nothing.lagging) == (0, True, True)
         assert subscription.status().stuck
         assert subscription.status().unacknowledged == 10
         subscription.acknowledge(first.sequence - 6)
-        assert len(subscription.fetch(timeout=30)) == 4
+        assert len(subscription.fetch(timeout=PATIENCE)) == 4
         subscription.acknowledge(14)
         assert not subscription.status().stuck
 
@@ -166,11 +177,11 @@ def test_the_window_holds_back(plain: ts.Database) -> None:
 def test_acknowledging_lets_a_waiting_thread_go_on(plain: ts.Database) -> None:
     """Who waits for room in the window is woken by the acknowledgement."""
     plain.store(numbered(0, 20))
-    with plain.subscribe("#", 0, window=10) as subscription, ThreadPoolExecutor(1) as pool:
+    with plain.subscribe("#", 0, window=10) as subscription:
         subscription.fetch()
-        waiting = pool.submit(subscription.fetch, None, 30)
+        fetching = waiting(subscription, subscription.fetch)
         subscription.acknowledge(10)
-        assert len(waiting.result()) == 10
+        assert len(fetching.result(PATIENCE)) == 10
 
 
 @pytest.mark.parametrize("sequence", [-1, 11, "3", True])
@@ -220,7 +231,7 @@ def test_idle_subscribers_read_nothing(plain: ts.Database) -> None:
     assert reads(plain) == before
     visited = sum(c.visited + c.skipped for s in plain.info().shards for c in s.reads.values())
     plain.store([ts.Message("device/7/x", b"1")])
-    assert [m.payload for m in crowd[7].fetch(timeout=30).messages] == [b"1"]
+    assert [m.payload for m in crowd[7].fetch(timeout=PATIENCE).messages] == [b"1"]
     after = sum(c.visited + c.skipped for s in plain.info().shards for c in s.reads.values())
     assert after - visited <= 2
     for subscription in crowd:
@@ -240,14 +251,14 @@ def test_dropped_generations_are_told(db: ts.Database) -> None:
     """Who had not read a generation that is dropped is told once, and goes on behind it."""
     db.store(numbered(0, 20, clients=1))
     with db.subscribe("#", 0) as subscription:
-        first = subscription.fetch(5, timeout=30)
+        first = subscription.fetch(5, timeout=PATIENCE)
         assert not first.dropped
         db.add_generation()
         db.store(numbered(20, 20, clients=1))
         db.drop_generation(1)
         told, taken = [], []
         while len(taken) < 20:
-            batch = subscription.fetch(8, timeout=30)
+            batch = subscription.fetch(8, timeout=PATIENCE)
             told += batch.dropped
             taken += [int(message.payload) for message in batch.messages]
         assert taken == list(range(20, 40))
@@ -264,7 +275,7 @@ def test_a_generation_that_was_read_is_not_missed(plain: ts.Database) -> None:
         plain.add_generation()
         plain.drop_generation(1)
         plain.store(numbered(20, 1))
-        batch = subscription.fetch(timeout=30)
+        batch = subscription.fetch(timeout=PATIENCE)
         assert [int(message.payload) for message in batch.messages] == [20]
         assert not batch.dropped
 
@@ -274,11 +285,11 @@ def test_what_was_deleted_does_not_come(db: ts.Database) -> None:
     db.store(numbered(0, 100))
     with db.subscribe("a/+", 0) as early, db.subscribe("a/+", 0) as late:
         take(early, 100)
-        late.fetch(1, timeout=30)
-        gone = db.delete("a/3")
-        assert gone
-        rest = [int(m.payload) for m in late.fetch(timeout=30).messages + late.fetch(timeout=0.2).messages]
-        assert all(number % 7 != 3 for number in rest)
+        first = {int(message.payload) for message in late.fetch(1, timeout=PATIENCE).messages}
+        assert db.delete("a/3")
+        rest = {number for number in range(100) if number % 7 != 3} - first
+        assert sorted(take(late, len(rest))) == sorted(rest)
+        assert not late.fetch(timeout=0).messages
 
 
 def test_compaction_is_not_noticed(plain: ts.Database) -> None:
@@ -297,12 +308,12 @@ def test_compaction_is_not_noticed(plain: ts.Database) -> None:
 def test_closing_lets_who_waits_go(plain: ts.Database) -> None:
     """Iterating ends when the subscription is closed; fetching says so."""
     subscription = plain.subscribe("#")
-    with ThreadPoolExecutor(2) as pool:
-        iterating, fetching = pool.submit(list, subscription), pool.submit(subscription.fetch)
-        subscription.close()
-        assert iterating.result() == []
-        with pytest.raises(ts.SubscriptionClosedError):
-            fetching.result()
+    iterating = waiting(subscription, lambda: list(subscription))
+    fetching = waiting(subscription, subscription.fetch)
+    subscription.close()
+    assert iterating.result(PATIENCE) == []
+    with pytest.raises(ts.SubscriptionClosedError):
+        fetching.result(PATIENCE)
     subscription.close()
 
 
@@ -310,11 +321,10 @@ def test_closing_the_database_is_told(tmp_path: Path) -> None:
     """Nobody waits for ever for a database that was closed."""
     db = ts.open(tmp_path / "db")
     subscription = db.subscribe("#")
-    with ThreadPoolExecutor(1) as pool:
-        fetching = pool.submit(subscription.fetch)
-        db.close()
-        with pytest.raises(ts.DatabaseClosedError):
-            fetching.result()
+    fetching = waiting(subscription, subscription.fetch)
+    db.close()
+    with pytest.raises(ts.DatabaseClosedError):
+        fetching.result(PATIENCE)
     with pytest.raises(ts.DatabaseClosedError):
         db.subscribe("#")
 
@@ -354,7 +364,7 @@ def test_in_asyncio(db: ts.Database) -> None:
         task = asyncio.create_task(follow())
         for first in range(100, 300, 20):
             await asyncio.to_thread(db.store, numbered(first, 20))
-        return await asyncio.wait_for(task, 60)
+        return await asyncio.wait_for(task, PATIENCE)
 
     db.store(numbered(0, 100))
     assert sorted(asyncio.run(both())) == list(range(300))
@@ -379,7 +389,7 @@ def test_async_fetch_times_out_and_ends(plain: ts.Database) -> None:
         await asyncio.sleep(0)
         subscription.close()
         with pytest.raises(ts.SubscriptionClosedError):
-            await asyncio.wait_for(waiting, 30)
+            await asyncio.wait_for(waiting, PATIENCE)
 
     asyncio.run(run())
 
@@ -409,7 +419,7 @@ def test_a_recoverable_error_ends_nothing(tmp_path: Path, monkeypatch: pytest.Mo
             _Failing.failures = 3
             for _ in range(3):
                 with pytest.raises(ts.StorageFullError):
-                    subscription.fetch(timeout=30)
+                    subscription.fetch(timeout=PATIENCE)
             assert take(subscription, 10) == list(range(10))
 
 
@@ -421,15 +431,15 @@ def test_threads_share_one_subscription(plain: ts.Database) -> None:
         lock = threading.Lock()
 
         def work() -> None:
-            while (batch := subscription.fetch(timeout=0.2)).messages:
-                with lock:
-                    taken.extend(int(message.payload) for message in batch.messages)
+            with suppress(ts.SubscriptionClosedError):
+                while True:
+                    batch = subscription.fetch()
+                    with lock:
+                        taken.extend(int(message.payload) for message in batch.messages)
+                        if len(taken) >= 5_000:
+                            subscription.close()
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*[work] * 4)
         assert sorted(taken) == list(range(5_000))
 
 
@@ -443,20 +453,28 @@ def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
         assert next(itertools.islice(take(subscription, 10_000), 1)) == 5
 
 
-def test_a_cancelled_fetch_loses_nothing(plain: ts.Database) -> None:
+def test_a_cancelled_fetch_loses_nothing(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a thread took for a task that was cancelled meanwhile comes with the next fetch."""
+    may_take = threading.Event()
 
     async def run() -> list[int]:
         taken: list[int] = []
         with plain.subscribe("#", 0, batch_size=10) as subscription:
+            take_now = subscription._take
+            monkeypatch.setattr(subscription, "_take", lambda limit: may_take.wait(PATIENCE) and take_now(limit))
             while len(taken) < 500:
+                may_take.clear()
                 fetching = asyncio.create_task(subscription.fetch_async())
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # until it waits for its thread
                 if len(taken) % 20 == 0:
                     fetching.cancel()
-                    await asyncio.wait([fetching])
+                    asyncio.get_running_loop().call_soon(may_take.set)
+                    with pytest.raises(asyncio.CancelledError):
+                        await fetching
                     fetching = asyncio.create_task(subscription.fetch_async())
-                taken += [int(message.payload) for message in (await fetching).messages]
+                may_take.set()
+                batch = await asyncio.wait_for(fetching, PATIENCE)
+                taken += [int(message.payload) for message in batch.messages]
         return taken
 
     plain.store(numbered(0, 500))
@@ -478,5 +496,5 @@ def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
     with plain.subscribe("big", 0) as subscription:
         count = 0
         while count < 20:
-            count += len(subscription.fetch(timeout=30))
+            count += len(subscription.fetch(timeout=PATIENCE))
     assert plain.hub._bytes <= 32 << 20

@@ -200,7 +200,8 @@ def test_every_flipped_bit_and_truncation_of_an_index_is_found() -> None:
     for place in range(len(value)):
         for bit in range(8):
             damaged[place] ^= 1 << bit
-            with pytest.raises(NewerFormatError if place == 0 and damaged[0] > 1 else CorruptionError):
+            error = NewerFormatError if place == 0 and damaged[0] > 1 else CorruptionError
+            with pytest.raises(error, match="segment that ends at position 900"):
                 segments().open(900, bytes(damaged))
             damaged[place] ^= 1 << bit
         with pytest.raises(CorruptionError, match="segment that ends at position 900"):
@@ -381,8 +382,9 @@ def test_a_frame_of_a_newer_version(merged: Merged) -> None:
     """Readers say that it is newer; verify goes on behind it."""
     segment = merged.segments[1]
     merged.put(DATA, (1, segment.end, 2), b"\2" + merged.get(DATA, (1, segment.end, 2))[1:])
-    with pytest.raises(NewerFormatError, match="version 2"):
+    with pytest.raises(NewerFormatError, match="version 2") as told:
         merged.read()
+    assert told.value.place.endswith(*named(segment, 2))
     assert (200 - segment.rows[2], named(segment, 2)) == merged.verified()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from topicstore.contract.layout import Damage
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import strategies
+from topicstore_conformance.threads import Beside
 from topicstore_layouts import names as names_module
 from topicstore_layouts.block import deleting, fresh, merging, reading, segments
 from topicstore_layouts.block import slab as slab_module
@@ -667,7 +667,9 @@ def test_a_place_survives_the_deletion_of_what_it_stood_before(store: Store) -> 
 
 def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
     """Split, mixed and cut batches, deletes, and streams that stay the same."""
-    rocksdb = pytest.importorskip("topicstore_backends.rocksdb", reason="the extra 'rocksdb' is not installed")
+    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
+    from topicstore_backends import rocksdb
+
     backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
     store = Store(backend.open_shard(tmp_path / "shard", KEYSPACES, create=True))
     known: dict[str, int] = {}
@@ -916,40 +918,27 @@ def test_a_delete_at_any_moment_of_a_read(limit: int, merged: int) -> None:
 
 def test_readers_run_beside_the_writer() -> None:
     """They see all of what was committed before they began, in order, and nothing behind their bound."""
-    store = Store()
+    store, source = Store(), random.Random(1)
     batches = [messages([f"t{n % 7}", "a", "b"], 60 if n % 5 else 900) for n in range(60)]
-    done, failures = threading.Event(), []
     committed: list[int] = [START]
 
-    def read(seed: int) -> None:
-        source = random.Random(seed)
-        try:
-            while not done.is_set():
-                bound, count = committed[-1], len(committed) - 1
-                topic = source.choice(["#", "a", "+", "t3"])
-                expected = sum(TopicFilter(topic).matches(m.topic) for batch in batches[:count] for m in batch)
-                positions = []
-                for stream in store.slab.cover(TopicFilter(topic)):
-                    calls = store.read(topic, bound=bound, stream=stream, limit=source.choice([50, 1_000]))
-                    positions += [at for at, _ in concat(calls)]
-                assert sorted(set(positions)) == positions
-                assert expected <= len(positions)
-                assert not positions or positions[-1] <= bound
-        except BaseException as error:  # noqa: BLE001 - shown by the main thread
-            failures.append(error)
+    def read() -> None:
+        count = len(committed) - 1
+        bound = committed[count]
+        topic = source.choice(["#", "a", "+", "t3"])
+        expected = sum(TopicFilter(topic).matches(m.topic) for batch in batches[:count] for m in batch)
+        positions = []
+        for stream in store.slab.cover(TopicFilter(topic)):
+            calls = store.read(topic, bound=bound, stream=stream, limit=source.choice([50, 1_000]))
+            positions += [at for at, _ in concat(calls)]
+        assert sorted(set(positions)) == positions
+        assert expected <= len(positions)
+        assert not positions or positions[-1] <= bound
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with Beside(read, read):
         for batch in batches:
             store.put(batch)
             committed.append(store.last)
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert [] == failures
     store.check()
 
 
@@ -959,27 +948,14 @@ def test_readers_run_beside_a_delete() -> None:
     for number in range(60):
         store.put(messages(["keep", "go"], 20 if number % 3 else 600))
     kept = store.wanted("keep")
-    done, failures = threading.Event(), []
 
     def read(limit: int) -> None:
-        try:
-            while not done.is_set():
-                found = concat(store.read(limit=limit))
-                assert kept == [row for row in found if row[1].topic == "keep"]
-        except BaseException as error:  # noqa: BLE001 - shown by the main thread
-            failures.append(error)
+        found = concat(store.read(limit=limit))
+        assert kept == [row for row in found if row[1].topic == "keep"]
 
-    threads = [threading.Thread(target=read, args=(limit,)) for limit in (100, 5_000)]
-    for thread in threads:
-        thread.start()
-    try:
+    with Beside(lambda: read(100), lambda: read(5_000)):
         for first in range(START, store.last + 1, 2_000):
             store.delete("go", first, min(first + 1_999, store.last))
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert [] == failures
     assert kept == store.rows
     store.check()
 

@@ -138,7 +138,7 @@ def check(
     for number, topic_filter in enumerate(filters):
         start = times[number * 7 % len(times)] if number % 3 else 0
         expected = [row for row in rows if match(topic_filter, row[1].topic) and row[0].position >> 11 >= start]
-        got = replayed(db, topic_filter, start, batch_size=helping(db, 7 + 13 * number))
+        got = replayed(db, topic_filter, start, batch_size=helping(db, 99 + 13 * number))
         assert expected == sorted(got, key=lambda row: (row[0].position, row[0].shard))
         check_publishers(got)
     assert (len(rows), []) == ((report := db.verify()).messages, report.damages)

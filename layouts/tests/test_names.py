@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from topicstore.contract.columns import Coded, Constant, to_list
 from topicstore.contract.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError
 from topicstore_backends.memory import MemoryEngine
+from topicstore_conformance.threads import Beside
 from topicstore_layouts import names as names_module
 from topicstore_layouts.names import CAPACITY, LONGEST, NameTable, coded
 
@@ -216,7 +216,9 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
 
 def test_reopening_finds_them_on_disk(tmp_path: Path) -> None:
     """With a real engine between, and names of every length that gets a number."""
-    rocksdb = pytest.importorskip("topicstore_backends.rocksdb", reason="the extra 'rocksdb' is not installed")
+    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
+    from topicstore_backends import rocksdb
+
     backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
     engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
     learn = ["", "a", "\U0001f68c/é", "\U0001f68c" * LONGEST, *map(str, range(300))]
@@ -451,40 +453,21 @@ def test_every_flipped_bit_and_truncation_is_found(engine: MemoryEngine) -> None
 # --- threads ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def hasty() -> Iterator[None]:
-    """Let threads take turns very often."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("hasty")
 def test_readers_run_beside_the_writer(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """They read what is committed, load names into the memory, and break nothing of it, also when it gets full."""
     monkeypatch.setattr(names_module, "CAPACITY", 300)
     learn = [f"n{number}" for number in range(400)]
     committed = 200
     filled(engine, learn[:committed])
-    names = table(engine)
-    done, failures = threading.Event(), []
+    names, source = table(engine), random.Random(1)
 
-    def read(seed: int) -> None:
-        source = np.random.default_rng(seed)
-        try:
-            while not done.is_set():
-                ids = source.integers(0, committed, size=6)
-                assert [learn[number] for number in ids] == to_list(names.names(ids))
-                assert [stream_of(learn[number]) for number in ids] == names.streams(ids).tolist()
-                assert int(ids[0]) == names.find(learn[ids[0]])
-        except BaseException as error:  # noqa: BLE001 - shown by the main thread
-            failures.append(error)
+    def read() -> None:
+        ids = np.array(source.choices(range(committed), k=6))
+        assert [learn[number] for number in ids] == to_list(names.names(ids))
+        assert [stream_of(learn[number]) for number in ids] == names.streams(ids).tolist()
+        assert int(ids[0]) == names.find(learn[ids[0]])
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
+    with Beside(read, read, read):
         for start in range(0, len(learn), 4):
             batch = learn[start : start + 4] + learn[start // 2 : start // 2 + 3]
             expected = [*range(start, start + 4), *range(start // 2, start // 2 + 3)]
@@ -492,9 +475,4 @@ def test_readers_run_beside_the_writer(engine: MemoryEngine, monkeypatch: pytest
             assert [start if start < 300 else learn[start]] == to_list(names.encode(Constant(learn[start], 1)))
             save(names, engine)
             committed = min(max(committed, start + 4), 300)
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert [] == failures
     assert [] == list(names.verify(stream_of))

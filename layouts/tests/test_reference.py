@@ -134,7 +134,9 @@ def test_slabs_keep_apart() -> None:
 
 def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
     """With a real engine between."""
-    rocksdb = pytest.importorskip("topicstore_backends.rocksdb", reason="the extra 'rocksdb' is not installed")
+    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
+    from topicstore_backends import rocksdb
+
     backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
     engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
     rows = put(engine, opened(engine), plain(100))

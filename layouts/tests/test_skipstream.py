@@ -484,7 +484,9 @@ def test_bad_options(thresholds: tuple[int, ...]) -> None:
 
 def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
     """With a real engine between, and its way to hand out what lies in a range."""
-    rocksdb = pytest.importorskip("topicstore_backends.rocksdb", reason="the extra 'rocksdb' is not installed")
+    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
+    from topicstore_backends import rocksdb
+
     backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
     engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
     store = Store(thresholds=(1, 0), engine=engine)

@@ -23,7 +23,7 @@ from topicstore_conformance import strategies
 from topicstore_layouts import table
 from topicstore_layouts.table import TableLayout, TableOptions
 
-pytest.importorskip("duckdb", reason="the extra 'duckdb' is not installed")
+pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
 
 from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions
 

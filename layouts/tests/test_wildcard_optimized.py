@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from topicstore.contract.options import make_options
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import strategies
+from topicstore_conformance.threads import Beside
 from topicstore_layouts.wildcard_optimized import slab as slab_module
 from topicstore_layouts.wildcard_optimized import streams as streams_module
 from topicstore_layouts.wildcard_optimized.layout import WildcardOptimizedLayout, WildcardOptimizedOptions
@@ -501,7 +501,9 @@ def test_a_generation_inherits_the_structure() -> None:
 
 def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
     """On a real engine, with streams that stay the same."""
-    rocksdb = pytest.importorskip("topicstore_backends.rocksdb", reason="the extra 'rocksdb' is not installed")
+    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
+    from topicstore_backends import rocksdb
+
     backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
     store = Store(backend.open_shard(tmp_path / "shard", KEYSPACES, create=True))
     for number in range(3):
@@ -636,34 +638,21 @@ def test_options(name: str, good: list[Any], bad: list[Any]) -> None:
 def test_readers_run_beside_the_writer() -> None:
     """They see all of what was committed before they began, once, and nothing behind their bound."""
     store = Store(options=options(bits_per_topic_level=4))
-    source = random.Random(5)
+    source, other = random.Random(5), random.Random(6)
     batches = [messages(source.sample(TOPICS, 20), source.choice([1, 60, 300])) for _ in range(60)]
-    done, failures = threading.Event(), []
     committed: list[int] = [START]
 
-    def read(seed: int) -> None:
-        mine = random.Random(seed)
-        try:
-            while not done.is_set():
-                bound, count = committed[-1], len(committed) - 1
-                topic = mine.choice(["#", "f/+/+/t", "f/x/#"])
-                expected = sum(TopicFilter(topic).matches(m.topic) for batch in batches[:count] for m in batch)
-                rows = [row for call in store.read(topic, bound=bound, limit=mine.choice([50, 1_000])) for row in call]
-                assert_in_order(rows)
-                assert expected == len(rows) == len({at for at, _ in rows})
-        except BaseException as error:  # noqa: BLE001 - shown by the main thread
-            failures.append(error)
+    def read() -> None:
+        count = len(committed) - 1
+        bound = committed[count]
+        topic = other.choice(["#", "f/+/+/t", "f/x/#"])
+        expected = sum(TopicFilter(topic).matches(m.topic) for batch in batches[:count] for m in batch)
+        rows = [row for call in store.read(topic, bound=bound, limit=other.choice([50, 1_000])) for row in call]
+        assert_in_order(rows)
+        assert expected == len(rows) == len({at for at, _ in rows})
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with Beside(read, read):
         for batch in batches:
             store.put(batch, gap=source.choice([1, 30]))
             committed.append(store.last)
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert [] == failures
     store.check()

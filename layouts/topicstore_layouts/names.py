@@ -41,10 +41,13 @@ LONGEST = 256
 class NameTable:
     """Names of one kind. One writer at a time; readers in any thread.
 
-    ``stream_of`` gives a new name its stream, in the writer's thread.
+    ``stream_of`` gives a new name its stream, in the writer's thread; ``place`` is what errors call the dictionary.
     """
 
-    def __init__(self, reader: Reader, generation: int, kind: int, stream_of: Callable[[str], int]) -> None:
+    def __init__(
+        self, reader: Reader, generation: int, kind: int, stream_of: Callable[[str], int], place: str = "names"
+    ) -> None:
+        self.place = place
         self._reader = reader
         self._forward = encode_generation(generation) + bytes((kind,))
         self._back = encode_generation(generation) + bytes((kind + 1,))
@@ -122,10 +125,13 @@ class NameTable:
 
     def _number(self, name: str, stored: bytes) -> int:
         """Return the number that is stored for a name."""
-        value = unseal(self._back + name.encode(), stored)
+        try:
+            value = unseal(self._back + name.encode(), stored)
+        except CorruptionError as bad:
+            raise CorruptionError(f"the number of name {name[:80]!r} is damaged: {bad}", self.place) from bad
         number = int.from_bytes(value, "big")
         if len(value) != _U32.size or number >= self._next:
-            raise CorruptionError(f"{value[:8].hex()} is not the number of a name", place="names")
+            raise CorruptionError(f"{value[:8].hex()} is not the number of a name", self.place)
         return number
 
     def save(self, write: WriteBatch) -> None:
@@ -179,7 +185,7 @@ class NameTable:
 
     def _load(self, ids: npt.NDArray[Any]) -> None:
         if len(ids) and int(ids.max()) >= self._next:
-            raise CorruptionError(f"number {int(ids.max())} was never given to a name")
+            raise CorruptionError(f"number {int(ids.max())} was never given to a name", self.place)
         loaded = self._loaded[ids]
         if loaded.all():
             return
@@ -187,7 +193,7 @@ class NameTable:
         values = self._reader.get_many(META, [self._forward + _U32.pack(number) for number in missing])
         for number, stored in zip(missing, values, strict=True):
             if stored is None:
-                raise CorruptionError(f"the name of number {number} is missing")
+                raise CorruptionError(f"the name of number {number} is missing", self.place)
             name, stream = self._decode(number, stored)
             self._remember(number, name, stream)
 
@@ -197,7 +203,7 @@ class NameTable:
             value = unseal(self._forward + _U32.pack(number), stored)
             return value[4:].decode(), int(_U32.unpack(value[:4])[0])
         except (CorruptionError, UnicodeDecodeError, struct.error) as bad:
-            raise CorruptionError(f"the name of number {number} is damaged: {bad}") from bad
+            raise CorruptionError(f"the name of number {number} is damaged: {bad}", self.place) from bad
 
     def _remember(self, number: int, name: str, stream: int) -> None:
         if number >= len(self._loaded):

@@ -168,10 +168,8 @@ class ReferenceSlab(Slab):
         self.counters.visited += 1
         try:
             return _decode(value, position)
-        except CorruptionError as bad:
-            raise CorruptionError(bad.reason, self._place(position)) from bad
-        except NewerFormatError as newer:
-            raise NewerFormatError(f"{self._place(position)}: {newer}") from newer
+        except (CorruptionError, NewerFormatError) as bad:
+            raise type(bad)(bad.reason, self._place(position)) from bad
 
     def _place(self, position: int) -> str:
         return f"shard {self._shard}, generation {self._generation}, message at position {position}"
@@ -203,8 +201,7 @@ class ReferenceSlab(Slab):
             try:
                 self._read(position, value)
             except (CorruptionError, NewerFormatError) as bad:  # the latter from a damaged version byte
-                reason = bad.reason if isinstance(bad, CorruptionError) else str(bad)
-                yield Damage(place=self._place(position), reason=reason)
+                yield Damage(place=self._place(position), reason=bad.reason)
             else:
                 yield 1
 

@@ -97,7 +97,7 @@ def decode_rows(values: Sequence[bytes], positions: Positions, shard: int, slab:
     """Return the messages of values, each with its position.
 
     Raises `CorruptionError` naming the place of a damaged value or one that was stored for another
-    position or slab, and `NewerFormatError` for one of a later version.
+    position or slab, and so `NewerFormatError` for one of a later version.
     """
     return batch_of(read_rows(values, positions, slab), positions, shard)
 
@@ -133,7 +133,7 @@ def _read_one(value: bytes, position: int, slab: int) -> Row:
         raise CorruptionError("the checksum is wrong", place)
     if _VERSION < value[_HEAD] >> 3 < 16:
         version = value[_HEAD] >> 3
-        raise NewerFormatError(f"{place}: a message of version {version}; this topicstore reads up to {_VERSION}")
+        raise NewerFormatError(f"a message of version {version}; this topicstore reads up to {_VERSION}", place)
     try:
         (row,) = _DECODER.decode(b"\x91" + value)
     except (msgspec.DecodeError, UnicodeDecodeError) as bad:

@@ -12,15 +12,15 @@ from typing import Literal
 import attrs
 import pytest
 
-pytest.importorskip("altair", reason="the report needs altair")
-pytest.importorskip("vl_convert", reason="the report needs vl-convert-python")
-pytest.importorskip("playwright", reason="playwright, which drives the browser, is not installed")
+pytest.importorskip("altair", reason='needs altair: pip install "topicstore[bench]"')
+pytest.importorskip("vl_convert", reason='needs vl-convert-python: pip install "topicstore[bench]"')
+pytest.importorskip("playwright", reason="needs playwright: pip install playwright")
 
 from playwright.sync_api import BrowserContext, Page, sync_playwright
 from topicstore_benchmarks.report.page import write_report
 
 _CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="no chromium on the path")
+pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 
 _ARGUMENTS = [
     "--no-sandbox",

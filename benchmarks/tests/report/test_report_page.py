@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("altair", reason="the report needs altair")
-pytest.importorskip("vl_convert", reason="the report needs vl-convert-python")
+pytest.importorskip("altair", reason='needs altair: pip install "topicstore[bench]"')
+pytest.importorskip("vl_convert", reason='needs vl-convert-python: pip install "topicstore[bench]"')
 
 from topicstore_benchmarks.report.page import write_report
 

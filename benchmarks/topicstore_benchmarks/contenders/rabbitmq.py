@@ -35,7 +35,7 @@ from pathlib import Path
 
 from topicstore import Message, TopicFilter
 
-from .server import Server, ServerContender, ServerError, decode_record, encode_record, free_port, reach
+from .server import Server, ServerContender, ServerError, decode_record, encode_record, reach
 
 __all__ = ["RabbitmqContender", "why_missing"]
 
@@ -171,7 +171,7 @@ class RabbitmqContender(ServerContender[_Connection]):
             raise ServerError("RabbitMQ streams never call fsync, so there is no durability 'sync'")
         self.path.mkdir(parents=True, exist_ok=True)
         self._fresh = not (self.path / "data").exists()
-        self._names_port = free_port()
+        self._names_port = self._hold_port()
         command = [str(shutil.which("epmd")), "-address", "127.0.0.1", "-port", str(self._names_port)]
         self._names = Server(command, self.path / "epmd.log")
         try:
@@ -201,7 +201,7 @@ class RabbitmqContender(ServerContender[_Connection]):
             "HOME": str(path),
             "RABBITMQ_CONFIG_FILE": str(path / "rabbitmq.conf"),
             "RABBITMQ_CONF_ENV_FILE": str(path / "none"),
-            "RABBITMQ_DIST_PORT": str(free_port()),  # that of another node is refused
+            "RABBITMQ_DIST_PORT": str(self._hold_port()),  # that of another node is refused
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(path / "enabled_plugins"),
             "RABBITMQ_LOG_BASE": str(path),
             "RABBITMQ_MNESIA_BASE": str(path / "data"),

@@ -1,4 +1,4 @@
-"""What contenders share that are servers: a process of their own, on a free loopback port.
+"""What contenders share that are servers: a process of their own, on a loopback port that nobody else gets.
 
 A server lives no longer than the process that started it, whichever way that ends. A shell waits
 beside it for a line: `Server.stop` sends one, and the shell goes. When we are killed there comes
@@ -11,6 +11,7 @@ import contextlib
 import re
 import socket
 import subprocess
+import sys
 import time
 from abc import abstractmethod
 from collections import deque
@@ -30,15 +31,16 @@ __all__ = [
     "ServerError",
     "decode_record",
     "encode_record",
-    "free_port",
+    "hold_port",
     "reach",
 ]
 
 # The shell becomes the server, so that our child is the server itself: $$ is its process id.
 _WATCHED = 'exec 3<&0 </dev/null; (read -r line <&3 || kill -9 $$) >/dev/null 2>&1 & exec 3<&-; exec "$@"'
-_START_SECONDS = 60
-_STOP_SECONDS = 60
-_ANSWER_SECONDS = 60
+_START_SECONDS = 240
+_STOP_SECONDS = 240
+_ANSWER_SECONDS = 240
+"""Each is met only by a server that hangs."""
 _LINES = 20
 """Of a log, in an error."""
 
@@ -85,7 +87,7 @@ class Server:
         self.pid = self._process.pid
 
     def wait_for(self, connect: Callable[[], _C]) -> _C:
-        """Return the first connection; raises `ServerError` if the server ends, or needs longer than a minute."""
+        """Return the first connection; raises `ServerError` if the server ends, or takes too long."""
         deadline, pause = time.monotonic() + _START_SECONDS, 0.005
         while True:
             ended = self._process.poll() is not None
@@ -145,6 +147,7 @@ class ServerContender(Contender, Generic[_C]):
         super().__init__(name, path, durability)
         self._servers: list[Server] = []
         self._idle: deque[_C] = deque()
+        self._held: list[socket.socket] = []
 
     @abstractmethod
     def _command(self, port: int) -> list[str]:
@@ -165,14 +168,20 @@ class ServerContender(Contender, Generic[_C]):
     def open(self) -> None:
         """Start the server, and wait till it has read what there is."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self._port = free_port()
+        self._port = self._hold_port()
         self._server = Server(self._command(self._port), self.path / "server.log", self._environment())
         self._servers.append(self._server)
         try:
             self._idle.append(self._server.wait_for(self._ready))
         except BaseException:
-            self._server.stop()
+            self._stop()
             raise
+
+    def _hold_port(self) -> int:
+        """Return a port that is ours until the server has stopped."""
+        held, port = hold_port()
+        self._held.append(held)
+        return port
 
     def _ready(self) -> _C:
         connection = self._connect()
@@ -210,7 +219,12 @@ class ServerContender(Contender, Generic[_C]):
         """Close the connections and stop the server."""
         while self._idle:
             self._idle.pop().close()
+        self._stop()
+
+    def _stop(self) -> None:
         self._server.stop()
+        while self._held:
+            self._held.pop().close()
 
     def server_memory(self) -> int:
         """Return the peak of the server's resident memory, of all times that it was open."""
@@ -218,14 +232,23 @@ class ServerContender(Contender, Generic[_C]):
 
 
 def reach(port: int) -> socket.socket:
-    """Return a socket to a server, which raises TimeoutError if an answer takes longer than a minute."""
+    """Return a socket to a server, which raises TimeoutError if an answer takes too long."""
     reached = socket.create_connection(("127.0.0.1", port), _ANSWER_SECONDS)
     reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return reached
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
+def hold_port() -> tuple[socket.socket, int]:
+    """Return a port of the loopback interface for a server of ours, and a socket that holds it until it is closed.
+
+    Linux gives a port that a socket is bound to nobody who asks for a free one, and still lets a server listen on it:
+    both sockets allow the reuse of addresses, and ours doesn't listen. Elsewhere nothing is held, since no server could
+    listen.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port: int = held.getsockname()[1]
+    if sys.platform != "linux":
+        held.close()
+    return held, port

@@ -21,7 +21,8 @@ from typing import Any, Self
 import msgspec
 from topicstore.contract.engine import Backend
 
-from topicstore_conformance.profiles import PATIENCE
+from topicstore_conformance.killing import heard
+from topicstore_conformance.threads import PATIENCE
 
 __all__ = ["Child", "Make", "end", "run", "tell"]
 
@@ -93,8 +94,6 @@ class Child:
         # Read beside what it tells: a child that has a lot to complain of would wait for a reader.
         self._complaints = threading.Thread(target=self._listen, daemon=True)
         self._complaints.start()
-        self._timer = threading.Timer(PATIENCE, self._process.kill)
-        self._timer.start()
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +101,6 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timer.cancel()
         self._process.kill()
         self._process.wait()
         self._complaints.join()
@@ -114,14 +112,11 @@ class Child:
             self._errors += stream.readlines()
 
     def told(self) -> Iterator[Any]:
-        """Yield what the child tells, as it tells it, until it ends."""
-        for line in self._told:
-            if line.endswith(b"\n"):  # else it was killed in the middle of it
-                yield msgspec.json.decode(line)
-
-    def kill(self) -> None:
-        """Kill it with SIGKILL, at whatever it is doing."""
-        self._process.kill()
+        """Yield what the child tells, as it tells it, until it ends; fail if it is silent so long that it is stuck."""
+        rest = b""
+        for data in heard(self._told):
+            *lines, rest = (rest + data).split(b"\n")  # at the end the rest is what it was killed in the middle of
+            yield from map(msgspec.json.decode, lines)
 
     def wait(self) -> int:
         """Return how it ended, as `subprocess.Popen.returncode`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from threading import Event
 from typing import Any
 
@@ -17,6 +18,8 @@ from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 
 __all__ = ["Concurrency"]
 
+SEEN = 30
+"""What readers see at least beside a writer, who goes on until then."""
 SPOTS = [(STATE, b"k"), (META, b"k"), (DATA, (1, 1, 1)), (DATA, (1, 1, 2)), (INDEX, (9, 9, 9))]
 
 
@@ -39,7 +42,7 @@ class Concurrency(Fixtures):
             try:
                 for number in range(1, tries(500, 2_000, subject.capabilities)):
                     write(number)
-                while len(seen) < 30:
+                while len(seen) < SEEN:
                     write(1)
             finally:
                 done.set()
@@ -59,18 +62,20 @@ class Concurrency(Fixtures):
 
     def test_scans_beside_a_writer_are_whole(self, subject: BackendSubject, engine: Engine) -> None:
         """A scan beside a writer, who puts, deletes and drops ranges, has exactly what was there when it began."""
-        done, odd = Event(), list[Any]()
+        done, odd, seen = Event(), list[Any](), list[int]()
         whole = {(1, 2, number): b"same" for number in range(1_000)}
         put(engine, DATA, whole)
         put(engine, DATA, {(2, 0, row): b"0" for row in range(100)})
 
         def write() -> None:
             try:
-                for number in range(1, tries(150, 600, subject.capabilities)):
+                for number in itertools.count(1):
                     batch = WriteBatch()
                     batch.put_many(DATA, [(2, number, row) for row in range(100)], [b"%d" % number] * 100)
                     batch.delete_range(DATA, (2, 0, 0), (2, number, 0))
                     engine.write(batch)
+                    if number >= tries(150, 600, subject.capabilities) and len(seen) >= SEEN:
+                        break
             finally:
                 done.set()
 
@@ -79,6 +84,7 @@ class Concurrency(Fixtures):
                 found = pairs(engine.scan(DATA, reverse=reverse))
                 moving = [key for key, _ in found if key[0] == 2]
                 numbers = {key[1] for key in moving}
+                seen.append(len(found))
                 if len(found) - len(moving) != 1_000 or len(moving) != 100 or len(numbers) != 1:
                     odd.append((len(found), len(moving), sorted(numbers)))
 
@@ -162,6 +168,8 @@ class Concurrency(Fixtures):
                     mine.set()
             except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
                 return type(error).__name__
+            finally:
+                mine.set()
 
         readers = [begin(lambda mine=mine: read(mine)) for mine in started]  # type: ignore[misc]
         assert all(each.wait(PATIENCE) for each in started)

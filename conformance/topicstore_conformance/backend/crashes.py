@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 
 from topicstore.contract.engine import (
     DATA,
@@ -21,6 +21,7 @@ from topicstore.contract.engine import (
 )
 
 from topicstore_conformance.capabilities import requires
+from topicstore_conformance.killing import ENDS, Countdown
 from topicstore_conformance.profiles import tries
 from topicstore_conformance.subjects import BackendSubject
 
@@ -33,7 +34,9 @@ __all__ = ["Crashes", "batch_of", "check_batches", "last_batch", "written"]
 KEPT = 6
 """Batches that are there at any time: each deletes the one that was written so many before."""
 ROWS = 400
-"""Keys of a batch in the keyspaces with many: so many that a kill often lands within a batch."""
+"""Keys of a batch in the keyspaces with many: so many that writing them takes a while, in which a kill lands."""
+BEFORE, WITHIN, AFTER = range(3)
+"""The moments of a write, as `killing.Countdown` counts them."""
 
 
 def batch_of(number: int) -> WriteBatch:
@@ -87,9 +90,13 @@ def written(engine: Engine, first: int, count: int, *, sync: bool = False) -> It
         yield number
 
 
-def write_until_killed(make: Make, path: Path, first: int, sync: bool) -> None:
-    """Write batches without end, telling the parent of each."""
-    for number in written(make().open_shard(path, KEYSPACES, create=True), first, 1 << 30, sync=sync):
+def write_and_kill_yourself(make: Make, path: Path, first: int, sync: bool, moment: int, share: int) -> None:
+    """Write batches, telling the parent of each, until the moment comes at which this process kills itself."""
+    engine = make().open_shard(path, KEYSPACES, create=True)
+    countdown = Countdown(moment, share / 100)
+    countdown.start()
+    for number in itertools.count(first):
+        countdown.write(lambda number=number: engine.write(batch_of(number), sync=sync))  # type: ignore[misc]
         child.tell(number)
 
 
@@ -108,19 +115,16 @@ class Crashes(Fixtures):
         """When a writer is killed a batch is there as a whole or not at all, and none that was acknowledged is lost."""
         last, draw = -1, random.Random(7)
         for kill in range(tries(3, 12, subject.capabilities)):
-            acknowledged, after = last, draw.randrange(1, 12)
-            with child.Child(subject.make, write_until_killed, shard, last + 1, kill % 3 == 2) as writer:
+            acknowledged, place = last, (WITHIN, AFTER, WITHIN, BEFORE)[kill % 4]
+            how = last + 1, kill % 3 == 2, 3 * draw.randrange(1, 12) + place, draw.randrange(100)
+            with child.Child(subject.make, write_and_kill_yourself, shard, *how) as writer:
                 for number in writer.told():
                     acknowledged = number
-                    if number == last + after:
-                        # At once it would come before the next batch is begun, every time.
-                        Event().wait(draw.uniform(0.0005, 0.004))
-                        writer.kill()
-                assert writer.wait() == -9, writer.complaint()
+                assert writer.wait() in ENDS, writer.complaint()
             engine = backend.open_shard(shard, KEYSPACES, create=False)
             last = last_batch(engine)
-            assert acknowledged <= last, "a batch that was acknowledged is lost"
-            assert last <= acknowledged + 1, "a batch is there that was never begun"
+            assert acknowledged + (place == AFTER) <= last, "a batch that was acknowledged is lost"
+            assert last <= acknowledged + (place != BEFORE), "a batch is there that was never begun"
             check_batches(engine)
             engine.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Engine
@@ -24,6 +25,7 @@ VALUES = 200
 """Values of 100 bytes, none of which occurs twice."""
 
 
+@cache
 def value_of(number: int) -> bytes:
     """Return a value by which its place in a file is found."""
     return random.Random(number).randbytes(100)

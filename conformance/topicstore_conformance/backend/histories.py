@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -12,11 +13,13 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     consumes,
     initialize,
+    multiple,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Keyspace, Reader, WriteBatch
+from topicstore.contract.errors import DatabaseClosedError
 
 from topicstore_conformance.checks import quick_directory
 from topicstore_conformance.profiles import MACHINE, tries
@@ -66,6 +69,15 @@ def expected_scan(
     return sorted(inside, reverse=reverse)[:limit]
 
 
+@attrs.define(eq=False)
+class Held:
+    """A snapshot, or an engine of which a scan is held: what it must show, and whether it was closed."""
+
+    reader: Any
+    model: Model
+    closed: bool = False
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Subclass it with ``backend`` and ``persistent`` set."""
 
@@ -81,7 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.shard = Path(self.directory.name) / "shard"
         self.engine = self.backend.open_shard(self.shard, KEYSPACES, create=True)
         self.model: Model = {}
-        self.opening = 0
+        self.held: list[Held] = []
 
     def teardown(self) -> None:
         """Close it; opened once more it has all that was written."""
@@ -134,52 +146,62 @@ class EngineMachine(RuleBasedStateMachine):
         assert expected == pairs(self.engine.scan(keyspace, start, end, reverse=reverse, limit=limit))
 
     @rule(target=snapshots)
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Held:
         """Take a snapshot, to read it later."""
-        return self.opening, self.engine.snapshot(), dict(self.model)
+        return self.hold(self.engine.snapshot())
 
     @rule(held=snapshots, asked=st.lists(places(), max_size=5))
-    def get_from_snapshot(self, held: Any, asked: list[Any]) -> None:
+    def get_from_snapshot(self, held: Held, asked: list[Any]) -> None:
         """Read some keys as they were."""
-        opening, snapshot, model = held
-        if opening == self.opening:  # else it was closed with its engine
-            self.check_gets(snapshot, model, asked)
+        if not held.closed:
+            self.check_gets(held.reader, held.model, asked)
 
     @rule(held=consumes(snapshots))
-    def close_snapshot(self, held: Any) -> None:
-        """Close a snapshot, of an engine that is open or was."""
-        held[1].close()
+    def close_snapshot(self, held: Held) -> None:
+        """Close a snapshot, of an engine that is open or was, whatever scans of it are half read."""
+        held.reader.close()
+        held.closed = True
 
     @rule(target=scans, keyspace=FEW, reverse=st.booleans())
     def begin_scan(self, keyspace: Keyspace, reverse: bool) -> Any:
         """Read the first list of everything."""
-        scan = self.engine.scan(keyspace, reverse=reverse)
-        return self.opening, scan, next(scan, []), expected_scan(self.model, keyspace, None, None, reverse=reverse)
+        return self.begun(self.hold(self.engine), keyspace, None, None, reverse)
 
     @rule(target=scans, held=snapshots, span=spans(), reverse=st.booleans())
-    def begin_scan_of_snapshot(self, held: Any, span: Any, reverse: bool) -> Any:
+    def begin_scan_of_snapshot(self, held: Held, span: Any, reverse: bool) -> Any:
         """Read the first list of a range as it was."""
-        opening, snapshot, model = held
-        keyspace, start, end = span
-        if opening != self.opening:
-            return opening, None, None, None
-        scan = snapshot.scan(keyspace, start, end, reverse=reverse)
-        return opening, scan, next(scan, []), expected_scan(model, keyspace, start, end, reverse=reverse)
+        return multiple() if held.closed else self.begun(held, *span, reverse)
 
-    @rule(held=consumes(scans))
-    def end_scan(self, held: Any) -> None:
-        """Read the rest: all of it is of the moment of the first list."""
-        opening, scan, first, expected = held
-        if opening == self.opening:
-            assert expected == first + pairs(scan)
+    @rule(scan=consumes(scans))
+    def end_scan(self, scan: Any) -> None:
+        """Read the rest: all of it is of the moment of the first list, unless what is read was closed meanwhile."""
+        held, chunks, first, expected = scan
+        try:
+            found = first + pairs(chunks)
+        except DatabaseClosedError:
+            assert held.closed
+        else:
+            assert expected == found
 
     @precondition(lambda self: self.persistent)
     @rule()
     def reopen(self) -> None:
         """Close and open, whatever is held."""
         self.engine.close()
+        for held in self.held:
+            held.closed = True
         self.engine = self.backend.open_shard(self.shard, KEYSPACES, create=False)
-        self.opening += 1
+
+    def hold(self, reader: Reader) -> Held:
+        """Remember what a reader must show from now on; closing the engine closes it."""
+        self.held.append(Held(reader, dict(self.model)))
+        return self.held[-1]
+
+    @staticmethod
+    def begun(held: Held, keyspace: Keyspace, start: Any, end: Any, reverse: bool) -> Any:
+        """Return a scan of which one list was read, that list, and all that it must give."""
+        chunks = held.reader.scan(keyspace, start, end, reverse=reverse)
+        return held, chunks, next(chunks, []), expected_scan(held.model, keyspace, start, end, reverse=reverse)
 
     @staticmethod
     def check_gets(reader: Reader, model: Model, asked: list[Any]) -> None:

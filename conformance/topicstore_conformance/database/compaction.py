@@ -19,7 +19,7 @@ from topicstore_conformance.checks import check_publishers, drain, replayed
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
 from topicstore_conformance.pairs import Pair
 from topicstore_conformance.profiles import full, tries
-from topicstore_conformance.threads import MOMENT, begin, together, wait_until
+from topicstore_conformance.threads import MOMENT, PATIENCE, begin, together, wait_until
 
 __all__ = ["Compaction"]
 BATCHES = tries(16, 40)
@@ -96,6 +96,23 @@ class Stepping:
 def has_begun(pair: Pair, db: ts.Database) -> bool:
     """Say whether a compaction has done something, or has nothing to do."""
     return bool(db.shards[0].counters.compacted) or not pair.merges(db)
+
+
+def has_compacted(pair: Pair, db: ts.Database, count: int) -> bool:
+    """Say whether nothing is left to compact, and so many messages were."""
+    return not pair.merges(db) and db.info().total.compacted >= count
+
+
+def hold_back(db: ts.Database) -> None:
+    """Have the background come to no step: when it begins, it waits until it must stop."""
+    shard = db.shards[0]
+    compact = shard.compact
+
+    def held(*, whole: bool, stop: Callable[[], bool]) -> int:
+        wait_until(stop, "an end of the background's compaction")
+        return compact(whole=whole, stop=stop)
+
+    shard.compact = held  # type: ignore[method-assign, assignment]
 
 
 def fill(db: ts.Database, count: int = ENOUGH) -> None:
@@ -241,7 +258,7 @@ class Compaction(Fixtures):
             running = begin(partial(again_until, threading.Event(), db.compact))
             wait_until(partial(has_begun, pair, db), "the compaction to begin")
             db.close()
-            assert isinstance(running.exception(20), ts.DatabaseClosedError)
+            assert isinstance(running.exception(PATIENCE), ts.DatabaseClosedError)
             if path.exists():
                 with ts.open(path) as db:
                     assert (1_200 * (number + 1), []) == ((report := db.verify()).messages, report.damages)
@@ -256,11 +273,10 @@ class Compaction(Fixtures):
             if not path.exists():
                 return
         with ts.open(path) as db:
-            wait_until(lambda: not pair.merges(db), "the background to compact everything")
-            assert ENOUGH < db.info().total.compacted
+            wait_until(partial(has_compacted, pair, db, ENOUGH + 1), "the background to compact everything")
             assert [b"%d" % n for n in range(7, ENOUGH, 50)] == [m.payload for m in db.replay("t/7/x", order="time")]
             fill(db)
-            wait_until(lambda: not pair.merges(db), "the background to compact everything")
+            wait_until(partial(has_compacted, pair, db, 2 * ENOUGH + 1), "the background to compact everything")
             assert (2 * ENOUGH + 1, []) == ((report := db.verify()).messages, report.damages)
             assert db.info().compaction_failure is None
 
@@ -274,7 +290,7 @@ class Compaction(Fixtures):
                 rows = replayed(db, "t/3/x")
                 assert [b"%d" % n for n in range(3, ENOUGH, 50)] == [message.payload for _, message in sorted(rows)]
                 iterators = [db.next(iterator, 10).iterator for iterator in iterators]
-            assert db.info().total.compacted > ENOUGH
+            wait_until(partial(has_compacted, pair, db, ENOUGH + 1), "the background to count what it compacted")
             assert ENOUGH + 1 == sum(batch.num_rows for batch in db.replay_arrow("#"))
 
     @requires("persistent")
@@ -283,6 +299,8 @@ class Compaction(Fixtures):
         """Closing waits for no more than the compaction's step under way, leaves no thread, and loses nothing."""
         count, threads = 3 * ENOUGH if begun else ENOUGH, threading.active_count()
         db = merging(pair, opened(pair, directory / "db", auto_compact=True))
+        if not begun:
+            hold_back(db)
         fill(db, count)
         if begun:
             wait_until(lambda: db.shards[0].counters.compacted, "the background to compact something")

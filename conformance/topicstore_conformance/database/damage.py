@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,8 @@ from topicstore_conformance.profiles import tries
 
 __all__ = ["Damage"]
 ROOM = 6 << 20
+SEED = 3
+"""Of what is drawn: the same whatever a plugin is called."""
 T = TypeVar("T")
 
 
@@ -103,11 +106,16 @@ def attempt(call: Callable[[], T], *errors: type[ts.TopicstoreError]) -> tuple[T
         return None, error
 
 
+def names_a_place(error: BaseException | None) -> bool:
+    """Say whether an error of a damaged message names its shard, its generation and where in it the message is."""
+    return re.match(r"shard 0, generation \d+, .+: ", str(error)) is not None
+
+
 def check_damaged(db: ts.Database, good: list[tuple[MessageId, Message]]) -> list[tuple[MessageId, Message]]:
     """Check that a damage is told by replays and by verify; return what can be read around it, by ranges of time."""
     _, error = attempt(lambda: everything(db), ts.CorruptionError, ts.NewerFormatError)
     assert error is not None
-    assert isinstance(error, ts.NewerFormatError) or "shard 0" in str(error)
+    assert names_a_place(error)
     damages = db.verify().damages
     assert damages
     assert all("shard 0" in damage.place for damage in damages)
@@ -199,7 +207,7 @@ class Damage(Fixtures):
     @pytest.mark.parametrize("compacted", [False, True])
     def test_flipped_value(self, pair: Pair, directory: Path, compacted: bool) -> None:
         """Any byte changed in a stored message is noticed by readers and by verify; the rest stays readable."""
-        draw = random.Random(f"{pair} {compacted}")
+        draw = random.Random(SEED)
         now = [START]
         with pair.open(directory / "db", clock=lambda: now[0]) as db:
             for number in range(12):
@@ -266,7 +274,7 @@ class Damage(Fixtures):
     @pytest.mark.parametrize("compacted", [False, True])
     def test_flipped_anything(self, pair: Pair, directory: Path, compacted: bool) -> None:
         """Any byte changed in any value of any keyspace is told, or harmless; no answer is wrong."""
-        draw = random.Random(f"{pair} {compacted}")
+        draw = random.Random(SEED)
         with pair.open(directory / "db", options={pair.layout: pair.small()}, clock=lambda: START) as db:
             for number in range(3):
                 db.store([Message(f"t/{number * n}", b"%d" % n, f"c{n}") for n in range(5)])
@@ -291,7 +299,7 @@ class Damage(Fixtures):
     @requires("persistent")
     def test_flipped_byte_in_a_table(self, pair: Pair) -> None:
         """A byte changed anywhere in a table file is told at open, by readers and by verify, or is harmless."""
-        draw = random.Random(str(pair))
+        draw = random.Random(SEED)
         with quick_directory() as directory:
             good = make(pair, Path(directory, "db"))
             names = [file.relative_to(Path(directory, "db")) for file in table_files(Path(directory, "db"))]
@@ -352,7 +360,7 @@ class Damage(Fixtures):
     @requires("persistent")
     def test_flipped_byte_in_the_log(self, pair: Pair) -> None:
         """After a byte was changed in the log opening names the place, or has whole batches from the first on."""
-        draw = random.Random(str(pair))
+        draw = random.Random(SEED)
         with quick_directory() as directory:
             path = Path(directory, "db")
             with pair.open(path, durability="sync") as db:

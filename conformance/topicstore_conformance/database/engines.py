@@ -10,7 +10,7 @@ from topicstore.contract.engine import Engine
 
 from topicstore_conformance.threads import PATIENCE
 
-__all__ = ["Full", "Gate", "replace_engine"]
+__all__ = ["Full", "Gate", "Turnstile", "replace_engine"]
 
 
 class Gate:
@@ -28,6 +28,25 @@ class Gate:
         self.flushing.set()
         assert self.open.wait(PATIENCE)
         self._engine.flush_log()
+
+
+class Turnstile(Gate):
+    """A gate that lets as many flushes through as it is told to."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.begun = 0
+        self._passes = threading.Semaphore(0)
+
+    def flush_log(self) -> None:
+        """Flush once it was let through."""
+        self.begun += 1  # a shard never flushes twice at once
+        assert self._passes.acquire(timeout=PATIENCE)
+        self._engine.flush_log()
+
+    def let_through(self, flushes: int = 1) -> None:
+        """Let so many flushes through."""
+        self._passes.release(flushes)
 
 
 class Full:

@@ -228,7 +228,7 @@ class Generations(Fixtures):
                     churn=True,
                     options=pair.small(),
                 )
-                for step in run_and_kill(job, 12 + 7 * kill, kill * 0.001):
+                for step in run_and_kill(job, 12 + 7 * kill, 7 * kill % 15):
                     ledger.hear(step)
                 with ts.open(f"{directory}/db") as db:
                     ledger.check(db, replayed(db))

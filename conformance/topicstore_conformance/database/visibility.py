@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
 from topicstore_conformance.model import Model, Row
 from topicstore_conformance.pairs import Pair
 from topicstore_conformance.profiles import COSTLY, PATIENCE, tries
+from topicstore_conformance.threads import wait_until
 
 __all__ = ["Visibility"]
 
@@ -285,11 +285,14 @@ class Visibility(Fixtures):
             for number in range(20):
                 stored += db.store(some(number)).ids
                 assert sorted(stored) == sorted(id_ for id_, _ in replayed(db)) or number % 5
-            follower, deadline = Follower(), time.monotonic() + PATIENCE
+            follower = Follower()
             stored += db.store(some(20)).ids
-            while sorted(stored) != sorted(follower.ids):
-                assert time.monotonic() < deadline
+
+            def has_all() -> bool:
                 follower.read(db)
+                return sorted(stored) == sorted(follower.ids)
+
+            wait_until(has_all, "the end of a short epoch")
 
     @both_durabilities
     @both_timestamps
@@ -375,13 +378,25 @@ class Visibility(Fixtures):
     @pytest.mark.parametrize("what", ["close", "add_generation", "store", "fail"])
     def test_who_waits_is_let_go(self, pair: Pair, directory: Path, what: str) -> None:
         """A replay that waits for a long epoch goes on, or is told why not, as soon as the epoch can't go on."""
-        clock = Clock(BEGIN)
-        db = opened(pair, directory / "db", clock, durability="sync")
+        clock, replaying, asked = Clock(BEGIN), set[int](), threading.Event()
+
+        def now() -> int:
+            if threading.get_ident() in replaying:
+                asked.set()  # it has the shard's lock, looks how long the epoch still lasts, and waits
+            return clock.now
+
+        def replay() -> list[tuple[MessageId, Message]]:
+            replaying.add(threading.get_ident())
+            return replayed(db)
+
+        db = opened(pair, directory / "db", now, durability="sync")
         with contextlib.closing(db), ThreadPoolExecutor() as threads:
             stored = db.store(some(1)).ids
-            waiting = threads.submit(replayed, db)
-            with contextlib.suppress(TimeoutError):
-                waiting.result(0.05)
+            waiting = threads.submit(replay)
+            if hides(db):
+                assert asked.wait(PATIENCE)
+            else:
+                waiting.exception(PATIENCE)
             if what == "close":
                 db.close()
             elif what == "add_generation":

@@ -32,6 +32,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from topicstore.contract.positions import time_of
 from topicstore.sessions import Delivery, Release, Session, SessionEndedError, Sessions, SubscribeOptions, Will
 from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.profiles import MACHINE, tries
 
 SECOND = 1_000_000
 CLIENTS = ["a", "b", "c"]
@@ -135,7 +136,6 @@ class There:
     """A store in a process that is killed."""
 
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["topicstore.sessions", "topicstore_backends.rocksdb", "hypothesis.stateful"])
 
     def __init__(self, path: Path, now: int, how: dict[str, Any]) -> None:
         self._path, self._how = path, how
@@ -1091,19 +1091,18 @@ class WildcardHistories(Histories):
     ordered = at_once = False
 
 
-def case(machine: type[Histories], examples: int, steps: int) -> Any:
-    """Return the test of a machine; ``TOPICSTORE_CONFORMANCE=thorough`` runs ten times as many examples."""
+def case(machine: type[Histories], quick: int, full: int) -> Any:
+    """Return the test of a machine: so many histories find nearly all that more of them find."""
     found = machine.TestCase
-    times = 10 if os.environ.get("TOPICSTORE_CONFORMANCE") == "thorough" else 1
-    found.settings = settings(max_examples=examples * times, stateful_step_count=steps, deadline=None)
+    found.settings = settings(MACHINE, max_examples=tries(quick, full), stateful_step_count=50)
     return found
 
 
-TestBlock = case(Histories, 150, 50)
-TestSkipstream = case(SkipstreamHistories, 40, 50)
-TestReopened = case(ReopenedHistories, 20, 50)
-TestWildcard = case(WildcardHistories, 40, 50)
-TestKilled = case(KilledHistories, 5, 50)
+TestBlock = case(Histories, 50, 150)
+TestSkipstream = case(SkipstreamHistories, 20, 40)
+TestReopened = case(ReopenedHistories, 10, 20)
+TestWildcard = case(WildcardHistories, 20, 40)
+TestKilled = case(KilledHistories, 5, 10)
 
 
 # --- short histories that are worth a test of their own ---

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore.sessions import Delivery, Session, Sessions
 from topicstore_conformance.clock import Clock
+from topicstore_conformance.profiles import MACHINE, tries
 
 SHARDS = 2
 CLIENTS = ["a", "b", "c", "d"]
@@ -321,7 +322,7 @@ class Histories(RuleBasedStateMachine):
         assert not [s for s in self.sent.values() if s.state == "held" and s.holder in self.live]
 
 
-Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+Histories.TestCase.settings = settings(MACHINE, max_examples=tries(75, 150), stateful_step_count=50)
 
 
 class SkipstreamHistories(Histories):
@@ -334,6 +335,6 @@ class ReferenceHistories(Histories):
 
 TestBlock = Histories.TestCase
 TestSkipstream = SkipstreamHistories.TestCase
-TestSkipstream.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestSkipstream.settings = settings(MACHINE, max_examples=tries(20, 40))
 TestReference = ReferenceHistories.TestCase
-TestReference.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
+TestReference.settings = settings(MACHINE, max_examples=tries(10, 20))

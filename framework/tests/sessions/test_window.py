@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from topicstore.sessions import SubscribeOptions
 from topicstore.sessions.records import Keys
 from topicstore.sessions.window import MAX_PACKET_ID, Flight, Staged, Window
+from topicstore_conformance.profiles import MACHINE, tries
 
 KEYS = Keys("client")
 
@@ -150,7 +151,7 @@ class Windows(RuleBasedStateMachine):
             assert len(self.waiting) == len(self.window)
 
 
-Windows.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Windows.TestCase.settings = settings(MACHINE, max_examples=tries(30, 150), stateful_step_count=30)
 TestWindows = Windows.TestCase
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,6 +29,23 @@ def spark() -> Iterator[SparkSession]:
         running = session(spark_master="local[2, 3]", spark_driver_memory="1g")
         yield running
         running.stop()
+
+
+@pytest.fixture
+def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
+    """A function for Spark's tasks, which yields what it gets, and once kills its process after the second thing."""
+    killed = tmp_path_factory.mktemp("dying") / "killed"
+
+    def dying(things: Iterable[Any]) -> Iterator[Any]:
+        for number, thing in enumerate(things):
+            yield thing
+            if number == 1:
+                with suppress(FileExistsError):
+                    killed.touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    yield dying
+    assert killed.exists(), "no process came to its third thing"
 
 
 @pytest.fixture(scope="session", params=["bus", "home"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -24,12 +22,19 @@ from topicstore.spark.staging import in_order, runs_of, stage
 
 FIRST = 1_700_000_000_000_000
 COMMIT = """
-import json, sys
 from topicstore.spark import promotion
 from topicstore.spark.settings import WriteSettings
-options, batch = json.loads(sys.argv[1])
+
+def store(self, runs, _store=promotion._Promotion._store):
+    counts(RocksdbEngine, "write")
+    _store(self, runs)
+
+promotion._ROWS = promotion._LEAST_ROWS = 50
+promotion._Promotion._store = store
+options, batch = arguments
 promotion.promote(WriteSettings.of(options, overwrite=False), promotion.Batch(**batch))
 """
+"""Stores fifty rows of a shard at a time, and counts the engines' writes from the first that has rows."""
 
 
 def rows(count: int, first: int = 0) -> pa.RecordBatch:
@@ -119,19 +124,17 @@ def test_only_attempts_that_were_taken_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writer", ["w", None])
-def test_a_commit_that_is_killed_is_finished_by_the_next(tmp_path: Path, writer: str | None) -> None:
-    """The batch comes again, staged anew in another order: each row is there once, if the writer has a name."""
-    count = 600_000
+@pytest.mark.parametrize("death", [(1, "after"), (3, "after"), (8, "before")])
+def test_a_commit_that_is_killed_is_finished_by_the_next(
+    tmp_path: Path, run_until: Callable[..., object], writer: str | None, death: tuple[int, str]
+) -> None:
+    """The batch comes again, staged anew in another order: each row is there once, if the writer has a name.
+
+    The kill comes within the first call, which stores rows of three shards; after it; and within a later one.
+    """
+    count = 900
     staged = batch(tmp_path, "one", [rows(count // 2), rows(count // 2, count // 2)], writer)
-    arguments = [sys.executable, "-c", COMMIT, json.dumps([options(tmp_path), staged])]
-    with subprocess.Popen(arguments) as process:
-        while process.poll() is None:
-            try:
-                found = len(stored(tmp_path))
-            except (ts.DatabaseNotFoundError, ts.NotADatabaseError):
-                continue  # it is just being made
-            if found:
-                process.kill()
+    run_until(death, COMMIT, options(tmp_path), staged)
     assert 0 < len(stored(tmp_path)) < count
     again = batch(tmp_path, "two", [rows(count // 3, n * (count // 3)) for n in (2, 0, 1)], writer)
     if writer is None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -114,46 +110,39 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Killer:
-    """Kills, once, a process of Spark's that has a file below a directory open, and has read or written since."""
+@pytest.fixture
+def dying_source(spark: SparkSession, dying: Callable[..., Iterator[Any]]) -> str:
+    """The name under which Spark knows the source with one task that is killed in the middle of its rows."""
+    from topicstore.spark import TopicstoreSource, access, staging
+    from topicstore.spark.scan import TopicstoreReader
+    from topicstore.spark.settings import ReadSettings, WriteSettings
+    from topicstore.spark.sink import TopicstoreWriter
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = str(directory)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.killed: int | None = None
+    class DyingReader(TopicstoreReader):
+        def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+            with pytest.MonkeyPatch.context() as patches:
+                patches.setattr(access, "_BATCH", 1_000)
+                yield from dying(super().read(partition))
 
-    def _run(self) -> None:
-        seen: dict[str, int] = {}
-        while not self._stop.is_set() and self.killed is None:
-            for process in Path("/proc").glob("[0-9]*"):
-                moved = self._moved(process)
-                if moved is not None and moved > seen.setdefault(process.name, moved):
-                    os.kill(int(process.name), signal.SIGKILL)
-                    self.killed = int(process.name)
-                    return
+    class DyingWriter(TopicstoreWriter):
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
+            with pytest.MonkeyPatch.context() as patches:
+                patches.setattr(staging, "_RUN", 1_000)
+                return super().write(dying(iterator))
 
-    def _moved(self, process: Path) -> int | None:
-        """Return how many bytes a process has read and written; None if it isn't one of those."""
-        try:
-            if int(process.name) == os.getpid() or b"pyspark" not in (process / "cmdline").read_bytes():
-                return None
-            if not any(str(file.readlink()).startswith(self._directory) for file in (process / "fd").iterdir()):
-                return None
-            lines = (process / "io").read_text().splitlines()
-        except OSError:  # it has ended, or closed the file
-            return None
-        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+    class DyingSource(TopicstoreSource):
+        @classmethod
+        def name(cls) -> str:
+            return "dying"
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+        def reader(self, schema: Any) -> DyingReader:
+            return DyingReader(ReadSettings.of(self.options), schema)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
+        def writer(self, schema: Any, overwrite: bool) -> DyingWriter:
+            return DyingWriter(WriteSettings.of(self.options, overwrite=overwrite))
+
+    spark.dataSource.register(DyingSource)
+    return DyingSource.name()
 
 
 # --- agreement --------------------------------------------------------------------------
@@ -302,29 +291,20 @@ def test_reads_beside_a_writer(spark: SparkSession, tmp_path: Path) -> None:
 # --- workers that die, and tries that are repeated --------------------------------------
 
 
-def test_a_worker_killed_in_the_middle_of_a_write(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_worker_killed_in_the_middle_of_a_write(spark: SparkSession, tmp_path: Path, dying_source: str) -> None:
     """Its task is tried again; every row is there once, and nothing of the first try is left."""
-    source = tmp_path / "rows.parquet"
-    pq.write_table(table(numbered(300_000)), source)
-    with Killer(tmp_path / ".db.staging") as killer:
-        save(spark.read.parquet(str(source)), tmp_path / "db", shards=3)
-    assert killer.killed is not None
+    rows = frame(spark, numbered(40_000))
+    rows.write.format(dying_source).option("shards", 3).mode("append").save(str(tmp_path / "db"))
     with ts.open(tmp_path / "db", read_only=True) as db:
-        assert sorted(int(message.payload) for message in db.replay("#")) == list(range(300_000))
+        assert sorted(int(message.payload) for message in db.replay("#")) == list(range(40_000))
     assert not (tmp_path / ".db.staging").exists()
 
 
-def test_a_worker_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_worker_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: Path, dying_source: str) -> None:
     """Its task is tried again; every row comes once."""
     with ts.open(tmp_path / "db", shards=1, timestamps="message") as db:
-        for first in range(0, 300_000, 50_000):
-            db.store(numbered(50_000, first))
-    frame_ = load(spark, tmp_path / "db").select("payload")
-    plan(frame_)  # so that the one who is killed is no planner
-    with Killer(tmp_path / "db") as killer:
-        rows = frame_.collect()
-    assert killer.killed is not None
-    assert sorted(int(bytes(row.payload)) for row in rows) == list(range(300_000))
+        db.store(numbered(5_000))
+    assert numbers(spark.read.format(dying_source).load(str(tmp_path / "db"))) == list(range(5_000))
 
 
 def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:

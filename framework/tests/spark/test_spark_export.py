@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import topicstore as ts
 from click.testing import CliRunner
 from topicstore.cli import cli
-from topicstore.tiering.exporting import ExportReport
+from topicstore.tiering import exporting
+from topicstore.tiering.exporting import ExportedSlab, ExportReport
 from topicstore.tiering.format import read_contents
 
 if TYPE_CHECKING:
@@ -100,36 +97,32 @@ def test_the_flag_starts_nothing_for_a_path_that_is_wrong(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_task_that_is_killed_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_task_that_is_killed_is_tried_again(
+    spark: SparkSession, tmp_path: Path, dying: Callable[..., Iterator[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It had begun to write; in the end every slab is there once, and nothing else."""
-    target = tmp_path / "export"
+    from topicstore.spark import tiering
+
+    target, export_slabs = tmp_path / "export", tiering._export
+
+    def export_slowly(path: str, target: Path, slabs: Any) -> list[ExportedSlab]:
+        """Write row groups of a hundred rows, until the process is killed."""
+        groups = exporting._tables
+        with pytest.MonkeyPatch.context() as patches:  # the process may be used for other tasks
+            patches.setattr(exporting, "_BATCH", 100)
+            patches.setattr(exporting, "_GROUP_ROWS", 100)
+            patches.setattr(exporting, "_tables", lambda *arguments: dying(groups(*arguments)))
+            return export_slabs(path, target, slabs)
+
     with ts.open(tmp_path / "db", shards=2) as db:
-        for first in range(0, 300_000, 50_000):
-            db.store([ts.Message(f"a/{n % 7}", b"%d" % n, f"c{n % 5}") for n in range(first, first + 50_000)])
+        db.store([ts.Message(f"a/{n % 7}", b"%d" % n, f"c{n % 5}") for n in range(3_000)])
         db.add_generation()
-    with ThreadPoolExecutor(1) as pool:
-        stop = threading.Event()
-        killing = pool.submit(kill_a_writer, target, stop)
-        report = export(spark, tmp_path / "db", target)
-        stop.set()
-    assert killing.result() is not None
-    assert (report.messages, report.slabs) == (300_000, 2)
+    monkeypatch.setattr(tiering, "_export", export_slowly)
+    report = export(spark, tmp_path / "db", target)
+    assert (report.messages, report.slabs) == (3_000, 2)
     frame = spark.read.parquet(str(target))
-    assert frame.count() == frame.select("shard", "position").distinct().count() == 300_000
+    assert frame.count() == frame.select("shard", "position").distinct().count() == 3_000
+    assert [file.name for file in target.glob(".unfinished-*/*")] == ["part-00000.parquet"]  # what the killed one left
     with ts.open_existing(tmp_path / "db") as db:
         assert db.archive(target).slabs == 0  # which compares every row
     assert list(target.glob(".unfinished-*")) == []
-
-
-def kill_a_writer(target: Path, stop: threading.Event) -> int | None:
-    """Kill the first of Spark's processes that writes in the target; return which it was."""
-    while not stop.is_set():
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended
-                if int(process.name) == os.getpid() or b"pyspark" not in (process / "cmdline").read_bytes():
-                    continue
-                files = [str(file.readlink()) for file in (process / "fd").iterdir()]
-                if any(file.startswith(f"{target}/.unfinished-") and file.endswith(".parquet") for file in files):
-                    os.kill(int(process.name), signal.SIGKILL)
-                    return int(process.name)
-    return None

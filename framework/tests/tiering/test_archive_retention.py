@@ -10,6 +10,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore_conformance.clock import Clock
+from topicstore_conformance.threads import wait_until
 
 SECOND = 1_000_000
 Fill = Callable[..., None]
@@ -116,9 +117,8 @@ def test_it_is_archived_by_itself_when_something_is_stored(tmp_path: Path, clock
         fill(db, 1)
         assert db.retention._thread is not None
         db.retention._wake.set()
-        while not db.archived():
-            db.retention._thread.join(0.01)
-            assert db.retention.failure is None
+        wait_until(lambda: db.archived() or db.retention.failure, "the generation to be archived")
+        assert db.retention.failure is None
         assert len(stored(db)) == 45
 
 

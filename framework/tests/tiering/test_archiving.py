@@ -9,15 +9,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
 import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.cli.sources import open_export
 from topicstore.contract.requests import IterateRequest, StoreRequest
@@ -25,6 +25,8 @@ from topicstore.sessions import Delivery, Sessions
 from topicstore.tiering import archive, exporting
 from topicstore_conformance import strategies
 from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.profiles import COSTLY, tries
+from topicstore_conformance.threads import MOMENT, PATIENCE, begin, wait_until
 
 SMALL = pytest.mark.usefixtures("small")
 Fill = Callable[..., None]
@@ -69,10 +71,10 @@ def histories(layouts: tuple[str, ...], *, dollar: bool) -> st.SearchStrategy[Hi
 
 
 PAIRS = [
-    ("memory", ("reference",), 60),
-    ("memory", ("block", "skipstream", "wildcard_optimized"), 100),
-    ("rocksdb", ("block", "wildcard_optimized"), 25),
-    ("duckdb", ("table", "block"), 8),
+    ("memory", ("reference",), tries(15, 60)),
+    ("memory", ("block", "skipstream", "wildcard_optimized"), tries(30, 100)),
+    ("rocksdb", ("block", "wildcard_optimized"), tries(8, 25)),
+    ("duckdb", ("table", "block"), tries(3, 8)),
 ]
 
 
@@ -82,7 +84,7 @@ def test_archived_generations_replay_as_they_did(backend: str, layouts: tuple[st
     """Whatever is stored, in whichever layouts: any filter, start, end and batch size, also after opening again."""
     learns = not {"reference", "table"} & set(layouts)
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(COSTLY, max_examples=examples)
     @given(histories(layouts, dollar=learns))
     def holds(history: History) -> None:
         with tempfile.TemporaryDirectory() as directory:
@@ -409,14 +411,14 @@ def test_a_subscription_that_lags_reads_on(db: ts.Database, tmp_path: Path) -> N
     """It began when everything was local, and is in the middle of it."""
     expected = list(db.replay("fleet/#", order="time"))
     with closing(db.subscribe("fleet/#", 0, batch_size=7)) as subscription:
-        got = list(subscription.fetch(timeout=30).messages)
+        got = list(subscription.fetch(timeout=PATIENCE).messages)
         db.archive(tmp_path / "export")
         while len(got) < len(expected):
-            batch = subscription.fetch(timeout=30)
+            batch = subscription.fetch(timeout=PATIENCE)
             assert (batch.dropped, bool(batch.messages)) == ((), True)
             got += batch.messages
         db.store([ts.Message("fleet/new", b"live", "c1")])
-        assert [one.payload for one in subscription.fetch(timeout=30).messages] == [b"live"]
+        assert [one.payload for one in subscription.fetch(timeout=PATIENCE).messages] == [b"live"]
     assert by_publisher(iter(got)) == by_publisher(iter(expected))
 
 
@@ -441,57 +443,58 @@ def test_a_session_reads_on_and_its_flight_too(db: ts.Database, tmp_path: Path) 
 def test_readers_and_writers_beside_it_see_everything(tmp_path: Path, fill: Fill) -> None:
     """Replays that begin at any moment have all of it, or say that a generation was archived under them."""
     with ts.open(tmp_path / "db", shards=2) as db:
-        for _ in range(6):
+        for _ in range(4):
             fill(db, 100)
             db.add_generation()
         expected = len(list(db.replay("#")))
-        stop = threading.Event()
-        numbers = itertools.takewhile(lambda _: not stop.is_set(), itertools.count())
-        with ThreadPoolExecutor(3) as pool:
-            readers = [pool.submit(_read_until, stop, db) for _ in range(2)]
-            writer = pool.submit(lambda: [db.store([ts.Message("$SYS/tick", b"", f"c{n}")]) for n in numbers])
-            db.archive(tmp_path / "export")
+        stop, replays = threading.Event(), ([], [])
+        beside = [begin(partial(_read_until, stop, db, expected, ended)) for ended in replays]
+        beside.append(begin(partial(_write_until, stop, db)))
+        try:
+            for number in range(1, 5):
+                for ended in replays:
+                    wait_until(ended.__len__, "a replay to come to its end")
+                    ended.clear()
+                db.archive(tmp_path / "export", generations=[number])
+        finally:
             stop.set()
-            counts = {count for reader in readers for count in reader.result()}
-            assert writer.result()
-        assert counts == {expected}
+        for one in beside:
+            one.result(PATIENCE)
         assert len(list(db.replay("#"))) == expected
         assert db.verify().ok
 
 
-def _read_until(stop: threading.Event, db: ts.Database) -> set[int]:
-    """Return how many messages replays had, but those that were told of what happened under them."""
-    counts = set()
-    while not stop.is_set() or not counts:
+def _read_until(stop: threading.Event, db: ts.Database, expected: int, ended: list[None]) -> None:
+    """Note that replays come to their end, but those that were told of what happened under them."""
+    while not stop.is_set():
         with suppress(ts.GenerationArchivedError):
-            counts.add(sum(1 for _ in db.replay("#", batch_size=50)))
-    return counts
+            assert sum(1 for _ in db.replay("#", batch_size=50)) == expected
+            ended.append(None)
+
+
+def _write_until(stop: threading.Event, db: ts.Database) -> None:
+    for number in itertools.count():
+        db.store([ts.Message("$SYS/tick", b"", f"c{number}")])
+        if stop.wait(MOMENT):
+            return
 
 
 def test_a_delete_waits_and_then_is_refused(db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it would delete is in the export by then: neither is lost sight of."""
     before = everything(db)
-    write, refused = exporting._write, []
-    deleting = threading.Thread(target=lambda: refused.append(_refused(db)))
+    write, deleting = exporting._write, []
 
     def write_and_delete(*arguments: object) -> object:
-        if not deleting.ident:
-            deleting.start()
+        if not deleting:
+            deleting.append(begin(lambda: db.delete("fleet/#")))
+            wait_until(db.shards[0].rewriting._turn.locked, "the delete to wait for the shard")
         return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(exporting, "_write", write_and_delete)
     db.archive(tmp_path / "export")
-    deleting.join()
-    assert refused == ["refused"]
+    with pytest.raises(ts.GenerationError):
+        deleting[0].result(PATIENCE)
     assert everything(db) == before
-
-
-def _refused(db: ts.Database) -> str:
-    try:
-        db.delete("fleet/#")
-    except ts.GenerationError:
-        return "refused"
-    return "deleted"
 
 
 @SMALL

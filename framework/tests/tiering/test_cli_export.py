@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -275,39 +271,25 @@ def test_a_file_of_it_is_imported_like_any_other(path: Path, tmp_path: Path) -> 
     assert document("import", tmp_path / "new", part)["messages"] == expected
 
 
-def test_a_killed_import_goes_on(tmp_path: Path) -> None:
+IMPORTING = """
+from topicstore.cli import cli
+counts(RocksdbEngine, "write")
+cli(["import", *map(str, arguments), "--batch-size", "100", "--json"])
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_killed_import_goes_on(tmp_path: Path, run_until: Callable[..., object], moment: str) -> None:
     with ts.open(tmp_path / "db", shards=2, timestamps="message") as db:
-        db.store(numbered(0, 12_000))
+        db.store(numbered(0, 2_000))
         db.add_generation()
     run("export", tmp_path / "db", tmp_path / "export")
-    command = [
-        sys.executable,
-        "-m",
-        "topicstore.cli",
-        "import",
-        tmp_path / "new",
-        tmp_path / "export",
-        "--batch-size",
-        "100",
-    ]
-    chance, killed = random.Random(2), 0
-    while not _killed_at(command, chance.randrange(500, 5_000)):
-        killed += 1
-    assert killed >= 2
+    resumed = []
+    for write in (3, 5, 8, 4):
+        run_until((write, moment), IMPORTING, tmp_path / "new", tmp_path / "export")
+        with ts.open_existing(tmp_path / "new") as db:
+            resumed.append(db.info().messages)
+    assert 0 < resumed[1] < resumed[2] < resumed[3] < 2_000
+    told = document("import", tmp_path / "new", tmp_path / "export")
+    assert 0 < sum(one["resumed"] for one in told["sources"]) <= resumed[-1]  # a batch of which a shard has its part
     assert everything(tmp_path / "new") == everything(tmp_path / "db")
-
-
-def _killed_at(command: list[object], rows: int) -> bool:
-    """Run an import that is killed when it has stored so many more rows; return whether it ended before."""
-    reports, report_to = os.pipe()
-    arguments = [*map(str, command), "--acknowledge", str(report_to)]
-    child = subprocess.Popen(arguments, pass_fds=[report_to], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    os.close(report_to)
-    with os.fdopen(reports, "rb") as lines:
-        first = int(next(lines, b"0"))
-        for line in lines:
-            if line.endswith(b"\n") and int(line) >= first + rows:
-                child.kill()
-    _, errors = child.communicate()
-    assert child.returncode in (0, -signal.SIGKILL), errors.decode()
-    return child.returncode == 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -19,6 +20,7 @@ import topicstore as ts
 from topicstore.tiering import exporting
 from topicstore.tiering.exporting import ExportReport
 from topicstore.tiering.format import COLUMNS, read_contents, read_head
+from topicstore_conformance.threads import together
 
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -149,24 +151,30 @@ def test_leftovers_of_killed_exports_go(db: ts.Database, tmp_path: Path) -> None
     assert not left.exists()
 
 
-def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path) -> None:
-    """Whoever exports next looks for those while others begin theirs."""
-    stop = threading.Event()
+@pytest.mark.parametrize("moment", ["made", "opened", "locked"])
+def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """Whoever exports next looks for those while others begin theirs: before it is locked, and after."""
+    sweep, swept = exporting._sweep, []
 
-    def sweep() -> None:
-        while not stop.is_set():
-            exporting._sweep(tmp_path)
+    def sweep_once(when: str) -> None:
+        if when == moment and not swept:
+            swept.append(list(tmp_path.iterdir()))
+            sweep(tmp_path)
 
-    with ThreadPoolExecutor(2) as pool:
-        sweeping = [pool.submit(sweep) for _ in range(2)]
-        try:
-            for _ in range(1_000):
-                with exporting._draft(tmp_path) as draft:
-                    (draft / "part").write_bytes(b"")
-                    (draft / "next").write_bytes(b"")
-        finally:
-            stop.set()
-    assert [one.exception() for one in sweeping] == [None, None]
+    def opened(*arguments: Any, open_: Callable[..., int] = os.open, **options: Any) -> int:
+        sweep_once("made")
+        handle = open_(*arguments, **options)
+        sweep_once("opened")
+        return handle
+
+    monkeypatch.setattr(exporting.os, "open", opened)
+    with exporting._draft(tmp_path) as draft:
+        sweep_once("locked")
+        (draft / "part").write_bytes(b"")
+        sweep(tmp_path)
+        assert list(tmp_path.iterdir()) == [draft]
+        assert [path.name for path in draft.iterdir()] == ["part"]
+    assert [[draft] == found for found in swept] == [moment == "locked"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -260,8 +268,7 @@ def test_several_processes_export_to_one_target(tmp_path: Path) -> None:
             db.store([ts.Message("a", b"%d" % n, f"c{generation + n}") for n in range(300)])
             db.add_generation()
         readers = [ts.open_existing(tmp_path / "db", read_only=True) for _ in range(3)]
-        with ThreadPoolExecutor(3) as pool:
-            reports = list(pool.map(lambda reader: reader.export(tmp_path / "export"), readers))
+        reports = together(*(partial(reader.export, tmp_path / "export") for reader in readers))
         assert sum(report.slabs for report in reports) == 12
         assert sum(report.messages for report in reports) == 1_800
         assert {report.slabs + report.slabs_before for report in reports} == {12}

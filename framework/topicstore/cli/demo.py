@@ -46,7 +46,7 @@ class _Killed:
     rows: int
     """That it had reported as safe."""
     finished: bool
-    """It was done before the kill reached it."""
+    """There was so little to import that it was done before the kill reached it."""
 
 
 @click.command()
@@ -157,26 +157,39 @@ def _messages(rows: Rows) -> list[topicstore.Message]:
 
 
 def _killed_import(path: Path, file: Path, total: int) -> _Killed:
-    """Import in a process of its own, and kill that once it has reported a part of the rows."""
+    """Import in a process of its own, and kill that once it has reported a part of the rows.
+
+    It waits after each report to be let on, so however slow we are, it can't be done before.
+    """
     from .display import bar
 
     fatal = total * random.SystemRandom().uniform(0.3, 0.7)
-    reports, report_to = os.pipe()
-    command = [sys.executable, "-m", "topicstore.cli", "import", str(path), str(file)]
-    command += ["--late", "lift", "--batch-size", str(_batch_size(total)), "--acknowledge", str(report_to)]
+    (reports, report_to), (answers, answer_to) = os.pipe(), os.pipe()
+    command = [sys.executable, "-m", "topicstore.cli", "import", str(path), str(file), "--late", "lift"]
+    command += ["--batch-size", str(_batch_size(total)), "--acknowledge", str(report_to), str(answers)]
     child = subprocess.Popen(  # noqa: S603 - ourselves, with arguments from our own caller
-        command, pass_fds=[report_to], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        command,
+        pass_fds=[report_to, answers],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     os.close(report_to)
-    rows, killed = 0, False
+    os.close(answers)
+    rows = 0
     try:
-        with os.fdopen(reports, "rb") as lines, bar("importing, to be killed") as progress:
+        with (
+            os.fdopen(reports, "rb") as lines,
+            os.fdopen(answer_to, "wb", buffering=0) as letting_on,
+            bar("importing, to be killed") as progress,
+        ):
             for line in lines:
                 rows = int(line) if line.endswith(b"\n") else rows
                 progress.update(rows, total, rows)
-                if rows >= fatal and not killed:
+                with contextlib.suppress(BrokenPipeError):  # it was killed
+                    letting_on.write(b"\n")
+                if rows >= fatal:
                     child.kill()
-                    killed = True
         _, complaint = child.communicate()
     finally:
         child.kill()

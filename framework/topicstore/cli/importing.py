@@ -40,7 +40,7 @@ BATCH_SIZE = 4_096
 )
 @click.option("--skip", type=click.IntRange(min=0), default=0, metavar="ROWS", help="Pass over the first ROWS rows.")
 @click.option("--again", is_flag=True, help="Import from the first row, even what was imported before.")
-@click.option("--acknowledge", type=int, hidden=True, help="File descriptor to report stored rows to.")
+@click.option("--acknowledge", type=(int, int), hidden=True, help="File descriptors to report to, and of answers.")
 @creation_options
 @json_option
 def import_(
@@ -54,7 +54,7 @@ def import_(
     limit: int | None,
     skip: int,
     again: bool,
-    acknowledge: int | None,
+    acknowledge: tuple[int, int] | None,
     **given: Any,
 ) -> None:
     r"""Store the messages of FILES, in their order, in the database PATH, which is created if missing.

@@ -52,8 +52,9 @@ class Transfer:
     skip: int = 0
     limit: int | None = None
     """Messages to store before stopping, over all sources."""
-    acknowledge: int | None = None
-    """File descriptor that is told, a number a line, how many rows of the source are safe."""
+    acknowledge: tuple[int, int] | None = None
+    """File descriptors: the first is told, a number a line, how many rows of the source are safe; each number is
+    answered by a byte on the second before the import goes on, so whoever is told can end it in the middle."""
     note: Callable[[str], None] = lambda _text: None
     """Told, as a sentence, what a person should look at."""
     observe: Callable[[Source, int], None] = lambda _source, _messages: None
@@ -128,7 +129,9 @@ class Transfer:
                 bad.__cause__ = error
                 rows = rows.head(index)
         if self.acknowledge is not None:
-            os.write(self.acknowledge, b"%d\n" % progress.start)
+            report_to, answers = self.acknowledge
+            os.write(report_to, b"%d\n" % progress.start)
+            os.read(answers, 1)
         self.observe(source, self._stored)
         if bad is not None:
             raise bad

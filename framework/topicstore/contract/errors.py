@@ -141,7 +141,15 @@ class NotADatabaseError(UnrecoverableError):
 
 
 class NewerFormatError(UnrecoverableError):
-    """The database was written by a newer topicstore. It was left as it is; upgrade to read it."""
+    """The database was written by a newer topicstore. It was left as it is; upgrade to read it.
+
+    A damaged version byte looks like that, so ``place`` names where it was read, if it was in a stored value.
+    """
+
+    def __init__(self, reason: str, place: str = "") -> None:
+        super().__init__(f"{place}: {reason}" if place else reason)
+        self.reason = reason
+        self.place = place
 
 
 class ManifestMismatchError(UnrecoverableError):

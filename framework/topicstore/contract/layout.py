@@ -207,9 +207,9 @@ class Slab(ABC):
 
         At most ``limit`` rows; about ``limit_bytes`` of payloads, but at least one row; positions
         up to ``bound``. Past ``deadline`` (of `time.monotonic`) it returns what it has, having
-        moved on at least a little. Raises `CorruptionError`, naming the place, rather than skip
-        what it can't read; `ValueError` if ``place`` is not one of its own, `KeyError` or `ValueError`
-        if there is no such stream.
+        moved on at least a little. Raises `CorruptionError` or, of a version that it doesn't know,
+        `NewerFormatError`, naming the place, rather than skip what it can't read; `ValueError` if
+        ``place`` is not one of its own, `KeyError` or `ValueError` if there is no such stream.
         """
 
     @abstractmethod

@@ -20,20 +20,18 @@ __all__ = ["Auditor"]
 class Auditor:
     """Verifies one slab."""
 
-    def __init__(self, engine: Engine, reading: Reading, generation: int) -> None:
+    def __init__(self, engine: Engine, reading: Reading) -> None:
         self._engine = engine
         self._reading = reading
         self._segments = reading.segments
         self._fresh = reading.fresh
         self._trie = reading.trie
-        self._place = f"shard {reading.shard}, generation {generation}"
 
     def run(self, bound: int) -> Iterator[Damage | int]:
         """Yield each damage, and the number of good messages as it goes."""
-        tables = (self._reading.topics, self._trie.find, "topic"), (self._reading.clients, lambda _: 0, "client id")
-        for table, stream_of, what in tables:
+        for table, stream_of in ((self._reading.topics, self._trie.find), (self._reading.clients, lambda _: 0)):
             for sentence in table.verify(stream_of):
-                yield Damage(place=f"{self._place}, {what} names", reason=sentence)
+                yield Damage(place=table.place, reason=sentence)
         with self._engine.snapshot() as view:
             yield from self._all_segments(view, bound)
             yield from self._all_blocks(view, bound)
@@ -57,7 +55,7 @@ class Auditor:
             if total != (stored := self._segments.stored_total(view)):
                 raise CorruptionError(f"they hold {total:,} messages, and should hold {stored:,}")
         except CorruptionError as bad:
-            yield _damage(f"{self._place}, segments", bad)
+            yield _damage(f"{self._reading.place}, segments", bad)
 
     def _frames(self, view: Reader, segment: Segment) -> Iterator[Damage | int]:
         for number in np.flatnonzero(segment.rows).tolist():
@@ -122,7 +120,7 @@ class Auditor:
 
 
 def _damage(place: str, bad: CorruptionError | NewerFormatError) -> Damage:
-    return Damage(place=place, reason=bad.reason if isinstance(bad, CorruptionError) else str(bad))
+    return Damage(place=place, reason=bad.reason)
 
 
 def _check_index(segment: Segment, end_before: int) -> None:

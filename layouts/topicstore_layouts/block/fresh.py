@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from topicstore.contract.engine import DATA, Reader
-from topicstore.contract.errors import CorruptionError
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .codec import Compressor
 from .format import Block, Columns, block_seed, encode_block
@@ -43,11 +43,11 @@ class FreshBlocks:
         return encode_block(columns, stream, base, block_seed(last, self._slab), self._compress)
 
     def decode(self, last: int, value: bytes) -> Block:
-        """Return a block, its header checked. Raises `CorruptionError` that names it."""
+        """Return a block, its header checked. Raises `CorruptionError` or `NewerFormatError` that names it."""
         try:
             return Block(value, last, block_seed(last, self._slab))
-        except CorruptionError as bad:
-            raise CorruptionError(bad.reason, self.place(last)) from bad
+        except (CorruptionError, NewerFormatError) as bad:
+            raise type(bad)(bad.reason, self.place(last)) from bad
 
     def place(self, last: int) -> str:
         """Return the words for a block's place."""

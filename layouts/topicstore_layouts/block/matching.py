@@ -96,7 +96,7 @@ class Matcher:
             return np.asarray(topics == (-1 if self._number is None else self._number))
         highest = int(topics.max())
         if highest >= len(self._topics):
-            raise CorruptionError(f"topic number {highest} was never given to a name")
+            raise CorruptionError(f"topic number {highest} was never given to a name", self._topics.place)
         verdicts = self._verdicts  # another thread may put a shorter array here at any moment
         if highest >= len(verdicts):
             grown = np.zeros(max(2 * len(verdicts), highest + 1, 16), dtype=np.uint8)

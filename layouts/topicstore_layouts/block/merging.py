@@ -48,7 +48,6 @@ class Merger:
         self._reading = reading
         self._fresh = reading.fresh
         self._segments = reading.segments
-        self._trie = reading.trie
         self._compress = compress
 
     def steps(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
@@ -132,7 +131,7 @@ class Merger:
         parts = [block.columns() for block in blocks]
         topics = _joined([self._reading.texts(self._reading.topics, part.topics) for part in parts])
         texts = topics.texts.values.tolist()
-        streams = np.array(self._trie.find_all(texts), dtype=np.int64)
+        streams = np.array(self._reading.find_all(texts), dtype=np.int64)
         ranked = _order(_small(streams[topics.codes])[streams], streams, texts)
         rank = np.empty(len(texts), dtype=np.int64)
         rank[ranked] = np.arange(len(texts))

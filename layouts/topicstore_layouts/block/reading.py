@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 
 import attrs
@@ -111,6 +111,7 @@ class Reading:
         self,
         engine: Engine,
         shard: int,
+        place: str,
         fresh: FreshBlocks,
         segments: Segments,
         trie: LearnedTopics,
@@ -119,6 +120,8 @@ class Reading:
     ) -> None:
         self.engine = engine
         self.shard = shard
+        self.place = place
+        """Of the slab, in the words of errors."""
         self.fresh = fresh
         self.segments = segments
         self.trie = trie
@@ -248,12 +251,19 @@ class Reading:
     def _streams(self, topics: Column, rows: int) -> Array:
         """Return the stream of each topic of a block."""
         if isinstance(topics, Coded):
-            streams: Array = np.array(self.trie.find_all(topics.texts.values.tolist()))[topics.codes]
+            streams: Array = np.array(self.find_all(topics.texts.values.tolist()))[topics.codes]
             return streams
         if isinstance(topics, Constant):
             known = isinstance(topics.value, int)
             return np.full(rows, self.topics.stream(topics.value) if known else self.trie.find(topics.value))
         return self.topics.streams(topics)
+
+    def find_all(self, topics: Iterable[str]) -> list[int]:
+        """Return the streams of topics that were stored. Raises `CorruptionError` naming the place of what is lost."""
+        try:
+            return self.trie.find_all(topics)
+        except CorruptionError as bad:
+            raise CorruptionError(bad.reason, f"{self.place}, learned topics") from bad
 
     def batch(self, block: Block, rows: Rows) -> MessageBatch:
         """Return rows of a fresh block."""

@@ -299,14 +299,14 @@ class Segments:
         return len(index) + sum(len(value) for chunk in scan for _, value in chunk)
 
     def open(self, end: int, value: bytes) -> Segment:
-        """Return the segment whose index this is. Raises `CorruptionError` naming it."""
+        """Return the segment whose index this is. Raises `CorruptionError` or `NewerFormatError` naming it."""
         kept = self._kept.get(end)
         if kept is not None and kept[0] == value:
             return kept[1]
         try:
             segment = self._decode(end, value)
-        except CorruptionError as bad:
-            raise CorruptionError(bad.reason, self.place(end)) from bad
+        except (CorruptionError, NewerFormatError) as bad:
+            raise type(bad)(bad.reason, self.place(end)) from bad
         self._kept = dict(list(self._kept.items())[-_KEPT + 1 :]) | {end: (value, segment)}
         return segment
 
@@ -375,7 +375,7 @@ class Segments:
     # --- frames ---
 
     def frames(self, reader: Reader, segment: Segment, numbers: Indices) -> list[Block]:
-        """Return frames. Raises `CorruptionError` naming one that is damaged or missing."""
+        """Return frames. Raises `CorruptionError` or `NewerFormatError` naming one that can't be read."""
         if 2 * len(numbers) > len(segment.rows):  # most of it: reading on is cheaper than looking each up
             chosen = set(numbers.tolist())
             scan = reader.scan(DATA, self.frame_key(segment.end, 0), self.frame_key(segment.end + 1, 0))
@@ -395,5 +395,5 @@ class Segments:
             if not block.frame or block.base != segment.base or block.rows != segment.rows[number]:
                 raise CorruptionError("it is not the frame that its segment's index describes")
             return block
-        except CorruptionError as bad:
-            raise CorruptionError(bad.reason, self.place(segment.end, number)) from bad
+        except (CorruptionError, NewerFormatError) as bad:
+            raise type(bad)(bad.reason, self.place(segment.end, number)) from bad

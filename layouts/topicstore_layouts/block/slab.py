@@ -18,7 +18,7 @@ import numpy as np
 from topicstore import MessageBatch, TopicFilter
 from topicstore.contract.columns import Coded, Constant, to_list
 from topicstore.contract.engine import DATA, Engine, WriteBatch
-from topicstore.contract.errors import CorruptionError
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import (
     CompactStep,
     Damage,
@@ -71,16 +71,17 @@ class BlockSlab(Slab):
     ) -> None:
         self.counters = ReadCounters()
         self.trie = trie
-        self._topics = NameTable(engine, generation, _TOPICS, trie.learn)
-        self._clients = NameTable(engine, generation, _CLIENTS, lambda _: 0)
+        place = f"shard {shard}, generation {generation}"
+        self._topics = NameTable(engine, generation, _TOPICS, trie.learn, f"{place}, topic names")
+        self._clients = NameTable(engine, generation, _CLIENTS, lambda _: 0, f"{place}, client id names")
         self._fresh = FreshBlocks(shard, generation, compress)
         self._segments = Segments(engine, shard, generation)
         self._reading = Reading(
-            engine, shard, self._fresh, self._segments, trie, (self._topics, self._clients), self.counters
+            engine, shard, place, self._fresh, self._segments, trie, (self._topics, self._clients), self.counters
         )
         self._merger = Merger(engine, self._reading, compress_merged)
         self._deleter = Deleter(engine, self._reading, compress_merged)
-        self._auditor = Auditor(engine, self._reading, generation)
+        self._auditor = Auditor(engine, self._reading)
 
     # --- writing ---
 
@@ -194,7 +195,7 @@ class BlockSlab(Slab):
                     if at <= bound and (enough or (deadline is not None and time.monotonic() >= deadline)):
                         exhausted = False
                         break
-            except CorruptionError:
+            except (CorruptionError, NewerFormatError):
                 if not batches:
                     raise
                 exhausted = False  # what lies before the damage first; the next call comes to it

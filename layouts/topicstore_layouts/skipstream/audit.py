@@ -93,15 +93,15 @@ class Audit:
     def _read(self, streams: Sequence[int], positions: Positions, values: Sequence[bytes]) -> _Read:
         read = _Read({}, {})
         for stream, position, topic in zip(streams, positions.tolist(), self._topics(positions, values), strict=True):
-            if isinstance(topic, Exception):
-                read.damages[position] = topic.reason if isinstance(topic, CorruptionError) else str(topic)
+            if not isinstance(topic, str):
+                read.damages[position] = topic.reason
             elif self._trie.find(topic) != stream:
                 read.damages[position] = f"its topic {topic[:80]!r} does not lead to stream {stream}, where it lies"
             else:
                 read.good[position] = stream, topic
         return read
 
-    def _topics(self, positions: Positions, values: Sequence[bytes]) -> list[str | Exception]:
+    def _topics(self, positions: Positions, values: Sequence[bytes]) -> list[str | CorruptionError | NewerFormatError]:
         """Return the topic of each message, or what is wrong with it."""
         try:
             return [row.topic for row in read_rows(values, positions, self._slab)]

@@ -307,7 +307,7 @@ class WildcardSlab(Slab):
                     yield from self._verify([pair], bound)
             else:
                 place = f"shard {self._shard}, generation {self._generation}, key {pairs[0][0].hex()}"
-                yield Damage(place=place, reason=bad.reason if isinstance(bad, CorruptionError) else str(bad))
+                yield Damage(place=place, reason=bad.reason)
 
     def _check(self, stream: int, pairs: Iterable[Pair], bound: int) -> int:
         """Return how many of a stream's messages are up to a bound; all of those are good."""

@@ -1,0 +1,80 @@
+"""Processes that kill themselves at a moment that is counted: how fast the machine is makes no difference.
+
+A killed process leaves what the system calls left that it had made. So the moments that matter are
+those before, within and after a write of an engine, and those at changes of files. Before and after,
+it is SIGKILL that ends the process. Within a write, which is the engine's own code, it is an alarm of
+the kernel that nobody handles: it ends the process at once wherever its threads are, and can't be kept
+waiting by a thread that holds the interpreter. Wherever in the write it comes, the process does not
+outlive that write.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import IO
+
+from .threads import PATIENCE
+
+__all__ = ["ENDS", "Countdown", "heard"]
+
+ENDS = (-signal.SIGKILL, -signal.SIGALRM)
+"""The return codes of a process that killed itself."""
+
+
+class Countdown:
+    """Kills this process at the moment number ``last`` after `start`; each write is three moments.
+
+    ``share``: how far into the write the kill comes that comes within one, as a share of what the write before took.
+    """
+
+    def __init__(self, last: int, share: float) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        self._left = last + 1
+        self._share = share
+        self._took = 0.0001
+        self._started = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._started = True
+
+    def moment(self) -> None:
+        """Count a moment."""
+        if self._is_last():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(self, write: Callable[[], None]) -> None:
+        """Write, and count the moments before, within and after it."""
+        self.moment()
+        within = self._is_last()
+        began = time.perf_counter()
+        if within:
+            signal.setitimer(signal.ITIMER_REAL, max(0.000001, self._share * self._took))
+        write()
+        if within:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._took = time.perf_counter() - began
+        self.moment()
+
+    def _is_last(self) -> bool:
+        with self._lock:
+            self._left -= self._started
+            return self._started and self._left == 0
+
+
+def heard(pipe: IO[bytes]) -> Iterator[bytes]:
+    """Yield what a child writes to a pipe, until it ends; fail where it is silent so long that it must be stuck."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while True:
+            assert selector.select(PATIENCE), f"the child process has said nothing for {PATIENCE:.0f} seconds"
+            data = os.read(pipe.fileno(), 65_536)
+            if not data:
+                return
+            yield data
