@@ -131,7 +131,8 @@ class Database:
         self.queues = Queues(path, manifest, plugins, clock, read_only=read_only)
         """The queues of the database; `queue` opens one."""
         self._options = options
-        self._id = bytes.fromhex(manifest.id)
+        self.id = bytes.fromhex(manifest.id)
+        """Sixteen bytes, the same for all copies of the database, and in every iterator."""
         self._clock = clock
         self._shard_map = ShardMap(manifest.shards)
         self._backend_spec = registry().backend(manifest.backend)
@@ -143,7 +144,8 @@ class Database:
         self._check_option_names()
         engine_backend = self._make_backend()
         self._make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before any file
-        self._hooks = data_path(wrappers, LocalStore()).hook
+        self._local = LocalStore(self.id, self._shard_map, clock)
+        self._hooks = data_path(wrappers, self._local).hook
         self._lock: DirectoryLock | None = None
         try:
             with _full_disk_translated():
@@ -153,6 +155,7 @@ class Database:
                     self._open_files(engine_backend)
             if auto_compact and not read_only:
                 self._maintainer = Maintainer(self.shards)
+            self._local.shards = self.shards
             self._closed = False
             self._hooks.topicstore_opened(db=self)
         except BaseException:
@@ -186,7 +189,7 @@ class Database:
         for number in range(self.manifest.shards):
             engine = backend.open_shard(self.path / f"shard-{number:04}", KEYSPACES, create=creating)
             try:
-                check_identity(engine, self._id, number)
+                check_identity(engine, self.id, number)
                 self.shards.append(Shard(number, engine, policy, self._make_layout, open_archive))
             except BaseException:
                 engine.close()
@@ -213,7 +216,7 @@ class Database:
         if not self.manifest.complete:
             raise DatabaseNotFoundError(f"the database at {self.path} has not been made to its end; open it to write")
         open_archive = Archives(self.path, self.manifest.id).open
-        make_shard = functools.partial(_shard_to_read, self._id, self._policy(), self._make_layout, open_archive)
+        make_shard = functools.partial(_shard_to_read, self.id, self._policy(), self._make_layout, open_archive)
         self._reading = Reading(self.path, self.manifest.shards, backend, make_shard, lazily=lazily)
         self.shards = self._reading.shards
 
@@ -425,7 +428,7 @@ class Database:
             place = self.shards[shard].slab(generation).begin(stream, topic_filter, position)
         except KeyError as unknown:
             raise InvalidIteratorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
-        return StreamIterator(self._id, shard, generation, stream, topic_filter.text, place)
+        return StreamIterator(self.id, shard, generation, stream, topic_filter.text, place)
 
     def next(
         self,
@@ -457,7 +460,7 @@ class Database:
         self._check_open()
         if not isinstance(iterator, StreamIterator):
             raise InvalidIteratorError(f"a {type(iterator).__name__} is not an iterator")
-        if iterator.database != self._id:
+        if iterator.database != self.id:
             raise WrongDatabaseError("the iterator was made by another database")
         if not 0 <= iterator.shard < len(self.shards):
             raise InvalidIteratorError(f"there is no shard {iterator.shard}")
@@ -546,6 +549,9 @@ class Database:
 
                 self._check_open()
                 self.listening = Hub(self)
+                for shard in self.shards:
+                    with shard.lock:
+                        shard.log.listener = self.listening
             return self.listening
 
     def subscribe(
@@ -602,7 +608,7 @@ class Database:
         with self._closing:
             self._check_open()
             if self._reading is not None:
-                self.shards = self._reading.refresh()
+                self.shards = self._local.shards = self._reading.refresh()
 
     def clock(self) -> int:
         """Return the present: microseconds since the epoch, by the clock that the database was opened with."""

@@ -139,7 +139,7 @@ def _records(batch: MessageBatch, now: int) -> Iterator[_Record]:
 # --- out ---
 
 
-def read_kept(request: IterateRequest) -> NextResult:
+def read_kept(request: IterateRequest, shard: Shard) -> NextResult:
     """Read on in a shard's kept messages. Their positions are those of the stored form: neither unique nor in order.
 
     The iterator's place says which: a msgpack array of the first key and of the key before which to end.
@@ -152,7 +152,7 @@ def read_kept(request: IterateRequest) -> NextResult:
         raise InvalidIteratorError(f"the iterator's place is not one of kept messages: {bad}") from bad
     records: list[_Record] = []
     size, whole = 0, True
-    reader = request.db.shards[iterator.shard].reader()
+    reader = shard.reader()
     for chunk in reader.scan(STATE, kept_key(start), kept_key(end), limit=request.limit):
         for key, value in chunk:
             records.append(_decode(iterator.shard, key, value))

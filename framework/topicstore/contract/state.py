@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol
 
 import attrs
 
 from .errors import InvalidArgumentError
 
-__all__ = ["ANY", "AnyValue", "StateWrite"]
+__all__ = ["ANY", "AnyValue", "State", "StateWrite"]
 
 _FRAMEWORK = (b"\0", b"\1")
 """What the keys of the logical layer, and of what stands on it, begin with."""
@@ -41,3 +42,16 @@ class StateWrite:
 
     def _permitted(self) -> bool:
         return not self.key.startswith(_FRAMEWORK)
+
+
+class State(Protocol):
+    """The state of one shard."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of ``key``, or None."""
+
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) of all keys that begin with ``prefix``, in order, as of the first item."""
+
+    def write(self, writes: Iterable[StateWrite]) -> None:
+        """Commit the writes together; raise `StateConflictError`, with nothing written, if a condition doesn't hold."""

@@ -11,7 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
+from topicstore.contract.batch import MessageBatch
 from topicstore.contract.engine import Engine, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError, ReadOnlyDatabaseError, ShardReadOnlyError
 
@@ -20,7 +22,26 @@ from .locks import FairLock, owned
 from .policy import Policy
 from .records import Tail, load_tail
 
-__all__ = ["CommitLog"]
+__all__ = ["CommitListener", "CommitLog", "Ticket"]
+
+
+class CommitListener(Protocol):
+    """Who is told what a shard commits."""
+
+    def announce(self, shard: int, batch: MessageBatch) -> object:
+        """Messages are about to be committed, under the shard's lock; return what `visible` is to be told."""
+
+    def visible(self, shard: int, told: object) -> None:
+        """What was announced can be read, or never will. No lock is held."""
+
+
+class Ticket(NamedTuple):
+    """With which `CommitLog.settle` makes a write durable and visible."""
+
+    written: int
+    """The number of the write."""
+    told: object = None
+    """What `CommitListener.announce` returned."""
 
 
 class CommitLog:
@@ -38,6 +59,8 @@ class CommitLog:
         """Guards all that is written, and what memory knows of it."""
         self.moved_on = threading.Condition(self.lock)
         """Told when the last position moves, a generation is added, or the shard fails or is closed."""
+        self.listener: CommitListener | None = None
+        """Told of every batch. Guarded by `lock`."""
         self.tail = load_tail(engine)
         """Guarded by `lock`; replaced as a whole, so that a glance needs no lock."""
         self.last_commit = time.monotonic()
@@ -55,27 +78,35 @@ class CommitLog:
         self._closed = False
         self._owner = os.getpid()
         if not read_only:
-            self.settle(1)
+            self.settle(Ticket(1))
 
     @property
     def failure(self) -> str | None:
         """Why the shard takes no writes, or None."""
         return None if self._failure is None else str(self._failure) or type(self._failure).__name__
 
-    @property
-    def written(self) -> int:
-        """The ticket of the last write."""
-        return self._written
+    def last_ticket(self) -> Ticket:
+        """Return a ticket with which everything written so far is settled."""
+        return Ticket(self._written)
 
     # --- writing ---
 
-    def commit_locked(self, write: WriteBatch, tail: Tail, adopt: Callable[[], object] = bool) -> int:
-        """Apply a write, and with ``adopt`` what memory must know of it.
+    def commit_locked(
+        self,
+        write: WriteBatch,
+        tail: Tail,
+        adopt: Callable[[], object] = bool,
+        batch: MessageBatch | None = None,
+    ) -> Ticket:
+        """Announce a batch, apply its write, and with ``adopt`` what memory must know of it.
 
         Returns the ticket with which `settle` makes it durable and visible. Whatever interrupts
         it, Ctrl-C too, closes the shard to writes, because memory may lag behind the engine.
         """
         started = time.perf_counter()
+        told = None
+        if batch is not None and self.listener is not None:  # so that who has caught up knows where to read on
+            told = self.listener.announce(self.number, batch)
         try:
             self.engine.write(write)
             adopt()
@@ -92,15 +123,20 @@ class CommitLog:
         self.counters.bytes += write.size
         if self.policy.durability == "commit":
             self.watermark = tail.last_position
-        return self._written
+        return Ticket(self._written, told)
 
-    def settle(self, ticket: int) -> None:
+    def settle(self, ticket: Ticket) -> None:
         """The second half of every write, without the lock, so that others can join the flush.
 
-        Under ``sync``, return when the write of this ticket is on disk, and let readers see it.
+        Under ``sync``, return when the write of this ticket is on disk, and let readers see it. Then, also if that
+        failed, tell who listens.
         """
-        if self.policy.durability == "sync":
-            self._flush(ticket)
+        try:
+            if self.policy.durability == "sync":
+                self._flush(ticket.written)
+        finally:
+            if ticket.told is not None and self.listener is not None:
+                self.listener.visible(self.number, ticket.told)
 
     def flush(self) -> None:
         """Return when everything stored so far is on disk, whatever the durability."""

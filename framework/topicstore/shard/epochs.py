@@ -50,7 +50,7 @@ class Epochs:
                     return
                 log.check_writable()
                 log.moved_on.wait(min(seconds, _LOOK))
-            ticket = log.written
+            ticket = log.last_ticket()
         if wait or log.failure is None:
             log.settle(ticket)  # somebody else may have ended it, and not be done with that
 

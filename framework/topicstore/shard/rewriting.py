@@ -11,7 +11,7 @@ from topicstore.contract.errors import CorruptionError, DatabaseClosedError, Gen
 from topicstore.contract.layout import CompactStep, Slab
 from topicstore.contract.topics import TopicFilter
 
-from .commit_log import CommitLog
+from .commit_log import CommitLog, Ticket
 from .generations import Generations, check_local
 from .records import GenerationRecord, Tail, put_generation, put_tail
 
@@ -61,7 +61,7 @@ class Rewriting:
                 log.settle(ticket)
                 deleted += step.messages
 
-    def _replace_locked(self, generation: int, write: WriteBatch, messages: int, freed: int) -> int:
+    def _replace_locked(self, generation: int, write: WriteBatch, messages: int, freed: int) -> Ticket:
         """Commit a write that takes messages and bytes away, off the books too; return its ticket."""
         record, tail = self._generations.records[generation], self._log.tail
         books: Tail | GenerationRecord = tail if record.sealed is None else record

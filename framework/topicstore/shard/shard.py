@@ -13,7 +13,7 @@ from topicstore.contract.replay_plan import ShardPlan
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 
-from .commit_log import CommitLog
+from .commit_log import CommitLog, Ticket
 from .counters import ShardCounters
 from .epochs import Epochs
 from .generations import Generations, MakeLayout, OpenArchive
@@ -113,11 +113,11 @@ class Shard:
         """Add to the batch's write what keeps its messages; nothing is committed yet."""
         return self._writes.encode(prepared)
 
-    def commit(self, prepared: Prepared) -> int:
+    def commit(self, prepared: Prepared) -> Ticket:
         """Commit messages and state in one engine write; return the ticket for `settle`."""
         return self._writes.commit(prepared)
 
-    def settle(self, ticket: int) -> None:
+    def settle(self, ticket: Ticket) -> None:
         """Make the write of a ticket durable and visible, without the lock, so that others can join the flush."""
         self.log.settle(ticket)
 

@@ -22,7 +22,7 @@ from topicstore.contract.errors import LateMessageError, TimestampAheadError
 from topicstore.contract.positions import Times, commit_positions, late_rows, message_positions, span_text, time_of
 from topicstore.contract.state import StateWrite
 
-from .commit_log import CommitLog
+from .commit_log import CommitLog, Ticket
 from .damaged_slab import DamagedSlab
 from .generations import Generations
 from .records import Tail, put_tail
@@ -91,12 +91,12 @@ class WritePath:
             raise
         return attrs.evolve(prepared, tail=tail)
 
-    def commit(self, prepared: Prepared) -> int:
+    def commit(self, prepared: Prepared) -> Ticket:
         """Commit messages and state in one engine write; return the ticket for `CommitLog.settle`."""
         log, rows = self._log, len(prepared.batch)
         slab = self._generations.slabs[self._generations.current]
         if rows:
-            ticket = log.commit_locked(prepared.write, prepared.tail, slab.committed)
+            ticket = log.commit_locked(prepared.write, prepared.tail, slab.committed, prepared.batch)
         else:
             ticket = log.commit_locked(prepared.write, prepared.tail)
         log.counters.batches += 1

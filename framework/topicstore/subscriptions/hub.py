@@ -11,9 +11,9 @@ import collections
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
@@ -122,7 +122,7 @@ class Hub:
     # --- telling ---
 
     def announce(self, shard: int, batch: MessageBatch) -> list[Feed]:
-        """A batch is about to be committed; return the feeds to `wake` when it was. Under the shard's lock."""
+        """A batch is about to be committed; return the feeds to be woken when it was. Under the shard's lock."""
         if not len(self._routes) or not len(batch):
             return []
         topics = set(to_iterable(batch.topics))
@@ -132,12 +132,11 @@ class Hub:
             feed.announce(shard, first, last)
         return feeds
 
-    def wake(self, woken: Iterable[tuple[int, list[Feed]]]) -> None:
-        """The batches that were announced to these feeds, by shard, can be read. No lock is held."""
+    def visible(self, shard: int, told: object) -> None:
+        """What was announced to these feeds can be read. No lock is held."""
         self._leave_abandoned()
-        for shard, feeds in woken:
-            for feed in feeds:
-                feed.wake(shard)
+        for feed in cast("list[Feed]", told):
+            feed.wake(shard)
 
     def route(self, messages: list[Message]) -> None:
         """Hand messages that are stored nowhere to whoever listens now."""
