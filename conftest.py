@@ -9,6 +9,9 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Spark's Java, which starts in several tests, costs half the CPU time where it compiles quickly instead of well.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # How long an example takes, and how often drawing one succeeds, says something about the machine and about luck.
 settings.register_profile(
     "any machine",
