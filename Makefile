@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start hundreds of processes: each would compile what it imports again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo test test-hard conformance lint bench bench-quick bench-figures clean
 
 help:

@@ -1,19 +1,42 @@
-"""What holds for every run of the tests: how many processes share them, and what to install for those skipped."""
+"""What holds for every run of the tests, in whatever surroundings, and what to install for those skipped."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+# Spark's Java, which starts in several tests, costs half the CPU time where it compiles quickly instead of well.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# How long an example takes, and how often drawing one succeeds, says something about the machine and about luck.
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+settings.load_profile("any machine")
+
+_TERMINAL = ("COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Variables by which a person says what programs' output looks like."""
 _INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install (.+)")
 
 
 def pytest_xdist_auto_num_workers() -> int:
     """Give ``-n auto`` a process for each CPU that this one may use, not for each that is there."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_output() -> Iterator[None]:
+    """Programs write as they do where nobody has said how."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _TERMINAL:
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

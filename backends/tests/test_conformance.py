@@ -10,6 +10,7 @@ from topicstore.contract.engine import KEYSPACES, Backend, Key, Keyspace
 from topicstore_backends.memory import MemoryBackend, MemoryEngine, MemoryOptions
 from topicstore_backends.plugin import topicstore_backends
 from topicstore_conformance.backend.suite import BackendSuite
+from topicstore_conformance.capabilities import declaring
 from topicstore_conformance.subjects import BackendSubject
 
 CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_backends()}
@@ -29,6 +30,7 @@ def memory_put(engine: MemoryEngine, keyspace: Keyspace, key: Key, value: bytes)
     engine._maps[keyspace.name][key] = [(0, value)]
 
 
+@declaring(CAPABILITIES["memory"])
 class TestMemory(BackendSuite):
     @pytest.fixture
     def subject(self) -> BackendSubject:
@@ -73,10 +75,11 @@ def rocksdb_put(path: Path, keyspace: Keyspace, key: Key, value: bytes) -> None:
     database.close()
 
 
+@declaring(CAPABILITIES["rocksdb"])
 class TestRocksdb(BackendSuite):
     @pytest.fixture
     def subject(self) -> BackendSubject:
-        pytest.importorskip("rocksdict", reason="the extra 'rocksdb' is not installed")
+        pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
         return BackendSubject(
             make=make_rocksdb,
             capabilities=CAPABILITIES["rocksdb"],
@@ -110,10 +113,11 @@ def leveldb_put(path: Path, keyspace: Keyspace, key: Key, value: bytes) -> None:
         database.put(leveldb_key(keyspace, key), value)
 
 
+@declaring(CAPABILITIES["leveldb"])
 class TestLeveldb(BackendSuite):
     @pytest.fixture
     def subject(self) -> BackendSubject:
-        pytest.importorskip("plyvel", reason="the extra 'leveldb' is not installed")
+        pytest.importorskip("plyvel", reason='needs plyvel: pip install "topicstore[leveldb]"')
         return BackendSubject(
             make=make_leveldb, capabilities=CAPABILITIES["leveldb"], raw_get=leveldb_get, raw_put=leveldb_put
         )

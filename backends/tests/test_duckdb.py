@@ -24,7 +24,7 @@ from topicstore.contract.errors import (
 )
 from topicstore_backends.memory import MemoryEngine
 
-pytest.importorskip("duckdb", reason="the extra 'duckdb' is not installed")
+pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
 
 import duckdb
 from topicstore_backends.duckdb import DuckdbBackend, DuckdbEngine, DuckdbOptions

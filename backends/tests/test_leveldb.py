@@ -8,9 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,8 +30,9 @@ from topicstore.contract.engine import (
     WriteBatch,
 )
 from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError, UnsupportedError
+from topicstore_conformance.threads import PATIENCE, Beside, wait_until
 
-pytest.importorskip("plyvel", reason="the extra 'leveldb' is not installed")
+pytest.importorskip("plyvel", reason='needs plyvel: pip install "topicstore[leveldb]"')
 
 import plyvel
 from topicstore_backends.leveldb import LeveldbBackend, LeveldbEngine, LeveldbOptions, reading
@@ -80,9 +81,13 @@ def files(directory: Path, suffix: str) -> list[Path]:
     return sorted(directory.glob(f"*{suffix}"))
 
 
-def open_files() -> int:
-    """Return how many files this process has open, where the system tells."""
-    return len(list(Path("/proc/self/fd").iterdir())) if sys.platform == "linux" else 0
+def open_files(directory: Path) -> list[Path]:
+    """Return which files of a directory this process has open, where the system tells."""
+    opened: list[Path] = []
+    for descriptor in Path("/proc/self/fd").iterdir() if sys.platform == "linux" else ():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            opened.append(descriptor.readlink())
+    return [file for file in opened if directory in file.parents]
 
 
 def stored_keys(engine: LeveldbEngine) -> int:
@@ -94,7 +99,7 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a program beside this module in another process."""
     begin = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_leveldb import *\n"
     command = [sys.executable, "-c", begin + program, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
 # --- opening and closing ------------------------------------------------------------
@@ -157,7 +162,6 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
 
 def test_close_releases_lock_and_files_whoever_still_reads(tmp_path: Path) -> None:
     """Scans and snapshots that are alive, and those dropped before."""
-    before = open_files()
     for opening in range(5):
         engine = open_engine(tmp_path / "shard")
         put(engine, DATA, numbered(500, 100))
@@ -169,7 +173,7 @@ def test_close_releases_lock_and_files_whoever_still_reads(tmp_path: Path) -> No
         with pytest.raises(DatabaseClosedError):
             next(within)
         assert len(kept) == 3, opening
-    assert before == open_files()
+        assert [] == open_files(tmp_path)
 
 
 def test_what_was_read_is_given_back(tmp_path: Path) -> None:
@@ -199,6 +203,7 @@ def test_what_was_read_is_given_back(tmp_path: Path) -> None:
 def test_closing_beside_threads_that_do_everything(tmp_path: Path) -> None:
     """Whatever they are inside of, the process lives, and they end with `DatabaseClosedError`."""
     program = (
+        "from threading import Event, Thread\n"
         "for opening in range(12):\n"
         "    engine = open_engine(Path(sys.argv[1]), write_buffer_bytes=1 << 20)\n"
         "    put(engine, DATA, numbered(2000, 100))\n"
@@ -222,7 +227,7 @@ def test_closing_beside_threads_that_do_everything(tmp_path: Path) -> None:
         "    ]\n"
         "    threads = [Thread(target=work, args=(job,)) for job in jobs]\n"
         "    for thread in threads: thread.start()\n"
-        "    assert started.wait(60)\n"
+        "    assert started.wait(PATIENCE)\n"
         "    for _ in range(opening): engine.get(DATA, (1, 0, 1))\n"
         "    engine.close()\n"
         "    for thread in threads: thread.join()\n"
@@ -432,30 +437,21 @@ def test_reclaim_reaches_what_was_never_written_out(tmp_path: Path, keyspace: Ke
 def test_deleting_a_wide_range_with_its_successor_is_one_step(wide: LeveldbEngine) -> None:
     """Readers beside it see the old keys or the new one, never neither, never both."""
     seen: list[int] = []
-    done, begun = Event(), Event()
 
     def read() -> None:
-        while not done.is_set():
-            with wide.snapshot() as snapshot:
-                one, all_ = snapshot.get(STATE, b"new"), len(pairs_of(snapshot.scan(DATA, *WHOLE, limit=3)))
-            seen.append(all_ if one is None else 10 + all_)
-            begun.set()
+        with wide.snapshot() as snapshot:
+            one, all_ = snapshot.get(STATE, b"new"), len(pairs_of(snapshot.scan(DATA, *WHOLE, limit=3)))
+        seen.append(all_ if one is None else 10 + all_)
 
-    reader = Thread(target=read)
-    reader.start()
-    assert begun.wait(60)
     batch = WriteBatch()
     batch.delete_range(DATA, *WHOLE)
     batch.put(STATE, b"new", b"")
     batch.put(DATA, (1, 0, 5), b"within")
-    wide.write(batch)
-    count = len(seen)
-    while len(seen) < count + 3:
-        begun.clear()
-        assert begun.wait(60)
-    done.set()
-    reader.join()
-    assert set(seen) == {3, 11}
+    with Beside(read) as beside:
+        wide.write(batch)
+        count = len(seen)
+        wait_until(lambda: beside.failed or len(seen) >= count + 2, "a read that began after the write")
+    assert {3, 11} == set(seen)
 
 
 def test_a_range_with_damage_can_be_deleted(tmp_path: Path) -> None:
@@ -556,7 +552,7 @@ def test_flush_log_syncs_every_log(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         fsync(descriptor)
 
     if sys.platform != "linux":
-        pytest.skip("names of open files are read from /proc")
+        pytest.skip("needs Linux: names of open files are read from /proc")
     engine = open_engine(tmp_path / "shard", write_buffer_bytes=1 << 20)
     monkeypatch.setattr(os, "fsync", note)
     put(engine, DATA, numbered(10, 10))

@@ -89,7 +89,8 @@ def test_a_replay_that_is_not_complete_does_not_count(lost: str, monkeypatch: py
 @pytest.mark.parametrize("backend", list(RAW_ENGINES))
 def test_the_engine_alone(tmp_path: Path, backend: str) -> None:
     """It is put into, opened again, scanned, and counted too."""
-    pytest.importorskip({"rocksdb": "rocksdict", "leveldb": "plyvel"}[backend])
+    module = {"rocksdb": "rocksdict", "leveldb": "plyvel"}[backend]
+    pytest.importorskip(module, reason=f'needs {module}: pip install "topicstore[{backend}]"')
     raw = RAW_ENGINES[backend](tmp_path / "raw", 2_500)
     assert raw.put() > 0
     assert {VALUE} == {len(value) for value in raw._values}

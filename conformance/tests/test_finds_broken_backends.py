@@ -13,7 +13,7 @@ from sabotage import Saboteur, run
 from sabotage_backends import SABOTEURS
 from topicstore_conformance.backend.suite import BackendSuite
 
-pytest.importorskip("rocksdict", reason="the extra 'rocksdb' is not installed")
+pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
 
 Results = dict[str, dict[str, str]]
 

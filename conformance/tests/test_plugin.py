@@ -16,6 +16,7 @@ PAIR = pairs()[0]
 def run_pytest(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest in a directory of somebody's, which finds our plugin by its entry point."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment |= {"PY_COLORS": "0", "COLUMNS": "200"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     options = ["--strict-markers", f"--rootdir={directory}", *arguments]
     return subprocess.run([*command, *options], cwd=directory, env=environment, capture_output=True, text=True)

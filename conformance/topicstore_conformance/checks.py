@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +25,10 @@ __all__ = [
     "replayed",
     "rows_of",
 ]
+
+
+MEMORY, ROOM = Path("/dev/shm"), 1 << 30
+"""A file system in memory, and the bytes that must be free there: what tests beside each other need, several times."""
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[MessageId, Message]]:
@@ -108,15 +114,18 @@ def drain(
 
 
 def quick_directory() -> tempfile.TemporaryDirectory[str]:
-    """Return a new directory, in memory where there is such a file system: for tests that sync often.
+    """Return a new directory, in memory where there is such a file system with room: for tests that sync often.
 
     It is in the directory for temporary files if that is in memory, too.
     """
-    memory = Path("/dev/shm")
-    elsewhere = memory.is_dir() and not Path(tempfile.gettempdir()).is_relative_to(memory)
+    elsewhere = _has_room(MEMORY) and not Path(tempfile.gettempdir()).is_relative_to(MEMORY)
     return tempfile.TemporaryDirectory(
-        prefix="topicstore-", dir=memory if elsewhere else None, ignore_cleanup_errors=True
+        prefix="topicstore-", dir=MEMORY if elsewhere else None, ignore_cleanup_errors=True
     )
+
+
+def _has_room(directory: Path) -> bool:
+    return os.access(directory, os.W_OK) and shutil.disk_usage(directory).free >= ROOM
 
 
 def check_publishers(rows: list[tuple[MessageId, Message]]) -> None:

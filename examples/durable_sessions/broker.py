@@ -63,11 +63,13 @@ def _text(packet: Delivery) -> str:
 
 
 async def deliver(db: ts.Database, clients: dict[str, Client]) -> None:
-    """The broker's pump: whoever has something is served, all with one commit."""
+    """The broker's pump: whoever has something is served, all with one commit. Prints how many packets went out."""
     while True:
         await db.sessions.wait_async()
-        for session, packets in await asyncio.to_thread(db.sessions.deliver, 100):
+        delivered = await asyncio.to_thread(db.sessions.deliver, 100)
+        for session, packets in delivered:
             clients[session.client_id].receive(session, packets)
+        print(sum(len(packets) for _, packets in delivered), flush=True)
 
 
 async def keep_time(db: ts.Database) -> None:
@@ -86,9 +88,9 @@ async def run(directory: Path) -> None:
         async with asyncio.TaskGroup() as tasks:
             for room in ROOMS:
                 tasks.create_task(publish(db, room))
+            print(f"serving, process {os.getpid()}", flush=True)
             tasks.create_task(deliver(db, {name: Client(directory / name) for name in SUBSCRIBERS}))
             tasks.create_task(keep_time(db))
-            print(f"serving, process {os.getpid()}", flush=True)
 
 
 if __name__ == "__main__":

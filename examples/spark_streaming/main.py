@@ -3,7 +3,7 @@
     python main.py DIRECTORY
 
 starts a publisher of bus positions and, beside it, a query that reads them as they come and stores
-alerts; kills the query (SIGKILL), starts it again when the publisher is done, and compares.
+alerts; kills the query (SIGKILL) while there is more to come, starts it again when the publisher is done, and compares.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any
 import topicstore as ts
 
 BUSES = 40
-ROUNDS = 500
-PAUSE = 0.03
+ROUNDS = 300
+PAUSE = 0.01
 BATCHES_BEFORE_KILL = 2
+ROUNDS_BEFORE_KILL = 150
+"""After which the publisher waits for the kill: three batches."""
 
 
 def publish(directory: Path) -> None:
@@ -32,6 +34,8 @@ def publish(directory: Path) -> None:
             db.store([_position(bus, 0.0 if (number + 7 * bus) % 50 == 0 else 5.5, number) for bus in range(BUSES)])
             if number == 0:
                 print("published", flush=True)
+            if number == ROUNDS_BEFORE_KILL:
+                sys.stdin.readline()
             time.sleep(PAUSE)
 
 
@@ -72,16 +76,19 @@ def watch(directory: Path, **trigger: Any) -> None:
         .start()
     )
     told = -1
-    while not query.awaitTermination(0.1):
-        progress = query.lastProgress
-        if progress is not None and progress.batchId > told:
-            told = progress.batchId
-            print(f"  batch {told}: {progress.numInputRows} positions", flush=True)
+    ended = False
+    while not ended:
+        ended = bool(query.awaitTermination(0.1))
+        for progress in query.recentProgress:
+            if progress.batchId > told and progress.numInputRows:
+                told = progress.batchId
+                print(f"  batch {told}: {progress.numInputRows} positions", flush=True)
     spark.stop()
 
 
 def _start(part: str, directory: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, __file__, str(directory), part], stdout=subprocess.PIPE, text=True)  # noqa: S603
+    command, pipe = [sys.executable, __file__, str(directory), part], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
@@ -95,11 +102,13 @@ def main(directory: Path) -> None:
     with _start("publish", directory) as publisher:
         next(_lines(publisher))  # there is a database now
         with _start("follow", directory) as query:
-            for number, line in enumerate(_lines(query), 1):
-                print(line, end="")
+            for number, line in enumerate(_lines(query), 1):  # to the end, which comes when its Java has ended too
+                if number <= BATCHES_BEFORE_KILL:
+                    print(line, end="")
                 if number == BATCHES_BEFORE_KILL:
                     query.kill()
-        print("  killed")
+                    print("  killed")
+        publisher.communicate("go on\n")
     with _start("finish", directory) as query:
         print(*_lines(query), sep="", end="")
     with ts.open(directory / "positions") as positions, ts.open(directory / "alerts") as alerts:

@@ -19,4 +19,4 @@ def test_each_alert_is_stored_once(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "  killed" in lines
-    assert lines[-2:] == ["400 positions of standing buses, 400 alerts", "each once"]
+    assert lines[-2:] == ["240 positions of standing buses, 240 alerts", "each once"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -388,6 +389,20 @@ def test_threads_share_the_memory_of_texts() -> None:
 
     together(*(partial(write, writer) for writer in range(4)))
     assert wrong == []
+
+
+def test_texts_that_another_thread_has_checked_meanwhile() -> None:
+    """After the look whether all are known, and before that for those that are new."""
+
+    class Shared(set[str]):
+        def issuperset(self, texts: Iterable[Any]) -> bool:
+            known = super().issuperset(texts)
+            self.update(texts)
+            return known
+
+    known = validation._Known(validation._check_topic, "\0+#")
+    known._texts = Shared()
+    assert ["a", "b"] == known.check(["a", "b"])
 
 
 # --- slicing, taking, joining -----------------------------------------------------------

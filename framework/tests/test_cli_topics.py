@@ -289,7 +289,7 @@ def test_a_terminal_gets_branches(path: Path) -> None:
     """Drawn by rich; the same levels and numbers."""
     ours, theirs = os.openpty()
     code = "from topicstore.cli import main; import sys; sys.argv[1:] = ['topics', sys.argv[1]]; main()"
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "PYTHONUTF8": "1"}
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=theirs, env=environment) as program:
         os.close(theirs)
         shown = b""

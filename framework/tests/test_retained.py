@@ -85,7 +85,6 @@ def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
 
 def test_columns_of_any_form_are_understood(db: ts.Database) -> None:
     """Record batches too, with one topic or several."""
-    pytest.importorskip("pyarrow")
     for topics in (["a", "a"], ["b", "c"]):
         batch = ts.MessageBatch.from_messages([retain(topic, b"%d" % n) for n, topic in enumerate(topics)])
         db.publish(batch.to_arrow())

@@ -157,7 +157,7 @@ class Machine(DatabaseMachine):
 @every_block
 def test_machine(pair: Pair) -> None:
     """Any sequence of operations leaves what the model says. Merging is the same on all engines: one tries most."""
-    quick = 15 if "persistent" in pair.capabilities else 60
+    quick = 8 if "persistent" in pair.capabilities else 60
     machine = type("BlockMachine", (Machine,), {"pair": pair})
     run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=tries(quick, 100, pair.capabilities)))
 

@@ -750,14 +750,35 @@ def test_damage_is_named_and_the_rest_is_readable(store: Store) -> None:
     assert (1_500, [place]) == (store.verified()[0], [damage.place for damage in store.verified()[1]])
 
 
+@pytest.mark.parametrize("lost", ["names", "learned topics"])
+def test_deletes_and_merges_name_the_place_of_what_is_lost(store: Store, lost: str) -> None:
+    """They look for names and streams outside of any block."""
+    store.put(messages(["a", "b"], 10))
+    name = encode_generation(GENERATION) + b"\x10"
+    write = WriteBatch()
+    for key in [key for chunk in store.engine.scan(META) for key, _ in chunk]:
+        if (lost == "names") == key.startswith(name):
+            write.delete(META, key)
+    store.engine.write(write)
+    store.reopen()
+    works: list[Iterator[Any]] = [store.slab.compact(store.last, whole=True)]
+    if lost == "names":  # a delete of all streams asks for none
+        works.append(store.slab.delete(TopicFilter("a"), 0, store.last))
+    for work in works:
+        with pytest.raises(CorruptionError) as told:
+            list(work)
+        assert told.value.place.startswith(f"shard {SHARD}, generation {GENERATION}, ")
+
+
 def test_a_block_of_a_newer_version(store: Store) -> None:
     """Readers say that it is newer; verify goes on behind it."""
     store.put(messages(["a"], 10))
     rewrite(store, store.last, lambda value: b"\2" + value[1:])
     damaged = store.last
     store.put(messages(["a"], 5))
-    with pytest.raises(NewerFormatError, match="version 2"):
+    with pytest.raises(NewerFormatError, match="version 2") as told:
         store.check()
+    assert f"shard {SHARD}, generation {GENERATION}, block that ends at position {damaged}" == told.value.place
     good, damages = store.verified()
     assert (5, 1) == (good, len(damages))
     assert str(damaged) in damages[0].place

@@ -160,7 +160,7 @@ def test_every_flipped_bit_and_truncation_is_found() -> None:
         write.put(DATA, key, bad)
         engine.write(write)
         error = NewerFormatError if bad[:1] > b"\1" else CorruptionError
-        with pytest.raises(error):
+        with pytest.raises(error, match=f"^{place}: "):
             read(slab)
         assert [2, place] == [
             sum(found for found in slab.verify(START + 9) if isinstance(found, int)),

@@ -18,12 +18,14 @@ pytest.importorskip("playwright", reason="needs playwright: pip install playwrig
 
 from playwright.sync_api import BrowserContext, Page, sync_playwright
 from topicstore_benchmarks.report.page import write_report
+from topicstore_conformance.threads import PATIENCE
 
 _CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 
 _ARGUMENTS = [
     "--no-sandbox",
+    "--disable-dev-shm-usage",
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -48,15 +50,19 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     with sync_playwright() as playwright, ExitStack() as windows:
 
         def window(width: int, scheme: Literal["light", "dark"]) -> BrowserContext:
-            return windows.enter_context(
+            opened = windows.enter_context(
                 playwright.chromium.launch_persistent_context(
                     tmp_path_factory.mktemp("profile"),
                     executable_path=_CHROMIUM,
                     args=_ARGUMENTS,
                     viewport={"width": width, "height": 900},
                     color_scheme=scheme,
+                    locale="en-US",
+                    timeout=PATIENCE * 1_000,
                 )
             )
+            opened.set_default_timeout(PATIENCE * 1_000)
+            return opened
 
         yield window
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from threading import Event
 from typing import Any
 
@@ -42,19 +41,22 @@ class Concurrency(Fixtures):
             try:
                 for number in range(1, tries(500, 2_000, subject.capabilities)):
                     write(number)
-                while len(seen) < SEEN:
+                while len(seen) < SEEN and not done.is_set():
                     write(1)
             finally:
                 done.set()
 
         def read() -> None:
-            while not done.wait(MOMENT):
-                with engine.snapshot() as snapshot:
-                    values = {snapshot.get(keyspace, key) or b"" for keyspace, key in SPOTS}
-                    values |= {value for _, value in pairs(snapshot.scan(DATA, (1, 0, 0), (2, 0, 0)))}
-                seen.append(values)
-                seen.append({value for _, value in pairs(engine.scan(DATA, (1, 0, 0), (2, 0, 0)))})
-                seen.append({value or b"" for value in engine.get_many(DATA, [(1, 1, 1), (1, 1, 2)])})
+            try:
+                while not done.wait(MOMENT):
+                    with engine.snapshot() as snapshot:
+                        values = {snapshot.get(keyspace, key) or b"" for keyspace, key in SPOTS}
+                        values |= {value for _, value in pairs(snapshot.scan(DATA, (1, 0, 0), (2, 0, 0)))}
+                    seen.append(values)
+                    seen.append({value for _, value in pairs(engine.scan(DATA, (1, 0, 0), (2, 0, 0)))})
+                    seen.append({value or b"" for value in engine.get_many(DATA, [(1, 1, 1), (1, 1, 2)])})
+            finally:
+                done.set()
 
         write(0)
         together(write_all, read, read)
@@ -63,30 +65,34 @@ class Concurrency(Fixtures):
     def test_scans_beside_a_writer_are_whole(self, subject: BackendSubject, engine: Engine) -> None:
         """A scan beside a writer, who puts, deletes and drops ranges, has exactly what was there when it began."""
         done, odd, seen = Event(), list[Any](), list[int]()
+        least = tries(150, 600, subject.capabilities)
         whole = {(1, 2, number): b"same" for number in range(1_000)}
         put(engine, DATA, whole)
         put(engine, DATA, {(2, 0, row): b"0" for row in range(100)})
 
         def write() -> None:
             try:
-                for number in itertools.count(1):
+                number = 0
+                while not done.is_set() and (number < least or len(seen) < SEEN):
+                    number += 1
                     batch = WriteBatch()
                     batch.put_many(DATA, [(2, number, row) for row in range(100)], [b"%d" % number] * 100)
                     batch.delete_range(DATA, (2, 0, 0), (2, number, 0))
                     engine.write(batch)
-                    if number >= tries(150, 600, subject.capabilities) and len(seen) >= SEEN:
-                        break
             finally:
                 done.set()
 
         def read(*, reverse: bool) -> None:
-            while not done.wait(MOMENT):
-                found = pairs(engine.scan(DATA, reverse=reverse))
-                moving = [key for key, _ in found if key[0] == 2]
-                numbers = {key[1] for key in moving}
-                seen.append(len(found))
-                if len(found) - len(moving) != 1_000 or len(moving) != 100 or len(numbers) != 1:
-                    odd.append((len(found), len(moving), sorted(numbers)))
+            try:
+                while not done.wait(MOMENT):
+                    found = pairs(engine.scan(DATA, reverse=reverse))
+                    moving = [key for key, _ in found if key[0] == 2]
+                    numbers = {key[1] for key in moving}
+                    seen.append(len(found))
+                    if len(found) - len(moving) != 1_000 or len(moving) != 100 or len(numbers) != 1:
+                        odd.append((len(found), len(moving), sorted(numbers)))
+            finally:
+                done.set()
 
         together(write, lambda: read(reverse=False), lambda: read(reverse=True))
         assert odd == []

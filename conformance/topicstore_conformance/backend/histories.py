@@ -165,12 +165,12 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(target=scans, keyspace=FEW, reverse=st.booleans())
     def begin_scan(self, keyspace: Keyspace, reverse: bool) -> Any:
         """Read the first list of everything."""
-        return self.begun(self.hold(self.engine), keyspace, None, None, reverse)
+        return self.begun(self.hold(self.engine), keyspace, None, None, reverse=reverse)
 
     @rule(target=scans, held=snapshots, span=spans(), reverse=st.booleans())
     def begin_scan_of_snapshot(self, held: Held, span: Any, reverse: bool) -> Any:
         """Read the first list of a range as it was."""
-        return multiple() if held.closed else self.begun(held, *span, reverse)
+        return multiple() if held.closed else self.begun(held, *span, reverse=reverse)
 
     @rule(scan=consumes(scans))
     def end_scan(self, scan: Any) -> None:
@@ -198,7 +198,7 @@ class EngineMachine(RuleBasedStateMachine):
         return self.held[-1]
 
     @staticmethod
-    def begun(held: Held, keyspace: Keyspace, start: Any, end: Any, reverse: bool) -> Any:
+    def begun(held: Held, keyspace: Keyspace, start: Any, end: Any, *, reverse: bool) -> Any:
         """Return a scan of which one list was read, that list, and all that it must give."""
         chunks = held.reader.scan(keyspace, start, end, reverse=reverse)
         return held, chunks, next(chunks, []), expected_scan(held.model, keyspace, start, end, reverse=reverse)

@@ -331,9 +331,16 @@ class Visibility(Fixtures):
             replace_engine(db, gate)
             first = threads.submit(db.store, some(2)) if other == "store" else threads.submit(replayed, db)
             assert (other == "replay" and not hides(db)) or gate.flushing.wait(PATIENCE)
+            waits, shard = threading.Event(), db.shards[0]
+            end_epoch = shard.end_epoch
+
+            def told_of(*arguments: Any, **how: Any) -> None:
+                waits.set()
+                end_epoch(*arguments, **how)
+
+            shard.end_epoch = told_of  # type: ignore[method-assign]
             second = threads.submit(replayed, db)
-            with contextlib.suppress(TimeoutError):
-                second.result(0.05)
+            wait_until(lambda: waits.is_set() or second.done(), "the second replay to know where it ends")
             gate.open.set()
             assert sorted(stored) == sorted(id_ for id_, _ in second.result(PATIENCE))
             first.result(PATIENCE)

@@ -15,6 +15,7 @@ from topicstore.contract.positions import first_position
 from topicstore.plugins import Registry
 from topicstore.sessions import Delivery, Release, Session, Sessions
 from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.threads import PATIENCE
 
 Publish = Callable[..., None]
 Crash = Callable[[], Sessions]
@@ -147,7 +148,7 @@ def test_empty_levels_are_levels(tmp_path: Path, layout: str) -> None:
             session.subscribe(text, 1, start=0)
             wanted = sorted(topic for topic in topics if ts.matches(text, topic))
             found: list[str] = []
-            while len(found) < len(wanted) and db.sessions.wait(10):
+            while len(found) < len(wanted) and db.sessions.wait(PATIENCE):
                 found += everything(session)
             assert wanted == sorted(found)
 

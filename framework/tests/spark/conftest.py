@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 if TYPE_CHECKING:
@@ -26,7 +28,12 @@ def spark() -> Iterator[SparkSession]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # PySpark's own sockets
-        running = session(spark_master="local[2, 3]", spark_driver_memory="1g")
+        running = session(
+            spark_master="local[2, 3]",
+            spark_driver_memory="1g",
+            spark_sql_shuffle_partitions=2,
+            spark_sql_files_openCostInBytes=0,  # small files are divided too
+        )
         yield running
         running.stop()
 
@@ -49,9 +56,12 @@ def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Iterab
 
 
 @pytest.fixture(scope="session", params=["bus", "home"])
-def real(request: pytest.FixtureRequest) -> Path:
-    """A whole set of real messages, in time order."""
+def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real messages, in time order: the first hundred thousand, in row groups of which each of two tasks reads some."""
     path = DATA / f"{request.param}.parquet"
     if not path.exists():
         pytest.skip(f"{path} is not there; TOPICSTORE_DATA says where")
-    return path
+    first = tmp_path_factory.mktemp("real") / path.name
+    with pq.ParquetFile(path) as file:
+        pq.write_table(pa.Table.from_batches(file.iter_batches()).slice(0, 100_000), first, row_group_size=10_000)
+    return first

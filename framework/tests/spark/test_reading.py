@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
+import signal
 import subprocess
 import sys
 import weakref
@@ -73,6 +75,11 @@ class Writer:
         self.stored = int(self.line())
         return self.stored
 
+    def pause(self) -> None:
+        """Stop all of its threads, until SIGCONT; return when they stand."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
     def kill(self) -> None:
         """End it with SIGKILL. May be called twice."""
         self.process.kill()
@@ -117,11 +124,13 @@ def test_sees_what_another_process_has_committed(tmp_path: Path, start: Callable
     """At the opening and after each refresh it is everything, in between nothing new."""
     writer = start("rocksdb", layout)
     writer.do("store 1000")
+    writer.pause()  # RocksDB writes out and compacts in threads of its own
     before = files(tmp_path / "db")
     with ts.open(tmp_path / "db", read_only=True) as db:
         assert db.reading == "read-only"
         assert numbers(db) == list(range(1000))
         assert files(tmp_path / "db") == before
+        writer.process.send_signal(signal.SIGCONT)
         writer.do("store 500")
         assert numbers(db) == list(range(1000))
         db.refresh()

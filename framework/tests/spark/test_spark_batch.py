@@ -201,6 +201,11 @@ def test_rows_are_stored_in_order(spark: SparkSession, tmp_path: Path) -> None:
     assert stored == [*expected, b"untimed"]
 
 
+def test_spark_finds_the_source_by_itself(spark: SparkSession, there: Path) -> None:
+    """A session that nobody has told of topicstore reads the format."""
+    assert spark.newSession().read.format("topicstore").load(str(there)).count() == 1_000
+
+
 # --- what is read -----------------------------------------------------------------------
 
 

@@ -31,7 +31,10 @@ def export(spark: SparkSession, path: Path, target: Path, generations: list[int]
     return export(spark, path, target, generations=generations)
 
 
-@pytest.fixture(params=["rocksdb", "duckdb"])
+BACKENDS = ["rocksdb", "duckdb"]
+
+
+@pytest.fixture(params=BACKENDS)
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Two shards, two sealed generations and one that is written; of DuckDB one process at a time has it open."""
     with ts.open(tmp_path / "db", backend=request.param, layout="block", shards=2) as db:
@@ -78,11 +81,31 @@ def test_only_what_is_missing_is_written(spark: SparkSession, path: Path, tmp_pa
     assert export(spark, path, tmp_path / "export").slabs == 0
 
 
-def test_the_command_line_has_a_flag_for_it(path: Path, tmp_path: Path) -> None:
-    """In a process of its own, which starts Spark and ends it."""
-    command = [sys.executable, "-m", "topicstore.cli", "export", path, tmp_path / "cold", "--spark", "--drop", "--json"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
+@pytest.mark.parametrize("path", BACKENDS[:1], indirect=True)
+def test_the_command_line_starts_spark_and_ends_it(path: Path, tmp_path: Path) -> None:
+    """In a process of its own."""
+    command = [sys.executable, "-m", "topicstore.cli", *flagged(path, tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    check_dropped(done.stdout, path, tmp_path)
+
+
+@pytest.mark.parametrize("path", BACKENDS[1:], indirect=True)
+def test_the_command_line_exports_what_one_process_has_open(
+    spark: SparkSession, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a Spark that runs already: the database is Spark's workers' first, then the command's."""
+    monkeypatch.setattr("topicstore.spark.session", lambda: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    result = CliRunner().invoke(cli, flagged(path, tmp_path), catch_exceptions=False)
+    check_dropped(result.stdout, path, tmp_path)
+
+
+def flagged(path: Path, tmp_path: Path) -> list[str]:
+    return ["export", str(path), str(tmp_path / "cold"), "--spark", "--drop", "--json"]
+
+
+def check_dropped(output: str, path: Path, tmp_path: Path) -> None:
+    told = json.loads(output)
     assert (told["slabs"], told["dropped"], told["target"]) == (4, True, str(tmp_path / "cold"))
     with ts.open_existing(path) as db:
         assert list(db.archived()) == [1, 2]

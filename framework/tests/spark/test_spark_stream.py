@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import topicstore as ts
+from topicstore_conformance.threads import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +30,7 @@ def copy(spark: SparkSession, source: Path, target: Path, **options: Any) -> Str
     reading = spark.readStream.format("topicstore").options(**options).load(str(source))
     writing = reading.writeStream.format("topicstore").option("shards", 2).option("path", str(target))
     query = writing.option("checkpointLocation", f"{target}.checkpoint").trigger(availableNow=True).start()
-    query.awaitTermination(120)
+    assert query.awaitTermination(PATIENCE), "the copy has not ended"
     return query
 
 

@@ -361,7 +361,7 @@ def test_a_checkpoint_that_looks_elsewhere_for_exports_says_so(
         db.archive("cold")
         before = everything(db)
         db.checkpoint("beside")
-        with pytest.warns(UserWarning, match=f"looks for it in {tmp_path}/backup/cold"):
+        with pytest.warns(UserWarning, match=re.escape(f"looks for it in {tmp_path}/backup/cold")):
             db.checkpoint("backup/db")
     shutil.copytree("cold", "backup/cold")
     for name in ("beside", "backup/db"):

@@ -47,9 +47,10 @@ def test_other_programs_read_every_column_of_every_row(db: ts.Database, tmp_path
     assert Counter(exported["generation"].to_pylist()) == {1: 100, 2: 100}
 
 
-def test_sql_prunes_by_shard_and_generation(db: ts.Database, tmp_path: Path) -> None:
+def test_sql_prunes_by_shard_and_generation(db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     db.export(tmp_path / "export")
-    glob = tmp_path / "export" / "shard=*" / "generation=*" / "*.parquet"
+    monkeypatch.chdir(tmp_path)
+    glob = "export/shard=*/generation=*/*.parquet"
     types = "hive_partitioning = true, hive_types = {shard: INTEGER, generation: INTEGER}"
     query = f"SELECT shard, count(*) FROM read_parquet('{glob}', {types}) WHERE generation = 2 GROUP BY 1 ORDER BY 1"
     stored = [one for text in ("#", "$SYS/#") for one in db.replay(text) if 100 <= int(one.payload) < 200]

@@ -52,7 +52,7 @@ class _Known:
         if list(map(type, texts)).count(str) == len(texts):
             if self._texts.issuperset(texts):
                 return column
-            new = set(texts) - self._texts
+            new = set(texts) - self._texts  # none, if another thread has checked them meanwhile
             if self._all_good(new):
                 self._remember(new)
                 return column
@@ -67,7 +67,7 @@ class _Known:
     def _all_good(self, texts: set[str]) -> bool:
         """Say whether texts are good beyond doubt: all at once, a fraction of what checking each costs."""
         joined = "".join(texts)
-        if "" in texts or max(map(len, texts)) > _SHORT or any(map(joined.__contains__, self._forbidden)):
+        if "" in texts or max(map(len, texts), default=0) > _SHORT or any(map(joined.__contains__, self._forbidden)):
             return False
         try:
             joined.encode()

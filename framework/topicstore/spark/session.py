@@ -26,7 +26,6 @@ from .source import TopicstoreSource
 __all__ = ["register", "session"]
 
 _LEAST_JAVA = 17
-_LAUNCH_SECONDS = 120.0
 _MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 """What Spark's launcher asks for, and a Java without that module does not start with."""
 _gateways: list[subprocess.Popen[bytes]] = []
@@ -155,10 +154,8 @@ def _launch(home: Path, settings: Mapping[str, str]) -> tuple[int, str]:
         # In a session of its own, so that Ctrl-C in a terminal reaches Python alone.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)  # noqa: S603
         _gateways.append(process)
-        deadline = time.monotonic() + _LAUNCH_SECONDS
         while not told.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
+            if process.poll() is not None:
                 raise BackendUnavailableError(f"Spark's Java did not start: {command[0]}")
             time.sleep(0.05)
         data = told.read_bytes()
