@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,7 +24,16 @@ settings.load_profile("any machine")
 
 _TERMINAL = ("COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """Variables by which a person says what programs' output looks like."""
+_MEMORY = Path("/dev/shm")
+_ROOM = 4 << 30
+"""Bytes that must be free in memory for tests to keep their files there."""
 _INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install (.+)")
+
+
+def pytest_configure() -> None:
+    """Keep the tests' files in memory where there is room: most of the time would go by in waiting for a disk."""
+    if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -175,10 +175,9 @@ class ReferenceHistories(Histories):
     layout = "reference"
 
 
-_SETTINGS = settings(MACHINE, max_examples=tries(10, 30))
 TestBlock = BlockHistories.TestCase
-TestBlock.settings = _SETTINGS
+TestBlock.settings = settings(MACHINE, max_examples=tries(10, 30))
 TestSkipstream = SkipstreamHistories.TestCase
-TestSkipstream.settings = _SETTINGS
+TestSkipstream.settings = settings(MACHINE, max_examples=tries(5, 15))
 TestReference = ReferenceHistories.TestCase
-TestReference.settings = _SETTINGS
+TestReference.settings = settings(MACHINE, max_examples=tries(5, 15))

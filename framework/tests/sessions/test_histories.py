@@ -1098,7 +1098,7 @@ def case(machine: type[Histories], quick: int, full: int) -> Any:
     return found
 
 
-TestBlock = case(Histories, 50, 150)
+TestBlock = case(Histories, 75, 150)
 TestSkipstream = case(SkipstreamHistories, 20, 40)
 TestReopened = case(ReopenedHistories, 10, 20)
 TestWildcard = case(WildcardHistories, 20, 40)
