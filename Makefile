@@ -14,7 +14,7 @@ help:
 	@echo "make test         run the tests (ARGS='-k name' for some of them)"
 	@echo "make test-hard    run them on busy cores, on one core, in random order, with other Pythons …; hours"
 	@echo "make conformance  run the conformance suite for every backend and layout that is installed"
-	@echo "make lint         ruff, mypy --strict"
+	@echo "make lint         ruff, mypy --strict, import-linter"
 	@echo "make bench-quick  compare layouts, other stores and bare engines on a small matrix, with a report; under 5 minutes"
 	@echo "make bench        the same on the whole matrix, some hours; goes on where it was interrupted"
 	@echo "make bench-figures  the figures that we hold ourselves to, ten minutes (JSON=file writes all of them)"
@@ -46,6 +46,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 RESULTS := bench-results
 

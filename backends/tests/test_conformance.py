@@ -1,4 +1,4 @@
-"""The backends of this package hold what `topicstore.engine` promises."""
+"""The backends of this package hold what `topicstore.contract.engine` promises."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from topicstore.engine import KEYSPACES, Backend, Key, Keyspace
+from topicstore.contract.engine import KEYSPACES, Backend, Key, Keyspace
 from topicstore_backends.memory import MemoryBackend, MemoryEngine, MemoryOptions
 from topicstore_backends.plugin import topicstore_backends
 from topicstore_conformance.backend.suite import BackendSuite

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from topicstore.engine import DATA, INDEX, KEYSPACES, META, STATE, Engine, Key, Keyspace, WriteBatch
-from topicstore.errors import (
+from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Engine, Key, Keyspace, WriteBatch
+from topicstore.contract.errors import (
     CorruptionError,
     DatabaseClosedError,
     EngineError,
@@ -298,7 +298,7 @@ def test_a_second_engine_is_refused(tmp_path: Path) -> None:
 def opened_elsewhere(path: Path) -> str:
     """Return what another process says that tries to open a shard."""
     program = (
-        "import sys, pathlib; from topicstore.engine import KEYSPACES\n"
+        "import sys, pathlib; from topicstore.contract.engine import KEYSPACES\n"
         "from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions\n"
         "try:\n"
         "    DuckdbBackend(DuckdbOptions()).open_shard(pathlib.Path(sys.argv[1]), KEYSPACES, create=False).close()\n"
@@ -339,7 +339,7 @@ def test_a_dropped_scan_ends_its_transaction(engine: DuckdbEngine) -> None:
 def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
     """What it does at its end, and what it drops, touches neither the file nor the log."""
     program = (
-        "import gc, os, pathlib, sys; from topicstore.engine import KEYSPACES, STATE, WriteBatch\n"
+        "import gc, os, pathlib, sys; from topicstore.contract.engine import KEYSPACES, STATE, WriteBatch\n"
         "from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions\n"
         "path = pathlib.Path(sys.argv[1])\n"
         "engine = DuckdbBackend(DuckdbOptions()).open_shard(path, KEYSPACES, create=True)\n"
@@ -378,7 +378,7 @@ def test_a_name_with_quotes_is_a_name(tmp_path: Path) -> None:
 
 FULL = """
 import pathlib, resource, sys
-from topicstore.engine import DATA, KEYSPACES, WriteBatch
+from topicstore.contract.engine import DATA, KEYSPACES, WriteBatch
 from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions
 resource.setrlimit(resource.RLIMIT_FSIZE, (6 << 20, resource.RLIM_INFINITY))
 options = DuckdbOptions(log_bytes=int(sys.argv[2]))

@@ -16,8 +16,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.engine import DATA, INDEX, KEYS, KEYSPACES, META, STATE, Engine, Key, Keyspace, Reader, WriteBatch
-from topicstore.errors import CorruptionError, DatabaseClosedError, EngineError, UnsupportedError
+from topicstore.contract.engine import (
+    DATA,
+    INDEX,
+    KEYS,
+    KEYSPACES,
+    META,
+    STATE,
+    Engine,
+    Key,
+    Keyspace,
+    Reader,
+    WriteBatch,
+)
+from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError, UnsupportedError
 from topicstore_conformance.threads import PATIENCE, Beside, wait_until
 
 pytest.importorskip("plyvel", reason='needs plyvel: pip install "topicstore[leveldb]"')
@@ -561,7 +573,7 @@ def test_flush_log_syncs_every_log(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_full_disk_is_told_apart(tmp_path: Path) -> None:
     """What was acknowledged before stays readable, then and after opening again; writes are refused until then."""
     program = (
-        "import resource; from topicstore.errors import StorageFullError\n"
+        "import resource; from topicstore.contract.errors import StorageFullError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "engine = open_engine(Path(sys.argv[1]))\n"
         "write_batches(engine, 0, 10)\n"

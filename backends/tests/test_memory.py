@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from topicstore.engine import KEYSPACES, STATE, WriteBatch
+from topicstore.contract.engine import KEYSPACES, STATE, WriteBatch
 from topicstore_backends.memory import SWEEP_KEYS, MemoryBackend, MemoryEngine, MemoryOptions
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import sys
 from importlib import import_module
 
 import pytest
-from topicstore.engine import CAPABILITIES, Backend
-from topicstore.specs import BackendSpec
+from topicstore.contract.engine import CAPABILITIES, Backend
+from topicstore.contract.plugin_specs import BackendSpec
 from topicstore_backends.plugin import topicstore_backends
 
 

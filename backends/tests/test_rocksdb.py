@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from topicstore.engine import DATA, INDEX, KEYSPACES, META, STATE, Key, Keyspace, WriteBatch
-from topicstore.errors import CorruptionError, EngineError
+from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Key, Keyspace, WriteBatch
+from topicstore.contract.errors import CorruptionError, EngineError
 from topicstore_conformance.threads import wait_until
 
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
@@ -93,7 +93,7 @@ def test_a_second_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="is open already"):
         open_engine(tmp_path / "shard")
     program = (
-        "import sys; from pathlib import Path; from topicstore.engine import KEYSPACES\n"
+        "import sys; from pathlib import Path; from topicstore.contract.engine import KEYSPACES\n"
         "from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions\n"
         "RocksdbBackend(RocksdbOptions()).open_shard(Path(sys.argv[1]), KEYSPACES, create=True)"
     )
@@ -374,7 +374,7 @@ def test_a_full_disk_is_told_apart(tmp_path: Path) -> None:
     """What was acknowledged before stays readable, then and after opening again."""
     program = (
         "import resource, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
-        "from test_rocksdb import *; from topicstore.errors import StorageFullError\n"
+        "from test_rocksdb import *; from topicstore.contract.errors import StorageFullError\n"
         "engine = open_engine(Path(sys.argv[1]))\n"
         "write_batches(engine, 20)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))\n"

@@ -17,8 +17,8 @@ from weakref import WeakSet
 
 import attrs
 from sortedcontainers import SortedDict
-from topicstore.engine import Backend, Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
-from topicstore.errors import DatabaseClosedError, InvalidArgumentError
+from topicstore.contract.engine import Backend, Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
+from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

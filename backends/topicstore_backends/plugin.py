@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pluggy
-from topicstore.specs import BackendSpec
+from topicstore.contract.plugin_specs import BackendSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -41,8 +41,8 @@ from weakref import WeakSet
 
 import attrs
 import rocksdict
-from topicstore.engine import Backend, Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
-from topicstore.errors import (
+from topicstore.contract.engine import Backend, Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
+from topicstore.contract.errors import (
     CorruptionError,
     DatabaseClosedError,
     EngineError,

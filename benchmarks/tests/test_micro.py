@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import topicstore
 from topicstore import Message, MessageBatch, TopicFilter
-from topicstore.columns import Constant
-from topicstore.positions import commit_positions, message_positions
+from topicstore.contract.columns import Constant
+from topicstore.contract.positions import commit_positions, message_positions
 from topicstore_conformance.pairs import layouts_on
 from topicstore_layouts.block.codec import CODECS, Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block

@@ -202,7 +202,7 @@ def test_a_plugin_brings_a_kind(tmp_path: Path) -> None:
     (tmp_path / "ticks.py").write_text(
         "import pyarrow as pa, topicstore\n"
         "from topicstore import Message, MessageBatch\n"
-        "from topicstore.specs import WorkloadSpec\n"
+        "from topicstore.contract.plugin_specs import WorkloadSpec\n"
         "from topicstore_benchmarks.workloads.workload import Requests, Workload, WorkloadOptions\n"
         "class Options(WorkloadOptions, frozen=True, kw_only=True):\n"
         "    topic: str\n"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 from sabotage import Saboteur, suites_of
-from topicstore.engine import (
+from topicstore.contract.engine import (
     DATA,
     INDEX,
     KEYS,
@@ -28,8 +28,8 @@ from topicstore.engine import (
     Snapshot,
     WriteBatch,
 )
-from topicstore.engine import Reader as EngineReader
-from topicstore.errors import CorruptionError, EngineError, InvalidArgumentError, StorageFullError
+from topicstore.contract.engine import Reader as EngineReader
+from topicstore.contract.errors import CorruptionError, EngineError, InvalidArgumentError, StorageFullError
 from topicstore_backends.memory import MemoryBackend, MemoryOptions
 from topicstore_backends.plugin import topicstore_backends
 from topicstore_conformance.backend.suite import BackendSuite

@@ -12,8 +12,8 @@ import msgspec
 import topicstore.opening
 from sabotage import Saboteur, suites_of
 from topicstore import GenerationDroppedError, InvalidMessageError, Message, MessageBatch, StateWrite
+from topicstore.contract.requests import NextResult
 from topicstore.database import Database
-from topicstore.requests import NextResult
 from topicstore.sharding import ShardMap
 from topicstore_conformance.database.suite import DatabaseSuite
 from topicstore_conformance.pairs import Pair, pair_of

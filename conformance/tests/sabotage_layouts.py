@@ -13,9 +13,19 @@ import msgspec
 import numpy as np
 from sabotage import Saboteur, suites_of
 from topicstore import Message, MessageBatch, TopicFilter
-from topicstore.engine import DATA, KEYS, Engine, WriteBatch
-from topicstore.errors import CorruptionError
-from topicstore.layout import CompactStep, Damage, DeleteStep, Layout, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
+from topicstore.contract.engine import DATA, KEYS, Engine, WriteBatch
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import (
+    CompactStep,
+    Damage,
+    DeleteStep,
+    Layout,
+    Slab,
+    SlabInfo,
+    SlabStep,
+    StreamInfo,
+    TopicNode,
+)
 from topicstore_conformance.layout.suite import LayoutSuite
 from topicstore_conformance.subjects import LayoutSubject
 from topicstore_layouts import reference

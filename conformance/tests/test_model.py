@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topicstore.positions import MAX_TIME, first_position
+from topicstore.contract.positions import MAX_TIME, first_position
 from topicstore_conformance.model import first_of
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from topicstore.engine import DATA
+from topicstore.contract.engine import DATA
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import BackendSuite, DatabaseSuite, LayoutSuite, running
 from topicstore_conformance.backend.histories import EngineMachine
@@ -127,7 +127,7 @@ def install(folder: Path, code: str) -> dict[str, str]:
 HEAD = """
     import os, sys, threading
     from topicstore import hookimpl
-    from topicstore.specs import BackendSpec
+    from topicstore.contract.plugin_specs import BackendSpec
     from topicstore_backends.memory import MemoryBackend
 
     @hookimpl

@@ -25,7 +25,7 @@ import attrs
 import msgspec
 import topicstore as ts
 from topicstore import Message, MessageId, StateWrite
-from topicstore.engine import Backend, Engine
+from topicstore.contract.engine import Backend, Engine
 from topicstore.maintenance import WORTH_IT
 from topicstore.plugins import load_target, registry
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import attrs
 import topicstore as ts
-from topicstore.engine import KEYSPACES, Backend, Engine
-from topicstore.errors import BackendUnavailableError, IncompatibleError, PluginError
-from topicstore.layout import Layout
-from topicstore.options import make_options
+from topicstore.contract.engine import KEYSPACES, Backend, Engine
+from topicstore.contract.errors import BackendUnavailableError, IncompatibleError, PluginError
+from topicstore.contract.layout import Layout
+from topicstore.contract.options import make_options
+from topicstore.contract.plugin_specs import PluginSpec
 from topicstore.plugins import check_pair, load_target, registry
-from topicstore.specs import PluginSpec
 
 __all__ = [
     "Pair",

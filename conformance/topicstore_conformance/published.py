@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from topicstore.engine import CAPABILITIES
+from topicstore.contract.engine import CAPABILITIES
 from topicstore.plugins import registry
 
 from .running import Run

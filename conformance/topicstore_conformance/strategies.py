@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from topicstore import Message, Properties
-from topicstore.topics import MAX_TOPIC_BYTES
+from topicstore.contract.topics import MAX_TOPIC_BYTES
 
 __all__ = [
     "EDGE_TOPICS",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
-from topicstore.engine import Backend, Key, Keyspace
-from topicstore.layout import Layout
+from topicstore.contract.engine import Backend, Key, Keyspace
+from topicstore.contract.layout import Layout
 from topicstore_backends.memory import MemoryBackend, MemoryOptions
 
 __all__ = ["BackendSubject", "LayoutSubject"]

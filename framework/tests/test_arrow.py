@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.arrow import SCHEMA, SCHEMA_WITH_IDS
-from topicstore.batch import MessageBatch
-from topicstore.columns import Constant
-from topicstore.errors import InvalidMessageError
-from topicstore.model import Message, Properties
-from topicstore.positions import MAX_TIME
+from topicstore.contract.arrow import SCHEMA, SCHEMA_WITH_IDS
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.columns import Constant
+from topicstore.contract.errors import InvalidMessageError
+from topicstore.contract.model import Message, Properties
+from topicstore.contract.positions import MAX_TIME
 
 PROPERTIES = SCHEMA.field("properties").type
 FULL = Properties(1, 60, "text/plain", "reply/to", b"\x00\xff", (("k", "1"), ("j", ""), ("k", "1")))

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore import validation
-from topicstore.batch import FIELDS, MessageBatch
-from topicstore.columns import Constant
-from topicstore.errors import InvalidMessageError, MessageTooLargeError
-from topicstore.model import MAX_PAYLOAD, Message, MessageId, Properties
-from topicstore.positions import MAX_TIME
+from topicstore.contract import validation
+from topicstore.contract.batch import FIELDS, MessageBatch
+from topicstore.contract.columns import Constant
+from topicstore.contract.errors import InvalidMessageError, MessageTooLargeError
+from topicstore.contract.model import MAX_PAYLOAD, Message, MessageId, Properties
+from topicstore.contract.positions import MAX_TIME
 from topicstore_conformance.threads import together
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
-from topicstore import errors
 from topicstore.cli import cli
 from topicstore.cli.exits import failure
 from topicstore.cli.rows import encode_lines
-from topicstore.engine import DATA, WriteBatch
+from topicstore.contract import errors
+from topicstore.contract.engine import DATA, WriteBatch
 from topicstore_conformance.pairs import layouts_on
 from topicstore_conformance.threads import PATIENCE
 

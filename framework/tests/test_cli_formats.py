@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.cli import cli
 from topicstore.cli.rows import CSV_COLUMNS, csv_parser, csv_record, decode_line, decode_lines, encode_lines
-from topicstore.positions import MAX_TIME
+from topicstore.contract.positions import MAX_TIME
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 topics = text.map(lambda t: t.replace("#", "").replace("+", "") or "/")

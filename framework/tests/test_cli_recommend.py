@@ -201,7 +201,7 @@ def test_bad_options(sample: Path) -> None:
 
 LAYOUTS = """
 from topicstore import hookimpl
-from topicstore.specs import LayoutSpec
+from topicstore.contract.plugin_specs import LayoutSpec
 from topicstore_layouts.reference import ReferenceLayout, ReferenceSlab
 
 class Lossy(ReferenceLayout):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.columns import Coded, Constant, Texts, concat, fold, take, to_iterable, to_list, window
+from topicstore.contract.columns import Coded, Constant, Texts, concat, fold, take, to_iterable, to_list, window
 
 FORMS = ["list", "numpy", "object", "arrow"]
 values = st.lists(st.integers(0, 2**53), max_size=12)

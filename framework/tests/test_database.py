@@ -12,10 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import topicstore as ts
-from topicstore.engine import META, WriteBatch, encode_generation
-from topicstore.generations import load_tail
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.engine import META, STATE, WriteBatch, encode_generation
 from topicstore.manifest import read_manifest
-from topicstore.sealing import seal, unseal
+from topicstore.shard.records import load_tail
 from topicstore_conformance.clock import START, Clock
 from topicstore_conformance.threads import PATIENCE, begin, wait_until
 
@@ -154,11 +154,11 @@ def test_a_lock_is_given_back_when_taking_the_next_is_interrupted(db: ts.Databas
             return False
 
     second = db.shards[1]
-    original = second._lock
-    second._lock = Interrupted()  # type: ignore[assignment]
+    original = second.log.lock
+    second.log.lock = Interrupted()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         db.store(messages(10))
-    second._lock = original
+    second.log.lock = original
     begin(lambda: db.store(messages(10))).result(PATIENCE)
     assert 10 == len(payloads(db))
 
@@ -242,9 +242,9 @@ def test_the_tail_survives_and_its_damage_is_noticed(tmp_path: Path) -> None:
         result = opened.store(messages(3))
         engine = opened.shards[0].engine()
         assert result.ids[-1].position == load_tail(engine).last_position
-        value = engine.get(ts.engine.STATE, b"\0tail")  # type: ignore[attr-defined]
-        batch = ts.engine.WriteBatch()  # type: ignore[attr-defined]
-        batch.put(ts.engine.STATE, b"\0tail", value[:-1] + bytes((value[-1] ^ 1,)))  # type: ignore[attr-defined]
+        value = engine.get(STATE, b"\0tail")
+        batch = WriteBatch()
+        batch.put(STATE, b"\0tail", value[:-1] + bytes((value[-1] ^ 1,)))
         engine.write(batch)
     with pytest.raises(ts.CorruptionError, match="state: tail"):
         ts.open(tmp_path / "db")
@@ -253,16 +253,16 @@ def test_the_tail_survives_and_its_damage_is_noticed(tmp_path: Path) -> None:
 def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> None:
     """A failed one leaves no directory; a good one is a database of its own; none goes inside."""
     db.store(messages(10))
-    original = db.shards[1]._engine.checkpoint
+    original = db.shards[1].log.engine.checkpoint
 
     def fail(_: Path) -> None:
         raise ts.StorageFullError("disk full")
 
-    db.shards[1]._engine.checkpoint = fail  # type: ignore[method-assign]
+    db.shards[1].log.engine.checkpoint = fail  # type: ignore[method-assign]
     with pytest.raises(ts.StorageFullError):
         db.checkpoint(tmp_path / "copy")
     assert ["db"] == [path.name for path in tmp_path.iterdir()]
-    db.shards[1]._engine.checkpoint = original  # type: ignore[method-assign]
+    db.shards[1].log.engine.checkpoint = original  # type: ignore[method-assign]
     with pytest.raises(ts.NotADatabaseError, match="inside the database"):
         db.checkpoint(tmp_path / "db" / "copy")
     db.checkpoint(tmp_path / "copy")

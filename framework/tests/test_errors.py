@@ -6,8 +6,8 @@ import inspect
 import pickle
 
 import pytest
-from topicstore import errors
-from topicstore.errors import RecoverableError, TopicstoreError, UnrecoverableError
+from topicstore.contract import errors
+from topicstore.contract.errors import RecoverableError, TopicstoreError, UnrecoverableError
 
 ALL = [getattr(errors, name) for name in errors.__all__]
 FAMILIES = {TopicstoreError, RecoverableError, UnrecoverableError}

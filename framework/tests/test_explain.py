@@ -8,8 +8,8 @@ from pathlib import Path
 import attrs
 import pytest
 import topicstore as ts
+from topicstore.contract.replay_plan import Order
 from topicstore.explain import LEGEND, Explanation
-from topicstore.replay import Order
 from topicstore_conformance.pairs import Pair, pairs
 
 SECOND = 1_000_000

@@ -6,8 +6,8 @@ import inspect
 import re
 from pathlib import Path
 
-from topicstore import hookspecs
-from topicstore.requests import IterateRequest, ReplayRequest, StoreRequest, StreamsRequest
+from topicstore.contract import hookspecs
+from topicstore.contract.requests import IterateRequest, ReplayRequest, StoreRequest, StreamsRequest
 
 DOCUMENT = (Path(__file__).parents[1] / "PLUGINS.md").read_text()
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("topicstore_")}

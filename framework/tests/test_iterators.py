@@ -9,8 +9,8 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.errors import InvalidIteratorError
-from topicstore.iterators import Iterator
+from topicstore.contract.errors import InvalidIteratorError
+from topicstore.contract.iterators import Iterator
 
 ONE = Iterator(b"database", 3, 2, 2**64 - 1, "fleet/+/bus/#", b"\x00place\xff")
 FIELDS: list[Any] = [b"database", 3, 2, 2**64 - 1, "fleet/+/bus/#", b"\x00place\xff"]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore import plugins
-from topicstore.engine import STATE, WriteBatch
-from topicstore.iterators import Iterator as Place
+from topicstore.contract.engine import STATE, WriteBatch
+from topicstore.contract.iterators import Iterator as Place
 from topicstore.kept import kept_key
 from topicstore.plugins import Registry
-from topicstore.state import OwnWrite
+from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.clock import START, Clock
 from topicstore_conformance.pairs import pairs
 
@@ -95,7 +95,7 @@ def test_one_is_removed_by_its_state_key(db: ts.Database) -> None:
     """Like any state, in one write with other things."""
     shard = db.shard_of("me")
     db.store_kept([ts.Message("a", b"1", "me")], [b"wx"])
-    db.store([ts.Message("b", b"2", "me")], state={shard: [OwnWrite(kept_key(b"wx"), None)]})
+    db.store([ts.Message("b", b"2", "me")], state={shard: [FrameworkWrite(kept_key(b"wx"), None)]})
     assert db.kept_get(shard, b"wx") is None
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
-from topicstore.locking import FairLock, held, owned
+from topicstore.shard.locks import FairLock, held, owned
 from topicstore_conformance.threads import PATIENCE, begin, wait_until
 
 

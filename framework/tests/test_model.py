@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from topicstore.model import MAX_PAYLOAD, Message, MessageId, Properties
+from topicstore.contract.model import MAX_PAYLOAD, Message, MessageId, Properties
 
 FULL = Properties(1, 60, "text/plain", "reply/to", b"\x00\x01", (("k", "1"), ("j", ""), ("k", "1")))
 

@@ -10,7 +10,7 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.persistence import Persistence, PersistenceRule
-from topicstore.state import OwnWrite
+from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.profiles import COSTLY, tries
 
 RULES = st.builds(
@@ -89,6 +89,6 @@ def test_many_topics_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_damaged_rule_is_an_error(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", backend="memory") as db:
-        db.state(0).write([OwnWrite(b"\1prx", b"damaged")])
+        db.state(0).write([FrameworkWrite(b"\1prx", b"damaged")])
         with pytest.raises(ts.CorruptionError, match="persistence rule"):
             db.persistence.list()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore import plugins
+from topicstore.contract.plugin_specs import BackendSpec, LayoutSpec
 from topicstore.plugins import Registry, check_pair, load_target
-from topicstore.specs import BackendSpec, LayoutSpec
 from topicstore_backends.plugin import topicstore_backends
 
 BUILT_IN = [
@@ -24,7 +24,7 @@ BACKENDS = {spec.name for spec in topicstore_backends()}
 
 GOOD = """
 from topicstore import hookimpl
-from topicstore.specs import BackendSpec
+from topicstore.contract.plugin_specs import BackendSpec
 @hookimpl
 def topicstore_backends():
     return [BackendSpec(name="{name}", target="nowhere:Nothing", summary="a test", needs=("no_such_module_",),
@@ -279,7 +279,7 @@ def topicstore_store(request):
 LAYOUTS = """
 import attrs
 from topicstore import hookimpl
-from topicstore.specs import LayoutSpec
+from topicstore.contract.plugin_specs import LayoutSpec
 from topicstore_layouts.reference import ReferenceLayout
 
 class Plain(ReferenceLayout):

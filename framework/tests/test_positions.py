@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from topicstore.errors import InvalidArgumentError
-from topicstore.positions import (
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.positions import (
     COUNTER_BITS,
     MAX_TIME,
     commit_positions,

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topicstore import plugins, queues
-from topicstore.errors import QuotaExceededError
+from topicstore.contract.errors import QuotaExceededError
 from topicstore.plugins import Registry
 from topicstore.queues import Overflow
 from topicstore_conformance.clock import START, Clock

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch
-from topicstore.iterators import Iterator as StreamIterator
-from topicstore.replay import Lane, ReplayPlan, Stage, run
-from topicstore.requests import NextResult
+from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.replay_plan import GenerationPlan, ReplayPlan, ShardPlan
+from topicstore.contract.requests import NextResult
+from topicstore.replay import run
 
 BASE = 1 << 63
 """Positions above what a signed number of 64 bits, or a float, can tell apart."""
@@ -32,15 +33,15 @@ class Source:
         self.asked: list[int] = []
 
     def plan(self, order: str | None, batch_size: int = 1_000) -> ReplayPlan:
-        lanes = []
+        shards = []
         for shard in sorted(set(self.shards.values())):
             ours = [
                 StreamIterator(bytes(16), shard, 1, number, "#", b"")
                 for number, its in self.shards.items()
                 if its == shard
             ]
-            lanes.append(Lane(shard=shard, bound=2 * BASE, stages=[Stage(ours, 1)]))
-        return ReplayPlan(lanes=lanes, order=order, batch_size=batch_size)
+            shards.append(ShardPlan(shard=shard, bound=2 * BASE, generations=[GenerationPlan(ours, 1)]))
+        return ReplayPlan(shards=shards, order=order, batch_size=batch_size)
 
     def fetch(self, iterator: StreamIterator, bound: int, limit: int) -> NextResult:
         self.asked.append(limit)

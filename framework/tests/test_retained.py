@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.kept import kept_key
 from topicstore.retained import SEND, SEND_IF_NEW, SEND_NEVER, remove_expired, retained_for
-from topicstore.state import OwnWrite
+from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.clock import START, Clock
 from topicstore_conformance.profiles import COSTLY, tries
 
@@ -117,7 +117,7 @@ def test_only_topics_that_begin_as_the_filter_are_read(db: ts.Database) -> None:
     names = ["a", "a/1", "a/1/x", "a-b/1", "b/1", "c"]
     db.publish([retain(name) for name in names])
     for name in ("a-b/1", "b/1", "c"):
-        db.state(db.shard_of(name)).write([OwnWrite(kept_key(b"r" + name.encode()), b"damaged")])
+        db.state(db.shard_of(name)).write([FrameworkWrite(kept_key(b"r" + name.encode()), b"damaged")])
     assert ["a", "a/1", "a/1/x"] == [topic for topic, _ in found(db, "a/#")]
     assert ["a/1"] == [topic for topic, _ in found(db, "a/+")]
     assert ["a/1/x"] == [topic for topic, _ in found(db, "a/1/+/#")]

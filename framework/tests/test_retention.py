@@ -10,9 +10,9 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.errors import QuotaExceededError
+from topicstore.contract.errors import QuotaExceededError
 from topicstore.retention import RetentionSettings
-from topicstore.state import OwnWrite
+from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.clock import START, Clock
 from topicstore_conformance.profiles import COSTLY, tries
 from topicstore_conformance.threads import PATIENCE, wait_until
@@ -85,7 +85,7 @@ def test_settings_that_are_none_are_refused(db: ts.Database, arguments: dict[str
 
 
 def test_damaged_settings_are_an_error(db: ts.Database) -> None:
-    db.state(0).write([OwnWrite(b"\1ps", b"damaged")])
+    db.state(0).write([FrameworkWrite(b"\1ps", b"damaged")])
     with pytest.raises(ts.CorruptionError, match="retention"):
         db.retention.run()
 
@@ -368,7 +368,7 @@ def test_a_failure_is_told(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> 
     """It ends, says why, and the database stays usable."""
     told = threading.Event()
     monkeypatch.setattr("topicstore.retention.warnings.warn", lambda *_, **__: told.set())
-    db.state(0).write([OwnWrite(b"\1ps", b"damaged")])
+    db.state(0).write([FrameworkWrite(b"\1ps", b"damaged")])
     db.retention.start(10 * PATIENCE)
     assert told.wait(PATIENCE)
     assert "checksum" in (db.retention.failure or "")

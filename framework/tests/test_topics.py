@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.errors import InvalidFilterError, InvalidTopicError
-from topicstore.topics import MAX_TOPIC_BYTES, TopicFilter, check_topic, matches
+from topicstore.contract.errors import InvalidFilterError, InvalidTopicError
+from topicstore.contract.topics import MAX_TOPIC_BYTES, TopicFilter, check_topic, matches
 
 CASES = json.loads(Path(__file__).with_name("topic_cases.json").read_text(encoding="utf-8"))
 

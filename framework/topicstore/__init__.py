@@ -9,8 +9,8 @@
         for message in db.replay("fleet/+/+/speed"):
             print(message.topic, message.payload)
 
-Importing this loads no engine. See `topicstore.engine` and `topicstore.layout` for what
-backends and layouts must hold, `topicstore.hookspecs` for the hooks of plugins.
+Importing this loads no engine. See `topicstore.contract.engine` and `topicstore.contract.layout` for what
+backends and layouts must hold, `topicstore.contract.hookspecs` for the hooks of plugins.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import errors
 from ._version import __version__
-from .batch import MessageBatch
+from .contract import errors
+from .contract.batch import MessageBatch
+from .contract.errors import *  # noqa: F403 - errors.__all__
+from .contract.hookspecs import hookimpl
+from .contract.iterators import Iterator
+from .contract.model import MAX_PAYLOAD, Message, MessageId, Properties
+from .contract.requests import NextResult, StoreResult, Stream
+from .contract.state import ANY, StateWrite
+from .contract.topics import TopicFilter, matches
 from .database import Database
-from .errors import *  # noqa: F403 - errors.__all__
-from .iterators import Iterator
-from .model import MAX_PAYLOAD, Message, MessageId, Properties
 from .opening import create, open, open_existing  # noqa: A004 - the name people know
-from .plugins import hookimpl
 from .publishing import PERSIST, PublishResult
 from .queues import Queue, QueueBatch
-from .requests import NextResult, StoreResult, Stream
 from .retention import RetentionReport, RetentionSettings
-from .state import ANY, StateWrite
-from .topics import TopicFilter, matches
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from .arrow import SCHEMA, SCHEMA_WITH_IDS
+    from .contract.arrow import SCHEMA, SCHEMA_WITH_IDS
     from .persistence import PersistenceRule
     from .subscriptions import Subscription, SubscriptionBatch, SubscriptionStatus
 
@@ -78,8 +78,8 @@ __all__ = [
 
 
 _LATER = {
-    "SCHEMA": "arrow",
-    "SCHEMA_WITH_IDS": "arrow",
+    "SCHEMA": "contract.arrow",
+    "SCHEMA_WITH_IDS": "contract.arrow",
     "PersistenceRule": "persistence",
     "Subscription": "subscriptions",
     "SubscriptionBatch": "subscriptions",

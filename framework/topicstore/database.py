@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from . import replay as replaying
-from .batch import MessageBatch
-from .engine import KEYSPACES, Backend, Engine
-from .errors import (
+from .contract.batch import MessageBatch
+from .contract.engine import KEYSPACES, Backend, Engine
+from .contract.errors import (
     DatabaseClosedError,
     DatabaseLockedError,
     DatabaseNotFoundError,
@@ -35,24 +35,13 @@ from .errors import (
     UnsupportedError,
     WrongDatabaseError,
 )
-from .identity import check_identity
-from .iterators import Iterator as StreamIterator
-from .kept import damaged_kept, destinations, kept, kept_get
-from .layout import Damage, TopicNode
-from .local import LocalStore
-from .lock import DirectoryLock
-from .locking import held
-from .maintenance import Maintainer
-from .manifest import Manifest, read_manifest, sync_directory, write_manifest
-from .model import Message
-from .options import make_options, options_dict
-from .plugins import check_pair, data_path, load_target, registry
-from .positions import first_position, to_microseconds
-from .publishing import PublishResult, publish
-from .queues import Overflow, Queue, Queues
-from .reading import Mode, Reading
-from .reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
-from .requests import (
+from .contract.iterators import Iterator as StreamIterator
+from .contract.layout import Damage, TopicNode
+from .contract.model import Message
+from .contract.options import make_options, options_dict
+from .contract.positions import first_position, to_microseconds
+from .contract.replay_plan import Order
+from .contract.requests import (
     Destinations,
     IterateRequest,
     NextResult,
@@ -62,13 +51,28 @@ from .requests import (
     Stream,
     StreamsRequest,
 )
+from .contract.state import StateWrite
+from .contract.topics import TopicFilter
+from .kept import damaged_kept, destinations, kept, kept_get
+from .local import LocalStore
+from .lock import DirectoryLock
+from .maintenance import Maintainer
+from .manifest import Manifest, read_manifest, sync_directory, write_manifest
+from .plugins import check_pair, data_path, load_target, registry
+from .publishing import PublishResult, publish
+from .queues import Overflow, Queue, Queues
+from .reading import Mode, Reading
+from .reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
 from .retained import retained
 from .retention import Retention
-from .shard import MakeLayout, Policy, Shard, check_local
+from .shard.generations import MakeLayout, OpenArchive, check_local
+from .shard.identity import check_identity
+from .shard.locks import held
+from .shard.policy import Policy
+from .shard.shard import Shard
+from .shard.state import ShardState
 from .sharding import ShardMap
-from .state import ShardState, StateWrite
 from .tiering import Archives, archive_directory, location_of
-from .topics import TopicFilter
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -127,7 +131,8 @@ class Database:
         self.queues = Queues(path, manifest, plugins, clock, read_only=read_only)
         """The queues of the database; `queue` opens one."""
         self._options = options
-        self._id = bytes.fromhex(manifest.id)
+        self.id = bytes.fromhex(manifest.id)
+        """Sixteen bytes, the same for all copies of the database, and in every iterator."""
         self._clock = clock
         self._shard_map = ShardMap(manifest.shards)
         self._backend_spec = registry().backend(manifest.backend)
@@ -139,7 +144,8 @@ class Database:
         self._check_option_names()
         engine_backend = self._make_backend()
         self._make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before any file
-        self._hooks = data_path(wrappers, LocalStore()).hook
+        self._local = LocalStore(self.id, self._shard_map, clock)
+        self._hooks = data_path(wrappers, self._local).hook
         self._lock: DirectoryLock | None = None
         try:
             with _full_disk_translated():
@@ -149,6 +155,7 @@ class Database:
                     self._open_files(engine_backend)
             if auto_compact and not read_only:
                 self._maintainer = Maintainer(self.shards)
+            self._local.shards = self.shards
             self._closed = False
             self._hooks.topicstore_opened(db=self)
         except BaseException:
@@ -178,12 +185,12 @@ class Database:
             if creating:
                 self._check_not_overtaken()
                 write_manifest(self.path, self.manifest)
-        policy, archives, self.shards = self._policy(), Archives(self.path, self.manifest.id), []
+        policy, open_archive, self.shards = self._policy(), Archives(self.path, self.manifest.id).open, []
         for number in range(self.manifest.shards):
             engine = backend.open_shard(self.path / f"shard-{number:04}", KEYSPACES, create=creating)
             try:
-                check_identity(engine, self._id, number)
-                self.shards.append(Shard(number, engine, policy, self._make_layout, archives))
+                check_identity(engine, self.id, number)
+                self.shards.append(Shard(number, engine, policy, self._make_layout, open_archive))
             except BaseException:
                 engine.close()
                 raise
@@ -208,8 +215,8 @@ class Database:
     def _open_to_read(self, backend: Backend, *, lazily: bool) -> None:
         if not self.manifest.complete:
             raise DatabaseNotFoundError(f"the database at {self.path} has not been made to its end; open it to write")
-        archives = Archives(self.path, self.manifest.id)
-        make_shard = functools.partial(_shard_to_read, self._id, self._policy(), self._make_layout, archives)
+        open_archive = Archives(self.path, self.manifest.id).open
+        make_shard = functools.partial(_shard_to_read, self.id, self._policy(), self._make_layout, open_archive)
         self._reading = Reading(self.path, self.manifest.shards, backend, make_shard, lazily=lazily)
         self.shards = self._reading.shards
 
@@ -250,7 +257,7 @@ class Database:
 
         When it returns, the messages are as durable as the database's ``durability`` says, and every
         replay that begins later has them. Iterators see them too, but in a layout with epochs only
-        when the epoch is over (`topicstore.layout.Slab.epoch`).
+        when the epoch is over (`topicstore.contract.layout.Slab.epoch`).
 
         Raises `InvalidMessageError` naming the bad message (with its kinds `LateMessageError` and
         `TimestampAheadError`), `StateConflictError`, `StorageFullError`, `ShardReadOnlyError`. If
@@ -380,7 +387,8 @@ class Database:
     def state(self, shard: int) -> ShardState:
         """Return the state keyspace of a shard: small values beside the messages."""
         self._check_shard(shard)
-        return ShardState(self.shards[shard])
+        found = self.shards[shard]
+        return ShardState(found.reader, found.write_state)
 
     def flush(self) -> None:
         """Return when everything stored so far is on disk, whatever the durability."""
@@ -420,7 +428,7 @@ class Database:
             place = self.shards[shard].slab(generation).begin(stream, topic_filter, position)
         except KeyError as unknown:
             raise InvalidIteratorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
-        return StreamIterator(self._id, shard, generation, stream, topic_filter.text, place)
+        return StreamIterator(self.id, shard, generation, stream, topic_filter.text, place)
 
     def next(
         self,
@@ -452,7 +460,7 @@ class Database:
         self._check_open()
         if not isinstance(iterator, StreamIterator):
             raise InvalidIteratorError(f"a {type(iterator).__name__} is not an iterator")
-        if iterator.database != self._id:
+        if iterator.database != self.id:
             raise WrongDatabaseError("the iterator was made by another database")
         if not 0 <= iterator.shard < len(self.shards):
             raise InvalidIteratorError(f"there is no shard {iterator.shard}")
@@ -467,7 +475,7 @@ class Database:
         start: int | datetime = 0,
         until: int | datetime | None = None,
         *,
-        order: replaying.Order | None = None,
+        order: Order | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> Iterator[Message]:
         """Iterate over the matching messages stored before the call.
@@ -491,7 +499,7 @@ class Database:
         start: int | datetime = 0,
         until: int | datetime | None = None,
         *,
-        order: replaying.Order | None = None,
+        order: Order | None = None,
         batch_size: int = BATCH_SIZE,
         ids: bool = False,
     ) -> Iterator[pa.RecordBatch]:
@@ -507,7 +515,7 @@ class Database:
         topic_filter: str,
         start: int | datetime,
         until: int | datetime | None,
-        order: replaying.Order | None,
+        order: Order | None,
         batch_size: int,
     ) -> Iterator[MessageBatch]:
         self._check_open()
@@ -541,6 +549,9 @@ class Database:
 
                 self._check_open()
                 self.listening = Hub(self)
+                for shard in self.shards:
+                    with shard.lock:
+                        shard.log.listener = self.listening
             return self.listening
 
     def subscribe(
@@ -597,7 +608,7 @@ class Database:
         with self._closing:
             self._check_open()
             if self._reading is not None:
-                self.shards = self._reading.refresh()
+                self.shards = self._local.shards = self._reading.refresh()
 
     def clock(self) -> int:
         """Return the present: microseconds since the epoch, by the clock that the database was opened with."""
@@ -777,7 +788,7 @@ class Database:
         start: int | datetime = 0,
         until: int | datetime | None = None,
         *,
-        order: replaying.Order | None = None,
+        order: Order | None = None,
     ) -> Explanation:
         """Run a replay and say what it read, and passed over, to find its messages; it can be printed."""
         from .explain import explain
@@ -995,13 +1006,13 @@ class Database:
 
 
 def _shard_to_read(
-    database: bytes, policy: Policy, make_layout: MakeLayout, archives: Archives, number: int, engine: Engine
+    database: bytes, policy: Policy, make_layout: MakeLayout, open_archive: OpenArchive, number: int, engine: Engine
 ) -> Shard:
     """Return a shard to which nothing is added. Not a method: see `Database.__init__`."""
     check_identity(engine, database, number)
     if policy.durability == "sync":
         engine.flush_log()  # nothing may be seen that power loss could take
-    return Shard(number, engine, policy, make_layout, archives, read_only=True)
+    return Shard(number, engine, policy, make_layout, open_archive, read_only=True)
 
 
 @contextlib.contextmanager

@@ -15,16 +15,17 @@ from typing import Literal
 
 import attrs
 
-from .batch import MessageBatch
+from .contract.batch import MessageBatch
+from .contract.errors import InvalidArgumentError
+from .contract.iterators import Iterator as StreamIterator
+from .contract.layout import ReadCounters, Slab
+from .contract.positions import first_position, time_of, to_microseconds
+from .contract.replay_plan import Order, ReplayPlan
+from .contract.requests import NextResult, ReplayRequest
+from .contract.topics import TopicFilter
 from .database import BATCH_SIZE, Database
-from .errors import InvalidArgumentError
-from .generations import GenerationRecord
-from .iterators import Iterator as StreamIterator
-from .layout import ReadCounters, Slab
-from .positions import first_position, time_of, to_microseconds
-from .replay import Order, ReplayPlan, run
-from .requests import NextResult, ReplayRequest
-from .topics import TopicFilter
+from .replay import run
+from .shard.records import GenerationRecord
 
 __all__ = ["LEGEND", "Explanation", "SlabCost", "UnreadSlab", "explain"]
 
@@ -148,13 +149,14 @@ def explain(
         order=order,
         batch_size=BATCH_SIZE,
     )
-    return _Run(request).explanation()
+    return _Run(db, request).explanation()
 
 
 class _Run:
     """One replay that is measured."""
 
-    def __init__(self, request: ReplayRequest) -> None:
+    def __init__(self, db: Database, request: ReplayRequest) -> None:
+        self._db = db
         self._request = request
         self._fetches: dict[_SlabKey, _Fetches] = {}
         self._messages = self._payload_bytes = 0
@@ -163,8 +165,8 @@ class _Run:
     def explanation(self) -> Explanation:
         """Run it, and put together what was counted."""
         request = self._request
-        slabs = {(s.number, record.number): (record, slab) for s in request.db.shards for record, slab in s.slabs()}
-        counted = {(s.number, record.number): record for s in request.db.shards for record in s.generations()}
+        slabs = {(s.number, record.number): (record, slab) for s in self._db.shards for record, slab in s.slabs()}
+        counted = {(s.number, record.number): record for s in self._db.shards for record in s.generations()}
         before = {key: attrs.evolve(slab.counters) for key, (_, slab) in slabs.items()}
         self._replay()
         patterns = self._patterns()
@@ -192,10 +194,10 @@ class _Run:
 
     def _replay(self) -> None:
         began = perf_counter()
-        plan: ReplayPlan = self._request.db._hooks.topicstore_replay(request=self._request)  # noqa: SLF001 - as its replay
-        for lane in plan.lanes:
-            for stage in lane.stages:
-                for iterator in stage.iterators:
+        plan: ReplayPlan = self._db._hooks.topicstore_replay(request=self._request)  # noqa: SLF001 - as its replay
+        for shard in plan.shards:
+            for generation in shard.generations:
+                for iterator in generation.iterators:
                     self._fetches.setdefault((iterator.shard, iterator.generation), _Fetches()).passes += 1
         self._planning = self._seconds = perf_counter() - began
         batches = run(plan, self._fetch)
@@ -204,7 +206,7 @@ class _Run:
 
     def _fetch(self, iterator: StreamIterator, bound: int, limit: int) -> NextResult:
         began = perf_counter()
-        result = self._request.db._next(iterator, limit, bound=bound)  # noqa: SLF001 - as its replay
+        result = self._db._next(iterator, limit, bound=bound)  # noqa: SLF001 - as its replay
         fetches = self._fetches[iterator.shard, iterator.generation]
         fetches.batches += 1
         fetches.seconds += perf_counter() - began
@@ -226,7 +228,7 @@ class _Run:
     def _patterns(self) -> dict[_SlabKey, list[str]]:
         """Return the patterns of the streams that may match, by slab."""
         found: dict[_SlabKey, list[str]] = {}
-        for stream in self._request.db.streams(self._request.topic_filter.text):
+        for stream in self._db.streams(self._request.topic_filter.text):
             found.setdefault((stream.shard, stream.generation), []).append(stream.pattern)
         return found
 

@@ -6,7 +6,7 @@ are the messages of generation 0, in order of their keys.
 
 Stored form (state keyspace; keys begin with a byte of one, left out here)::
 
-    "k" key -> sealed (see `topicstore.sealing`) msgpack array of version 1, position, topic, payload,
+    "k" key -> sealed (see `topicstore.contract.checksums`) msgpack array of version 1, position, topic, payload,
                client id, QoS, retain, timestamp, properties
 
 The position is the message's own if it was also stored in a stream, else the first of the time when it
@@ -23,20 +23,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from .batch import MessageBatch
-from .columns import Constant, to_list
-from .engine import STATE
-from .errors import CorruptionError, InvalidArgumentError, InvalidIteratorError, NewerFormatError
-from .iterators import Iterator as Place
-from .layout import Damage
-from .model import Message, Properties
-from .positions import first_position
-from .requests import Destinations, IterateRequest, NextResult
-from .sealing import seal, unseal
+from .contract.batch import MessageBatch
+from .contract.checksums import seal, unseal
+from .contract.columns import Constant, to_list
+from .contract.engine import STATE
+from .contract.errors import CorruptionError, InvalidArgumentError, InvalidIteratorError, NewerFormatError
+from .contract.iterators import Iterator as Place
+from .contract.layout import Damage
+from .contract.model import Message, Properties
+from .contract.positions import first_position
+from .contract.requests import Destinations, IterateRequest, NextResult
 
 if TYPE_CHECKING:
     from .database import Database
-    from .shard import Shard
+    from .shard.shard import Shard
 
 __all__ = [
     "GENERATION",
@@ -139,7 +139,7 @@ def _records(batch: MessageBatch, now: int) -> Iterator[_Record]:
 # --- out ---
 
 
-def read_kept(request: IterateRequest) -> NextResult:
+def read_kept(request: IterateRequest, shard: Shard) -> NextResult:
     """Read on in a shard's kept messages. Their positions are those of the stored form: neither unique nor in order.
 
     The iterator's place says which: a msgpack array of the first key and of the key before which to end.
@@ -152,7 +152,7 @@ def read_kept(request: IterateRequest) -> NextResult:
         raise InvalidIteratorError(f"the iterator's place is not one of kept messages: {bad}") from bad
     records: list[_Record] = []
     size, whole = 0, True
-    reader = request.db.shards[iterator.shard].reader()
+    reader = shard.reader()
     for chunk in reader.scan(STATE, kept_key(start), kept_key(end), limit=request.limit):
         for key, value in chunk:
             records.append(_decode(iterator.shard, key, value))

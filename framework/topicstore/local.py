@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .batch import MessageBatch
-from .engine import STATE
-from .errors import InvalidMessageError, PluginError, TopicstoreError
-from .iterators import Iterator
+from .contract.batch import MessageBatch
+from .contract.engine import STATE
+from .contract.errors import InvalidMessageError, PluginError
+from .contract.hookspecs import hookimpl
+from .contract.iterators import Iterator
+from .contract.positions import first_position
+from .contract.replay_plan import ReplayPlan
+from .contract.requests import (
+    IterateRequest,
+    NextResult,
+    ReplayRequest,
+    StoreRequest,
+    StoreResult,
+    Stream,
+    StreamsRequest,
+)
+from .contract.topics import TopicFilter
 from .kept import GENERATION as KEPT
 from .kept import encode_kept, read_kept
-from .lanes import plan_lane
-from .locking import held
-from .plugins import hookimpl
-from .positions import first_position
-from .replay import ReplayPlan
-from .requests import IterateRequest, NextResult, ReplayRequest, StoreRequest, StoreResult, Stream, StreamsRequest
-from .shard import Prepared, Shard
+from .shard.commit_log import Ticket
+from .shard.locks import held
+from .shard.shard import Shard
+from .shard.write_path import Prepared
 from .sharding import ShardMap
-from .topics import TopicFilter
-
-if TYPE_CHECKING:
-    from .subscriptions.feed import Feed
-    from .subscriptions.hub import Hub
 
 __all__ = ["LocalStore"]
 
@@ -37,31 +42,30 @@ _Rows = np.ndarray | None
 
 
 class LocalStore:
-    """Stores to, lists, reads and plans over `Database.shards`."""
+    """Stores to, lists, reads and plans over the shards of one database."""
+
+    def __init__(self, database: bytes, shard_map: ShardMap, clock: Callable[[], int]) -> None:
+        self._database = database
+        self._shard_map = shard_map
+        self._clock = clock
+        self.shards: Sequence[Shard] = ()
+        """Set when they are open, and again when a database that is only read is refreshed."""
 
     @hookimpl
     def topicstore_store(self, request: StoreRequest) -> StoreResult:
         """Commit each shard's part; all parts are checked before the first is committed."""
-        parts = _parts(request)
-        shards = request.db.shards
-        touched = [shards[number] for number, _, _ in parts]
-        woken: list[tuple[int, list[Feed]]] = []
-        tickets: list[int] = []
+        parts = _parts(request, self._shard_map)
+        touched = [self.shards[number] for number, _, _ in parts]
+        tickets: list[Ticket] = []
         try:
             with held(shard.lock for shard in touched):
-                prepared = _prepare_all(parts, request)
-                _keep(request, parts, prepared)
+                prepared = _prepare_all(parts, touched, request)
+                _keep(request, parts, prepared, self._clock)
                 prepared = [shard.encode(ready) for shard, ready in zip(touched, prepared, strict=True)]
-                if request.db.listening is not None:  # so that who has caught up knows where to read on
-                    woken = _announce(request.db.listening, touched, prepared)
                 for shard, ready in zip(touched, prepared, strict=True):
                     tickets.append(shard.commit(ready))
         finally:  # also if a shard failed: the others have committed
-            try:
-                _settle_all(touched[: len(tickets)], tickets)
-            finally:
-                if request.db.listening is not None:
-                    request.db.listening.wake(woken)
+            _settle_all(touched[: len(tickets)], tickets)
         rejoin = functools.partial(_rejoin, parts, prepared)
         count = sum(len(part) for _, _, part in parts)
         return StoreResult(count=count, lifted=sum(p.lifted for p in prepared), rejoin=rejoin)
@@ -78,7 +82,7 @@ class LocalStore:
                 pattern=info.pattern,
                 sealed=record.sealed is not None,
             )
-            for shard in request.db.shards
+            for shard in self.shards
             for record, slab in shard.slabs()
             if record.last_position is None or record.last_position >= first
             for info in slab.streams(request.topic_filter)
@@ -89,12 +93,12 @@ class LocalStore:
         """Read on from the iterator's place."""
         iterator = request.iterator
         if iterator.generation == KEPT:
-            return read_kept(request)
+            return read_kept(request, self.shards[iterator.shard])
         bound = request.bound
         if request.until is not None:
             before = first_position(request.until) - 1
             bound = before if bound is None else min(bound, before)
-        step, ended = request.db.shards[iterator.shard].next(
+        step, ended = self.shards[iterator.shard].next(
             iterator.generation,
             iterator.stream,
             TopicFilter(iterator.topic_filter),
@@ -119,22 +123,22 @@ class LocalStore:
     def topicstore_replay(self, request: ReplayRequest) -> ReplayPlan:
         """Read each shard's generations in turn, by the streams that its layout finds cheapest."""
         began = time.monotonic()
-        bounds = [_bound(shard, request) for shard in request.db.shards]  # of one moment: planning may wait
-        first, database = first_position(request.start), bytes.fromhex(request.db.manifest.id)
-        lanes = [
-            plan_lane(database, shard, request.topic_filter, first, bound, since=began)
-            for shard, bound in zip(request.db.shards, bounds, strict=True)
+        bounds = [_bound(shard, request) for shard in self.shards]  # of one moment: planning may wait
+        first = first_position(request.start)
+        plans = [
+            shard.plan(self._database, request.topic_filter, first, bound, since=began)
+            for shard, bound in zip(self.shards, bounds, strict=True)
         ]
-        lanes = [lane for lane in lanes if lane.stages]
-        return ReplayPlan(lanes=lanes, order=request.order, batch_size=request.batch_size)
+        plans = [plan for plan in plans if plan.generations]
+        return ReplayPlan(shards=plans, order=request.order, batch_size=request.batch_size)
 
 
-def _parts(request: StoreRequest) -> list[tuple[int, _Rows, MessageBatch]]:
+def _parts(request: StoreRequest, shard_map: ShardMap) -> list[tuple[int, _Rows, MessageBatch]]:
     """Return (shard, rows of the batch, their messages) for every shard that gets messages or state."""
     chosen, batch = _to_streams(request)
     parts = {
         shard: (_within(chosen, rows), batch if rows is None else batch.take(rows))
-        for shard, rows in _split(batch, request.db.shard_map)
+        for shard, rows in _split(batch, shard_map)
     }
     nothing = np.empty(0, dtype=np.intp)
     kept = () if request.destinations is None else request.destinations.kept.values()
@@ -161,12 +165,17 @@ def _within(chosen: _Rows, rows: _Rows) -> _Rows:
     return chosen[rows]
 
 
-def _keep(request: StoreRequest, parts: list[tuple[int, _Rows, MessageBatch]], prepared: list[Prepared]) -> None:
+def _keep(
+    request: StoreRequest,
+    parts: list[tuple[int, _Rows, MessageBatch]],
+    prepared: list[Prepared],
+    clock: Callable[[], int],
+) -> None:
     """Add the messages that are kept beside the streams to the writes of their shards."""
     if request.destinations is not None and request.destinations.kept:
         writes = {shard: ready.write for (shard, _, _), ready in zip(parts, prepared, strict=True)}
         placed = _rejoin(parts, prepared)
-        for shard, key, value in encode_kept(request.batch, request.destinations, placed, request.db.clock()):
+        for shard, key, value in encode_kept(request.batch, request.destinations, placed, clock()):
             writes[shard].put(STATE, key, value)
 
 
@@ -174,29 +183,26 @@ def _split(batch: MessageBatch, shard_map: ShardMap) -> list[tuple[int, _Rows]]:
     return shard_map.split(batch.client_ids) if len(batch) else []
 
 
-def _announce(hub: Hub, shards: list[Shard], prepared: list[Prepared]) -> list[tuple[int, list[Feed]]]:
-    """Tell who listens what is about to be committed; return whom to wake when it was."""
-    return [(s.number, hub.announce(s.number, p.batch)) for s, p in zip(shards, prepared, strict=True)]
-
-
-def _settle_all(shards: list[Shard], tickets: list[int]) -> None:
-    """Settle every shard's part, also behind one that fails: what is committed must become visible."""
-    failures = []
+def _settle_all(shards: list[Shard], tickets: list[Ticket]) -> None:
+    """Settle every shard's part, also after one that fails: what is committed must become visible."""
+    failures: list[BaseException] = []
     for shard, ticket in zip(shards, tickets, strict=True):
         try:
             shard.settle(ticket)
-        except TopicstoreError as failed:
+        except BaseException as failed:  # noqa: BLE001 - the first is raised when all were settled
             failures.append(failed)
     if failures:
         raise failures[0]
 
 
-def _prepare_all(parts: list[tuple[int, _Rows, MessageBatch]], request: StoreRequest) -> list[Prepared]:
+def _prepare_all(
+    parts: list[tuple[int, _Rows, MessageBatch]], shards: list[Shard], request: StoreRequest
+) -> list[Prepared]:
     """Check every shard's part; of the messages that shards refuse, the first in the batch is named."""
     prepared, refused = [], []
-    for number, rows, part in parts:
+    for shard, (_, rows, part) in zip(shards, parts, strict=True):
         try:
-            prepared.append(_prepare(request.db.shards[number], part, rows, request))
+            prepared.append(_prepare(shard, part, rows, request))
         except InvalidMessageError as bad:
             refused.append(bad)
     if refused:

@@ -12,7 +12,7 @@ import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .errors import DatabaseLockedError
+from .contract.errors import DatabaseLockedError
 
 __all__ = ["DirectoryLock"]
 

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 
-from .shard import Shard
+from .shard.shard import Shard
 
 __all__ = ["Maintainer"]
 

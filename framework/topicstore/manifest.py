@@ -18,7 +18,7 @@ import attrs
 import msgspec
 import xxhash
 
-from .errors import CorruptionError, DatabaseNotFoundError, NewerFormatError, NotADatabaseError
+from .contract.errors import CorruptionError, DatabaseNotFoundError, NewerFormatError, NotADatabaseError
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "read_manifest", "write_manifest"]
 

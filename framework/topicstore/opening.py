@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ._version import __version__
+from .contract.errors import DatabaseNotFoundError, InvalidArgumentError, ManifestMismatchError, NotADatabaseError
 from .database import Database
-from .errors import DatabaseNotFoundError, InvalidArgumentError, ManifestMismatchError, NotADatabaseError
 from .manifest import Manifest, existing_manifest, read_manifest
 from .plugins import registry
 

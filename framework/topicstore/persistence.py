@@ -2,7 +2,7 @@
 
 Stored form (state keyspace of shard 0; keys begin with a byte of one, left out here)::
 
-    "pr" xxh3_128 of the value's msgpack -> sealed (see `topicstore.sealing`) msgpack array of
+    "pr" xxh3_128 of the value's msgpack -> sealed (see `topicstore.contract.checksums`) msgpack array of
                                             version 1, topic filter, client id or nil, least QoS
 
 Fields are only ever appended.
@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from .batch import MessageBatch
-from .columns import to_iterable, to_list
-from .errors import CorruptionError, InvalidArgumentError, NewerFormatError
-from .sealing import seal, unseal
-from .state import OwnWrite
+from .contract.batch import MessageBatch
+from .contract.checksums import seal, unseal
+from .contract.columns import to_iterable, to_list
+from .contract.errors import CorruptionError, InvalidArgumentError, NewerFormatError
+from .contract.topics import TopicFilter, check_utf8
+from .shard.state import FrameworkWrite
 from .subscriptions.routes import Routes
-from .topics import TopicFilter, check_utf8
 
 if TYPE_CHECKING:
     from .database import Database
@@ -101,7 +101,7 @@ class Persistence:
         rule = PersistenceRule(topic_filter, client_id=client_id, least_qos=least_qos)
         key, value = _encode(rule)
         with self._changing:
-            self._state.write([OwnWrite(key, value)])
+            self._state.write([FrameworkWrite(key, value)])
             self._routes.add(TopicFilter(topic_filter), rule)
             self._decisions = _undecided(self.list())
         return rule
@@ -110,7 +110,7 @@ class Persistence:
         """Remove a rule; False if there was none like it. What was stored for it stays."""
         key, _ = _encode(rule)
         with self._changing:
-            self._state.write([OwnWrite(key, None)])
+            self._state.write([FrameworkWrite(key, None)])
             had = self._routes.remove(TopicFilter(rule.topic_filter), rule)
             self._decisions = _undecided(self.list())
         return had

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import attrs
 import pluggy
 
-from . import hookspecs
-from .engine import Backend
-from .errors import BackendUnavailableError, IncompatibleError, PluginError, UnknownPluginError
-from .layout import Layout
-from .options import make_options
-from .specs import BackendSpec, LayoutSpec, PluginSpec, WorkloadSpec
+from .contract import hookspecs
+from .contract.engine import Backend
+from .contract.errors import BackendUnavailableError, IncompatibleError, PluginError, UnknownPluginError
+from .contract.layout import Layout
+from .contract.options import make_options
+from .contract.plugin_specs import BackendSpec, LayoutSpec, PluginSpec, WorkloadSpec
 
 __all__ = [
     "GROUP",
@@ -32,7 +32,6 @@ __all__ = [
     "Registry",
     "check_pair",
     "data_path",
-    "hookimpl",
     "load_target",
     "missing_modules",
     "registry",
@@ -44,7 +43,6 @@ DISABLE = "TOPICSTORE_DISABLE_PLUGINS"
 """Environment variable: names of plugins not to load, with commas between."""
 _DISABLED = f"disabled by {DISABLE}"
 
-hookimpl = pluggy.HookimplMarker(GROUP)
 """Marks a function of a plugin as the implementation of the hook of that name."""
 
 S = TypeVar("S")

@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .batch import MessageBatch
-from .columns import Constant, to_iterable
-from .model import Properties
-from .requests import Destinations, StoreResult
+from .contract.batch import MessageBatch
+from .contract.columns import Constant, to_iterable
+from .contract.model import Properties
+from .contract.requests import Destinations, StoreResult
+from .contract.state import StateWrite
 from .retained import retained_rows
-from .state import StateWrite
 
 if TYPE_CHECKING:
     from .database import Database

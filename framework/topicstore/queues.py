@@ -9,7 +9,7 @@ Stored form: a directory ``queues/<name>`` with the name percent-encoded (of one
 200 characters so, the first 150, ``%%``, and the name's xxh3_128 as 32 hexadecimal digits). In its database::
 
     messages of topic "queue": the payload is a msgpack array of topic, client id and payload
-    state: 01 "q" -> sealed (see `topicstore.sealing`) msgpack array of version 1, name, head, messages,
+    state: 01 "q" -> sealed (see `topicstore.contract.checksums`) msgpack array of version 1, name, head, messages,
                      bytes, dropped, max_messages or nil, max_bytes or nil, overflow
 
 The head is a position: what lies up to it was committed, or dropped. Fields are only ever appended.
@@ -30,9 +30,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from .batch import MessageBatch
-from .columns import Constant, to_iterable
-from .errors import (
+from .contract.batch import MessageBatch
+from .contract.checksums import seal, unseal
+from .contract.columns import Constant, to_iterable
+from .contract.errors import (
     CorruptionError,
     DatabaseClosedError,
     InvalidArgumentError,
@@ -40,14 +41,12 @@ from .errors import (
     QuotaExceededError,
     ReadOnlyDatabaseError,
 )
-from .lanes import plan_lane
+from .contract.model import Message
+from .contract.topics import TopicFilter, check_utf8
 from .manifest import Manifest, sync_directory
-from .model import Message
 from .plugins import registry
 from .replay import in_order
-from .sealing import seal, unseal
-from .state import OwnWrite
-from .topics import TopicFilter, check_utf8
+from .shard.state import FrameworkWrite
 
 if TYPE_CHECKING:
     from .database import Database
@@ -283,8 +282,8 @@ class Queue:
         shard = self._db.shards[0]
         shard.reader()  # raises if it was closed
         identity = bytes.fromhex(self._db.manifest.id)
-        lane = plan_lane(identity, shard, _FILTER, position + 1, shard.watermark, since=None)
-        return next(in_order(lane, self._db.fetch, limit), MessageBatch.empty())[:limit]
+        plan = shard.plan(identity, _FILTER, position + 1, shard.watermark, since=None)
+        return next(in_order(plan, self._db.fetch, limit), MessageBatch.empty())[:limit]
 
     def _look(self) -> bool:
         """Look at more messages; say whether there were any."""
@@ -391,8 +390,8 @@ def _unpack(batch: MessageBatch) -> Iterator[Message]:
         raise CorruptionError(f"a message of the queue can't be read: {bad}", "shard 0") from bad
 
 
-def _state(record: _Record) -> OwnWrite:
-    return OwnWrite(_KEY, seal(_KEY, msgspec.msgpack.encode(record)))
+def _state(record: _Record) -> FrameworkWrite:
+    return FrameworkWrite(_KEY, seal(_KEY, msgspec.msgpack.encode(record)))
 
 
 def _load(db: Database) -> _Record | None:

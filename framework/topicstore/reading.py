@@ -4,7 +4,7 @@ Nothing of the database is created, migrated or changed. Each shard is seen as i
 that of the opening, or of the last `Database.refresh`, which opens the shards anew. A view that was
 replaced goes when the last read that began in it has ended.
 
-Where the backend can open shards beside a writer (`topicstore.engine.Backend.open_reader`), no lock is
+Where the backend can open shards beside a writer (`topicstore.contract.engine.Backend.open_reader`), no lock is
 taken. Where it can't, the reader holds the lock of the database like a writer does, and so keeps
 writers out; nothing can change then, and a refresh has nothing to do.
 """
@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, overload
 
-from .engine import KEYSPACES, Backend, Engine
-from .errors import DatabaseLockedError, UnsupportedError
+from .contract.engine import KEYSPACES, Backend, Engine
+from .contract.errors import DatabaseLockedError, UnsupportedError
 from .lock import DirectoryLock
-from .shard import Shard
+from .shard.shard import Shard
 
 __all__ = ["Mode", "Reading", "Views"]
 

@@ -27,15 +27,21 @@ from typing import Any
 import attrs
 import numpy as np
 
-from .batch import MessageBatch
-from .columns import to_iterable
+from .contract.batch import MessageBatch
+from .contract.columns import to_iterable
+from .contract.errors import (
+    BackendUnavailableError,
+    IncompatibleError,
+    InvalidArgumentError,
+    PluginError,
+    UnsupportedError,
+)
+from .contract.layout import ReadCounters
+from .contract.positions import time_of
+from .contract.topics import TopicFilter
 from .database import Database
-from .errors import BackendUnavailableError, IncompatibleError, InvalidArgumentError, PluginError, UnsupportedError
-from .layout import ReadCounters
 from .opening import create
 from .plugins import check_pair, load_target, registry
-from .positions import time_of
-from .topics import TopicFilter
 
 __all__ = ["Comparison", "LayoutFigures", "Question", "ReplayFigures", "choose", "compare", "representative_filters"]
 

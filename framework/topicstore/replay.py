@@ -15,18 +15,15 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import itemgetter
-from typing import Literal
 
-import attrs
 import numpy as np
 
-from .batch import MessageBatch
-from .iterators import Iterator as StreamIterator
-from .requests import NextResult
+from .contract.batch import MessageBatch
+from .contract.iterators import Iterator as StreamIterator
+from .contract.replay_plan import ReplayPlan, ShardPlan
+from .contract.requests import NextResult
 
-__all__ = ["Fetch", "Lane", "Order", "ReplayPlan", "Stage", "in_order", "run", "slices"]
-
-Order = Literal["time"]
+__all__ = ["Fetch", "in_order", "run", "slices"]
 
 Fetch = Callable[[StreamIterator, int, int], NextResult]
 """Fetches the next batch of an iterator, up to a bound, of at most so many messages."""
@@ -34,56 +31,25 @@ _LEAST = 64
 """Messages of a stream that are fetched at once at least, however many streams there are to merge."""
 
 
-@attrs.frozen
-class Stage:
-    """One generation's part of a replay."""
-
-    iterators: list[StreamIterator]
-    epoch: int
-    """Positions within which its streams are not in order (`topicstore.layout.Slab.epoch`)."""
-
-
-@attrs.frozen(kw_only=True)
-class Lane:
-    """One shard's part of a replay."""
-
-    shard: int
-    bound: int
-    """The highest position to return."""
-    stages: list[Stage]
-    """By generation; a stage begins when the one before has ended."""
-
-
-@attrs.frozen(kw_only=True)
-class ReplayPlan:
-    """What a replay reads. Fixed when the replay is asked for."""
-
-    lanes: list[Lane]
-    order: str | None
-    """``"time"`` merges everything by position; None gives each publisher's and topic's own order."""
-    batch_size: int
-    """Messages that are fetched at once."""
-
-
 def run(plan: ReplayPlan, fetch: Fetch) -> Iterator[MessageBatch]:
     """Yield the non-empty batches of a replay."""
     if plan.order == "time":
-        return _merge([in_order(lane, fetch, plan.batch_size) for lane in plan.lanes])
-    return _take_turns([_staged(lane, fetch, plan.batch_size) for lane in plan.lanes])
+        return _merge([in_order(shard, fetch, plan.batch_size) for shard in plan.shards])
+    return _take_turns([_by_generation(shard, fetch, plan.batch_size) for shard in plan.shards])
 
 
-def _staged(lane: Lane, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
-    for stage in lane.stages:
-        yield from _take_turns([_stream(iterator, lane.bound, fetch, limit) for iterator in stage.iterators])
+def _by_generation(plan: ShardPlan, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
+    for generation in plan.generations:
+        yield from _take_turns([_stream(iterator, plan.bound, fetch, limit) for iterator in generation.iterators])
 
 
-def in_order(lane: Lane, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
+def in_order(plan: ShardPlan, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
     """Yield the non-empty batches of one shard in order of positions."""
-    for stage in lane.stages:
-        each = min(limit, max(limit // len(stage.iterators), _LEAST))  # of every stream some are held at a time
-        streams = [_stream(iterator, lane.bound, fetch, each) for iterator in stage.iterators]
-        if stage.epoch > 1:
-            streams = [_by_epoch(stream, stage.epoch) for stream in streams]
+    for generation in plan.generations:
+        each = min(limit, max(limit // len(generation.iterators), _LEAST))  # of every stream some are held at a time
+        streams = [_stream(iterator, plan.bound, fetch, each) for iterator in generation.iterators]
+        if generation.epoch > 1:
+            streams = [_by_epoch(stream, generation.epoch) for stream in streams]
         yield from _merge(streams)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import attrs
 
-from .counters import ShardCounters
-from .layout import Damage, ReadCounters, SlabInfo
+from .contract.layout import Damage, ReadCounters, SlabInfo
 from .retention import RetentionSettings
+from .shard.counters import ShardCounters
 
 __all__ = ["CompactReport", "DatabaseInfo", "GenerationInfo", "ShardInfo", "VerifyReport"]
 

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from .batch import MessageBatch
-from .columns import Constant, to_iterable, to_list
-from .errors import InvalidArgumentError, StateConflictError
+from .contract.batch import MessageBatch
+from .contract.columns import Constant, to_iterable, to_list
+from .contract.errors import InvalidArgumentError, StateConflictError
+from .contract.model import Message
+from .contract.positions import COUNTER_BITS
+from .contract.state import StateWrite
+from .contract.topics import TopicFilter
 from .kept import kept_batches, kept_key
-from .model import Message
-from .positions import COUNTER_BITS
-from .state import OwnWrite, StateWrite
-from .topics import TopicFilter
+from .shard.state import FrameworkWrite
 
 if TYPE_CHECKING:
     from .database import Database
@@ -70,7 +71,7 @@ def retained_rows(db: Database, batch: MessageBatch) -> tuple[_Kept, _Writes]:
         if payload:
             kept[row] = shard, _key(topic)
         else:
-            cleared.setdefault(shard, []).append(OwnWrite(kept_key(_key(topic)), None))
+            cleared.setdefault(shard, []).append(FrameworkWrite(kept_key(_key(topic)), None))
     return kept, cleared
 
 
@@ -91,7 +92,7 @@ def _remove_expired(db: Database, shard: int, topic: str, now: int) -> bool:
     if not any(_expired(batch, now) for batch in kept_batches(db, shard, key, key + b"\0")):
         return False
     try:
-        state.write([OwnWrite(kept_key(key), None, expect=found)])
+        state.write([FrameworkWrite(kept_key(key), None, expect=found)])
     except StateConflictError:
         return False
     return True

@@ -19,7 +19,7 @@ expired. Retained messages, which have no generation, are removed once they have
 
 Stored form (state keyspace of shard 0; keys begin with a byte of one, left out here)::
 
-    "ps" -> sealed (see `topicstore.sealing`) msgpack array of version 1, max_age and rotate_every in
+    "ps" -> sealed (see `topicstore.contract.checksums`) msgpack array of version 1, max_age and rotate_every in
             microseconds or nil, max_bytes or nil, when_full, archive_to or nil
 
 Fields are only ever appended. The version is 2 where there is an ``archive_to``: who doesn't know it would drop.
@@ -36,12 +36,18 @@ from typing import TYPE_CHECKING, Literal, get_args
 import attrs
 import msgspec
 
-from .errors import CorruptionError, DatabaseClosedError, InvalidArgumentError, NewerFormatError, QuotaExceededError
-from .generations import GenerationRecord
-from .positions import time_of
+from .contract.checksums import seal, unseal
+from .contract.errors import (
+    CorruptionError,
+    DatabaseClosedError,
+    InvalidArgumentError,
+    NewerFormatError,
+    QuotaExceededError,
+)
+from .contract.positions import time_of
 from .retained import remove_expired
-from .sealing import seal, unseal
-from .state import OwnWrite
+from .shard.records import GenerationRecord
+from .shard.state import FrameworkWrite
 from .tiering import archive_directory, check_apart
 
 if TYPE_CHECKING:
@@ -203,7 +209,7 @@ class Retention:
         db = self._database()
         if archive_to is not None:
             check_apart(db.path, archive_directory(db.path, archive_to))
-        db.state(0).write([OwnWrite(_KEY, _encode(settings))])
+        db.state(0).write([FrameworkWrite(_KEY, _encode(settings))])
         with self._running:
             self._adopt(settings)
         return settings

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from .columns import Coded, Column, Constant, to_list
+from .contract.columns import Coded, Column, Constant, to_list
 
 __all__ = ["ShardMap"]
 

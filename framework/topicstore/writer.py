@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from .batch import MessageBatch
-from .errors import DatabaseClosedError, InvalidArgumentError, InvalidMessageError, PluginError
-from .model import Message, MessageId
+from .contract.batch import MessageBatch
+from .contract.errors import DatabaseClosedError, InvalidArgumentError, InvalidMessageError, PluginError
+from .contract.model import Message, MessageId
 
 if TYPE_CHECKING:
     from .database import Database

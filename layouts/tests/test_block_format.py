@@ -16,9 +16,9 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from topicstore import Properties
-from topicstore.columns import Constant, to_list
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.positions import COUNTER_BITS, MAX_TIME
+from topicstore.contract.columns import Constant, to_list
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.positions import COUNTER_BITS, MAX_TIME
 from topicstore_conformance.strategies import properties, topics
 from topicstore_layouts.block.codec import CODECS, Compressor, decompress
 from topicstore_layouts.block.format import (

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from topicstore import TopicFilter
-from topicstore.columns import Coded, Constant, Texts
-from topicstore.engine import KEYSPACES
-from topicstore.errors import CorruptionError
+from topicstore.contract.columns import Coded, Constant, Texts
+from topicstore.contract.engine import KEYSPACES
+from topicstore.contract.errors import CorruptionError
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import strategies
 from topicstore_layouts.block import matching, wanted

@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from topicstore import Message
-from topicstore.engine import DATA, INDEX, Engine, Key, WriteBatch
-from topicstore.layout import CompactStep
+from topicstore.contract.engine import DATA, INDEX, Engine, Key, WriteBatch
+from topicstore.contract.layout import CompactStep
 from topicstore_conformance.checks import drain
 from topicstore_conformance.machine import DatabaseMachine
 from topicstore_conformance.pairs import Pair, pairs
@@ -449,9 +449,9 @@ def test_a_merge_that_comes_to_damage(db: ts.Database) -> None:
     key, value = next(iter(engine.scan(DATA)))[1]
     put(engine, key, value[:-1] + bytes((value[-1] ^ 1,)))
     for _ in range(2):
-        with pytest.raises(ts.errors.CorruptionError, match=f"block that ends at position {key[2]}"):
+        with pytest.raises(ts.CorruptionError, match=f"block that ends at position {key[2]}"):
             db.compact()
-        with pytest.raises(ts.errors.CorruptionError, match=f"block that ends at position {key[2]}"):
+        with pytest.raises(ts.CorruptionError, match=f"block that ends at position {key[2]}"):
             list(db.replay("#"))
     put(engine, key, value)
     assert 40 == db.compact().messages

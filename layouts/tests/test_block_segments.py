@@ -15,9 +15,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Message
-from topicstore.engine import DATA, INDEX, KEYSPACES, META, Engine, Key, Keyspace, WriteBatch
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.sealing import seal, unseal
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, Engine, Key, Keyspace, WriteBatch
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore_backends.memory import MemoryEngine
 from topicstore_layouts.block import merging
 from topicstore_layouts.block.codec import Compressor

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, TopicFilter
-from topicstore.columns import Constant, to_list
-from topicstore.engine import (
+from topicstore.contract.columns import Constant, to_list
+from topicstore.contract.engine import (
     DATA,
     INDEX,
     KEYSPACES,
@@ -27,9 +27,9 @@ from topicstore.engine import (
     WriteBatch,
     encode_generation,
 )
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.layout import Damage
-from topicstore.positions import COUNTER_BITS
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.layout import Damage
+from topicstore.contract.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import strategies
 from topicstore_conformance.threads import Beside

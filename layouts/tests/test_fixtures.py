@@ -25,9 +25,9 @@ import pytest
 import topicstore as ts
 import zstandard
 from topicstore import Message, MessageId
-from topicstore.engine import DATA, KEYSPACES, Engine, WriteBatch
+from topicstore.contract.engine import DATA, KEYSPACES, Engine, WriteBatch
+from topicstore.contract.options import make_options
 from topicstore.manifest import MANIFEST, read_manifest, write_manifest
-from topicstore.options import make_options
 from topicstore.plugins import load_target, registry
 from topicstore_conformance.checks import check_publishers, drain, replayed
 from topicstore_conformance.clock import START

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
-from topicstore.errors import CorruptionError
-from topicstore.layout import TopicNode
-from topicstore.sealing import seal
-from topicstore.topics import TopicFilter
+from topicstore.contract.checksums import seal
+from topicstore.contract.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import TopicNode
+from topicstore.contract.topics import TopicFilter
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.strategies import EDGE_TOPICS, filters, filters_of, topics
 from topicstore_conformance.threads import Beside

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.columns import Coded, Constant, to_list
-from topicstore.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
-from topicstore.errors import CorruptionError
-from topicstore.sealing import seal
+from topicstore.contract.checksums import seal
+from topicstore.contract.columns import Coded, Constant, to_list
+from topicstore.contract.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
+from topicstore.contract.errors import CorruptionError
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.threads import Beside
 from topicstore_layouts import names as names_module

@@ -11,9 +11,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, Properties
-from topicstore.columns import Constant
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.positions import COUNTER_BITS, Positions
+from topicstore.contract.columns import Constant
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore_conformance import strategies
 from topicstore_layouts.rows import batch_of, decode_rows, encode_rows, read_rows
 

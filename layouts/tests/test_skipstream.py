@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, TopicFilter
-from topicstore.columns import to_list
-from topicstore.engine import KEYS, KEYSPACES, META, Engine, WriteBatch
-from topicstore.errors import CorruptionError
-from topicstore.layout import Damage, ReadCounters
-from topicstore.positions import COUNTER_BITS, Positions
+from topicstore.contract.columns import to_list
+from topicstore.contract.engine import KEYS, KEYSPACES, META, Engine, WriteBatch
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import Damage, ReadCounters
+from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import strategies
 from topicstore_layouts.learned import LearnedTopics

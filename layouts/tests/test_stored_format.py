@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import zstandard
 from topicstore import Message, MessageBatch, Properties, TopicFilter
-from topicstore.columns import Constant, to_list
-from topicstore.engine import DATA, INDEX, KEYSPACES, META, STATE, Engine, Keyspace, WriteBatch
-from topicstore.generations import GenerationRecord, Tail, load_generations, load_tail, put_generation, put_tail
-from topicstore.iterators import Iterator
-from topicstore.positions import COUNTER_BITS
-from topicstore.sealing import seal
+from topicstore.contract.checksums import seal
+from topicstore.contract.columns import Constant, to_list
+from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Engine, Keyspace, WriteBatch
+from topicstore.contract.iterators import Iterator
+from topicstore.contract.positions import COUNTER_BITS
+from topicstore.shard.records import GenerationRecord, Tail, load_generations, load_tail, put_generation, put_tail
 from topicstore_backends.memory import MemoryEngine
 from topicstore_layouts.block.codec import Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block, encode_frame, frame_seed

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, Properties, TopicFilter
-from topicstore.columns import to_list
-from topicstore.engine import DATA, KEYSPACES, Engine, WriteBatch
-from topicstore.errors import CorruptionError, UnsupportedError
-from topicstore.layout import Damage, Slab
+from topicstore.contract.columns import to_list
+from topicstore.contract.engine import DATA, KEYSPACES, Engine, WriteBatch
+from topicstore.contract.errors import CorruptionError, UnsupportedError
+from topicstore.contract.layout import Damage, Slab
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import strategies
 from topicstore_layouts import table

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, TopicFilter
-from topicstore.columns import Constant, to_list
-from topicstore.engine import KEYS, KEYSPACES, Engine, WriteBatch
-from topicstore.errors import CorruptionError, InvalidOptionError
-from topicstore.layout import Damage
-from topicstore.options import make_options
-from topicstore.positions import COUNTER_BITS
+from topicstore.contract.columns import Constant, to_list
+from topicstore.contract.engine import KEYS, KEYSPACES, Engine, WriteBatch
+from topicstore.contract.errors import CorruptionError, InvalidOptionError
+from topicstore.contract.layout import Damage
+from topicstore.contract.options import make_options
+from topicstore.contract.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import strategies
 from topicstore_conformance.threads import Beside

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from topicstore.positions import Positions
+from topicstore.contract.positions import Positions
 
 __all__ = ["LatestPositions"]
 

@@ -26,7 +26,7 @@ big-endian)::
     generation 0x01 node:u32 token:utf-8 -> child:u32     token is a level, "+" or "#"
     generation 0x02 node:u32             -> stream:u32    topics end at the node
 
-All values are sealed (see `topicstore.sealing`). Nodes 0 and 1 are the roots, the second that of
+All values are sealed (see `topicstore.contract.checksums`). Nodes 0 and 1 are the roots, the second that of
 ``$``; others and streams count from 2 and 1, without gaps.
 """
 
@@ -37,11 +37,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
-from topicstore.engine import META, Reader, WriteBatch, encode_generation
-from topicstore.errors import CorruptionError
-from topicstore.layout import TopicNode
-from topicstore.sealing import seal, unseal
-from topicstore.topics import TopicFilter
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.engine import META, Reader, WriteBatch, encode_generation
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import TopicNode
+from topicstore.contract.topics import TopicFilter
 
 __all__ = ["CAPACITY", "MAX_LEVELS", "LearnedTopics", "check_thresholds"]
 

@@ -11,7 +11,7 @@ big-endian; KIND is chosen by whoever makes the dictionary)::
     generation KIND   id:u32     -> stream:u32 name:utf-8     stream is 0 where names have none
     generation KIND+1 name:utf-8 -> id:u32
 
-All values are sealed (see `topicstore.sealing`).
+All values are sealed (see `topicstore.contract.checksums`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from topicstore.columns import Coded, Column, Constant, Texts, to_list
-from topicstore.engine import META, Reader, WriteBatch, encode_generation
-from topicstore.errors import CorruptionError
-from topicstore.sealing import seal, unseal
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.columns import Coded, Column, Constant, Texts, to_list
+from topicstore.contract.engine import META, Reader, WriteBatch, encode_generation
+from topicstore.contract.errors import CorruptionError
 
 __all__ = ["CAPACITY", "Ids", "NameTable", "coded"]
 

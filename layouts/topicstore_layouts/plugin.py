@@ -1,7 +1,7 @@
 """What this package registers."""
 
 from topicstore import hookimpl
-from topicstore.specs import LayoutSpec
+from topicstore.contract.plugin_specs import LayoutSpec
 
 
 @hookimpl

@@ -22,11 +22,11 @@ import msgspec
 import numpy as np
 import xxhash
 from topicstore import MessageBatch, Properties, TopicFilter
-from topicstore.batch import FIELDS
-from topicstore.columns import Constant, to_iterable
-from topicstore.engine import DATA, Engine, WriteBatch
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.batch import FIELDS
+from topicstore.contract.columns import Constant, to_iterable
+from topicstore.contract.engine import DATA, Engine, WriteBatch
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
 
 __all__ = ["ReferenceLayout", "ReferenceOptions"]
 

@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 import xxhash
 from topicstore import MessageBatch, Properties
-from topicstore.columns import Column, Constant, fold, to_iterable, to_list
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.positions import COUNTER_BITS, Positions
+from topicstore.contract.columns import Column, Constant, fold, to_iterable, to_list
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.positions import COUNTER_BITS, Positions
 
 __all__ = ["Row", "batch_of", "decode_rows", "encode_rows", "read_rows"]
 

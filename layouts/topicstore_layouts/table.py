@@ -48,12 +48,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from topicstore import SCHEMA, MessageBatch, Properties, TopicFilter
-from topicstore.batch import FIELDS
-from topicstore.columns import Column, Constant, LazyColumn, to_iterable
-from topicstore.engine import DATA, Engine, WriteBatch
-from topicstore.errors import CorruptionError
-from topicstore.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
-from topicstore.positions import COUNTER_BITS
+from topicstore.contract.batch import FIELDS
+from topicstore.contract.columns import Column, Constant, LazyColumn, to_iterable
+from topicstore.contract.engine import DATA, Engine, WriteBatch
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.positions import COUNTER_BITS
 
 __all__ = ["TableLayout", "TableOptions"]
 

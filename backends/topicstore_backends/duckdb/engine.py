@@ -17,8 +17,8 @@ from weakref import WeakSet
 import attrs
 import duckdb
 import pyarrow as pa
-from topicstore.engine import Backend, Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
-from topicstore.errors import (
+from topicstore.contract.engine import Backend, Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
+from topicstore.contract.errors import (
     CorruptionError,
     DatabaseClosedError,
     EngineError,

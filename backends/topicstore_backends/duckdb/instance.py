@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
-from topicstore.errors import DatabaseClosedError, InvalidArgumentError
+from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from pathlib import Path

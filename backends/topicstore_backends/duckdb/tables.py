@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from topicstore.engine import Key, Keyspace
-from topicstore.errors import CorruptionError, InvalidArgumentError
+from topicstore.contract.engine import Key, Keyspace
+from topicstore.contract.errors import CorruptionError, InvalidArgumentError
 
 from .instance import fetch, quoted, run
 

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, NoReturn
 
 import duckdb
-from topicstore.errors import (
+from topicstore.contract.errors import (
     CorruptionError,
     DatabaseClosedError,
     EngineError,
@@ -34,7 +34,7 @@ _MEMORY = re.compile(r"Out of Memory|could not allocate|failed to (allocate|pin)
 
 
 class Translated:
-    """Raises, for what DuckDB raises within, the error of `topicstore.errors` that says the same."""
+    """Raises, for what DuckDB raises within, the error of `topicstore.contract.errors` that says the same."""
 
     __slots__ = ("_path",)
 

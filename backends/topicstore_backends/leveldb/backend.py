@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import attrs
 import plyvel
-from topicstore.engine import Backend, Keyspace
-from topicstore.errors import EngineError, UnsupportedError
+from topicstore.contract.engine import Backend, Keyspace
+from topicstore.contract.errors import EngineError, UnsupportedError
 
 from .engine import LeveldbEngine
 from .held import Held, Translated, sync

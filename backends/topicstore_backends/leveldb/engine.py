@@ -13,8 +13,8 @@ from typing import Any, cast
 from weakref import WeakSet
 
 import plyvel
-from topicstore.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
-from topicstore.errors import EngineError
+from topicstore.contract.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
+from topicstore.contract.errors import EngineError
 
 from .held import Held, lost, sync, text_of
 from .keys import HIDDEN, KEYSPACE, LAST, HiddenRanges, Pair, Space, space_of

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import plyvel
-from topicstore.errors import CorruptionError, DatabaseClosedError, EngineError, StorageFullError
+from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError, StorageFullError
 
 __all__ = ["Calls", "Held", "Translated", "lost", "sync", "text_of"]
 

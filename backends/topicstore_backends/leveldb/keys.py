@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from topicstore.engine import Key, Keyspace
-from topicstore.errors import InvalidArgumentError
+from topicstore.contract.engine import Key, Keyspace
+from topicstore.contract.errors import InvalidArgumentError
 
 __all__ = ["FORMAT", "FORMAT_NAME", "HIDDEN", "KEYSPACE", "LAST", "HiddenRanges", "Pair", "Space", "space_of"]
 

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 import plyvel
-from topicstore.engine import Key, Keyspace, Snapshot
+from topicstore.contract.engine import Key, Keyspace, Snapshot
 
 from .held import Calls, Held, lost
 from .keys import FORMAT, LAST, HiddenRanges, Pair, Space, space_of

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import topicstore
 from topicstore import Message
-from topicstore.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch
 
 from .contender import Durability
 from .limit import Limit

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import topicstore
 from topicstore import Message
-from topicstore.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch
 
 from .limit import Limit
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 import msgspec
-from topicstore.errors import InvalidArgumentError
+from topicstore.contract.errors import InvalidArgumentError
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
 from topicstore_benchmarks.contenders.contender import Durability

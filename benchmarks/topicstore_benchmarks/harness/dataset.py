@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from topicstore import Message, TopicFilter
-from topicstore.batch import MessageBatch
-from topicstore.errors import InvalidArgumentError
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import InvalidArgumentError
 
 from topicstore_benchmarks.workloads.definition import Definition
 from topicstore_benchmarks.workloads.workload import Requests, Workload, WorkloadError

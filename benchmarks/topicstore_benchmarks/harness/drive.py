@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from topicstore.errors import BackendUnavailableError
+from topicstore.contract.errors import BackendUnavailableError
 from topicstore.lock import DirectoryLock
 
 from topicstore_benchmarks.results import SCHEMA

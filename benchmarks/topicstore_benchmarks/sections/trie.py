@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 
 import attrs
-from topicstore.engine import KEYSPACES, Engine, WriteBatch
-from topicstore.topics import TopicFilter
+from topicstore.contract.engine import KEYSPACES, Engine, WriteBatch
+from topicstore.contract.topics import TopicFilter
 from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
 from topicstore_layouts.learned import LearnedTopics
 

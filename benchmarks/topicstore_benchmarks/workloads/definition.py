@@ -23,9 +23,9 @@ import attrs
 import msgspec
 import xxhash
 from msgspec import inspect
-from topicstore.errors import InvalidArgumentError
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.plugin_specs import WorkloadSpec
 from topicstore.plugins import missing_modules, registry
-from topicstore.specs import WorkloadSpec
 
 from .workload import Workload, WorkloadError, WorkloadOptions
 

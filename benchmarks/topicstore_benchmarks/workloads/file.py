@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 from topicstore import TopicFilter
-from topicstore.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch
 from topicstore_conformance import datasets
 
 from .workload import Requests, Workload, WorkloadError, WorkloadOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topicstore import hookimpl
-from topicstore.specs import WorkloadSpec
+from topicstore.contract.plugin_specs import WorkloadSpec
 
 __all__ = ["topicstore_workloads"]
 

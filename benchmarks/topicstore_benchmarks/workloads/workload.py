@@ -13,7 +13,7 @@ from typing import ClassVar
 import attrs
 import msgspec
 import pyarrow as pa
-from topicstore.errors import InvalidArgumentError
+from topicstore.contract.errors import InvalidArgumentError
 
 __all__ = ["Requests", "Workload", "WorkloadError", "WorkloadOptions"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from topicstore.engine import DATA, KEYSPACES, META, STATE, Engine, WriteBatch
-from topicstore.errors import InvalidArgumentError
+from topicstore.contract.engine import DATA, KEYSPACES, META, STATE, Engine, WriteBatch
+from topicstore.contract.errors import InvalidArgumentError
 
 from .fixtures import Fixtures, contents, keys, numbered, pairs, put
 

@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import msgspec
-from topicstore.engine import Backend
+from topicstore.contract.engine import Backend
 
 from topicstore_conformance.killing import heard
 from topicstore_conformance.threads import PATIENCE

@@ -6,8 +6,8 @@ from threading import Event
 from typing import Any
 
 import pytest
-from topicstore.engine import DATA, INDEX, META, STATE, Engine, WriteBatch
-from topicstore.errors import DatabaseClosedError
+from topicstore.contract.engine import DATA, INDEX, META, STATE, Engine, WriteBatch
+from topicstore.contract.errors import DatabaseClosedError
 
 from topicstore_conformance.profiles import PATIENCE, tries
 from topicstore_conformance.subjects import BackendSubject

@@ -7,7 +7,18 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from topicstore.engine import DATA, INDEX, KEYS, KEYSPACES, META, STATE, Backend, Engine, WriteBatch, encode_generation
+from topicstore.contract.engine import (
+    DATA,
+    INDEX,
+    KEYS,
+    KEYSPACES,
+    META,
+    STATE,
+    Backend,
+    Engine,
+    WriteBatch,
+    encode_generation,
+)
 
 from topicstore_conformance.capabilities import requires
 from topicstore_conformance.killing import ENDS, Countdown

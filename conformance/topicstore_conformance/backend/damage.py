@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from topicstore.engine import DATA, KEYSPACES, META, Backend, Engine
-from topicstore.errors import EngineError
+from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Engine
+from topicstore.contract.errors import EngineError
 
 from topicstore_conformance.capabilities import requires
 from topicstore_conformance.profiles import tries

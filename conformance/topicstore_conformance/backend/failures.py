@@ -6,8 +6,8 @@ import errno
 from pathlib import Path
 
 import pytest
-from topicstore.engine import DATA, KEYSPACES, STATE, Backend, Engine
-from topicstore.errors import EngineError, StorageFullError
+from topicstore.contract.engine import DATA, KEYSPACES, STATE, Backend, Engine
+from topicstore.contract.errors import EngineError, StorageFullError
 
 from topicstore_conformance.capabilities import requires, without
 from topicstore_conformance.subjects import BackendSubject

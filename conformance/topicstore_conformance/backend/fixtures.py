@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from topicstore.engine import KEYSPACES, Backend, Engine, Key, Keyspace, Reader, WriteBatch
+from topicstore.contract.engine import KEYSPACES, Backend, Engine, Key, Keyspace, Reader, WriteBatch
 
 from topicstore_conformance.capabilities import check_capabilities
 from topicstore_conformance.checks import quick_directory

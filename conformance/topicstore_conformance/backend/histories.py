@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from topicstore.engine import DATA, KEYSPACES, META, Backend, Keyspace, Reader, WriteBatch
-from topicstore.errors import DatabaseClosedError
+from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Keyspace, Reader, WriteBatch
+from topicstore.contract.errors import DatabaseClosedError
 
 from topicstore_conformance.checks import quick_directory
 from topicstore_conformance.profiles import MACHINE, tries

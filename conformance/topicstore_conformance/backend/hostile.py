@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from topicstore.engine import DATA, META, Engine, WriteBatch
+from topicstore.contract.engine import DATA, META, Engine, WriteBatch
 
 from topicstore_conformance.profiles import tries
 from topicstore_conformance.subjects import BackendSubject

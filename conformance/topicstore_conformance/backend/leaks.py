@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from topicstore.engine import DATA, KEYSPACES, STATE, Backend, Engine
+from topicstore.contract.engine import DATA, KEYSPACES, STATE, Backend, Engine
 
 from topicstore_conformance.capabilities import requires
 from topicstore_conformance.threads import wait_until

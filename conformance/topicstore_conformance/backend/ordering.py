@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from topicstore.engine import DATA, GENERATION_END, INDEX, KEYS, META, STATE, Engine, Key, Keyspace, WriteBatch
-from topicstore.engine import encode_generation as prefix
-from topicstore.errors import InvalidArgumentError
+from topicstore.contract.engine import DATA, GENERATION_END, INDEX, KEYS, META, STATE, Engine, Key, Keyspace, WriteBatch
+from topicstore.contract.engine import encode_generation as prefix
+from topicstore.contract.errors import InvalidArgumentError
 
 from .fixtures import Fixtures, keys, pairs, put
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from topicstore.engine import DATA, META, Engine, Reader
+from topicstore.contract.engine import DATA, META, Engine, Reader
 
 from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 

@@ -5,8 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from topicstore.engine import DATA, INDEX, KEYS, KEYSPACES, META, STATE, Backend, Engine, Key, Keyspace, WriteBatch
-from topicstore.errors import EngineError
+from topicstore.contract.engine import (
+    DATA,
+    INDEX,
+    KEYS,
+    KEYSPACES,
+    META,
+    STATE,
+    Backend,
+    Engine,
+    Key,
+    Keyspace,
+    WriteBatch,
+)
+from topicstore.contract.errors import EngineError
 
 from topicstore_conformance.capabilities import requires, without
 from topicstore_conformance.subjects import BackendSubject

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topicstore.engine import DATA, KEYSPACES, META, STATE, Engine, Key, WriteBatch
+from topicstore.contract.engine import DATA, KEYSPACES, META, STATE, Engine, Key, WriteBatch
 
 from .fixtures import Fixtures, contents, numbered, pairs, put, remove
 

@@ -34,7 +34,7 @@ class BackendSuite(
     Damages,
     Histories,
 ):
-    """Tests of the engine contract, `topicstore.engine`.
+    """Tests of the engine contract, `topicstore.contract.engine`.
 
     Subclass it and override the fixture ``subject``::
 

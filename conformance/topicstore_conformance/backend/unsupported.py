@@ -11,8 +11,8 @@ from statistics import median
 
 import pyarrow as pa
 import pytest
-from topicstore.engine import CAPABILITIES, DATA, KEYSPACES, META, STATE, Backend, Engine, WriteBatch
-from topicstore.errors import EngineError, InvalidArgumentError, TopicstoreError, UnsupportedError
+from topicstore.contract.engine import CAPABILITIES, DATA, KEYSPACES, META, STATE, Backend, Engine, WriteBatch
+from topicstore.contract.errors import EngineError, InvalidArgumentError, TopicstoreError, UnsupportedError
 
 from topicstore_conformance.capabilities import requires, without
 from topicstore_conformance.subjects import BackendSubject

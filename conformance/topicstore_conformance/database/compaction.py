@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore import Message, MessageId
-from topicstore.engine import DATA, WriteBatch
+from topicstore.contract.engine import DATA, WriteBatch
 
 from topicstore_conformance.capabilities import requires
 from topicstore_conformance.checks import check_publishers, drain, replayed

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import topicstore as ts
 from topicstore import Message, MessageId
-from topicstore.engine import KEYSPACES, META, WriteBatch
+from topicstore.contract.engine import KEYSPACES, META, WriteBatch
 
 from topicstore_conformance.capabilities import requires
 from topicstore_conformance.checks import quick_directory, replayed

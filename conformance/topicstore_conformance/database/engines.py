@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import topicstore as ts
-from topicstore.engine import Engine
+from topicstore.contract.engine import Engine
 
 from topicstore_conformance.threads import PATIENCE
 
@@ -65,4 +65,4 @@ class Full:
 
 def replace_engine(db: ts.Database, engine: Engine | Gate | Full) -> None:
     """Give the only shard of a database another engine."""
-    db.shards[0]._engine = engine  # type: ignore[assignment]  # noqa: SLF001 - there is no other way to give it one
+    db.shards[0].log.engine = engine  # type: ignore[assignment]

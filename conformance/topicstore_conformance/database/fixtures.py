@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from topicstore.engine import DATA, KEYS, Engine, Keyspace
+from topicstore.contract.engine import DATA, KEYS, Engine, Keyspace
 
 from topicstore_conformance.capabilities import check_capabilities
 from topicstore_conformance.checks import quick_directory

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import topicstore as ts
 from topicstore import Message
-from topicstore.engine import DATA, INDEX, KEYS, META, encode_generation
+from topicstore.contract.engine import DATA, INDEX, KEYS, META, encode_generation
 
 from topicstore_conformance.capabilities import requires, without
 from topicstore_conformance.checks import check_all, check_replay, follow_epochs, quick_directory, replayed

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 import topicstore as ts
 from topicstore import MAX_PAYLOAD, Message
-from topicstore.engine import STATE, Engine, Keyspace, WriteBatch
-from topicstore.sealing import seal, unseal
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.engine import STATE, Engine, Keyspace, WriteBatch
 
 from topicstore_conformance.capabilities import requires
 from topicstore_conformance.checks import check_all

@@ -22,7 +22,7 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageId
-from topicstore.positions import COUNTER_BITS, time_of
+from topicstore.contract.positions import COUNTER_BITS, time_of
 
 from topicstore_conformance.checks import check_replay, drain, follow_epochs, quick_directory, replayed
 from topicstore_conformance.clock import START, Clock

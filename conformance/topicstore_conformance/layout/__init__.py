@@ -1,1 +1,1 @@
-"""`LayoutSuite`: the promises of `topicstore.layout` as tests, one module a kind of promise."""
+"""`LayoutSuite`: the promises of `topicstore.contract.layout` as tests, one module a kind of promise."""

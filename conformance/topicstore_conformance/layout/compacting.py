@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from topicstore import TopicFilter
-from topicstore.layout import CompactStep
+from topicstore.contract.layout import CompactStep
 
 from .reading import FILTERS, TOPICS
 from .stored import Fixtures, Reader, Stored, numbered

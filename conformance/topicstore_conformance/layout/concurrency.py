@@ -8,7 +8,7 @@ from threading import Event, Lock
 from typing import Any
 
 from topicstore import TopicFilter
-from topicstore.engine import WriteBatch
+from topicstore.contract.engine import WriteBatch
 
 from topicstore_conformance.model import match
 from topicstore_conformance.profiles import tries

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from topicstore.engine import Key, Keyspace
-from topicstore.errors import CorruptionError, NewerFormatError
+from topicstore.contract.engine import Key, Keyspace
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from topicstore_conformance.profiles import tries
 

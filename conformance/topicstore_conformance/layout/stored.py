@@ -11,10 +11,21 @@ import msgspec
 import numpy as np
 import pytest
 from topicstore import Message, MessageBatch, TopicFilter
-from topicstore.columns import to_list
-from topicstore.engine import DATA, GENERATION_END, INDEX, KEYS, KEYSPACES, META, Engine, Key, Keyspace, WriteBatch
-from topicstore.engine import encode_generation as prefix
-from topicstore.layout import Damage, Slab, SlabStep
+from topicstore.contract.columns import to_list
+from topicstore.contract.engine import (
+    DATA,
+    GENERATION_END,
+    INDEX,
+    KEYS,
+    KEYSPACES,
+    META,
+    Engine,
+    Key,
+    Keyspace,
+    WriteBatch,
+)
+from topicstore.contract.engine import encode_generation as prefix
+from topicstore.contract.layout import Damage, Slab, SlabStep
 
 from topicstore_conformance.capabilities import check_capabilities
 from topicstore_conformance.checks import quick_directory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topicstore import TopicFilter
-from topicstore.engine import KEYSPACES, STATE, Engine, WriteBatch
+from topicstore.contract.engine import KEYSPACES, STATE, Engine, WriteBatch
 
 from topicstore_conformance.capabilities import requires
 from topicstore_conformance.subjects import LayoutSubject

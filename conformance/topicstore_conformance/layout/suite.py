@@ -20,7 +20,7 @@ __all__ = ["LayoutSuite"]
 class LayoutSuite(
     Contents, Reading, Topics, Places, Structure, Writing, Deleting, Compacting, Damages, Concurrency, Histories
 ):
-    """Tests of the layout contract, `topicstore.layout`.
+    """Tests of the layout contract, `topicstore.contract.layout`.
 
     Subclass it and override the fixture ``subject``::
 

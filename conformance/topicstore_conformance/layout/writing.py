@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topicstore.engine import WriteBatch
+from topicstore.contract.engine import WriteBatch
 
 from .stored import Fixtures, Stored, numbered
 from .structure import FLEET

@@ -1,7 +1,7 @@
 """The layout through topicstore's conformance suite: by itself, and in whole databases."""
 
 import pytest
-from topicstore.options import NoOptions
+from topicstore.contract.options import NoOptions
 from topicstore_conformance import DatabaseSuite, LayoutSubject, LayoutSuite, pair_of
 from topicstore_per_topic.layout import PerTopicLayout
 from topicstore_per_topic.plugin import topicstore_layouts

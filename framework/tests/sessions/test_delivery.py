@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import topicstore as ts
 from topicstore.sessions import Delivery, Release, Session, Sessions
-from topicstore.state import OWN
+from topicstore.shard.state import OWN
 from topicstore_conformance.clock import START, Clock
 
 Publish = Callable[..., None]

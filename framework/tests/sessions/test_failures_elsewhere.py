@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore import plugins
+from topicstore.contract.positions import first_position
 from topicstore.plugins import Registry
-from topicstore.positions import first_position
 from topicstore.sessions import Delivery, Release, Session, Sessions
 from topicstore_conformance.clock import START, Clock
 from topicstore_conformance.threads import PATIENCE

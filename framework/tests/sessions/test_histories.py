@@ -29,7 +29,7 @@ import topicstore as ts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from topicstore.positions import time_of
+from topicstore.contract.positions import time_of
 from topicstore.sessions import Delivery, Release, Session, SessionEndedError, Sessions, SubscribeOptions, Will
 from topicstore_conformance.clock import START, Clock
 from topicstore_conformance.profiles import MACHINE, tries
@@ -204,7 +204,7 @@ def _dying(store: Store, death: tuple[int, bool] | None) -> Iterator[None]:
     if death is None:
         yield
         return
-    engine = type(store.db.shards[0]._engine)
+    engine = type(store.db.shards[0].log.engine)
     write, writes = engine.write, count()
 
     def last(self: Any, batch: Any, **how: Any) -> None:

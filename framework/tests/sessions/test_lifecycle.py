@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
+from topicstore.contract.state import StateWrite
 from topicstore.sessions import (
     Ended,
     Session,
@@ -16,7 +17,7 @@ from topicstore.sessions import (
     SessionTakenOverError,
     Will,
 )
-from topicstore.state import OWN, StateWrite
+from topicstore.shard.state import OWN
 from topicstore_conformance.clock import START, Clock
 
 Publish = Callable[..., None]

@@ -8,7 +8,7 @@ import pytest
 import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.sealing import seal
+from topicstore.contract.checksums import seal
 from topicstore.sessions import SubscribeOptions
 from topicstore.sessions.records import (
     VERSION,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.positions import first_position
+from topicstore.contract.positions import first_position
 from topicstore.sessions import Delivery, Release, Session, Sessions, Start, parse_start
-from topicstore.state import OWN
+from topicstore.shard.state import OWN
 from topicstore_conformance.clock import START, Clock
 
 Publish = Callable[..., None]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.errors import InvalidArgumentError, InvalidFilterError
+from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
 from topicstore.sessions import Delivery, Session, Sessions
 from topicstore.sessions.shared.filters import is_shared, parse_shared, read_filter
 from topicstore.sessions.shared.slices import SLICES, moves, slice_of
@@ -324,7 +324,7 @@ def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[S
     for writes in range(16):
         path, clock = tmp_path / str(writes), Clock()
         db = ts.open(path, clock=clock, auto_compact=False)
-        db.shards[0]._engine = engine = Stopping(db.shards[0]._engine)
+        db.shards[0].log.engine = engine = Stopping(db.shards[0].log.engine)
         for client in "ab":
             member(db.sessions, client, receive_maximum=20)
         payloads = [b"%d" % number for number in range(100)]
@@ -335,7 +335,7 @@ def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[S
             done += [item.message.payload for item in items[::2]]  # type: ignore[union-attr]
         db.sessions.checkpoint()
         engine.left = writes
-        with contextlib.suppress(ts.StorageFullError, ts.errors.ShardReadOnlyError):
+        with contextlib.suppress(ts.StorageFullError, ts.ShardReadOnlyError):
             what(db.sessions)
         finished = engine.left > 0
         engine.left = 0

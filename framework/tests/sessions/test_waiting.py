@@ -14,9 +14,9 @@ from types import ModuleType
 import pytest
 import topicstore as ts
 from topicstore import plugins
+from topicstore.contract.state import StateWrite
 from topicstore.plugins import Registry
 from topicstore.sessions import Delivery, Session, Sessions
-from topicstore.state import StateWrite
 from topicstore_conformance.clock import Clock
 from topicstore_conformance.threads import PATIENCE, begin, wait_until
 

@@ -9,7 +9,7 @@ import topicstore as ts
 
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
-from topicstore.positions import first_position
+from topicstore.contract.positions import first_position
 from topicstore.spark import access
 from topicstore.spark.selection import Selection
 

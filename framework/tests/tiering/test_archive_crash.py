@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
-from topicstore.generations import ranges_of
-from topicstore.shard import Shard
+from topicstore.shard.records import ranges_of
+from topicstore.shard.shard import Shard
 
 GENERATIONS, MESSAGES = 6, 300
 RunUntil = Callable[..., object]

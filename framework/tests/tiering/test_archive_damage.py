@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import topicstore as ts
-from topicstore.layout import Damage
+from topicstore.contract.layout import Damage
 from topicstore.tiering.archive import ArchiveSlab, rows_of
 from topicstore.tiering.format import read_contents
 from topicstore_conformance.clock import Clock

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
-from topicstore.errors import InvalidArgumentError
+from topicstore.contract.errors import InvalidArgumentError
 from topicstore_conformance.clock import Clock
 from topicstore_conformance.threads import wait_until
 

@@ -20,7 +20,7 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.cli.sources import open_export
-from topicstore.requests import IterateRequest, StoreRequest
+from topicstore.contract.requests import IterateRequest, StoreRequest
 from topicstore.sessions import Delivery, Sessions
 from topicstore.tiering import archive, exporting
 from topicstore_conformance import strategies

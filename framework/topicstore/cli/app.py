@@ -28,7 +28,6 @@ _COMMANDS = {
     "replay": "replaying:replay",
     "explain": "explaining:explain",
     "sql": "sql:sql",
-    "conformance": "conformance:conformance",
     "streams": "inspecting:streams",
     "topics": "topics:topics",
     "retained": "retained:retained",

@@ -8,8 +8,8 @@ import attrs
 import click
 
 import topicstore
-from topicstore.damaged import DamagedSlab
-from topicstore.layout import Slab
+from topicstore.contract.layout import Slab
+from topicstore.shard.damaged_slab import DamagedSlab
 
 from .options import PATH, json_option
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 import topicstore
+from topicstore.times import format_time
 
 from .options import PATH, json_option, time_options
-from .times import format_time
 
 __all__ = ["delete"]
 

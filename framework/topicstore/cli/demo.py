@@ -18,7 +18,7 @@ import click
 
 import topicstore
 from topicstore import Database, ImportSourceError, matches
-from topicstore.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch
 from topicstore.lock import DirectoryLock
 
 from .audit import Audit, choose_filter

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgres
 from rich.table import Table
 from rich.text import Text
 
-from .times import format_time
+from topicstore.times import format_time
 
 __all__ = [
     "bar",

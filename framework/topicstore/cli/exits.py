@@ -6,7 +6,7 @@ from typing import IO, Any
 
 import click
 
-from topicstore import errors
+from topicstore.contract import errors
 
 __all__ = ["DAMAGED", "DATABASE", "DONE", "EPILOG", "INTERRUPTED", "LOCKED", "STORAGE", "USAGE", "Failure", "failure"]
 

@@ -9,11 +9,11 @@ import attrs
 import click
 
 import topicstore
+from topicstore.contract.replay_plan import Order
 from topicstore.explain import LEGEND, Explanation, SlabCost
-from topicstore.replay import Order
+from topicstore.times import format_time
 
 from .options import PATH, json_option, time_options
-from .times import format_time
 
 if TYPE_CHECKING:
     from rich.console import Console

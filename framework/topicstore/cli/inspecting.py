@@ -10,16 +10,16 @@ import attrs
 import click
 
 import topicstore
-from topicstore.layout import Damage
+from topicstore.contract.layout import Damage
+from topicstore.contract.positions import span_text, time_of
 from topicstore.manifest import Manifest
-from topicstore.positions import span_text, time_of
 from topicstore.reports import DatabaseInfo, VerifyReport
+from topicstore.times import TIME, TIME_HELP, format_time
 
 from .exits import DAMAGED
 from .generations import generations_table
 from .options import PATH, json_option
 from .retention import limits
-from .times import TIME, TIME_HELP, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from .times import TIME, TIME_HELP
+from topicstore.times import TIME, TIME_HELP
 
 __all__ = ["PATH", "arguments_of", "creation_options", "json_option", "read_options", "time_options"]
 

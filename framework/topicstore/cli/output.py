@@ -15,9 +15,9 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from topicstore import Message
+from topicstore.times import format_time
 
 from .rows import CSV_COLUMNS, csv_record, encode_lines
-from .times import format_time
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from topicstore.contract.plugin_specs import BackendSpec, LayoutSpec, PluginSpec
 from topicstore.plugins import FailedPlugin, Registry, missing_modules, registry
-from topicstore.specs import BackendSpec, LayoutSpec, PluginSpec
 
 from .app import ForeignCommand, foreign_commands
 from .options import json_option

@@ -22,13 +22,13 @@ from topicstore import (
     PluginError,
     TopicFilter,
 )
-from topicstore.columns import to_iterable
+from topicstore.contract.columns import to_iterable
 from topicstore.recommend import Comparison, Question, compare, representative_filters
+from topicstore.times import format_time
 
 from .exits import DAMAGED, Failure
 from .options import PATH, arguments_of, json_option
 from .sources import FORMATS, STANDARD_INPUT, BadRowError, Rows, Source, open_source
-from .times import format_time
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 import topicstore
-from topicstore.positions import time_of
-from topicstore.replay import Order
+from topicstore.contract.positions import time_of
+from topicstore.contract.replay_plan import Order
+from topicstore.times import format_time
 
 from .options import PATH, time_options
 from .output import FORMATS, format_of, open_output, write_csv, write_jsonl, write_parquet, write_table
-from .times import format_time
 
 if TYPE_CHECKING:
     import pyarrow as pa

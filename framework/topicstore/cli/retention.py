@@ -10,13 +10,13 @@ import attrs
 import click
 
 import topicstore
-from topicstore.positions import span_text
+from topicstore.contract.positions import span_text
 from topicstore.retention import RetentionSettings
 from topicstore.tiering import location_of
+from topicstore.times import parse_when
 
 from .groups import GroupWithDefault
 from .options import PATH, json_option
-from .times import parse_when
 
 __all__ = ["limits", "retention"]
 

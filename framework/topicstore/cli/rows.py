@@ -24,8 +24,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from topicstore import Message, Properties
-
-from .times import format_time, parse_timestamp
+from topicstore.times import format_time, parse_timestamp
 
 __all__ = ["CSV_COLUMNS", "csv_parser", "csv_record", "decode_line", "decode_lines", "encode_lines"]
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 import topicstore
-from topicstore.positions import span_text
+from topicstore.contract.positions import span_text
 from topicstore.sessions import SessionInfo
 
 from .groups import GroupWithDefault

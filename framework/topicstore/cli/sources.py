@@ -31,7 +31,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 import xxhash
 
 from topicstore import Database, ImportSourceError, Message
-from topicstore.positions import MAX_TIME, first_position
+from topicstore.contract.positions import MAX_TIME, first_position
 
 from .rows import csv_parser, decode_line, decode_lines
 
@@ -450,7 +450,7 @@ class _Parquet(Source):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from topicstore.batch import MessageBatch
+        from topicstore.contract.batch import MessageBatch
 
         super().__init__(name, source_id, named=named)
         self._read = 0

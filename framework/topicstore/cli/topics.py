@@ -11,10 +11,10 @@ import attrs
 import click
 
 import topicstore
-from topicstore.columns import to_iterable
-from topicstore.layout import TopicNode
+from topicstore.contract.columns import to_iterable
+from topicstore.contract.layout import TopicNode
+from topicstore.contract.topics import TopicFilter
 from topicstore.reports import GenerationInfo
-from topicstore.topics import TopicFilter
 
 from .options import PATH, json_option
 

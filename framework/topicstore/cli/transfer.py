@@ -11,13 +11,13 @@ from typing import Literal
 import attrs
 
 from topicstore import Database, ImportSourceError, InvalidMessageError, LateMessageError, TimestampAheadError
-from topicstore.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch
+from topicstore.times import format_time, suspected_unit
 
 from .exits import INTERRUPTED, Failure
 from .interrupts import Interrupts
 from .markers import Progress
 from .sources import BadRowError, Rows, Source
-from .times import format_time, suspected_unit
 
 __all__ = ["Imported", "Transfer"]
 

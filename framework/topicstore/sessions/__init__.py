@@ -14,7 +14,7 @@ with DUP, under the same packet ids and in the same order.
 
 from __future__ import annotations
 
-from topicstore.errors import SessionEndedError, SessionNotFoundError, SessionTakenOverError
+from topicstore.contract.errors import SessionEndedError, SessionNotFoundError, SessionTakenOverError
 
 from .manager import Sessions
 from .model import (

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from topicstore.errors import DatabaseClosedError
-from topicstore.model import Message
+from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.model import Message
+from topicstore.contract.topics import TopicFilter
 from topicstore.subscriptions.feed import Feed
 from topicstore.subscriptions.hub import Hub
-from topicstore.topics import TopicFilter
 
 if TYPE_CHECKING:
     from .session import Session

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import msgspec
 
-from topicstore.errors import (
+from topicstore.contract.errors import (
     DatabaseClosedError,
     InvalidArgumentError,
     SessionNotFoundError,
@@ -20,9 +20,10 @@ from topicstore.errors import (
     StateConflictError,
     TopicstoreError,
 )
-from topicstore.model import Message
-from topicstore.state import OwnWrite, StateWrite
-from topicstore.topics import check_utf8
+from topicstore.contract.model import Message
+from topicstore.contract.state import StateWrite
+from topicstore.contract.topics import check_utf8
+from topicstore.shard.state import FrameworkWrite
 
 from .dispatch import Dispatcher
 from .model import KEEP, Delivery, Ended, GroupInfo, Keep, Release, SessionInfo, Will
@@ -172,7 +173,7 @@ class Sessions:
             self.storage.write_with_will(opened.client_id, will, writes)
             return
         if found is not None and found.record.will_delay != NEVER:
-            writes.append(OwnWrite(self.storage.will_key(Keys(opened.client_id)), None))
+            writes.append(FrameworkWrite(self.storage.will_key(Keys(opened.client_id)), None))
         self.storage.write_for(opened.client_id, writes)
 
     def get(self, client_id: str) -> Session | None:
@@ -314,7 +315,7 @@ class Sessions:
         if draft is not None:
             writes += draft.writes[1:]  # all but the guard, which the change is
         if not send_will:
-            writes.append(OwnWrite(self.storage.will_key(session.keys), None))
+            writes.append(FrameworkWrite(self.storage.will_key(session.keys), None))
         self.commit_for(session, writes)
         self._over(session, why, told=why not in (Ended.DISCONNECTED, Ended.LOST))
         self._expect_timer(after)
@@ -544,7 +545,7 @@ class Sessions:
         """Publish the will of a session, and note that in the same write; return the session as it is then."""
         after = encode_session(found.client_id, msgspec.structs.replace(found.record, will_due=NEVER, will_delay=NEVER))
         will_key = self.storage.will_key(Keys(found.client_id))
-        writes = [*self.storage.change(found.client_id, found, after), OwnWrite(will_key, None)]
+        writes = [*self.storage.change(found.client_id, found, after), FrameworkWrite(will_key, None)]
         will = self.storage.will(found.client_id)
         messages: list[Message] = [] if will is None else [msgspec.structs.replace(will, timestamp=None)]
         self.storage.db.publish(messages, state={self.storage.shard_of(found.client_id): writes})

@@ -10,9 +10,9 @@ from typing import Final
 import attrs
 import msgspec
 
-from topicstore.errors import InvalidArgumentError
-from topicstore.model import Message
-from topicstore.positions import first_position, to_microseconds
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.model import Message
+from topicstore.contract.positions import first_position, to_microseconds
 
 __all__ = [
     "KEEP",

@@ -15,9 +15,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.columns import Constant, fold, to_iterable, to_list
-from topicstore.model import Message
-from topicstore.positions import COUNTER_BITS, Positions
+from topicstore.contract.columns import Constant, fold, to_iterable, to_list
+from topicstore.contract.model import Message
+from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.subscriptions.runs import Run, Stretch
 
 from .model import Delivery, SubscribeOptions

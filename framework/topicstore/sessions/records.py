@@ -1,8 +1,8 @@
 """What sessions keep in the state of a shard, and how it is written.
 
 All of a session lies in the shard of its client id. Every key begins with a byte of one
-(`topicstore.state.OwnWrite`), left out here. Numbers in keys are big-endian; ``client`` and ``filter``
-are UTF-8 and hold no NUL. Every value is sealed (`topicstore.sealing`) msgpack, an array that begins
+(`topicstore.shard.state.FrameworkWrite`), left out here. Numbers in keys are big-endian; ``client`` and ``filter``
+are UTF-8 and hold no NUL. Every value is sealed (`topicstore.contract.checksums`) msgpack, an array that begins
 with the version 1::
 
     "sr" client               the session itself: `SessionRecord`. Its bytes are the session's guard: every
@@ -33,10 +33,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.positions import Positions
-from topicstore.sealing import seal, unseal
-from topicstore.state import OwnWrite, StateWrite
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.positions import Positions
+from topicstore.contract.state import StateWrite
+from topicstore.shard.state import FrameworkWrite
 
 from .model import SubscribeOptions
 
@@ -233,7 +234,7 @@ def client_of(key: bytes, prefix: bytes) -> str:
 
 def put(key: bytes, value: Any) -> StateWrite:
     """Return the write that keeps a value, an array that begins with `VERSION`."""
-    return OwnWrite(key, seal(key, msgspec.msgpack.encode(value)))
+    return FrameworkWrite(key, seal(key, msgspec.msgpack.encode(value)))
 
 
 def decode(key: bytes, stored: bytes, kind: type[T]) -> T:

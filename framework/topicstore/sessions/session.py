@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from topicstore.errors import (
+from topicstore.contract.errors import (
     InvalidArgumentError,
     SessionEndedError,
     SessionTakenOverError,
     StateConflictError,
     TopicstoreError,
 )
-from topicstore.model import Message
-from topicstore.positions import time_of
+from topicstore.contract.model import Message
+from topicstore.contract.positions import time_of
+from topicstore.contract.state import StateWrite
+from topicstore.contract.topics import TopicFilter
 from topicstore.publishing import PublishResult
-from topicstore.state import OwnWrite, StateWrite
-from topicstore.topics import TopicFilter
+from topicstore.shard.state import FrameworkWrite
 
 from .dispatch import Dispatcher
 from .model import (
@@ -201,7 +202,7 @@ class Session:
             kinds = (keys.subscription, keys.place, keys.retained, keys.leases)
             if isinstance(source, SharedSource):
                 source.group.save()  # its places, before they are removed here
-            self._commit([OwnWrite(key(number), None) for key in kinds])
+            self._commit([FrameworkWrite(key(number), None) for key in kinds])
             self._sources.pop(topic_filter)
             for gone in (source, self._retained.pop(number, None)):
                 if gone is not None:
@@ -659,7 +660,7 @@ class Session:
             self._heard()
             known = self._incoming.intersection(packet_ids)
             if known:
-                self._commit([OwnWrite(self.keys.incoming(packet_id), None) for packet_id in known])
+                self._commit([FrameworkWrite(self.keys.incoming(packet_id), None) for packet_id in known])
                 self._incoming -= known
             return len(known)
 

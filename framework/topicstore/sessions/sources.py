@@ -11,10 +11,11 @@ import collections
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from topicstore.errors import TopicstoreError
-from topicstore.model import Message
-from topicstore.state import OwnWrite, StateWrite
-from topicstore.topics import TopicFilter
+from topicstore.contract.errors import TopicstoreError
+from topicstore.contract.model import Message
+from topicstore.contract.state import StateWrite
+from topicstore.contract.topics import TopicFilter
+from topicstore.shard.state import FrameworkWrite
 
 from .dispatch import Channel, Dispatcher
 from .model import SubscribeOptions
@@ -372,7 +373,7 @@ class RetainedSource(Source):
         key = self._keys.retained(self.number)
         if not self._messages:
             return []
-        return [put(key, (VERSION, "")) if self.limited else OwnWrite(key, None)]
+        return [put(key, (VERSION, "")) if self.limited else FrameworkWrite(key, None)]
 
     def read(self, limit: int, now: int) -> Portion | None:
         """Return at most ``limit`` messages that follow; None: that was all."""
@@ -394,7 +395,7 @@ class RetainedSource(Source):
             return []
         key = self._keys.retained(self.number)
         if self._done == len(self._messages):
-            return [OwnWrite(key, None)]
+            return [FrameworkWrite(key, None)]
         return [put(key, (VERSION, self._messages[self._done - 1].topic))]
 
     def settled(self) -> None:

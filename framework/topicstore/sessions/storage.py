@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import attrs
 import msgspec
 
-from topicstore.errors import DatabaseClosedError, StateConflictError
+from topicstore.contract.checksums import seal
+from topicstore.contract.errors import DatabaseClosedError, StateConflictError
+from topicstore.contract.model import Message
+from topicstore.contract.state import StateWrite
 from topicstore.kept import kept_key
-from topicstore.model import Message
-from topicstore.sealing import seal
-from topicstore.state import OwnWrite, StateWrite
+from topicstore.shard.state import FrameworkWrite
 
 from .model import Will
 from .records import (
@@ -62,7 +63,7 @@ class Found:
     def guard(self) -> StateWrite:
         """A write that changes nothing, and fails if the session changed since."""
         key = Keys(self.client_id).session
-        return OwnWrite(key, self.stored, expect=self.stored)
+        return FrameworkWrite(key, self.stored, expect=self.stored)
 
 
 def encode_session(client_id: str, record: SessionRecord) -> Found:
@@ -166,16 +167,16 @@ class SessionStorage:
         """Return the writes that turn one record of a session into another, with its mark and timers."""
         keys = Keys(client_id)
         writes: list[StateWrite] = [
-            OwnWrite(keys.session, after.stored, expect=None if before is None else before.stored)
+            FrameworkWrite(keys.session, after.stored, expect=None if before is None else before.stored)
         ]
         was = None if before is None else before.record
         if after.record.connected:
             writes.append(put(keys.live, (VERSION,)))
         elif was is not None and was.connected:
-            writes.append(OwnWrite(keys.live, None))
+            writes.append(FrameworkWrite(keys.live, None))
         old = set() if was is None else _timers(keys, was)
         new = _timers(keys, after.record)
-        writes += [OwnWrite(key, None) for key in old - new]
+        writes += [FrameworkWrite(key, None) for key in old - new]
         writes += [put(key, (VERSION,)) for key in new - old]
         return writes
 
@@ -189,14 +190,16 @@ class SessionStorage:
         try:
             while True:
                 doomed = list(islice(self._parts(found.client_id), _CHUNK + 1))
-                writes = [OwnWrite(key, None) for key in doomed[:_CHUNK]]
+                writes = [FrameworkWrite(key, None) for key in doomed[:_CHUNK]]
                 if len(doomed) <= _CHUNK:
                     break
                 begun = [attrs.evolve(ending.guard, expect=found.stored), put(keys.live, (VERSION,))]
                 self.write_for(found.client_id, [*begun, *writes])
                 found = ending
-            writes += [OwnWrite(key, None) for key in (*_timers(keys, found.record), keys.live, self.will_key(keys))]
-            self.write_for(found.client_id, [OwnWrite(keys.session, None, expect=found.stored), *writes])
+            writes += [
+                FrameworkWrite(key, None) for key in (*_timers(keys, found.record), keys.live, self.will_key(keys))
+            ]
+            self.write_for(found.client_id, [FrameworkWrite(keys.session, None, expect=found.stored), *writes])
         except StateConflictError:
             return False
         return True
@@ -216,7 +219,7 @@ class SessionStorage:
 
     def forget_timer(self, time: int, kind: bytes, client_id: str) -> None:
         """Remove a timer that no session's record names."""
-        self.write_for(client_id, [OwnWrite(Keys(client_id).timer(time, kind), None)])
+        self.write_for(client_id, [FrameworkWrite(Keys(client_id).timer(time, kind), None)])
 
     # --- wills ---
 

@@ -18,8 +18,9 @@ from itertools import chain, islice, repeat
 import attrs
 import numpy as np
 
-from topicstore.positions import Positions
-from topicstore.state import OwnWrite, StateWrite
+from topicstore.contract.positions import Positions
+from topicstore.contract.state import StateWrite
+from topicstore.shard.state import FrameworkWrite
 
 from .model import SubscribeOptions
 from .records import (
@@ -301,7 +302,7 @@ class Window:
             number += 1
         rewritten = self._to_rewrite(whole=whole)
         writes += map(self._rewrite, rewritten)
-        writes += [OwnWrite(self._key(gone), None) for gone in self._finished if gone.number in stored]
+        writes += [FrameworkWrite(self._key(gone), None) for gone in self._finished if gone.number in stored]
         return Staged(writes, list(flights), released, rewritten, len(self._finished))
 
     def settle(self, staged: Staged) -> list[int]:

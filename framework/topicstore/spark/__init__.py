@@ -15,7 +15,7 @@ doesn't, as with workers that have another Python path, `register` tells it.
 
 from __future__ import annotations
 
-from topicstore.errors import BackendUnavailableError
+from topicstore.contract.errors import BackendUnavailableError
 
 try:
     import pyspark as _pyspark  # noqa: F401 - to say what is missing, and how to get it

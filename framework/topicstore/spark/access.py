@@ -14,13 +14,13 @@ from pathlib import Path
 import attrs
 
 from topicstore import replay
-from topicstore.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import GenerationDroppedError
+from topicstore.contract.replay_plan import Order, ReplayPlan
+from topicstore.contract.topics import TopicFilter
 from topicstore.database import Database
-from topicstore.errors import GenerationDroppedError
-from topicstore.lanes import plan_lane
 from topicstore.manifest import existing_manifest
-from topicstore.shard import Shard
-from topicstore.topics import TopicFilter
+from topicstore.shard.shard import Shard
 
 from .selection import Selection
 
@@ -96,9 +96,7 @@ def _cut(db: Database, piece: Piece, parts: int) -> Iterator[Piece]:
             yield attrs.evolve(piece, first=start, last=after - 1)
 
 
-def read(
-    db: Database, piece: Piece, filters: tuple[str, ...], *, order: replay.Order | None = None
-) -> Iterator[MessageBatch]:
+def read(db: Database, piece: Piece, filters: tuple[str, ...], *, order: Order | None = None) -> Iterator[MessageBatch]:
     """Yield the messages of a piece that match one of ``filters``, which overlap nowhere, filter by filter.
 
     ``order``: as for `Database.replay`.
@@ -108,9 +106,9 @@ def read(
     _check_there(shard, piece)
     for text in filters:
         database, bound = bytes.fromhex(db.manifest.id), min(piece.last, shard.watermark)
-        lane = plan_lane(database, shard, TopicFilter(text), piece.first, bound, since=time.monotonic())
-        stages = [stage for stage in lane.stages if piece.generation in (None, stage.iterators[0].generation)]
-        plan = replay.ReplayPlan(lanes=[attrs.evolve(lane, stages=stages)], order=order, batch_size=_BATCH)
+        whole = shard.plan(database, TopicFilter(text), piece.first, bound, since=time.monotonic())
+        chosen = [part for part in whole.generations if piece.generation in (None, part.iterators[0].generation)]
+        plan = ReplayPlan(shards=[attrs.evolve(whole, generations=chosen)], order=order, batch_size=_BATCH)
         yield from replay.run(plan, db.fetch)
 
 

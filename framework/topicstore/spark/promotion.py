@@ -6,7 +6,8 @@ Beside the attempts of a write lies what its commit takes of them, on disk befor
 
 Stored form (state keyspace of every shard)::
 
-    "spark/" writer -> sealed (see `topicstore.sealing`) msgpack array of version 1, batch, write, rows, complete
+    "spark/" writer -> sealed (see `topicstore.contract.checksums`) msgpack array of version 1,
+                       batch, write, rows, complete
 
 ``rows`` says how many of the shard's rows of the batch are stored; it changes in the engine write that stores them.
 ``complete``, of shard 0, says that all rows of all shards are. So a commit that was interrupted
@@ -27,8 +28,8 @@ import attrs
 import msgspec
 import pyarrow as pa
 
-from topicstore.database import Database
-from topicstore.errors import (
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.errors import (
     CorruptionError,
     EngineError,
     InvalidMessageError,
@@ -36,12 +37,12 @@ from topicstore.errors import (
     NewerFormatError,
     TimestampAheadError,
 )
+from topicstore.contract.positions import span_text
+from topicstore.contract.state import StateWrite
+from topicstore.database import Database
 from topicstore.lock import DirectoryLock
 from topicstore.manifest import read_manifest, sync_directory
 from topicstore.opening import open  # noqa: A004 - the name people know
-from topicstore.positions import span_text
-from topicstore.sealing import seal, unseal
-from topicstore.state import StateWrite
 
 from .settings import WriteSettings
 from .staging import in_order, newest_of, runs_of

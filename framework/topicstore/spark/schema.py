@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from topicstore.errors import InvalidArgumentError
+from topicstore.contract.errors import InvalidArgumentError
 
 __all__ = ["MESSAGES", "MESSAGES_WITH_IDS", "Shape"]
 

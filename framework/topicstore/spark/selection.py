@@ -29,10 +29,10 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from topicstore.contract.positions import first_position, to_microseconds
+from topicstore.contract.topics import TopicFilter
 from topicstore.manifest import Manifest
-from topicstore.positions import first_position, to_microseconds
 from topicstore.sharding import ShardMap
-from topicstore.topics import TopicFilter
 
 __all__ = ["Selection"]
 

@@ -19,7 +19,7 @@ import pyspark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from topicstore.errors import BackendUnavailableError
+from topicstore.contract.errors import BackendUnavailableError
 
 from .source import TopicstoreSource
 

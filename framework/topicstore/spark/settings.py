@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import attrs
 
-from topicstore.cli.times import parse_when
-from topicstore.errors import InvalidArgumentError
-from topicstore.positions import first_position
-from topicstore.topics import TopicFilter
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.positions import first_position
+from topicstore.contract.topics import TopicFilter
+from topicstore.times import parse_when
 
 from .selection import Selection
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from topicstore.errors import InvalidArgumentError
+from topicstore.contract.errors import InvalidArgumentError
 
 from .promotion import Batch, abort, check_unlocked, promote
 from .settings import WriteSettings

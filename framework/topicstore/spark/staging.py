@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from topicstore.arrow import SCHEMA
-from topicstore.batch import MessageBatch
+from topicstore.contract.arrow import SCHEMA
+from topicstore.contract.batch import MessageBatch
 from topicstore.manifest import sync_directory
 from topicstore.sharding import ShardMap
 

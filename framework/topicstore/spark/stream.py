@@ -10,9 +10,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.positions import Positions
 from topicstore.database import Database
-from topicstore.errors import InvalidArgumentError
-from topicstore.positions import Positions
 
 from .access import Piece, open_to_read, read
 from .scan import partitions_of, rows_of

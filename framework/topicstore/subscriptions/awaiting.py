@@ -10,8 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from topicstore.errors import TopicstoreError
-from topicstore.shard import Shard
+from topicstore.contract.errors import TopicstoreError
+from topicstore.shard.shard import Shard
 
 if TYPE_CHECKING:
     from .feed import Feed

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 import attrs
 import numpy as np
 
-from topicstore.batch import MessageBatch
-from topicstore.errors import GenerationDroppedError, TopicstoreError
-from topicstore.model import Message
-from topicstore.positions import COUNTER_BITS, Positions
-from topicstore.topics import TopicFilter
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import GenerationDroppedError, TopicstoreError
+from topicstore.contract.model import Message
+from topicstore.contract.positions import COUNTER_BITS, Positions
+from topicstore.contract.topics import TopicFilter
 
 from .runs import Run, Stretch
 

@@ -11,20 +11,19 @@ import collections
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
-from topicstore.batch import MessageBatch
-from topicstore.columns import to_iterable
-from topicstore.errors import DatabaseClosedError
-from topicstore.generations import GenerationRecord
-from topicstore.lanes import plan_lane
-from topicstore.model import Message
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.columns import to_iterable
+from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.model import Message
+from topicstore.contract.topics import TopicFilter
 from topicstore.replay import in_order
-from topicstore.topics import TopicFilter
+from topicstore.shard.records import GenerationRecord
 
 from .awaiting import Awaiting
 from .feed import Feed, Listener
@@ -123,7 +122,7 @@ class Hub:
     # --- telling ---
 
     def announce(self, shard: int, batch: MessageBatch) -> list[Feed]:
-        """A batch is about to be committed; return the feeds to `wake` when it was. Under the shard's lock."""
+        """A batch is about to be committed; return the feeds to be woken when it was. Under the shard's lock."""
         if not len(self._routes) or not len(batch):
             return []
         topics = set(to_iterable(batch.topics))
@@ -133,12 +132,11 @@ class Hub:
             feed.announce(shard, first, last)
         return feeds
 
-    def wake(self, woken: Iterable[tuple[int, list[Feed]]]) -> None:
-        """The batches that were announced to these feeds, by shard, can be read. No lock is held."""
+    def visible(self, shard: int, told: object) -> None:
+        """What was announced to these feeds can be read. No lock is held."""
         self._leave_abandoned()
-        for shard, feeds in woken:
-            for feed in feeds:
-                feed.wake(shard)
+        for feed in cast("list[Feed]", told):
+            feed.wake(shard)
 
     def route(self, messages: list[Message]) -> None:
         """Hand messages that are stored nowhere to whoever listens now."""
@@ -204,8 +202,8 @@ class Hub:
             raise DatabaseClosedError("the database is closed")
         bound = self._shards[shard].watermark
         bound = bound if last is None else min(bound, last)
-        lane = plan_lane(self._id, self._shards[shard], topic_filter, first, bound, since=None)
-        return in_order(lane, db.fetch, rows), lane.bound
+        plan = self._shards[shard].plan(self._id, topic_filter, first, bound, since=None)
+        return in_order(plan, db.fetch, rows), plan.bound
 
     def remember(self, stretch: Stretch, where: list[Stretch]) -> None:
         """A stretch is kept in a list; take the oldest from theirs if too many are."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from topicstore.topics import TopicFilter
+from topicstore.contract.topics import TopicFilter
 
 __all__ = ["Routes"]
 

@@ -7,8 +7,8 @@ import functools
 import attrs
 import numpy as np
 
-from topicstore.batch import MessageBatch
-from topicstore.model import Message
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.model import Message
 
 __all__ = ["Run", "Stretch"]
 

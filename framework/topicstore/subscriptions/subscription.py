@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Self
 
 import attrs
 
-from topicstore.batch import MessageBatch
-from topicstore.errors import DatabaseClosedError, InvalidArgumentError, SubscriptionClosedError
-from topicstore.model import Message
-from topicstore.positions import first_position, time_of, to_microseconds
-from topicstore.topics import TopicFilter
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, SubscriptionClosedError
+from topicstore.contract.model import Message
+from topicstore.contract.positions import first_position, time_of, to_microseconds
+from topicstore.contract.topics import TopicFilter
 
 from .feed import Feed
 from .runs import Run

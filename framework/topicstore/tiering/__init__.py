@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topicstore.errors import ManifestMismatchError
+from topicstore.contract.errors import ManifestMismatchError
 
 if TYPE_CHECKING:
-    from topicstore.generations import GenerationRecord
-    from topicstore.layout import Slab
+    from topicstore.contract.layout import Slab
+    from topicstore.shard.records import GenerationRecord
 
 __all__ = ["Archives", "archive_directory", "check_apart", "location_of"]
 

@@ -32,18 +32,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from topicstore.arrow import SCHEMA
-from topicstore.batch import MessageBatch
-from topicstore.columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts
-from topicstore.engine import WriteBatch
-from topicstore.errors import CorruptionError, GenerationArchivedError, GenerationError, NewerFormatError
-from topicstore.iterators import Iterator as StreamIterator
-from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
-from topicstore.model import Properties
-from topicstore.positions import Positions
-from topicstore.replay import Lane, ReplayPlan, Stage, run
-from topicstore.requests import NextResult
-from topicstore.topics import TopicFilter
+from topicstore.contract.arrow import SCHEMA
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts
+from topicstore.contract.engine import WriteBatch
+from topicstore.contract.errors import CorruptionError, GenerationArchivedError, GenerationError, NewerFormatError
+from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.model import Properties
+from topicstore.contract.positions import Positions
+from topicstore.contract.replay_plan import GenerationPlan, ReplayPlan, ShardPlan
+from topicstore.contract.requests import NextResult
+from topicstore.contract.topics import TopicFilter
+from topicstore.replay import run
 
 from .format import Contents, Group, Part, read_contents
 
@@ -468,8 +469,8 @@ def rows_of(slabs: Sequence[ArchiveSlab]) -> Iterator[MessageBatch]:
     """Yield all rows of slabs of any shards and generations in order of positions, of equal ones by shards."""
     by_place = {(slab.contents.shard, slab.contents.generation): slab for slab in slabs}
     filters = sorted({text for slab in slabs for text in slab.contents.filters})
-    lanes = [
-        _lane([by_place[place] for place in sorted(by_place) if place[0] == shard], shard, text)
+    plans = [
+        _plan([by_place[place] for place in sorted(by_place) if place[0] == shard], shard, text)
         for shard in sorted({shard for shard, _ in by_place})
         for text in filters
     ]
@@ -482,16 +483,16 @@ def rows_of(slabs: Sequence[ArchiveSlab]) -> Iterator[MessageBatch]:
         moved = msgspec.structs.replace(iterator, place=step.place)
         return NextResult(batch=step.batch, iterator=moved, end_of_stream=step.exhausted, caught_up=step.exhausted)
 
-    return run(ReplayPlan(lanes=lanes, order="time", batch_size=_BATCH), fetch)
+    return run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH), fetch)
 
 
-def _lane(slabs: Sequence[ArchiveSlab], shard: int, text: str) -> Lane:
-    stages = [
-        Stage([StreamIterator(b"", shard, slab.contents.generation, _STREAM, text, _place_at(0))], 1)
+def _plan(slabs: Sequence[ArchiveSlab], shard: int, text: str) -> ShardPlan:
+    generations = [
+        GenerationPlan([StreamIterator(b"", shard, slab.contents.generation, _STREAM, text, _place_at(0))], 1)
         for slab in slabs
         if text in slab.contents.filters
     ]
-    return Lane(shard=shard, bound=max(slab.contents.last_position for slab in slabs), stages=stages)
+    return ShardPlan(shard=shard, bound=max(slab.contents.last_position for slab in slabs), generations=generations)
 
 
 def _rest_of(group: Group) -> list[str]:

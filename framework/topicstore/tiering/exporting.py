@@ -28,23 +28,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from topicstore import replay
-from topicstore.batch import MessageBatch
-from topicstore.errors import (
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import (
     CorruptionError,
     GenerationArchivedError,
     GenerationError,
     ManifestMismatchError,
     UnsupportedError,
 )
-from topicstore.generations import GenerationRecord
-from topicstore.iterators import Iterator as StreamIterator
-from topicstore.lanes import plan_lane
-from topicstore.layout import Slab
-from topicstore.locking import held
+from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.layout import Slab
+from topicstore.contract.replay_plan import ReplayPlan
+from topicstore.contract.requests import NextResult
+from topicstore.contract.topics import TopicFilter
 from topicstore.manifest import sync_directory
-from topicstore.requests import NextResult
-from topicstore.shard import Shard
-from topicstore.topics import TopicFilter
+from topicstore.shard.locks import held
+from topicstore.shard.records import GenerationRecord
+from topicstore.shard.shard import Shard
 
 from . import archive_directory, check_apart
 from .archive import ArchiveSlab, digest_of, digests_of, rows_of
@@ -303,13 +303,11 @@ def _publish(draft: Path, directory: Path) -> bool:
 def _stored(db: Database, shard: Shard, record: GenerationRecord) -> Iterator[MessageBatch]:
     """Yield all messages of a slab in order of positions, as they are stored."""
     slab, last = shard.slab(record.number), record.last_position or 0
-    lanes = []
+    plans = []
     for text in _filters(slab):
-        lane = plan_lane(
-            bytes.fromhex(db.manifest.id), shard, TopicFilter(text), record.first_position, last, since=None
-        )
-        stages = [stage for stage in lane.stages if stage.iterators[0].generation == record.number]
-        lanes.append(attrs.evolve(lane, stages=stages))
+        plan = shard.plan(bytes.fromhex(db.manifest.id), TopicFilter(text), record.first_position, last, since=None)
+        chosen = [part for part in plan.generations if part.iterators[0].generation == record.number]
+        plans.append(attrs.evolve(plan, generations=chosen))
 
     def fetch(iterator: StreamIterator, bound: int, limit: int) -> NextResult:
         db._check_open()  # noqa: SLF001 - who closes it needn't wait for the end
@@ -326,7 +324,7 @@ def _stored(db: Database, shard: Shard, record: GenerationRecord) -> Iterator[Me
         moved = msgspec.structs.replace(iterator, place=step.place)
         return NextResult(batch=step.batch, iterator=moved, end_of_stream=ended, caught_up=step.exhausted)
 
-    return replay.run(replay.ReplayPlan(lanes=lanes, order="time", batch_size=_BATCH), fetch)
+    return replay.run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH), fetch)
 
 
 def _filters(slab: Slab) -> tuple[str, ...]:

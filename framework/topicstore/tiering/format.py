@@ -8,9 +8,9 @@
     <target>/.unfinished-<32 hexadecimal digits>/               of an export that runs, or was killed
 
 ``shard`` and ``generation`` are partition columns, named by the directories; a file has the others of
-`topicstore.arrow.SCHEMA_WITH_IDS`, and no ``shard``: readers of partitioned data (Spark, DuckDB, pyarrow) take that
-from the path, and some refuse, or silently prefer one, where a file has it too. Readers that look for
-partitions pass over names that begin with ``_`` or ``.``.
+`topicstore.contract.arrow.SCHEMA_WITH_IDS`, and no ``shard``: readers of partitioned data (Spark, DuckDB,
+pyarrow) take that from the path, and some refuse, or silently prefer one, where a file has it too. Readers
+that look for partitions pass over names that begin with ``_`` or ``.``.
 
 Both JSON files are ``{"format": 1, "checksum": "<xxh64 of the rest>", …}``. A slab's directory is made under
 another name, brought to disk, and gets its name by one rename: where it has its name it is complete, and is never
@@ -31,8 +31,8 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from topicstore.arrow import SCHEMA_WITH_IDS
-from topicstore.errors import CorruptionError, ManifestMismatchError, NewerFormatError
+from topicstore.contract.arrow import SCHEMA_WITH_IDS
+from topicstore.contract.errors import CorruptionError, ManifestMismatchError, NewerFormatError
 from topicstore.manifest import Manifest, sync_directory
 
 __all__ = [

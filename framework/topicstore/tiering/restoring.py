@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import attrs
 
 from topicstore import replay
-from topicstore.batch import MessageBatch
-from topicstore.errors import CorruptionError, NotADatabaseError
-from topicstore.lanes import plan_lane
-from topicstore.topics import TopicFilter
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import CorruptionError, NotADatabaseError
+from topicstore.contract.replay_plan import ReplayPlan
+from topicstore.contract.topics import TopicFilter
 
 from .archive import ArchiveSlab, rows_of
 from .format import Head, read_contents, read_head
 
 if TYPE_CHECKING:
+    from topicstore.contract.model import Message
     from topicstore.database import Database
-    from topicstore.model import Message
 
 __all__ = ["ExportedGeneration", "check_stored", "exported_generations", "is_export"]
 
@@ -110,6 +110,6 @@ def check_stored(db: Database, exported: ExportedGeneration, first: int) -> None
 def _messages(db: Database, shard: int, filters: Sequence[str], first: int) -> Iterator[Message]:
     """Return an iterator over the messages of a shard in order of positions, through the plugins."""
     view, database = db.shards[shard], bytes.fromhex(db.manifest.id)
-    lanes = [plan_lane(database, view, TopicFilter(text), first, view.watermark, since=0.0) for text in filters]
-    plan = replay.ReplayPlan(lanes=[lane for lane in lanes if lane.stages], order="time", batch_size=_BATCH)
+    plans = [view.plan(database, TopicFilter(text), first, view.watermark, since=0.0) for text in filters]
+    plan = ReplayPlan(shards=[plan for plan in plans if plan.generations], order="time", batch_size=_BATCH)
     return chain.from_iterable(map(MessageBatch.to_messages, replay.run(plan, db.fetch)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from topicstore.columns import to_list
-from topicstore.engine import DATA, INDEX, Engine, Reader
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.layout import Damage
+from topicstore.contract.columns import to_list
+from topicstore.contract.engine import DATA, INDEX, Engine, Reader
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.layout import Damage
 
 from .format import MIXED, Block, Columns
 from .reading import Reading

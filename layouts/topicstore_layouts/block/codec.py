@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import zstandard
-from topicstore.errors import CorruptionError
+from topicstore.contract.errors import CorruptionError
 
 __all__ = ["CODECS", "ZSTD", "Compressor", "decompress"]
 

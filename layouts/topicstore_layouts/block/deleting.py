@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 from topicstore import TopicFilter
-from topicstore.columns import Indices
-from topicstore.engine import DATA, Engine, WriteBatch
-from topicstore.layout import DeleteStep
+from topicstore.contract.columns import Indices
+from topicstore.contract.engine import DATA, Engine, WriteBatch
+from topicstore.contract.layout import DeleteStep
 
 from .codec import Compressor
 from .format import Block, encode_frame

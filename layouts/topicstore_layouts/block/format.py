@@ -49,9 +49,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 from topicstore import Properties
-from topicstore.columns import Coded, Column, Constant, Indices, Texts, take, to_list
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.positions import COUNTER_BITS, Positions, consecutive_positions
+from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, take, to_list
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.positions import COUNTER_BITS, Positions, consecutive_positions
 
 from .codec import Compressor, decompress
 from .payloads import PackedPayloads

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topicstore.engine import DATA, Reader
-from topicstore.errors import CorruptionError, NewerFormatError
+from topicstore.contract.engine import DATA, Reader
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .codec import Compressor
 from .format import Block, Columns, block_seed, encode_block

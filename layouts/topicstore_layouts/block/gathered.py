@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from topicstore import MessageBatch
-from topicstore.columns import Coded, Column, Constant, Indices, LazyColumn, Texts, concat, take
+from topicstore.contract.columns import Coded, Column, Constant, Indices, LazyColumn, Texts, concat, take
 
 from .format import Array, Block
 

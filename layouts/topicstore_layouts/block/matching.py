@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from topicstore.columns import Coded, Column, Constant
-from topicstore.errors import CorruptionError
-from topicstore.topics import TopicFilter
+from topicstore.contract.columns import Coded, Column, Constant
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.topics import TopicFilter
 
 from topicstore_layouts.names import NameTable
 

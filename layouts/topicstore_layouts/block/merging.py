@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from topicstore.columns import Coded, Column, Constant, Indices, Texts, take, to_list
-from topicstore.engine import DATA, Engine, WriteBatch
-from topicstore.layout import CompactStep
+from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, take, to_list
+from topicstore.contract.engine import DATA, Engine, WriteBatch
+from topicstore.contract.layout import CompactStep
 
 from .codec import Compressor
 from .format import MIXED, Block, Columns, encode_frame

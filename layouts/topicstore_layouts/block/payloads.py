@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from topicstore.columns import Constant, Indices, LazyColumn
-from topicstore.errors import CorruptionError
+from topicstore.contract.columns import Constant, Indices, LazyColumn
+from topicstore.contract.errors import CorruptionError
 
 __all__ = ["PackedPayloads"]
 

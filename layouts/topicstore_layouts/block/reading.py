@@ -9,10 +9,10 @@ from functools import partial
 import attrs
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
-from topicstore.columns import Coded, Column, Constant, Indices, take
-from topicstore.engine import Engine, Reader
-from topicstore.errors import CorruptionError
-from topicstore.layout import ReadCounters
+from topicstore.contract.columns import Coded, Column, Constant, Indices, take
+from topicstore.contract.engine import Engine, Reader
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import ReadCounters
 
 from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.names import NameTable

@@ -36,10 +36,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 import zstandard
-from topicstore.columns import Column, Indices
-from topicstore.engine import DATA, INDEX, META, Engine, Reader, WriteBatch, encode_generation
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.sealing import seal, unseal
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.columns import Column, Indices
+from topicstore.contract.engine import DATA, INDEX, META, Engine, Reader, WriteBatch, encode_generation
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .codec import ZSTD, decompress
 from .format import Array, Block, Columns, frame_seed

@@ -16,10 +16,10 @@ from contextlib import closing
 
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
-from topicstore.columns import Coded, Constant, to_list
-from topicstore.engine import DATA, Engine, WriteBatch
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.layout import (
+from topicstore.contract.columns import Coded, Constant, to_list
+from topicstore.contract.engine import DATA, Engine, WriteBatch
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.layout import (
     CompactStep,
     Damage,
     DeleteStep,

@@ -15,10 +15,10 @@ from itertools import chain
 import attrs
 import numpy as np
 import numpy.typing as npt
-from topicstore.engine import KEYS, Reader
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.layout import Damage
-from topicstore.positions import Positions
+from topicstore.contract.engine import KEYS, Reader
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.layout import Damage
+from topicstore.contract.positions import Positions
 
 from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.rows import read_rows

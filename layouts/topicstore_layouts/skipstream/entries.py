@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 from topicstore import TopicFilter
-from topicstore.columns import Column, to_list
+from topicstore.contract.columns import Column, to_list
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from topicstore_layouts.learned import LearnedTopics

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from topicstore.positions import Positions
+from topicstore.contract.positions import Positions
 
 __all__ = ["Keys", "Numbers", "entry_keys", "message_keys"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import attrs
-from topicstore.engine import Engine, WriteBatch
-from topicstore.layout import Layout, Slab
+from topicstore.contract.engine import Engine, WriteBatch
+from topicstore.contract.layout import Layout, Slab
 
 from topicstore_layouts.learned import LearnedTopics, check_thresholds
 

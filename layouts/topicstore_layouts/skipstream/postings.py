@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
-from topicstore.engine import KEYS, Reader
-from topicstore.layout import ReadCounters
-from topicstore.positions import Positions
+from topicstore.contract.engine import KEYS, Reader
+from topicstore.contract.layout import ReadCounters
+from topicstore.contract.positions import Positions
 
 from .keys import Keys
 

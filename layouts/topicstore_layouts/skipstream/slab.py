@@ -23,9 +23,9 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
-from topicstore.engine import KEYS, Engine, Reader, WriteBatch
-from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
-from topicstore.positions import Positions
+from topicstore.contract.engine import KEYS, Engine, Reader, WriteBatch
+from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
+from topicstore.contract.positions import Positions
 
 from topicstore_layouts.latest import LatestPositions
 from topicstore_layouts.learned import LearnedTopics

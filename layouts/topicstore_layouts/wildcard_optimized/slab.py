@@ -31,10 +31,10 @@ from itertools import accumulate, groupby
 import attrs
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
-from topicstore.engine import KEYS, Engine, Reader, WriteBatch, encode_generation
-from topicstore.errors import CorruptionError, NewerFormatError
-from topicstore.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
-from topicstore.positions import COUNTER_BITS
+from topicstore.contract.engine import KEYS, Engine, Reader, WriteBatch, encode_generation
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
+from topicstore.contract.positions import COUNTER_BITS
 
 from topicstore_layouts.latest import LatestPositions
 from topicstore_layouts.learned import LearnedTopics

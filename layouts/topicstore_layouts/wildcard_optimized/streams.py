@@ -8,11 +8,11 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from topicstore.columns import Column, Constant, Indices, to_list
-from topicstore.engine import encode_generation
-from topicstore.layout import TopicNode
-from topicstore.positions import COUNTER_BITS, Positions
-from topicstore.topics import TopicFilter
+from topicstore.contract.columns import Column, Constant, Indices, to_list
+from topicstore.contract.engine import encode_generation
+from topicstore.contract.layout import TopicNode
+from topicstore.contract.positions import COUNTER_BITS, Positions
+from topicstore.contract.topics import TopicFilter
 
 from topicstore_layouts.learned import LearnedTopics
 

@@ -20,8 +20,8 @@ from itertools import chain, islice
 import attrs
 import lmdb
 from attrs.validators import ge, instance_of
-from topicstore.engine import Backend, Engine, EngineStats, Snapshot
-from topicstore.errors import (
+from topicstore.contract.engine import Backend, Engine, EngineStats, Snapshot
+from topicstore.contract.errors import (
     CorruptionError,
     DatabaseClosedError,
     EngineError,

@@ -1,7 +1,7 @@
 """What topicstore is told of the backend. Imports nothing of LMDB."""
 
 from topicstore import hookimpl
-from topicstore.specs import BackendSpec
+from topicstore.contract.plugin_specs import BackendSpec
 
 
 @hookimpl

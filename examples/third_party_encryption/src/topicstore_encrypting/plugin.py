@@ -5,7 +5,7 @@ Every read, as objects, as Arrow or on the command line, passes `topicstore_iter
 
 import attrs
 from topicstore import hookimpl
-from topicstore.columns import to_iterable
+from topicstore.contract.columns import to_iterable
 
 from .sealing import cipher, decrypt, encrypt
 

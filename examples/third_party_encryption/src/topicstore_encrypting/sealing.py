@@ -12,7 +12,7 @@ import os
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from topicstore.errors import InvalidOptionError, UnrecoverableError
+from topicstore.contract.errors import InvalidOptionError, UnrecoverableError
 
 KEY_VARIABLE = "TOPICSTORE_ENCRYPTION_KEY"
 """Environment variable with the key: 32 bytes in base64."""

@@ -9,7 +9,7 @@ Stored form (integers in keys are unsigned, bytes big-endian)::
     keyspace ``data``:  (generation, number, position) -> a row, sealed
 
 A row is the msgpack array [payload, client id, qos, retain, timestamp, properties]. Seals are those
-of `topicstore.sealing`; that of a row is made with its key's three numbers as 4, 8 and 8 bytes.
+of `topicstore.contract.checksums`; that of a row is made with its key's three numbers as 4, 8 and 8 bytes.
 """
 
 import struct
@@ -18,11 +18,11 @@ import time
 import msgspec
 import numpy as np
 from topicstore import MessageBatch, Properties
-from topicstore.columns import Constant, to_iterable
-from topicstore.engine import DATA, META, WriteBatch, encode_generation
-from topicstore.errors import CorruptionError
-from topicstore.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
-from topicstore.sealing import seal, unseal
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.columns import Constant, to_iterable
+from topicstore.contract.engine import DATA, META, WriteBatch, encode_generation
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
 
 _LOOKED_AT = 1_000
 """Messages that one step of a delete looks at."""

@@ -1,7 +1,7 @@
 """What topicstore is told of the layout."""
 
 from topicstore import hookimpl
-from topicstore.specs import LayoutSpec
+from topicstore.contract.plugin_specs import LayoutSpec
 
 
 @hookimpl

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from topicstore.errors import InvalidFilterError
-from topicstore.topics import TopicFilter
+from topicstore.contract.errors import InvalidFilterError
+from topicstore.contract.topics import TopicFilter
 
 __all__ = ["SharedFilter", "is_shared", "parse_shared", "read_filter"]
 

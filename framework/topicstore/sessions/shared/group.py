@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 import attrs
 import numpy as np
 
-from topicstore.errors import TopicstoreError
-from topicstore.model import Message
-from topicstore.positions import Positions
+from topicstore.contract.errors import TopicstoreError
+from topicstore.contract.model import Message
+from topicstore.contract.positions import Positions
+from topicstore.contract.state import StateWrite
 from topicstore.sessions.dispatch import Channel, Dispatcher
 from topicstore.sessions.records import VERSION, decode, put
-from topicstore.state import OwnWrite, ShardState, StateWrite
+from topicstore.shard.state import FrameworkWrite, ShardState
 from topicstore.subscriptions.runs import Run
 
 from .filters import SharedFilter
@@ -317,9 +318,9 @@ class Group:
 
     def save(self) -> None:
         """Commit all places, who is no member any more, and which of the messages that came back are left."""
-        writes = [self._record(), *(OwnWrite(self.keys.member(client_id), None) for client_id in self._gone)]
+        writes = [self._record(), *(FrameworkWrite(self.keys.member(client_id), None) for client_id in self._gone)]
         cut = [(loan, loan.behind(loan.settled)) for loan in self.loans if loan.settled >= loan.first]
-        writes += [OwnWrite(self.keys.returned_at(loan.shard, loan.first), None) for loan, _ in cut]
+        writes += [FrameworkWrite(self.keys.returned_at(loan.shard, loan.first), None) for loan, _ in cut]
         writes += [self._returned(loan.shard, left) for loan, left in cut if len(left)]
         self._home.write(writes)
         self._gone.clear()
@@ -344,7 +345,7 @@ class Group:
             handed = [(key, *messages_of(key, decode(key, v, Returned))) for key, v in state.scan(self.keys.handed)]
             if handed:
                 self._home.write([self._returned(shard, positions) for _, shard, positions in handed])
-                state.write([OwnWrite(key, None) for key, _, _ in handed])
+                state.write([FrameworkWrite(key, None) for key, _, _ in handed])
                 self.loans += [Loan(shard, positions) for _, shard, positions in handed]
         self.handed = False
 
@@ -360,10 +361,10 @@ class Group:
     def remove(self) -> None:
         """Remove all that is stored of it: nobody has the subscription any more."""
         for state in self._states:
-            state.write([OwnWrite(key, None) for key, _ in state.scan(self.keys.handed)])
+            state.write([FrameworkWrite(key, None) for key, _ in state.scan(self.keys.handed)])
         prefixes = (self.keys.members, self.keys.returned)
-        doomed = [OwnWrite(key, None) for prefix in prefixes for key, _ in self._home.scan(prefix)]
-        self._home.write([OwnWrite(self.keys.group, None), *doomed])
+        doomed = [FrameworkWrite(key, None) for prefix in prefixes for key, _ in self._home.scan(prefix)]
+        self._home.write([FrameworkWrite(self.keys.group, None), *doomed])
 
     # --- time, and looking ---
 

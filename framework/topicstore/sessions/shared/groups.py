@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import attrs
 import msgspec
 
-from topicstore.errors import StateConflictError, TopicstoreError
-from topicstore.positions import time_of
+from topicstore.contract.errors import StateConflictError, TopicstoreError
+from topicstore.contract.positions import time_of
+from topicstore.contract.state import StateWrite
 from topicstore.sessions.dispatch import Dispatcher
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
 from topicstore.sessions.storage import Found, SessionStorage, encode_session
 from topicstore.sessions.window import Window
-from topicstore.state import OwnWrite, ShardState, StateWrite
+from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .filters import is_shared, parse_shared
 from .group import Group, Membership
@@ -193,7 +194,7 @@ class Groups:
         writes = [] if window is None else _handed_back(client_id, window, (group.filter.text,))
         if found is not None and writes:
             group.save()  # so its own places can go; what they say of messages that came back would be out of date
-            places = OwnWrite(Keys(client_id).leases(member.number), None)
+            places = FrameworkWrite(Keys(client_id).leases(member.number), None)
             self._storage.write_for(client_id, [found.guard, places, *writes])
             group.handed = True
         member.handed_back = True
@@ -277,5 +278,5 @@ def _handed_back(client_id: str, window: Window, texts: Collection[str]) -> list
             key = GroupKeys(flight.topic_filter).handed_at(flight.shard, int(positions[0]))
             writes.append(put(key, returned(positions)))
             key = keys.flight(flight.number)
-            writes.append(put(key, kept.record()) if kept.ids else OwnWrite(key, None))
+            writes.append(put(key, kept.record()) if kept.ids else FrameworkWrite(key, None))
     return writes

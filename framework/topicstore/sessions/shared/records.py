@@ -22,7 +22,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from topicstore.positions import Positions
+from topicstore.contract.positions import Positions
 from topicstore.sessions.records import VERSION, pack_positions, unpack_positions
 
 __all__ = [

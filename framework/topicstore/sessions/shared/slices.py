@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from topicstore.columns import to_iterable, to_list
+from topicstore.contract.columns import to_iterable, to_list
 from topicstore.subscriptions.runs import Stretch
 
 from .records import PackedPlaces

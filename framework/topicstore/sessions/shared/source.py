@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.errors import TopicstoreError
-from topicstore.positions import time_of
+from topicstore.contract.errors import TopicstoreError
+from topicstore.contract.positions import time_of
+from topicstore.contract.state import StateWrite
+from topicstore.contract.topics import TopicFilter
 from topicstore.sessions.model import SubscribeOptions
 from topicstore.sessions.portions import Portion, expiry_of, portion_at
 from topicstore.sessions.records import VERSION, Era, SubscriptionRecord, put
 from topicstore.sessions.sources import Source
-from topicstore.state import StateWrite
 from topicstore.subscriptions.runs import Run
-from topicstore.topics import TopicFilter
 
 from .records import LeaseRecord
 from .slices import Slices, pack_places, slices_of

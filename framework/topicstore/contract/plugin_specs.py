@@ -31,17 +31,17 @@ class PluginSpec:
 
 @attrs.frozen(kw_only=True)
 class BackendSpec(PluginSpec):
-    """A `topicstore.engine.Backend`."""
+    """A `topicstore.contract.engine.Backend`."""
 
     capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
-    """Of `topicstore.engine.CAPABILITIES`, or a name of the plugin's own that its layouts require."""
+    """Of `topicstore.contract.engine.CAPABILITIES`, or a name of the plugin's own that its layouts require."""
     durability_note: str = ""
     """What ``commit`` and ``sync`` mean here, if not what the contract says."""
 
 
 @attrs.frozen(kw_only=True)
 class LayoutSpec(PluginSpec):
-    """A `topicstore.layout.Layout`."""
+    """A `topicstore.contract.layout.Layout`."""
 
     capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
     requires: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)

@@ -16,20 +16,23 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from .database import Database
-    from .replay import ReplayPlan
+    from .plugin_specs import BackendSpec, LayoutSpec, WorkloadSpec
+    from .replay_plan import ReplayPlan
     from .requests import (
         IterateRequest,
         NextResult,
+        OpenDatabase,
         ReplayRequest,
         StoreRequest,
         StoreResult,
         Stream,
         StreamsRequest,
     )
-    from .specs import BackendSpec, LayoutSpec, WorkloadSpec
 
 hookspec = pluggy.HookspecMarker("topicstore")
+
+hookimpl = pluggy.HookimplMarker("topicstore")
+"""Marks the functions of a plugin that implement a hook."""
 
 
 # --- registration -------------------------------------------------------------------
@@ -91,20 +94,20 @@ def topicstore_replay(request: ReplayRequest) -> ReplayPlan:
 
 
 @hookspec
-def topicstore_opened(db: Database) -> None:
+def topicstore_opened(db: OpenDatabase) -> None:
     """The database is open."""
 
 
 @hookspec
-def topicstore_generation_added(db: Database, generation: int) -> None:
+def topicstore_generation_added(db: OpenDatabase, generation: int) -> None:
     """A generation was added over all shards and is the current one."""
 
 
 @hookspec
-def topicstore_generation_dropped(db: Database, generation: int) -> None:
+def topicstore_generation_dropped(db: OpenDatabase, generation: int) -> None:
     """A generation was dropped over all shards; its messages are invisible."""
 
 
 @hookspec
-def topicstore_closed(db: Database) -> None:
+def topicstore_closed(db: OpenDatabase) -> None:
     """The database is about to give back its files; nothing more will be stored."""

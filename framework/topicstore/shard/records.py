@@ -5,7 +5,7 @@ Stored form (state keyspace, keys begin with a zero byte)::
     00 "tail"              -> Tail, written with every batch
     00 "generation" u32    -> GenerationRecord, written when one is added, sealed or dropped
 
-Both are sealed (see `topicstore.sealing`) msgpack arrays that begin with a version; fields are
+Both are sealed (see `topicstore.contract.checksums`) msgpack arrays that begin with a version; fields are
 only ever appended. The version of both is 1; of the record of an archived generation it is 2, because who
 doesn't know the field would take it for an empty one.
 """
@@ -17,9 +17,20 @@ from typing import Any
 
 import msgspec
 
-from .engine import DATA, INDEX, KEYS, META, STATE, Key, Keyspace, Reader, WriteBatch, encode_generation
-from .errors import CorruptionError, NewerFormatError
-from .sealing import seal, unseal
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.engine import (
+    DATA,
+    INDEX,
+    KEYS,
+    META,
+    STATE,
+    Key,
+    Keyspace,
+    Reader,
+    WriteBatch,
+    encode_generation,
+)
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 __all__ = [
     "ARCHIVED_VERSION",

@@ -20,7 +20,7 @@ FIELDS = ("topics", "payloads", "client_ids", "qos", "retain", "timestamps", "pr
 
 
 class MessageBatch:
-    """Messages as columns (see `topicstore.columns`).
+    """Messages as columns (see `topicstore.contract.columns`).
 
     Made by `from_messages`, `from_arrow` and `replace`, which check. The constructor doesn't: it is
     for layouts, whose bytes were checked when they were stored; `Database.store` checks whatever
@@ -182,7 +182,7 @@ class MessageBatch:
         """Return a RecordBatch of `topicstore.SCHEMA`; with ``ids``, of `topicstore.SCHEMA_WITH_IDS`."""
         from .arrow import record_batch
 
-        return record_batch(self, ids=ids)
+        return record_batch({name: getattr(self, name) for name in self.__slots__}, len(self), ids=ids)
 
     def payload_bytes(self) -> int:
         """Return the bytes of all payloads together."""

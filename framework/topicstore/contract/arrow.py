@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,6 @@ from .columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts, to
 from .errors import InvalidMessageError
 from .model import MAX_PAYLOAD, Properties
 from .validation import CHECKS
-
-if TYPE_CHECKING:
-    from .batch import MessageBatch
 
 __all__ = ["SCHEMA", "SCHEMA_WITH_IDS", "columns_of", "record_batch"]
 
@@ -72,13 +69,12 @@ _KEPT_BYTES = 1 << 20
 _DEFAULTS: dict[str, Any] = {"timestamp": None, "client_id": "", "qos": 0, "retain": False, "properties": None}
 
 
-def record_batch(batch: MessageBatch, *, ids: bool = False) -> pa.RecordBatch:
-    """Return the batch in Arrow columns; with ``ids``, shard and position too."""
-    rows = len(batch)
-    if ids and rows and (batch.positions is None or batch.shards is None):
+def record_batch(columns: Mapping[str, Column | None], rows: int, *, ids: bool = False) -> pa.RecordBatch:
+    """Return the columns of a `MessageBatch`, by name, as a record batch; with ``ids``, shard and position too."""
+    if ids and rows and (columns["positions"] is None or columns["shards"] is None):
         raise InvalidMessageError("messages have ids once they are stored")
     fields = _FIELDS_WITH_IDS if ids else _FIELDS
-    arrays = [_array(getattr(batch, column), kind, convert, rows) for column, kind, convert in fields]
+    arrays = [_array(columns[column], kind, convert, rows) for column, kind, convert in fields]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA_WITH_IDS if ids else SCHEMA)
 
 

@@ -22,7 +22,7 @@ What must hold, for every engine:
 * `close` ends open scans and snapshots, which then raise `DatabaseClosedError`, gives back every
   lock and handle, and may be called twice.
 
-Capabilities a backend may declare (see `topicstore.specs.BackendSpec`):
+Capabilities a backend may declare (see `topicstore.contract.plugin_specs.BackendSpec`):
 
 ========================  =======================================================================
 ``persistent``            what was written is there after close and open
@@ -93,7 +93,7 @@ class Keyspace:
 
 
 STATE = Keyspace("state")
-"""The logical layer's own: positions, generations, and what `topicstore.state` keeps."""
+"""The logical layer's own: positions, generations, and what `topicstore.shard.state` keeps."""
 META = Keyspace("meta")
 """A layout's dictionaries and learned structure. Keys begin with the generation."""
 DATA = Keyspace("data", (4, 8, 8))

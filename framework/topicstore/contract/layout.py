@@ -9,7 +9,7 @@ a generation is dropped by four range deletes.
 The logical layer promises a slab:
 
 * Messages come in order of strictly increasing positions, one batch at a time. A batch has columns
-  of any of the forms of `topicstore.columns`; its positions are an array of unsigned 64-bit numbers.
+  of any of the forms of `topicstore.contract.columns`; its positions are an array of unsigned 64-bit numbers.
 * Writers (`Slab.store`, `Slab.delete`) are serialised; readers run beside them, in any thread.
 * `Slab.compact` runs beside `Slab.store` and readers. No step of it runs beside a step of a delete
   or of another compaction, but those may come between two of its steps: look anew in each.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -13,22 +14,39 @@ import numpy.typing as npt
 from .batch import MessageBatch
 from .iterators import Iterator
 from .model import MessageId
-from .state import StateWrite
+from .replay_plan import Order
+from .state import State, StateWrite
 from .topics import TopicFilter
-
-if TYPE_CHECKING:
-    from .database import Database
 
 __all__ = [
     "Destinations",
     "IterateRequest",
     "NextResult",
+    "OpenDatabase",
     "ReplayRequest",
     "StoreRequest",
     "StoreResult",
     "Stream",
     "StreamsRequest",
 ]
+
+
+class OpenDatabase(Protocol):
+    """What hooks may know of the database that they are called for."""
+
+    @property
+    def path(self) -> Path:
+        """Its directory, as an absolute path."""
+
+    @property
+    def id(self) -> bytes:
+        """Sixteen bytes, the same for all copies of it, and in every iterator."""
+
+    def clock(self) -> int:
+        """Return the present: microseconds since the epoch, by the clock that it was opened with."""
+
+    def state(self, shard: int) -> State:
+        """Return the state of a shard."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,7 +63,7 @@ class Destinations:
 class StoreRequest:
     """Store a batch."""
 
-    db: Database
+    db: OpenDatabase
     batch: MessageBatch
     state: Mapping[int, Sequence[StateWrite]] = attrs.field(factory=dict)
     """State writes by shard, each shard's committed in one engine write with its messages."""
@@ -88,7 +106,7 @@ class Stream:
     number: int
     """Unique within shard and generation."""
     pattern: str
-    """A topic filter that all topics of the stream match; see `topicstore.layout.StreamInfo`."""
+    """A topic filter that all topics of the stream match; see `topicstore.contract.layout.StreamInfo`."""
     sealed: bool
     """The generation takes no more messages."""
 
@@ -97,7 +115,7 @@ class Stream:
 class StreamsRequest:
     """List streams."""
 
-    db: Database
+    db: OpenDatabase
     topic_filter: TopicFilter
     start: int
     """Microseconds since the epoch, inclusive."""
@@ -107,7 +125,7 @@ class StreamsRequest:
 class IterateRequest:
     """Fetch a batch."""
 
-    db: Database
+    db: OpenDatabase
     iterator: Iterator
     """In generation 0, the messages that a shard keeps beside its streams (`topicstore.kept`)."""
     limit: int
@@ -137,11 +155,11 @@ class NextResult:
 class ReplayRequest:
     """Plan a replay."""
 
-    db: Database
+    db: OpenDatabase
     topic_filter: TopicFilter
     start: int
     """Microseconds since the epoch, inclusive."""
     until: int | None
     """Microseconds since the epoch, exclusive."""
-    order: str | None
+    order: Order | None
     batch_size: int

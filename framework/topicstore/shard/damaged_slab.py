@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NoReturn
 
-from .batch import MessageBatch
-from .engine import WriteBatch
-from .errors import CorruptionError
-from .layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
-from .topics import TopicFilter
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.engine import WriteBatch
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.topics import TopicFilter
 
 __all__ = ["DamagedSlab"]
 

@@ -1,60 +1,30 @@
 """The state of a shard: small values beside the messages, written in the same engine write.
 
 The logical layer keeps positions and generations here, under keys that begin with a zero byte, and
-sessions and what else stands on top of a store under keys that begin with a byte of one (`OwnWrite`).
+sessions and what else stands on top of a store under keys that begin with a byte of one (`FrameworkWrite`).
 Imports and programs that embed a store keep theirs under any other key. Values are bytes; whoever
 writes them gives them a version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
-from .engine import STATE, Reader, WriteBatch
-from .errors import InvalidArgumentError, StateConflictError
+from topicstore.contract.engine import STATE, Reader, WriteBatch
+from topicstore.contract.errors import InvalidArgumentError, StateConflictError
+from topicstore.contract.state import AnyValue, StateWrite
 
-if TYPE_CHECKING:
-    from .shard import Shard
-
-__all__ = ["ANY", "OWN", "OwnWrite", "ShardState", "StateWrite"]
+__all__ = ["OWN", "FrameworkWrite", "ShardState", "stage"]
 
 RESERVED = b"\0"
 OWN = b"\1"
-"""What the keys of `OwnWrite` begin with."""
-
-
-class _Any:
-    def __repr__(self) -> str:
-        return "ANY"
-
-
-ANY: Final = _Any()
-"""No condition: write whatever is there."""
+"""What the keys of `FrameworkWrite` begin with."""
 
 
 @attrs.frozen
-class StateWrite:
-    """Set ``key`` to ``value`` (None deletes it), if its value is ``expect`` (None: if absent)."""
-
-    key: bytes
-    value: bytes | None
-    expect: bytes | _Any | None = ANY
-
-    def __attrs_post_init__(self) -> None:
-        if not isinstance(self.key, bytes) or not self.key or not self._permitted():
-            raise InvalidArgumentError(f"a state key is bytes that don't begin with zero or one, not {self.key!r}")
-        if self.value is not None and not isinstance(self.value, bytes):
-            raise InvalidArgumentError(f"a state value is bytes or None, not {type(self.value).__name__}")
-
-    def _permitted(self) -> bool:
-        return not self.key.startswith((RESERVED, OWN))
-
-
-@attrs.frozen
-class OwnWrite(StateWrite):
+class FrameworkWrite(StateWrite):
     """A write of the framework's own state, which programs' keys can't get in the way of. Internal to it."""
 
     def _permitted(self) -> bool:
@@ -70,7 +40,7 @@ def stage(writes: Iterable[StateWrite], reader: Reader, batch: WriteBatch) -> No
     for write in writes:
         if not isinstance(write, StateWrite):
             raise InvalidArgumentError(f"a state write is a StateWrite, not a {type(write).__name__}")
-        if not isinstance(write.expect, _Any):
+        if not isinstance(write.expect, AnyValue):
             found = reader.get(STATE, write.key)
             if found != write.expect:
                 raise StateConflictError(f"state {write.key!r} is {_brief(found)}, not {_brief(write.expect)}")
@@ -90,12 +60,13 @@ def _brief(value: bytes | None) -> str:
 class ShardState:
     """The state of one shard, as `Database.state` gives it."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, reader: Callable[[], Reader], write: Callable[[Sequence[StateWrite]], object]) -> None:
+        self._reader = reader
+        self._write = write
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of ``key``, or None."""
-        return self._shard.reader().get(STATE, key)
+        return self._reader().get(STATE, key)
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) of all keys that begin with ``prefix``, in order, as of the first item.
@@ -103,7 +74,7 @@ class ShardState:
         Without a prefix, those of the framework are left out.
         """
         if not prefix.startswith(RESERVED):
-            for chunk in self._shard.reader().scan(STATE, prefix or b"\2", _after_prefix(prefix)):
+            for chunk in self._reader().scan(STATE, prefix or b"\2", _after_prefix(prefix)):
                 yield from chunk
 
     def write(self, writes: Iterable[StateWrite]) -> None:
@@ -111,7 +82,7 @@ class ShardState:
 
         Raises `StateConflictError`, with nothing written, if a condition doesn't hold.
         """
-        self._shard.write_state(list(writes))
+        self._write(list(writes))
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:

@@ -1,6 +1,6 @@
 """Whose shard it is, so that directories that were mixed up are noticed.
 
-Stored form (state keyspace): ``00 "identity"`` -> sealed (see `topicstore.sealing`) msgpack array
+Stored form (state keyspace): ``00 "identity"`` -> sealed (see `topicstore.contract.checksums`) msgpack array
 of the version 1, the database's id and the shard's number; written when the shard is made.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from .engine import STATE, Engine, WriteBatch
-from .errors import CorruptionError
-from .sealing import seal, unseal
+from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.engine import STATE, Engine, WriteBatch
+from topicstore.contract.errors import CorruptionError
 
 __all__ = ["check_identity"]
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from .exits import DAMAGED, USAGE, Failure
-from .options import json_option
+from topicstore.cli.exits import DAMAGED, USAGE, Failure
+from topicstore.cli.options import json_option
 
 if TYPE_CHECKING:
     from topicstore_conformance.outcomes import Outcome
@@ -56,7 +55,7 @@ def conformance(
     mode: Mode = "quick" if quick else "full"
     runs = run_all(everything(mode) if all_ else plans_for(backend, layout, mode), _tell)
     if as_json:
-        from .display import print_json
+        from topicstore.cli.display import print_json
 
         print_json(_document(runs, _left_out(backend, layout)))
     elif markdown:
@@ -131,7 +130,7 @@ def _document(runs: Sequence[Run], left_out: dict[str, str]) -> dict[str, Any]:
 
 
 def _print(runs: Sequence[Run], left_out: dict[str, str], *, brief: bool) -> None:
-    from .display import console, fields, make_table
+    from topicstore.cli.display import console, fields, make_table
 
     out = console()
     if brief:
@@ -181,7 +180,7 @@ def _groups(run: Run) -> list[tuple[Any, ...]]:
 
 def _print_broken(run: Run) -> None:
     """Print each broken promise once, with the cases in which it was broken."""
-    from .display import visible
+    from topicstore.cli.display import visible
 
     broken: dict[str, list[Outcome]] = {}
     for test in run.of("failed"):

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.cli.times import format_time, parse_timestamp, parse_when, suspected_unit
-from topicstore.positions import MAX_TIME, to_microseconds
+from topicstore.contract.positions import MAX_TIME, to_microseconds
+from topicstore.times import format_time, parse_timestamp, parse_when, suspected_unit
 
 NOW = 1_750_000_000_123_456
 HOUR = 3_600_000_000

@@ -14,7 +14,7 @@ from topicstore.cli import cli
 
 PLUGIN = """
 from topicstore import hookimpl
-from topicstore.specs import BackendSpec, LayoutSpec
+from topicstore.contract.plugin_specs import BackendSpec, LayoutSpec
 from topicstore_backends.memory import MemoryBackend
 from topicstore_layouts.reference import ReferenceLayout
 

@@ -1,0 +1,57 @@
+"""What a store may write beside messages: small values of a shard, each on a condition, in the same engine write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol
+
+import attrs
+
+from .errors import InvalidArgumentError
+
+__all__ = ["ANY", "AnyValue", "State", "StateWrite"]
+
+_FRAMEWORK = (b"\0", b"\1")
+"""What the keys of the logical layer, and of what stands on it, begin with."""
+
+
+class AnyValue:
+    """The type of `ANY`."""
+
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+ANY: Final = AnyValue()
+"""No condition: write whatever is there."""
+
+
+@attrs.frozen
+class StateWrite:
+    """Set ``key`` to ``value`` (None deletes it), if its value is ``expect`` (None: if absent)."""
+
+    key: bytes
+    value: bytes | None
+    expect: bytes | AnyValue | None = ANY
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.key, bytes) or not self.key or not self._permitted():
+            raise InvalidArgumentError(f"a state key is bytes that don't begin with zero or one, not {self.key!r}")
+        if self.value is not None and not isinstance(self.value, bytes):
+            raise InvalidArgumentError(f"a state value is bytes or None, not {type(self.value).__name__}")
+
+    def _permitted(self) -> bool:
+        return not self.key.startswith(_FRAMEWORK)
+
+
+class State(Protocol):
+    """The state of one shard."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of ``key``, or None."""
+
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) of all keys that begin with ``prefix``, in order, as of the first item."""
+
+    def write(self, writes: Iterable[StateWrite]) -> None:
+        """Commit the writes together; raise `StateConflictError`, with nothing written, if a condition doesn't hold."""

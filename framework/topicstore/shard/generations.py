@@ -1,0 +1,307 @@
+"""The generations of a shard: their records and slabs, and how one is added, sealed, dropped, archived and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from topicstore.contract.engine import GENERATION_END, WriteBatch
+from topicstore.contract.errors import (
+    CorruptionError,
+    GenerationDroppedError,
+    GenerationError,
+    InvalidIteratorError,
+    NewerFormatError,
+    PluginError,
+)
+from topicstore.contract.layout import Layout, Slab
+from topicstore.contract.options import options_dict
+from topicstore.contract.positions import time_of
+
+from .commit_log import CommitLog
+from .damaged_slab import DamagedSlab
+from .locks import FairLock
+from .records import (
+    ARCHIVED_VERSION,
+    GenerationRecord,
+    load_generations,
+    put_generation,
+    put_tail,
+    ranges_of,
+    remove_messages,
+)
+
+__all__ = ["Generations", "MakeLayout", "OpenArchive", "check_local"]
+
+MakeLayout = Callable[[str, dict[str, Any]], Layout]
+"""Makes a layout of a name with its options."""
+OpenArchive = Callable[[int, GenerationRecord], Slab]
+"""Returns the slab of an archived generation of a shard."""
+
+
+class Generations:
+    """The generations of one shard."""
+
+    def __init__(self, log: CommitLog, make_layout: MakeLayout, open_archive: OpenArchive) -> None:
+        self._log = log
+        self._make_layout = make_layout
+        self._open_archive = open_archive
+        self.rewriting = FairLock()
+        """Held, before the log's lock, by who replaces what is stored: deletes, compactions, archiving."""
+        self.records = {record.number: record for record in load_generations(log.engine)}
+        """Of all generations, tombstones among them. Guarded by the log's lock."""
+        self.slabs: dict[int, Slab] = {}
+        """Of the live generations. Guarded by the log's lock."""
+        self.live: list[tuple[GenerationRecord, Slab]] = []
+        """The live generations, oldest first, replaced as a whole, so that readers needn't wait for a writer."""
+
+    def open(self) -> None:
+        """Open the slab of each live generation, and go on removing what dropped ones held."""
+        for number, record in sorted(self.records.items()):
+            if not record.dropped:
+                self.slabs[number] = self._open_slab(record)
+            elif not self._log.read_only:
+                self._remove(number)
+        self._list_live()
+
+    def _list_live(self) -> None:
+        self.live = [(record, self.slabs[n]) for n, record in sorted(self.records.items()) if n in self.slabs]
+
+    def _open_slab(self, record: GenerationRecord) -> Slab:
+        if record.archive is not None:
+            return self._open_archive(self._log.number, record)
+        layout = self._make_layout(record.layout, record.options)
+        if record.format > layout.format:
+            raise NewerFormatError(
+                f"generation {record.number} has format {record.format} of layout {record.layout!r}; "
+                f"the one installed reads up to {layout.format}"
+            )
+        try:
+            return self._open_with(layout, record.layout, record.number)
+        except CorruptionError as bad:
+            place = f"shard {self._log.number}, generation {record.number}"
+            return DamagedSlab(CorruptionError(bad.reason, f"{place}, {bad.place}" if bad.place else place))
+
+    def _open_with(self, layout: Layout, name: str, generation: int) -> Slab:
+        slab = layout.open(self._log.engine, self._log.number, generation)
+        if not isinstance(slab, Slab):
+            raise PluginError(f"layout {name!r}: open returned a {type(slab).__name__}, not a Slab")
+        return slab
+
+    def forget(self) -> None:
+        """Drop all slabs: the engine is about to be closed."""
+        self.slabs.clear()
+        self.live = []
+
+    # --- looking ---
+
+    @property
+    def current(self) -> int:
+        """The number of the generation that is written; 0 before the first was added."""
+        return max(self.records, default=0)
+
+    def listed(self) -> list[GenerationRecord]:
+        """Return the live generations, oldest first, with the counts of the current one filled in."""
+        with self._log.lock:
+            tail = self._log.tail
+            return [
+                record
+                if record.sealed is not None
+                else msgspec.structs.replace(record, messages=tail.messages, live_bytes=tail.live_bytes)
+                for _, record in sorted(self.records.items())
+                if not record.dropped
+            ]
+
+    def with_slabs(self) -> list[tuple[GenerationRecord, Slab]]:
+        """Return the live generations, oldest first, with their slabs, as of one moment. Never waits for a writer.
+
+        The counts of the current one are not filled in; `listed` does that.
+        """
+        live = self.live
+        self._log.check_open()  # after it: a close since then emptied the list
+        return list(live)
+
+    def slab(self, generation: int) -> Slab:
+        """Return a live generation's slab.
+
+        Raises `GenerationDroppedError`, or `InvalidIteratorError` if there never was one of that number.
+        """
+        self._log.check_open()
+        slab = self.slabs.get(generation)
+        if slab is None:
+            self._log.check_open()  # again: a close since then emptied the dictionary
+            if 0 < generation <= self.current:
+                raise GenerationDroppedError(f"generation {generation} of shard {self._log.number} was dropped")
+            raise InvalidIteratorError(f"shard {self._log.number} has no generation {generation}")
+        return slab
+
+    def archived_in(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the archived generations that have messages from position ``first`` to ``last``.
+
+        Each with its last position.
+        """
+        return [
+            (record.number, end)
+            for record in self.listed()
+            if record.archive is not None and record.messages and (end := record.last_position) is not None
+            if record.first_position <= last and end >= first
+        ]
+
+    # --- adding ---
+
+    def add(self, layout_name: str, options: dict[str, Any]) -> int:
+        """Seal the current generation and begin the next, in one engine write; return its number."""
+        log = self._log
+        with log.lock:
+            log.check_writable()
+            now, number, tail = log.policy.now(), self.current + 1, log.tail
+            if number >= GENERATION_END:
+                raise GenerationError(f"shard {log.number} has used up its generations")
+            layout = self._make_layout(layout_name, options)
+            write = WriteBatch()
+            parent, sealed = self._seal_locked(now, write)
+            record = GenerationRecord(
+                number=number,
+                layout=layout_name,
+                format=layout.format,
+                options=options_dict(layout.options),
+                created=now,
+                first_position=tail.last_position + 1,
+            )
+            put_generation(write, record)
+            same = sealed is not None and sealed.layout == layout_name
+            heir = same and not isinstance(parent, DamagedSlab)
+            layout.create(log.engine, log.number, number, parent if heir else None, write)
+            tail = msgspec.structs.replace(tail, messages=0, live_bytes=0)
+            put_tail(write, tail)
+
+            def adopt() -> None:
+                self.slabs[number] = self._open_with(layout, layout_name, number)
+                if sealed is not None:
+                    self.records[sealed.number] = sealed
+                self.replace_locked(record)
+                log.moved_on.notify_all()
+
+            ticket = log.commit_locked(write, tail, adopt)
+        log.settle(ticket)
+        return number
+
+    def _seal_locked(self, now: int, write: WriteBatch) -> tuple[Slab | None, GenerationRecord | None]:
+        if not self.current:
+            return None, None
+        tail = self._log.tail
+        sealed = msgspec.structs.replace(
+            self.records[self.current],
+            sealed=now,
+            last_position=tail.last_position,
+            messages=tail.messages,
+            live_bytes=tail.live_bytes,
+        )
+        put_generation(write, sealed)
+        return self.slabs[self.current], sealed
+
+    def replace_locked(self, record: GenerationRecord) -> None:
+        """Take over a record that was committed."""
+        self.records[record.number] = record
+        self._list_live()
+
+    # --- taking away ---
+
+    def check_droppable(self, number: int) -> bool:
+        """Return whether a generation is there to be dropped; False if it was dropped before.
+
+        Raises `GenerationError` for the current one and for one that never was.
+        """
+        with self._log.lock:
+            record = self.records.get(number)
+            if record is None or record.dropped:
+                if 0 < number < self.current:
+                    return False
+                raise GenerationError(f"there is no generation {number}")
+            if record.sealed is None:
+                raise GenerationError(f"generation {number} is the current one; add another before dropping it")
+            return True
+
+    def drop(self, number: int) -> bool:
+        """Make a sealed generation invisible, in one engine write; False if it was dropped before.
+
+        `remove_dropped` then removes what it held.
+        """
+        log = self._log
+        with log.lock:
+            log.check_writable()
+            if not self.check_droppable(number):
+                return False
+            record = msgspec.structs.replace(self.records[number], dropped=True)
+            write = WriteBatch()
+            put_generation(write, record)
+
+            def adopt() -> None:
+                del self.slabs[number]
+                self.replace_locked(record)
+
+            ticket = log.commit_locked(write, log.tail, adopt)
+        log.settle(ticket)
+        return True
+
+    def archive(self, number: int, location: str, messages: int) -> None:
+        """Read a generation from its export, and remove what is local of it, in one engine write.
+
+        ``messages``: that the export holds. The caller has compared them. Raises `GenerationError` if
+        the generation has others now, `GenerationDroppedError` if it is gone.
+        """
+        log = self._log
+        with self.rewriting, log.lock:
+            log.check_writable()
+            if not self.check_droppable(number):
+                raise GenerationDroppedError(f"generation {number} of shard {log.number} was dropped")
+            record = self.records[number]
+            if record.messages != messages:
+                raise GenerationError(f"messages of generation {number} were deleted since it was exported")
+            record = msgspec.structs.replace(record, version=ARCHIVED_VERSION, archive=location, live_bytes=0)
+            slab, write = self._open_slab(record), WriteBatch()
+            for keyspace, start, end in ranges_of(number):
+                write.delete_range(keyspace, start, end)
+            put_generation(write, record)
+
+            def adopt() -> None:
+                self.slabs[number] = slab
+                self.replace_locked(record)
+
+            ticket = log.commit_locked(write, log.tail, adopt)
+        log.settle(ticket)
+        self.reclaim(number)
+
+    def remove_dropped(self) -> None:
+        """Remove what dropped generations held. May be interrupted; the next open goes on."""
+        with self._log.lock:
+            dropped = [number for number, record in self.records.items() if record.dropped]
+        for number in dropped:
+            self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        for write in remove_messages(number):
+            with self._log.lock:
+                self._log.commit_locked(write, self._log.tail)
+        with self._log.lock:
+            self.records.pop(number, None)
+        self.reclaim(number)
+
+    def reclaim(self, number: int) -> None:
+        """Give back the disk space of what a generation held or replaced. May take long."""
+        for keyspace, start, end in ranges_of(number):
+            self._log.engine.reclaim(keyspace, start, end)
+
+
+def check_local(archived: Iterable[tuple[int, int]]) -> None:
+    """Raise `GenerationError` if a delete reaches any archived generation; takes what `archived_in` gives."""
+    found = sorted(archived)
+    if found:
+        numbers = ", ".join(map(str, dict(found)))
+        after = time_of(max(end for _, end in found)) + 1
+        raise GenerationError(
+            f"generation {numbers} lies in an export, from which nothing can be deleted: "
+            f"drop it, or begin at {after} (microseconds since the epoch)"
+        )

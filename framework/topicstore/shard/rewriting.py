@@ -1,0 +1,127 @@
+"""What replaces stored messages: deleting and compacting, a step at a time beside readers and writers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from topicstore.contract.engine import WriteBatch
+from topicstore.contract.errors import CorruptionError, DatabaseClosedError, GenerationDroppedError
+from topicstore.contract.layout import CompactStep, Slab
+from topicstore.contract.topics import TopicFilter
+
+from .commit_log import CommitLog, Ticket
+from .generations import Generations, check_local
+from .records import GenerationRecord, Tail, put_generation, put_tail
+
+__all__ = ["Rewriting"]
+
+
+class Rewriting:
+    """Deletes and compactions of one shard; `Generations.rewriting` keeps them out of each other."""
+
+    def __init__(self, log: CommitLog, generations: Generations) -> None:
+        self._log = log
+        self._generations = generations
+
+    # --- deleting ---
+
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> int:
+        """Remove matching messages with positions from ``first`` to ``last``; return how many."""
+        deleted = 0
+        last = min(last, self._log.watermark)
+        for record in self._generations.listed():
+            if record.first_position <= last and (record.last_position is None or record.last_position >= first):
+                deleted += self._delete_in(record.number, topic_filter, first, last)
+        return deleted
+
+    def _delete_in(self, generation: int, topic_filter: TopicFilter, first: int, last: int) -> int:
+        deleted = 0
+        log, generations = self._log, self._generations
+        try:
+            slab = generations.slab(generation)
+        except GenerationDroppedError:
+            return 0  # dropped since it was listed: nothing is left to delete
+        if not slab.cover(topic_filter):
+            return 0
+        with generations.rewriting:
+            check_local(generations.archived_in(first, last))  # again: it may have been archived since
+            steps = slab.delete(topic_filter, first, last)
+            while True:
+                with log.lock:  # a step at a time, so that writers get their turn in between
+                    log.check_writable()
+                    step = next(steps, None) if generation in generations.slabs else None  # dropped in between
+                    if step is None:
+                        return deleted
+                    if not step.write:
+                        continue
+                    ticket = self._replace_locked(generation, step.write, step.messages, step.freed)
+                    log.counters.deleted += step.messages
+                log.settle(ticket)
+                deleted += step.messages
+
+    def _replace_locked(self, generation: int, write: WriteBatch, messages: int, freed: int) -> Ticket:
+        """Commit a write that takes messages and bytes away, off the books too; return its ticket."""
+        record, tail = self._generations.records[generation], self._log.tail
+        books: Tail | GenerationRecord = tail if record.sealed is None else record
+        books = msgspec.structs.replace(books, messages=books.messages - messages, live_bytes=books.live_bytes - freed)
+        if isinstance(books, Tail):
+            put_tail(write, books)
+            return self._log.commit_locked(write, books)
+        put_generation(write, books)
+        replaced = books
+        return self._log.commit_locked(write, tail, lambda: self._generations.replace_locked(replaced))
+
+    # --- compacting ---
+
+    def backlog(self) -> int:
+        """Return how many messages wait to be compacted."""
+        messages = {record.number: record.messages for record in self._generations.listed()}
+        slabs = self._generations.with_slabs()
+        return sum(slab.backlog(messages.get(record.number, 0)) for record, slab in slabs)
+
+    def compact(self, *, whole: bool, stop: Callable[[], bool] = bool) -> int:
+        """Compact the generations, a step at a time, until ``stop`` says so; return the messages rewritten.
+
+        ``whole``: everything stored before the call, whatever the work.
+        """
+        rewritten = 0
+        for record, slab in self._generations.with_slabs():
+            bound = self._log.watermark if record.last_position is None else record.last_position
+            steps = slab.compact(bound, whole=whole)
+            while not stop():
+                messages = self._compact_step(record.number, slab, steps)
+                if messages is None:
+                    break
+                rewritten += messages
+        return rewritten
+
+    def _compact_step(self, generation: int, slab: Slab, steps: Iterator[CompactStep]) -> int | None:
+        """Make the next step beside readers and writers, and commit it; None after the last."""
+        log, slabs = self._log, self._generations.slabs
+        with self._generations.rewriting:
+            try:
+                log.check_writable()
+                if slabs.get(generation) is not slab:
+                    return None  # dropped or archived
+                step = next(steps, None)
+            except (CorruptionError, DatabaseClosedError):
+                if generation not in slabs:
+                    return None  # dropped under it
+                raise
+            if step is None:
+                return None
+            with log.lock:
+                log.check_writable()
+                if generation not in slabs:
+                    return None
+                ticket = self._replace_locked(generation, step.write, 0, step.freed)
+                log.counters.compacted += step.messages
+            log.settle(ticket)
+        return step.messages
+
+    def reclaim(self) -> None:
+        """Give back the disk space of what was replaced. May take long."""
+        for record in self._generations.listed():
+            self._generations.reclaim(record.number)
