@@ -186,13 +186,13 @@ def test_one_that_was_replaced_meanwhile_is_not_removed(
     db.publish([retain("a", expiry=3)])
     clock.now += 3 * SECOND
     shard = db.shard_of("a")
-    write = db.shards[shard].write_state
+    write = db.shards[shard]._writes.write_state
 
     def publish_first(writes: list[ts.StateWrite]) -> None:
         monkeypatch.undo()
         db.publish([retain("a", b"new", expiry=3)])
         write(writes)
 
-    monkeypatch.setattr(db.shards[shard], "write_state", publish_first)
+    monkeypatch.setattr(db.shards[shard]._writes, "write_state", publish_first)
     assert 0 == remove_expired(db, clock.now)
     assert [("a", b"new")] == found(db)

@@ -221,17 +221,17 @@ def test_a_removal_that_was_interrupted_is_finished(
         session.subscribe(f"f/{number}", 1, retain_handling=2)
     session.disconnect()
     shard = db.shards[db.shard_of("client")]
-    original, writes = shard.write_state, iter([True])
+    original, writes = shard._writes.write_state, iter([True])
 
     def only_once(state: Sequence[StateWrite]) -> None:
         if next(writes, None) is None:
             raise KeyboardInterrupt
         original(state)
 
-    shard.write_state = only_once  # type: ignore[method-assign]
+    shard._writes.write_state = only_once  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         sessions.expire("client")
-    shard.write_state = original  # type: ignore[method-assign]
+    shard._writes.write_state = original  # type: ignore[method-assign]
     sessions = crash()
     assert [] == sessions.list()
     assert 500 < len(session_keys(db))

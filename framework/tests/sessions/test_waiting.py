@@ -233,8 +233,8 @@ def test_what_cannot_be_committed_is_not_handed_out(db: ts.Database, sessions: S
     session, other = subscribed(sessions, here, qos=qos), subscribed(sessions, there, qos=qos)
     store(db, "1", "publisher")
     shard = db.shards[db.shard_of(here)]
-    original = shard.write_state
-    shard.write_state = refuse  # type: ignore[method-assign, assignment]
+    original = shard._writes.write_state
+    shard._writes.write_state = refuse  # type: ignore[method-assign, assignment]
     assert [other] == [who for who, _ in sessions.deliver()]
     assert "disk full" == session.status().waits_for
     assert not sessions.wait(0)
@@ -246,7 +246,7 @@ def test_what_cannot_be_committed_is_not_handed_out(db: ts.Database, sessions: S
         session.unsubscribe("a/#")
     with pytest.raises(ts.StorageFullError):
         session.disconnect()
-    shard.write_state = original  # type: ignore[method-assign]
+    shard._writes.write_state = original  # type: ignore[method-assign]
     sessions.tick()
     assert [(session, ["1"])] == [(who, payloads(items)) for who, items in sessions.deliver()]
     assert qos == session.status().subscriptions[0].options.qos
@@ -262,12 +262,12 @@ def test_an_interruption_loses_nothing(db: ts.Database, sessions: Sessions, publ
         raise KeyboardInterrupt
 
     shard = db.shards[db.shard_of("client")]
-    original = shard.write_state
-    shard.write_state = interrupt  # type: ignore[method-assign, assignment]
+    original = shard._writes.write_state
+    shard._writes.write_state = interrupt  # type: ignore[method-assign, assignment]
     for deliver in (sessions.deliver, session.deliver):
         with pytest.raises(KeyboardInterrupt):
             deliver()
-    shard.write_state = original  # type: ignore[method-assign]
+    shard._writes.write_state = original  # type: ignore[method-assign]
     assert ["1"] == payloads(session.deliver())
 
 
@@ -278,12 +278,12 @@ def test_a_checkpoint_that_fails_is_made_up_for(db: ts.Database, sessions: Sessi
     session.deliver()
     session.puback(1)
     shard = db.shards[db.shard_of("client")]
-    original = shard.write_state
-    shard.write_state = refuse  # type: ignore[method-assign, assignment]
+    original = shard._writes.write_state
+    shard._writes.write_state = refuse  # type: ignore[method-assign, assignment]
     for checkpoint in (sessions.checkpoint, session.checkpoint):
         with pytest.raises(ts.StorageFullError):
             checkpoint()
-    shard.write_state = original  # type: ignore[method-assign]
+    shard._writes.write_state = original  # type: ignore[method-assign]
     assert 1 == sessions.inspect("client").in_flight
     sessions.checkpoint()
     assert 0 == sessions.inspect("client").in_flight

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from topicstore.cli.sources import open_export
 from topicstore.contract.requests import IterateRequest, StoreRequest
 from topicstore.sessions import Delivery, Sessions
+from topicstore.shard.records import ranges_of
 from topicstore.tiering import archive, exporting
 from topicstore_conformance import strategies
 from topicstore_conformance.clock import START, Clock
@@ -310,7 +311,7 @@ def test_local_bytes_go_and_it_says_where_they_are(db: ts.Database, tmp_path: Pa
     keys = [
         key
         for shard in db.shards
-        for space, start, end in ts.shard.ranges_of(1)
+        for space, start, end in ranges_of(1)
         for chunk in shard.engine().scan(space, start, end)
         for key in chunk
     ]
