@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -25,15 +26,30 @@ settings.load_profile("any machine")
 _TERMINAL = ("COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """Variables by which a person says what programs' output looks like."""
 _MEMORY = Path("/dev/shm")
+_MINE = f"topicstore-tests-{os.getuid()}-"
+_FOLDER = _MEMORY / f"{_MINE}{os.getpid()}"
 _ROOM = 4 << 30
 """Bytes that must be free in memory for tests to keep their files there."""
 _INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install (.+)")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Keep the tests' files in memory where there is room: most of the time would go by in waiting for a disk."""
-    if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+    if hasattr(config, "workerinput") or "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+        return
+    for folder in _MEMORY.glob(f"{_MINE}*"):  # of runs that were killed, or in which a test has failed
+        if not Path("/proc", folder.name.removeprefix(_MINE)).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    if shutil.disk_usage(_MEMORY).free >= _ROOM:
+        _FOLDER.mkdir()
+        os.environ["TMPDIR"] = tempfile.tempdir = str(_FOLDER)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Remove them, unless a test has failed: then somebody may want to look."""
+    if exitstatus == pytest.ExitCode.OK:
+        shutil.rmtree(_FOLDER, ignore_errors=True)
 
 
 def pytest_xdist_auto_num_workers() -> int:

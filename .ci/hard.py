@@ -1,8 +1,11 @@
-"""Run the whole test suite on machines that are harder to run on, each run in a fresh clone: `make test-hard`.
+"""Run the whole test suite in circumstances that are harder than a developer's, each time in a fresh clone.
 
-Names of circumstances on the command line choose some of them; one that is named twice runs twice. Prints a row
-for each run as it ends, keeps each run's output, and ends with 1 if a test failed anywhere. A circumstance that
-this machine can't make (another user without being root, a Python that is not there) is left out with the reason.
+`make test-hard` runs all of them, ``make test-hard RUNS="busy one-core"`` those that are named; one that is named
+twice runs twice. A row of a table is printed for each run as it ends, followed by what failed in it, and all that a
+run printed is kept. A run has failed if a test failed, if pytest printed no summary, or if a process is left over.
+
+A circumstance that can't be made here (another user, a small /dev/shm or another Python) is left out with the reason.
+The exit status is 1 if a run failed, or if a circumstance that was named was left out.
 """
 
 from __future__ import annotations
@@ -26,9 +29,18 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("TOPICSTORE_DATA") or ROOT.parent / "shared" / "data")
 CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+KEPT = re.compile(
+    r"PATH|LANG|TZ|JAVA_HOME|PYENV_ROOT|PIP_(?!CACHE).*|OPENBLAS_.*|SSL_CERT_.*|(?i:(http|https|no)_proxy)"
+)
+"""Variables that runs inherit: how to reach what is to be installed, and nothing that steers the tests."""
 NOBODY = 65534
+AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
 SMALL = "64m"
 """Of /dev/shm: what containers give by default."""
+GRACE = 120
+"""Seconds after the end of a run in which the processes that it began may end, too."""
+LINES = 150
+"""Of a failed run's output that are printed."""
 
 
 class Circumstance(NamedTuple):
@@ -44,6 +56,8 @@ class Circumstance(NamedTuple):
     nobody: bool = False
     small_shm: bool = False
     locale: str = ""
+    mode: str = ""
+    """Of the suites: `topicstore_conformance.profiles`."""
 
 
 CIRCUMSTANCES = {
@@ -55,21 +69,25 @@ CIRCUMSTANCES = {
     "python-3.11": Circumstance("the oldest Python 3.11", python="3.11."),
     "python-3.13": Circumstance("the newest Python 3.13", python="3.13.", newest=True),
     "nobody": Circumstance("a user that is not root", nobody=True),
-    "small-shm": Circumstance(f"/dev/shm of {SMALL}", small_shm=True),
+    "small-shm": Circumstance(f"shared memory of {SMALL}", small_shm=True),
     "locale-c": Circumstance("LANG=C", locale="C"),
     "all-at-once": Circumstance(
-        f"every core busy, random order, not root, /dev/shm of {SMALL}, LANG=C",
+        f"every core busy, random order, not root, shared memory of {SMALL}, LANG=C",
         busy=True,
         random=True,
         nobody=True,
         small_shm=True,
         locale="C",
     ),
+    "full": Circumstance("every random test tries as often as in a release", mode="full"),
 }
 
 
 class ImpossibleError(Exception):
     """A circumstance that can't be made on this machine."""
+
+
+# --- what a circumstance needs ----------------------------------------------------------
 
 
 def version_of(python: str) -> str:
@@ -95,13 +113,49 @@ def interpreter(one: Circumstance) -> str:
     return found[max(found) if one.newest else min(found)]
 
 
+def check_possible(one: Circumstance) -> None:
+    """Raise `ImpossibleError` if this process may not make another user's process, or mount."""
+    for wanted, probe in ((one.nobody, [*AS_NOBODY, "true"]), (one.small_shm, ["unshare", "--mount", "true"])):
+        if wanted and (shutil.which(probe[0]) is None or subprocess.run(probe, capture_output=True).returncode):
+            raise ImpossibleError(f"{probe[0]} is not there, or not permitted")
+
+
+def environment(one: Circumstance, folder: Path, python: str) -> dict[str, str]:
+    """Return a newcomer's environment: an empty home, no caches, nothing that steers the tools."""
+    data = DATA
+    if one.nobody and subprocess.run([*AS_NOBODY, "ls", str(DATA)], capture_output=True).returncode:
+        data = folder / "no-data"  # it lies where the other user may not look
+    made = {
+        "HOME": str(folder / "home"),
+        "PIP_CACHE_DIR": str(folder / "cache"),
+        "PYTHON": python,
+        "TOPICSTORE_DATA": str(data),
+    }
+    if one.locale:
+        made |= {"LANG": one.locale, "LC_ALL": one.locale}
+    if one.mode:
+        made["TOPICSTORE_CONFORMANCE"] = one.mode
+    return {**{name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}, **made}
+
+
+def command(one: Circumstance) -> list[str]:
+    """Return the README's test command, below what makes this circumstance."""
+    words = ["make", "test"]
+    if one.random:
+        words.append(f"ARGS=--random-order-bucket=global --random-order-seed={secrets.randbelow(10**6)}")
+    if one.nobody:
+        words = [*AS_NOBODY, *words]
+    if one.small_shm:
+        mounted = f'mount -t tmpfs -o size={SMALL},mode=1777 tmpfs /dev/shm && exec "$@"'
+        words = ["unshare", "--mount", "sh", "-c", mounted, "sh", *words]
+    return words
+
+
 @contextlib.contextmanager
 def kept_busy(cpus: list[int]) -> Iterator[None]:
     """Keep each of these CPUs busy."""
-    spinning = [
-        subprocess.Popen([sys.executable, "-c", f"import os\nos.sched_setaffinity(0, [{cpu}])\nwhile True: pass"])
-        for cpu in cpus
-    ]
+    spin = "import os\nparent = os.getppid()\nos.sched_setaffinity(0, [{}])\nwhile os.getppid() == parent: pass"
+    spinning = [subprocess.Popen([sys.executable, "-c", spin.format(cpu)]) for cpu in cpus]
     try:
         yield
     finally:
@@ -110,13 +164,15 @@ def kept_busy(cpus: list[int]) -> Iterator[None]:
             process.wait()
 
 
-def run(one: Circumstance, output: Path, folder: Path) -> tuple[str, str]:
-    """Run `make test` in a fresh clone below an empty folder; return the Python, and the runner's own summary."""
-    if (one.nobody or one.small_shm) and os.geteuid() != 0:
-        raise ImpossibleError("it needs root to begin with")
+# --- a run ------------------------------------------------------------------------------
+
+
+def run(one: Circumstance, output: Path, folder: Path) -> tuple[str, str, bool]:
+    """Run `make test` in a fresh clone below an empty folder; return the Python, what came of it, and if it passed."""
+    check_possible(one)
     python = interpreter(one)
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "topicstore")], check=True)
-    for name in ("home", "tmp", "cache"):
+    for name in ("home", "cache"):
         (folder / name).mkdir()
     if one.nobody:
         subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", str(folder)], check=True)
@@ -129,42 +185,45 @@ def run(one: Circumstance, output: Path, folder: Path) -> tuple[str, str]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
             preexec_fn=lambda: os.sched_setaffinity(0, cpus),
         )
         try:
             code = process.wait()
+            left = left_over(folder)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end(folder)
     found = re.findall(
         r"^=+ (.*(?:passed|failed|error).*) in [\d.]+s.*=+$", output.read_text(errors="replace"), re.MULTILINE
     )
     summary = found[-1] if found else f"no summary; make ended with {code}"
-    return version_of(python), summary if code == 0 else f"FAILED: {summary}"
+    if left:
+        summary += f"; left running: {', '.join(left)}"
+    return version_of(python), summary, code == 0 and bool(found) and not left
 
 
-def environment(one: Circumstance, folder: Path, python: str) -> dict[str, str]:
-    """Return a newcomer's environment: an empty home, no caches, nothing that steers the tools."""
-    steering = ("PYTEST_", "LC_", "XDG_", "MAKE", "MFLAGS", "VIRTUAL_ENV")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(steering)}
-    places = {"HOME": "home", "TMPDIR": "tmp", "PIP_CACHE_DIR": "cache"}
-    own = {name: str(folder / place) for name, place in places.items()}
-    locale = {"LANG": one.locale, "LC_ALL": one.locale} if one.locale else {}
-    return {**kept, **own, **locale, "TOPICSTORE_DATA": str(DATA), "PYTHON": python}
+def processes(folder: Path) -> dict[int, str]:
+    """Return the processes that have this run's home in their environment, each with its name."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(f"HOME={folder}/home") in (entry / "environ").read_bytes().split(b"\0"):
+                found[int(entry.name)] = (entry / "comm").read_text().strip()
+    return found
 
 
-def command(one: Circumstance) -> list[str]:
-    """Return the README's test command, below what makes this circumstance."""
-    words = ["make", "test"]
-    if one.random:
-        words.append(f"ARGS=--random-order-bucket=global --random-order-seed={secrets.randbelow(10**6)}")
-    if one.nobody:
-        words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--", *words]
-    if one.small_shm:
-        mounted = f'mount -t tmpfs -o size={SMALL},mode=1777 tmpfs /dev/shm && exec "$@"'
-        words = ["unshare", "--mount", "sh", "-c", mounted, "sh", *words]
-    return words
+def left_over(folder: Path) -> list[str]:
+    """Return the names of the processes of a run that don't end after it."""
+    deadline = time.monotonic() + GRACE
+    while (found := processes(folder)) and time.monotonic() < deadline:
+        time.sleep(1)
+    return sorted(found.values())
+
+
+def end(folder: Path) -> None:
+    """Kill what is left of a run."""
+    for pid in processes(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def main() -> int:
@@ -176,25 +235,31 @@ def main() -> int:
     unknown = set(chosen.names) - set(CIRCUMSTANCES)
     if unknown:
         parser.error(f"no circumstance is called {', '.join(sorted(unknown))}; there are: {', '.join(CIRCUMSTANCES)}")
-    chosen.output.mkdir(exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing stays behind
+    chosen.output.mkdir(parents=True, exist_ok=True)
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    print(f"commit {commit.stdout.strip()}, {len(CPUS)} CPUs, {platform.platform()}\n", flush=True)
+    print(f"commit {commit.stdout.strip()}, {len(CPUS)} CPUs, {platform.platform()}\n")
     print("| run | circumstance | Python | result | minutes |\n| --- | --- | --- | --- | ---: |", flush=True)
-    failed = False
-    for number, name in enumerate(chosen.names or list(CIRCUMSTANCES), start=1):
-        one = CIRCUMSTANCES[name]
-        folder = Path(tempfile.mkdtemp(prefix=f"topicstore-{name}-"))
-        began = time.monotonic()
+    good = True
+    for number, name in enumerate(chosen.names or CIRCUMSTANCES, start=1):
+        one, output = CIRCUMSTANCES[name], chosen.output / f"{number:02}-{name}.log"
+        folder, began = Path(tempfile.mkdtemp(prefix=f"topicstore-{name}-")), time.monotonic()
         try:
-            python, result = run(one, chosen.output / f"{number:02}-{name}.log", folder)
-            failed = failed or result.startswith("FAILED")
-            minutes = (time.monotonic() - began) / 60
-            print(f"| {number} | {one.what} | {python} | {result} | {minutes:.1f} |", flush=True)
+            python, result, passed = run(one, output, folder)
         except ImpossibleError as reason:
-            print(f"| {number} | {one.what} |  | left out: {reason} |  |", flush=True)
+            python, result, passed = "", f"left out: {reason}", not chosen.names
+        except subprocess.CalledProcessError as failed:
+            python, result, passed = "", str(failed), False
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    return int(failed)
+        minutes = (time.monotonic() - began) / 60
+        print(
+            f"| {number} | {one.what} | {python} | {'' if passed else 'FAILED: '}{result} | {minutes:.1f} |", flush=True
+        )
+        if not passed and output.exists():
+            print("\n".join(output.read_text(errors="replace").splitlines()[-LINES:]), flush=True)
+        good = good and passed
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
