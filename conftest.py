@@ -10,18 +10,10 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 # Spark's Java, which starts in several tests, costs half the CPU time where it compiles quickly instead of well.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-
-# How long an example takes, and how often drawing one succeeds, says something about the machine and about luck.
-settings.register_profile(
-    "any machine",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
-settings.load_profile("any machine")
 
 _TERMINAL = ("COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """Variables by which a person says what programs' output looks like."""
@@ -50,6 +42,14 @@ def pytest_sessionfinish(exitstatus: int) -> None:
     """Remove them, unless a test has failed: then somebody may want to look."""
     if exitstatus == pytest.ExitCode.OK:
         shutil.rmtree(_FOLDER, ignore_errors=True)
+
+
+def pytest_sessionstart() -> None:
+    """Have Hypothesis try what it tries everywhere; not before the mode is known, which an option may choose."""
+    from topicstore_conformance.profiles import PROFILE
+
+    settings.register_profile("topicstore", PROFILE)
+    settings.load_profile("topicstore")
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -11,6 +11,7 @@ from topicstore_backends.memory import MemoryBackend, MemoryEngine, MemoryOption
 from topicstore_backends.plugin import topicstore_backends
 from topicstore_conformance.backend.suite import BackendSuite
 from topicstore_conformance.capabilities import declaring
+from topicstore_conformance.needing import need
 from topicstore_conformance.subjects import BackendSubject
 
 CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_backends()}
@@ -79,7 +80,7 @@ def rocksdb_put(path: Path, keyspace: Keyspace, key: Key, value: bytes) -> None:
 class TestRocksdb(BackendSuite):
     @pytest.fixture
     def subject(self) -> BackendSubject:
-        pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
+        need("rocksdb")
         return BackendSubject(
             make=make_rocksdb,
             capabilities=CAPABILITIES["rocksdb"],
@@ -117,7 +118,7 @@ def leveldb_put(path: Path, keyspace: Keyspace, key: Key, value: bytes) -> None:
 class TestLeveldb(BackendSuite):
     @pytest.fixture
     def subject(self) -> BackendSubject:
-        pytest.importorskip("plyvel", reason='needs plyvel: pip install "topicstore[leveldb]"')
+        need("leveldb")
         return BackendSubject(
             make=make_leveldb, capabilities=CAPABILITIES["leveldb"], raw_get=leveldb_get, raw_put=leveldb_put
         )

@@ -30,9 +30,10 @@ from topicstore.contract.engine import (
     WriteBatch,
 )
 from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError, UnsupportedError
+from topicstore_conformance.pairs import absent
 from topicstore_conformance.threads import PATIENCE, Beside, wait_until
 
-pytest.importorskip("plyvel", reason='needs plyvel: pip install "topicstore[leveldb]"')
+pytest.importorskip("plyvel", reason=absent().get("leveldb", ""))
 
 import plyvel
 from topicstore_backends.leveldb import LeveldbBackend, LeveldbEngine, LeveldbOptions, reading

@@ -10,16 +10,15 @@ import pytest
 from topicstore.contract.engine import CAPABILITIES, Backend
 from topicstore.contract.plugin_specs import BackendSpec
 from topicstore_backends.plugin import topicstore_backends
+from topicstore_conformance.needing import need
 
 
 @pytest.mark.parametrize("spec", topicstore_backends(), ids=lambda spec: spec.name)
 def test_a_target_is_a_backend_with_options(spec: BackendSpec) -> None:
     """It imports, its options have defaults, and its capabilities are known."""
     module, _, name = spec.target.partition(":")
-    try:
-        backend = getattr(import_module(module), name)
-    except ModuleNotFoundError as missing:
-        pytest.skip(f'needs {missing.name}: pip install "topicstore[{spec.name}]"')
+    need(spec.name)
+    backend = getattr(import_module(module), name)
     assert issubclass(backend, Backend)
     assert isinstance(backend(backend.Options()), Backend)
     assert frozenset() == spec.capabilities - CAPABILITIES

@@ -63,7 +63,7 @@ def test_what_is_absent_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """And named, with the reason."""
     monkeypatch.setenv("TOPICSTORE_DATA", str(tmp_path))
     result = run("layouts", *SMALL, "--data", "bus")
-    assert f"bus is left out: there is no {tmp_path}/bus.parquet" in result.stderr
+    assert f"bus is left out: there is no bus.parquet in {tmp_path}" in result.stderr
     assert "0 of 0 figures are as they should be" in result.stdout
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import attrs
 import pytest
 from topicstore import Message
-from topicstore_conformance import datasets
 from topicstore_conformance.model import match
 
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
@@ -24,6 +23,7 @@ from topicstore_benchmarks.sections.comparison import ENGINE, MERGED, SQLITE, ST
 from topicstore_benchmarks.sections.growth import Growth, growth_of
 from topicstore_benchmarks.sections.layouts import PROMISES, layouts_section
 from topicstore_benchmarks.sections.sets import ALL, SETS, MessageSet, Request, Task, fleet, fleet_batches
+from topicstore_conformance.needing import need_data
 from topicstore_conformance.pairs import layouts_on
 
 MESSAGES = 4_000
@@ -39,8 +39,10 @@ def quiet(text: str) -> None:
     pass
 
 
-@pytest.fixture(params=[name for name in SETS if name != "bus" or datasets.why_absent("bus") is None])
+@pytest.fixture(params=list(SETS))
 def data(request: pytest.FixtureRequest) -> MessageSet:
+    if request.param == "bus":
+        need_data("bus.parquet")
     return SETS[request.param](MESSAGES)
 
 

@@ -14,6 +14,7 @@ from topicstore_benchmarks.contenders.raw_engine import RAW_ENGINES, VALUE
 from topicstore_benchmarks.sections.cases import BATCH, CASES, PAYLOAD, PAYLOADS, Case, batches
 from topicstore_benchmarks.sections.limits import Outcome, Round, limits_section, measure
 from topicstore_benchmarks.sections.opening import measure_opening, opening_section
+from topicstore_conformance.needing import need
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -89,8 +90,7 @@ def test_a_replay_that_is_not_complete_does_not_count(lost: str, monkeypatch: py
 @pytest.mark.parametrize("backend", list(RAW_ENGINES))
 def test_the_engine_alone(tmp_path: Path, backend: str) -> None:
     """It is put into, opened again, scanned, and counted too."""
-    module = {"rocksdb": "rocksdict", "leveldb": "plyvel"}[backend]
-    pytest.importorskip(module, reason=f'needs {module}: pip install "topicstore[{backend}]"')
+    need(backend)
     raw = RAW_ENGINES[backend](tmp_path / "raw", 2_500)
     assert raw.put() > 0
     assert {VALUE} == {len(value) for value in raw._values}

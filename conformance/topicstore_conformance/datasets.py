@@ -13,10 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["NAMES", "folder", "load", "why_absent"]
+__all__ = ["NAMES", "VARIABLE", "folder", "is_there", "load", "why_absent"]
 
 NAMES = ("bus", "home")
 VARIABLE = "TOPICSTORE_DATA"
+"""Environment variable that names the folder."""
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -25,10 +26,14 @@ def folder() -> Path:
     return Path(os.environ.get(VARIABLE) or _REPOSITORY.parent / "shared" / "data")
 
 
+def is_there(path: Path) -> bool:
+    """Say whether there is a file that can be read, and so not one in a folder that is another user's."""
+    return os.access(path, os.R_OK) and path.is_file()
+
+
 def why_absent(name: str) -> str | None:
-    """Return why a set can't be used, or None if it can."""
-    path = folder() / f"{name}.parquet"
-    return None if path.is_file() else f"there is no {path}; {VARIABLE} names the folder of the data"
+    """Return why a file of the folder, such as ``bus.parquet``, can't be used, or None if it can."""
+    return None if is_there(folder() / name) else f"there is no {name} in {folder()}; {VARIABLE} names the folder"
 
 
 @cache

@@ -27,6 +27,7 @@ __all__ = [
     "backends_under",
     "covering",
     "incompatible",
+    "known",
     "layouts_on",
     "make_backend",
     "make_layout",
@@ -167,10 +168,22 @@ def pair_of(backend: str, layout: str) -> Pair:
     return Pair(backend, layout, specs[0].capabilities | specs[1].capabilities)
 
 
-def pairs(*required: str) -> list[Pair]:
-    """Return every installed, compatible pair whose backend or layout declares what is required."""
-    found = [pair_of(backend, layout) for backend in registry().backends() for layout in layouts_on(backend)]
+def known(*required: str) -> list[Pair]:
+    """Return every compatible pair, installed or not, whose backend or layout declares what is required."""
+    refused = incompatible()
+    found = [
+        Pair(backend.name, layout.name, backend.capabilities | layout.capabilities)
+        for backend in registry().backends().values()
+        for layout in registry().layouts().values()
+        if (backend.name, layout.name) not in refused
+    ]
     return sorted(pair for pair in found if pair.capabilities.issuperset(required))
+
+
+def pairs(*required: str) -> list[Pair]:
+    """Return those of the `known` pairs that are installed."""
+    missing = absent()
+    return [pair for pair in known(*required) if missing.keys().isdisjoint({pair.backend, pair.layout})]
 
 
 def covering(*required: str) -> list[Pair]:

@@ -33,8 +33,9 @@ def pytest_load_initial_conftests(args: list[str], parser: pytest.Parser) -> Non
         group.addoption("--quick", action="store_true", help=f"the same as {VARIABLE}=quick")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell pytest of the marks; choose the mode before any suite is imported."""
+    """Tell pytest of the marks; choose the mode before any suite, or what a ``conftest.py`` wants, is imported."""
     for mark, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{mark}: {meaning}")
     if config.getoption("quick", default=False):

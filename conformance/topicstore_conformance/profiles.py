@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, settings
 from .modes import MODES, VARIABLE
 from .threads import PATIENCE
 
-__all__ = ["COSTLY", "MACHINE", "MODE", "PATIENCE", "full", "tries"]
+__all__ = ["COSTLY", "MACHINE", "MODE", "PATIENCE", "PROFILE", "full", "tries"]
 
 MODE = os.environ.get(VARIABLE) or "full"
 """The mode of this process and of the processes that its tests begin."""
@@ -40,17 +40,18 @@ def tries(quick: int, full: int, capabilities: Collection[str] = ("fast_seek",))
 full = pytest.mark.skipif(MODE == "quick", reason="only in the full mode")
 """Marks a test that takes long however seldom it tries."""
 
-_SHRINKING = () if MODE == "quick" else (Phase.shrink,)
-"""Making a failing example small takes far longer than finding it."""
-_PARENT = settings(
+PROFILE = settings(
     deadline=None,
     database=None,
-    phases=(Phase.explicit, Phase.generate, *_SHRINKING),
     derandomize=MODE == "quick",
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-COSTLY = settings(_PARENT)
+"""What holds for every example: how long one takes, and how often drawing one succeeds, tells of the machine and of
+luck; what was found can be repeated."""
+_SHRINKING = () if MODE == "quick" else (Phase.shrink,)
+"""Making a failing example small takes far longer than finding it."""
+COSTLY = settings(PROFILE, phases=(Phase.explicit, Phase.generate, *_SHRINKING))
 """For examples that each open a database."""
-MACHINE = settings(_PARENT, stateful_step_count=40)
+MACHINE = settings(COSTLY, stateful_step_count=40)
 """For state machines."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,13 @@ from click.testing import CliRunner
 from topicstore.cli import cli
 from topicstore.cli.rows import decode_lines
 from topicstore.cli.sources import open_source
-
-DATA = Path(os.environ.get("TOPICSTORE_DATA", Path(__file__).parents[2] / "../shared/data"))
+from topicstore_conformance import datasets
+from topicstore_conformance.needing import need_data
 
 
 def sample(name: str) -> Path:
-    if not (DATA / name).is_file():
-        pytest.skip(f"there is no {name} in {DATA}; TOPICSTORE_DATA names the folder")
-    return DATA / name
+    need_data(name)
+    return datasets.folder() / name
 
 
 def run(*arguments: object) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from itertools import chain
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from topicstore.cli import cli
 from topicstore.cli.audit import Audit, choose_filter
 from topicstore.cli.fleet import fleet
 from topicstore.cli.rows import encode_lines
-
-DATA = Path(os.environ.get("TOPICSTORE_DATA", Path(__file__).parents[2] / "../shared/data"))
+from topicstore_conformance import datasets, profiles
+from topicstore_conformance.needing import need_data
 
 
 def demo(*arguments: object, code: int = 0) -> Result:
@@ -42,11 +41,12 @@ def test_few_messages(tmp_path: Path, messages: int) -> None:
     assert "nothing lost" in demo("--directory", tmp_path / "demo", "--messages", messages).stdout
 
 
-@pytest.mark.parametrize("name", ["home.parquet", "bus-sample.jsonl.gz"])
+@pytest.mark.parametrize(
+    "name", ["home.parquet", "bus-sample.jsonl.gz", pytest.param("bus.parquet", marks=profiles.full)]
+)
 def test_real_messages(tmp_path: Path, name: str) -> None:
-    if not (DATA / name).is_file():
-        pytest.skip(f"there is no {name} in {DATA}; TOPICSTORE_DATA names the folder")
-    assert "nothing lost" in demo("--directory", tmp_path / "demo", "--input", DATA / name).stdout
+    need_data(name)
+    assert "nothing lost" in demo("--directory", tmp_path / "demo", "--input", datasets.folder() / name).stdout
 
 
 def test_input_out_of_order_and_without_times(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from topicstore.kept import kept_key
 from topicstore.plugins import Registry
 from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.clock import START, Clock
-from topicstore_conformance.pairs import pairs
+from topicstore_conformance.needing import need
+from topicstore_conformance.pairs import known
 
 XOR = """
 import attrs
@@ -137,9 +138,10 @@ def test_state_and_kept_commit_together_or_not_at_all(db: ts.Database) -> None:
     assert db.kept_get(shard, b"wx") is not None
 
 
-@pytest.mark.parametrize("backend", sorted({pair.backend for pair in pairs() if "persistent" in pair.capabilities}))
+@pytest.mark.parametrize("backend", sorted({pair.backend for pair in known("persistent")}))
 def test_they_outlive_generations_and_restarts(tmp_path: Path, backend: str) -> None:
     """Neither dropping what was stored then nor opening anew takes them."""
+    need(backend)
     with ts.open(tmp_path / "db", backend=backend) as db:
         db.store_kept([ts.Message("a", b"1")], [b"wx"], stored=[True])
         db.add_generation()

@@ -19,7 +19,8 @@ from topicstore.contract.errors import QuotaExceededError
 from topicstore.plugins import Registry
 from topicstore.queues import Overflow
 from topicstore_conformance.clock import START, Clock
-from topicstore_conformance.pairs import pairs
+from topicstore_conformance.needing import need
+from topicstore_conformance.pairs import Pair, known
 from topicstore_conformance.profiles import MACHINE, tries
 
 EMPTY = queues.QueueBatch(messages=[], ids=[])
@@ -267,15 +268,16 @@ def test_any_text_is_a_name(tmp_path: Path, backend: str) -> None:
                 assert [name[:9].encode()] == [message.payload for message in db.queue(name).read().messages]
 
 
-@pytest.mark.parametrize("pair", [pair for pair in pairs() if "persistent" in pair.capabilities], ids=str)
-def test_it_goes_on_after_a_restart(tmp_path: Path, pair: object) -> None:
+@pytest.mark.parametrize("pair", known("persistent"), ids=str)
+def test_it_goes_on_after_a_restart(tmp_path: Path, pair: Pair) -> None:
     """At the first that was not committed, with its bounds and counters, on every backend and layout."""
-    with pair.open(tmp_path / "db", shards=2) as db:  # type: ignore[attr-defined]
+    need(pair)
+    with pair.open(tmp_path / "db", shards=2) as db:
         queue = db.queue("q", max_messages=6, overflow="drop_oldest")
         queue.append(numbered(*range(8)))
         assert 2 == queue.commit(queue.read(2).last)
         info = queue.info()
-    with pair.open(tmp_path / "db") as db:  # type: ignore[attr-defined]
+    with pair.open(tmp_path / "db") as db:
         queue = db.queue("q")
         assert (4, 2, 6, None, "drop_oldest") == (
             len(queue),

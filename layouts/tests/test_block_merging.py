@@ -16,7 +16,8 @@ from topicstore.contract.engine import DATA, INDEX, Engine, Key, WriteBatch
 from topicstore.contract.layout import CompactStep
 from topicstore_conformance.checks import drain
 from topicstore_conformance.machine import DatabaseMachine
-from topicstore_conformance.pairs import Pair, pairs
+from topicstore_conformance.needing import need
+from topicstore_conformance.pairs import Pair, known
 from topicstore_conformance.profiles import MACHINE, tries
 from topicstore_conformance.threads import Beside
 from topicstore_layouts import names
@@ -24,12 +25,19 @@ from topicstore_layouts.block import deleting, merging, reading, segments, slab
 from topicstore_layouts.block.segments import Segment, Segments
 from topicstore_layouts.block.slab import BlockSlab
 
-every_block = pytest.mark.parametrize("pair", [pair for pair in pairs() if pair.layout == "block"], ids=str)
-every_persistent = pytest.mark.parametrize(
-    "pair", [pair for pair in pairs("persistent") if pair.layout == "block"], ids=str
+every_block, every_persistent = (
+    pytest.mark.parametrize("pair", [pair for pair in found if pair.layout == "block"], ids=str, indirect=True)
+    for found in (known(), known("persistent"))
 )
 LONG = "l/" + "x" * 60
 TOPICS = ["a", "b", "a/b", "a/c", "$x/a", "$y/a", "/", "//", LONG, *(f"t/{n}/{k}" for n in range(6) for k in "uv")]
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Pair:
+    found: Pair = request.param
+    need(found)
+    return found
 
 
 def shrink(patch: pytest.MonkeyPatch) -> None:

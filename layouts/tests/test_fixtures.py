@@ -32,7 +32,8 @@ from topicstore.plugins import load_target, registry
 from topicstore_conformance.checks import check_publishers, drain, replayed
 from topicstore_conformance.clock import START
 from topicstore_conformance.model import match as uncached_match
-from topicstore_conformance.pairs import Pair, backends_under, pairs
+from topicstore_conformance.needing import need
+from topicstore_conformance.pairs import Pair, backends_under, known
 from topicstore_conformance.strategies import EDGE_TOPICS
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -97,8 +98,8 @@ def restore(fixture: Fixture, pair: Pair, path: Path, patch: pytest.MonkeyPatch)
 
 
 found = sorted(FIXTURES.glob("*.fixture"))
-quick = pairs("fast_seek")
-seldom = [pair for pair in pairs() if pair.layout not in {other.layout for other in quick}]
+quick = known("fast_seek")
+seldom = [pair for pair in known() if pair.layout not in {other.layout for other in quick}]
 """Of layouts that only engines bear on which each read costs milliseconds."""
 cases = [(path, pair) for path in found for pair in quick + seldom if path.name.startswith(f"{pair.layout}-v")]
 
@@ -107,6 +108,7 @@ cases = [(path, pair) for path in found for pair in quick + seldom if path.name.
 def restored(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Fixture, Path]:
     """A checked-in database, ready to be opened by today's code."""
     file, pair = request.param
+    need(pair)
     fixture = read(file)
     restore(fixture, pair, tmp_path / "db", monkeypatch)
     return fixture, tmp_path / "db"

@@ -108,7 +108,7 @@ def limits(
 def _sql(messages: int, rounds: int) -> list[Section]:
     """Measure `table`, if its engine and the set are there."""
     missing = missing_modules(registry().backend("duckdb"))
-    if reason := datasets.why_absent("bus") or ", ".join(missing):
+    if reason := datasets.why_absent("bus.parquet") or ", ".join(missing):
         _tell(f"limits: sql is left out: {reason}")
         return []
     _tell("limits: sql, bus")
@@ -139,7 +139,7 @@ def layouts(messages: int, rounds: int, data: tuple[str, ...]) -> list[Section]:
     comparisons: list[Comparison] = []
     growth: dict[str, Growth] = {}
     for name in data or SETS:
-        if name == "bus" and (reason := datasets.why_absent(name)):
+        if name == "bus" and (reason := datasets.why_absent("bus.parquet")):
             _tell(f"layouts: {name} is left out: {reason}")
             continue
         comparisons.append(compare(name, messages, compared_layouts(name), rounds, _tell))

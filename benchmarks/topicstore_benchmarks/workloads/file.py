@@ -49,11 +49,14 @@ class FileWorkload(Workload):
     @cached_property
     def _path(self) -> Path:
         beside = self.beside / self.options.path
-        return beside if beside.exists() else datasets.folder() / self.options.path
+        return beside if datasets.is_there(beside) else datasets.folder() / self.options.path
 
     def why_missing(self) -> str | None:
         """Return why the file can't be read, if so."""
-        return None if self._path.is_file() else f"there is no file {self.options.path} in {self.beside}"
+        if datasets.is_there(self._path):
+            return None
+        folder = datasets.folder()
+        return f"there is no {self.options.path} in {self.beside} or {folder}; {datasets.VARIABLE} names the latter"
 
     def identity(self) -> str:
         """Return the size of the file, and a hash of its first and last mebibyte: Parquet's index is there."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from topicstore_conformance import datasets
+from topicstore_conformance.needing import need_data
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-DATA = Path(os.environ.get("TOPICSTORE_DATA", Path(__file__).resolve().parents[4] / "shared" / "data"))
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +58,8 @@ def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Iterab
 @pytest.fixture(scope="session", params=["bus", "home"])
 def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real messages, in time order: the first hundred thousand, in row groups of which each of two tasks reads some."""
-    path = DATA / f"{request.param}.parquet"
-    if not path.exists():
-        pytest.skip(f"{path} is not there; TOPICSTORE_DATA says where")
+    need_data(f"{request.param}.parquet")
+    path = datasets.folder() / f"{request.param}.parquet"
     first = tmp_path_factory.mktemp("real") / path.name
     with pq.ParquetFile(path) as file:
         pq.write_table(pa.Table.from_batches(file.iter_batches()).slice(0, 100_000), first, row_group_size=10_000)
