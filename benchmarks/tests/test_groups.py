@@ -132,8 +132,18 @@ def test_what_is_lost_while_reading_is_caught(measure: Measure) -> None:
     assert 1 == len(outcome.failed)
 
 
-def test_a_cell_that_dies_does_not_take_the_others_along(measure: Measure) -> None:
-    """Its row has the last lines that it wrote; what it had measured before stays."""
+def test_a_cell_that_dies_does_not_take_the_others_along(
+    measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row has its last lines, and how it ended, for which the group waits; what it had measured before stays."""
+    wait = subprocess.Popen.wait
+
+    def let_end_and_wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        for scratch in tmp_path.glob("scratch/*"):
+            (scratch / "may end").touch()
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", let_end_and_wait)
     outcome, rows = measure(faulty("Dying"), catalogue()["sqlite"])
     assert ("dying, wildcard: the process ended with 3: my last words",) == outcome.failed
     assert {"store": "ok", "replay all": "ok", "wildcard": "failed"} == status(rows, "dying")

@@ -22,6 +22,8 @@ from topicstore_conformance.threads import PATIENCE
 HERE = Path(__file__).parent
 EVERYTHING = "TOPICSTORE_CONFORMANCE_EVERYTHING"
 """Set to something, each saboteur meets its whole suite."""
+SHORT = 1.0
+"""Seconds of patience with what is known to be stuck."""
 
 
 @attrs.frozen
@@ -36,8 +38,11 @@ class Saboteur:
     subject: Callable[[], Any]
     whole: bool = False
     """It meets the whole suite, not only the test that must fail."""
-    stuck: bool = False
-    """It keeps that test waiting in vain, so it never meets more, and is waited for but a moment."""
+    stuck: str = ""
+    """What that test waits for in vain. It never meets more, and is waited for but a moment.
+
+    A moment is too short for others too, now and then, so the test must fail of just this wait.
+    """
 
     @property
     def test(self) -> str:
@@ -81,7 +86,7 @@ class Collector:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Wait only a moment for what is known to be stuck."""
-        patience = 1.0 if self.saboteurs[item.nodeid.split("::")[1]].stuck else PATIENCE
+        patience = SHORT if self.saboteurs[item.nodeid.split("::")[1]].stuck else PATIENCE
         for name, module in list(sys.modules.items()):
             if name.startswith("topicstore_conformance.") and hasattr(module, "PATIENCE"):
                 vars(module)["PATIENCE"] = patience
@@ -90,7 +95,10 @@ class Collector:
         """Note what a test's setting up or its call came to; of several of one name, the worst."""
         _, name, test = report.nodeid.split("::")
         ended, function = self.ended.setdefault(self.saboteurs[name].name, {}), test.partition("[")[0]
-        if report.failed or (ended.get(function) != "failed" and (report.when == "call" or report.skipped)):
+        stuck = self.saboteurs[name].stuck
+        if stuck and report.failed and f"waited {SHORT:.0f} seconds for {stuck}" not in report.longreprtext:
+            ended.setdefault(function, f"failed, but not waiting for {stuck}: {report.longreprtext}")
+        elif report.failed or (ended.get(function) != "failed" and (report.when == "call" or report.skipped)):
             ended[function] = report.outcome
 
 

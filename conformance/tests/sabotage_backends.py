@@ -177,7 +177,7 @@ def memory_put(engine: Any, keyspace: Keyspace, key: Key, value: bytes) -> None:
     engine.inner._maps[keyspace.name][key] = [(0, value)]
 
 
-def breaks(promise: Callable[..., object], of: str = "memory", *, capabilities: str = "", **how: bool) -> Any:
+def breaks(promise: Callable[..., object], of: str = "memory", *, capabilities: str = "", **how: Any) -> Any:
     """Register a saboteur, the test that must fail of it, and capabilities that it lies about."""
 
     def register(engine: type[Wrapped]) -> type[Wrapped]:
@@ -1119,7 +1119,7 @@ class _Gate(Wrapped):
                 self.changed.notify_all()
 
 
-@breaks(S.test_close_waits_for_no_scan_that_nobody_reads, stuck=True)
+@breaks(S.test_close_waits_for_no_scan_that_nobody_reads, stuck="close to return")
 class WaitsAtClose(_Gate):
     """Waits at close for scans to end."""
 
@@ -1128,7 +1128,7 @@ class WaitsAtClose(_Gate):
         super().close()
 
 
-@breaks(S.test_writes_go_on_beside_what_is_left_open, stuck=True)
+@breaks(S.test_writes_go_on_beside_what_is_left_open, stuck="the writes to return")
 class WaitsAtWrites(_Gate):
     """Waits with writes for scans to end."""
 
@@ -1186,7 +1186,7 @@ class RemembersFailures(Wrapped):
             raise
 
 
-@breaks(S.test_openings_do_not_pile_up, stuck=True)
+@breaks(S.test_openings_do_not_pile_up, stuck="handles and threads to be given back")
 class KeepsThreads(Wrapped):
     """Begins a thread that never ends."""
 
@@ -1290,7 +1290,7 @@ class SlowSeeks(Wrapped):
         return reader.scan(keyspace, start, end, **how)
 
 
-@breaks(S.test_deleted_bytes_go_back, "rocksdb", stuck=True)
+@breaks(S.test_deleted_bytes_go_back, "rocksdb", stuck="the deleted bytes to go back")
 class ReclaimsNothing(Changed):
     """Hides what was deleted instead of giving it back, though it declares that."""
 

@@ -82,14 +82,22 @@ class Beside:
         sys.setswitchinterval(1e-5)
         for thread in self._threads:
             thread.start()
-        wait_until(lambda: self.failed or all(begun.is_set() for begun in self._begun), "each job to be done once")
+        try:
+            wait_until(lambda: self.failed or all(begun.is_set() for begun in self._begun), "each job to be done once")
+        except BaseException:
+            self._end()
+            raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
+        """Let the threads end, and take turns as before."""
         self._done.set()
+        sys.setswitchinterval(self._interval)
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
         for thread in self._threads:
             thread.join(PATIENCE)
-        sys.setswitchinterval(self._interval)
         assert not any(thread.is_alive() for thread in self._threads), "a job is stuck"
         for failure in self._failures:
             raise failure

@@ -7,8 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -101,29 +100,33 @@ def clean(tmp_path_factory: pytest.TempPathFactory, file: Path) -> dict[int, lis
     return found
 
 
+IMPORTING = """
+from topicstore.cli import cli
+*how, reports = map(str, arguments)
+counts(RocksdbEngine, "write")
+report_to = os.open(reports, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+answers = os.open(os.devnull, os.O_RDONLY)
+cli(["import", *how, "--acknowledge", str(report_to), str(answers)])
+"""
+
+
 @pytest.mark.parametrize("shards", SHARDS)
 def test_killed_again_and_again_it_ends_like_one_that_was_not(
-    tmp_path: Path, file: Path, shards: int, clean: dict[int, list[list[ts.Message]]]
+    tmp_path: Path, file: Path, shards: int, clean: dict[int, list[list[ts.Message]]], run_until: Callable[..., object]
 ) -> None:
-    """Nothing that was reported is lost, nothing is stored twice, wherever SIGKILL strikes."""
-    chance = random.Random(shards)
-    killed = safe = 0
-    while True:
-        strike = safe + chance.randrange(BATCH, MESSAGES // 3 - BATCH, BATCH)
-        with Import(tmp_path / "db", file, "--shards", str(shards)) as child:
-            for safe in child.reports():
-                child.let_on()
-                if safe >= strike:
-                    time.sleep(chance.uniform(0, 0.004))  # anywhere in the next batch; it can't get further
-                    child.process.kill()
-            if child.process.wait() == 0:
-                break
-        assert child.process.returncode == -signal.SIGKILL
-        killed += 1
-        with ts.open_existing(tmp_path / "db") as db:
-            assert db.info().messages >= safe
-    assert killed >= 3
-    assert rows(tmp_path / "db") == clean[shards]
+    """Nothing that was reported is lost, nothing is stored twice, around whichever write SIGKILL strikes."""
+    chance, safe = random.Random(shards), 0
+    db, reports = tmp_path / "db", tmp_path / "reports"
+    how = (db, file, "--batch-size", BATCH, "--shards", shards, reports)
+    for moment in ("before", "after") * 2:
+        run_until((chance.randrange(5 * shards, 12 * shards), moment), IMPORTING, *how)
+        told = [int(line) for line in reports.read_text().splitlines()]
+        assert safe < told[-1] < MESSAGES
+        safe = told[-1]
+        with ts.open_existing(db) as opened:
+            assert safe <= opened.info().messages < MESSAGES
+    assert CliRunner().invoke(cli, ["import", *map(str, how[:-1])]).exit_code == 0
+    assert rows(db) == clean[shards]
 
 
 def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(

@@ -11,7 +11,7 @@ from topicstore.contract.errors import DatabaseClosedError
 
 from topicstore_conformance.profiles import PATIENCE, tries
 from topicstore_conformance.subjects import BackendSubject
-from topicstore_conformance.threads import MOMENT, begin, together
+from topicstore_conformance.threads import MOMENT, begin, together, wait_until
 
 from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 
@@ -189,7 +189,9 @@ class Concurrency(Fixtures):
         for scan in held:
             next(scan)
         snapshots = [engine.snapshot() for _ in range(20)]
-        begin(engine.close).result(PATIENCE)
+        closing = begin(engine.close)
+        wait_until(closing.done, "close to return")
+        closing.result()
         for scan in held:
             with pytest.raises(DatabaseClosedError):
                 next(scan)
@@ -211,6 +213,8 @@ class Concurrency(Fixtures):
             remove(engine, DATA, (1, 0, 0), (2, 0, 0))
             engine.flush_log()
 
-        begin(write).result(PATIENCE)
+        writing = begin(write)
+        wait_until(writing.done, "the writes to return")
+        writing.result()
         assert pairs(engine.scan(DATA)) == []
         snapshot.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import topicstore as ts
@@ -13,9 +14,22 @@ from topicstore_conformance.checks import check_publishers, quick_directory, rep
 from topicstore_conformance.crash import BULK, BULK_BATCHES, Job, Ledger, run_and_kill
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
 from topicstore_conformance.pairs import Pair, quick_options
-from topicstore_conformance.profiles import full, tries
+from topicstore_conformance.profiles import tries
 
 __all__ = ["Crashes"]
+
+MERGING = (1, 2, 7, 8)
+"""Moments of a child that merges in the background: within and after its first write there, and its third."""
+
+CREATING: tuple[tuple[int, Literal["all", "engines"]], ...] = (
+    (4 * 3 + 2, "engines"),  # within the first write to the fourth of eight shards
+    (4 * 8 - 1, "engines"),  # when the eighth has had its first write, too
+    (4 * 8 + 3 * 3 + 1, "engines"),  # within the second write to the fourth
+    (8, "all"),  # when the first has a directory, in which there is nothing yet
+    (4 * 1, "engines"),  # when the second was opened, before its first write
+    (5, "all"),  # before the manifest gets its name
+)
+"""Moments of a child that creates a database of eight shards, and which ones are counted."""
 
 
 class Crashes(Fixtures):
@@ -55,11 +69,10 @@ class Crashes(Fixtures):
                     assert (len(got), []) == ((report := db.verify()).messages, report.damages)
                     assert sorted(got) == sorted(replayed(db))
 
-    @full
     @requires("persistent")
     def test_kill_while_the_background_compacts(self, pair: Pair) -> None:
         """A process killed while it merges in the background loses nothing that was acknowledged."""
-        draw, ledger = random.Random(1), Ledger(next_number=BULK)
+        ledger = Ledger(next_number=BULK)
         with quick_directory() as directory:
             path = Path(directory, "db")
             with pair.open(path, options={pair.layout: pair.small()}) as db:
@@ -67,7 +80,7 @@ class Crashes(Fixtures):
                 if not pair.merges(db):
                     pytest.skip(f"{pair.layout} keeps what is stored as it is: nothing is compacted")
                 db.delete("#")
-            for _ in range(tries(1, 2)):
+            for moment in MERGING[: tries(1, 4)]:
                 job = Job(
                     path=str(path),
                     backend=pair.backend,
@@ -78,9 +91,10 @@ class Crashes(Fixtures):
                     first=-(-ledger.next_number // BULK_BATCHES) * BULK_BATCHES,
                     steps=4 * BULK_BATCHES,
                     bulk=True,
+                    counted="background",
                     options=pair.small(),
                 )
-                for step in run_and_kill(job, 2 * BULK_BATCHES + 3, draw.randrange(3)):
+                for step in run_and_kill(job, 2, moment):
                     ledger.hear(step)
                 with ts.open(path, auto_compact=False) as db:
                     got = replayed(db, "#", order="time")
@@ -90,9 +104,8 @@ class Crashes(Fixtures):
     @requires("persistent")
     def test_kill_while_creating(self, pair: Pair) -> None:
         """A database whose creation was killed is created by the next open, or is there."""
-        draw = random.Random(2)
         with quick_directory() as directory:
-            for kill in range(tries(1, 3, pair.capabilities)):
+            for kill, (moment, counted) in enumerate(CREATING[: tries(1, len(CREATING), pair.capabilities)]):
                 path = Path(directory, f"db-{kill}")
                 job = Job(
                     path=str(path),
@@ -103,9 +116,11 @@ class Crashes(Fixtures):
                     seed=kill,
                     first=0,
                     steps=0,
+                    counted=counted,
                     options=quick_options(pair.layout),
                 )
-                list(run_and_kill(job, 1, draw.randrange(80)))
+                list(run_and_kill(job, 1, moment))
+                assert (path / "shard-0000").exists() == (moment != 5)
                 with pair.open(path, shards=8, durability="sync") as db:
                     assert [1] == [info.number for info in db.generations()]
                     assert 1 == db.store([ts.Message("a", b"1")]).count
