@@ -426,7 +426,7 @@ def test_reclaim_reaches_what_was_never_written_out(tmp_path: Path, keyspace: Ke
     if keyspace is KEYS:
         kept[2:2] = [(start + b"\0", b"second")]
     for _ in range(2):
-        put(engine, keyspace, ((key(1, number), os.urandom(1000)) for number in range(5000)))
+        put(engine, keyspace, ((key(1, number), random.Random(number).randbytes(1000)) for number in range(5000)))
         delete_range(engine, keyspace, start, end)
         put(engine, keyspace, kept)
         engine.reclaim(keyspace, start, end)
@@ -663,7 +663,7 @@ def test_verify_names_every_damaged_place_once(tmp_path: Path) -> None:
     """It goes on behind a damage, and finds none where there is none."""
     for generation in (1, 2, 3):
         engine = open_engine(tmp_path / "shard")
-        put(engine, DATA, (((generation, 0, number), os.urandom(1000)) for number in range(500)))
+        put(engine, DATA, (((generation, 0, number), random.Random(number).randbytes(1000)) for number in range(500)))
         assert list(engine.verify()) == []
         engine.close()
     open_engine(tmp_path / "shard").close()

@@ -247,8 +247,8 @@ def test_verify_names_every_damaged_file_once(tmp_path: Path) -> None:
     shard = tmp_path / "shard"
     for generation in (1, 2, 3):  # closing writes a table file a keyspace
         engine = open_engine(shard)
-        put(engine, DATA, (((generation, 0, number), os.urandom(1000)) for number in range(500)))
-        put(engine, INDEX, (((generation, 0, number), os.urandom(1000)) for number in range(500)))
+        put(engine, DATA, (((generation, 0, number), random.Random(number).randbytes(1000)) for number in range(500)))
+        put(engine, INDEX, (((generation, 0, number), random.Random(number).randbytes(1000)) for number in range(500)))
         assert list(engine.verify()) == []
         engine.close()
     tables = files(shard, ".sst")

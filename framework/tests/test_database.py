@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -395,9 +396,10 @@ def test_closing_the_database_stores_what_writers_hold(tmp_path: Path) -> None:
 
 def test_dropping_a_generation_gives_its_disk_back(tmp_path: Path) -> None:
     """Without a later write; RocksDB deletes files a moment after it has replaced them."""
+    source = random.Random(1)
     with ts.open(tmp_path / "db", options={"rocksdb": {"write_buffer_bytes": 1 << 20}}) as opened:
         for _ in range(40):
-            opened.store([ts.Message("a", os.urandom(1 << 10)) for _ in range(100)])
+            opened.store([ts.Message("a", source.randbytes(1 << 10)) for _ in range(100)])
         opened.add_generation()
         full = opened.info().disk_bytes
         opened.drop_generation(1)
