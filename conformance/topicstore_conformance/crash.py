@@ -25,7 +25,7 @@ import attrs
 import msgspec
 import topicstore as ts
 from topicstore import Message, MessageId, StateWrite
-from topicstore.contract.engine import Backend, Engine, WriteBatch
+from topicstore.contract.engine import Backend, Engine
 from topicstore.maintenance import WORTH_IT
 from topicstore.plugins import load_target, registry
 
@@ -130,19 +130,15 @@ class _Teller:
 
         def opened(*arguments: Any, **how: Any) -> Engine:
             engine = open_shard(*arguments, **how)
-            write = engine.write
-
-            def counted(batch: WriteBatch, **how: Any) -> None:
-                if self._counted == "background" and threading.current_thread() is threading.main_thread():
-                    write(batch, **how)
-                else:
-                    self._countdown.write(lambda: write(batch, **how))
-
-            engine.write = counted  # type: ignore[method-assign]
+            engine.write = self._countdown.counted(engine.write, self._counts)  # type: ignore[method-assign]
             self._countdown.moment()
             return engine
 
         backend.open_shard = opened  # type: ignore[method-assign]
+
+    def _counts(self, *_: Any, **__: Any) -> bool:
+        """Say whether a write is one that is counted."""
+        return self._counted != "background" or threading.current_thread() is not threading.main_thread()
 
     def _files_change(self, path: str, event: str, arguments: tuple[Any, ...]) -> None:
         """Count the openings, makings and renamings of the database's own files."""

@@ -16,23 +16,33 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import IO
+from functools import wraps
+from typing import IO, Any, Protocol, TypeVar
 
 from .threads import PATIENCE
 
-__all__ = ["ENDS", "Countdown", "heard"]
+__all__ = ["ENDS", "PLACES", "Countdown", "heard", "moment_of", "received"]
+
+T = TypeVar("T")
 
 ENDS = (-signal.SIGKILL, -signal.SIGALRM)
 """The return codes of a process that killed itself."""
+PLACES = ("before", "within", "after")
+"""The moments of a step, such as a write of an engine."""
+
+
+def moment_of(number: int, place: str) -> int:
+    """Return the number of the moment before, within or after the step of a number, which counts from 1."""
+    return len(PLACES) * (number - 1) + PLACES.index(place)
 
 
 class Countdown:
-    """Kills this process at the moment number ``last`` after `start`; each write is three moments.
+    """Kills this process at the moment number ``last`` after `start`; each step is three moments, as in `PLACES`.
 
-    ``share``: how far into the write the kill comes that comes within one, as a share of what the write before took.
+    ``share``: how far into the step the kill comes that comes within one, as a share of what the step before took.
     """
 
-    def __init__(self, last: int, share: float) -> None:
+    def __init__(self, last: int, share: float = 0.5) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         self._left = last + 1
         self._share = share
@@ -49,18 +59,29 @@ class Countdown:
         if self._is_last():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def write(self, write: Callable[[], None]) -> None:
-        """Write, and count the moments before, within and after it."""
-        self.moment()
-        within = self._is_last()
-        began = time.perf_counter()
-        if within:
-            signal.setitimer(signal.ITIMER_REAL, max(0.000001, self._share * self._took))
-        write()
-        if within:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._took = time.perf_counter() - began
-        self.moment()
+    def counted(
+        self, step: Callable[..., T], counts: Callable[..., object] = lambda *_, **__: True
+    ) -> Callable[..., T]:
+        """Return a function that does the same, and counts the moments of its calls: those for which ``counts`` is."""
+
+        @wraps(step)
+        def counted(*arguments: Any, **options: Any) -> T:
+            if not counts(*arguments, **options):
+                return step(*arguments, **options)
+            self.moment()
+            within = self._is_last()
+            began = time.perf_counter()
+            if within:
+                signal.setitimer(signal.ITIMER_REAL, max(0.000001, self._share * self._took))
+            try:
+                return step(*arguments, **options)
+            finally:
+                if within:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self._took = time.perf_counter() - began
+                self.moment()
+
+        return counted
 
     def _is_last(self) -> bool:
         with self._lock:
@@ -68,13 +89,28 @@ class Countdown:
             return self._started and self._left == 0
 
 
+class HasFileno(Protocol):
+    """A pipe or a connection."""
+
+    def fileno(self) -> int:
+        """Return its file descriptor."""
+
+
 def heard(pipe: IO[bytes]) -> Iterator[bytes]:
     """Yield what a child writes to a pipe, until it ends; fail where it is silent so long that it must be stuck."""
+    return received(pipe, lambda: os.read(pipe.fileno(), 65_536))
+
+
+def received(pipe: HasFileno, receive: Callable[[], T]) -> Iterator[T]:
+    """Yield what ``receive`` returns each time that there is something, until the end: nothing, or an EOFError."""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while True:
             assert selector.select(PATIENCE), f"the child process has said nothing for {PATIENCE:.0f} seconds"
-            data = os.read(pipe.fileno(), 65_536)
+            try:
+                data = receive()
+            except EOFError:
+                return
             if not data:
                 return
             yield data

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from topicstore_conformance.killing import ENDS, received
 from topicstore_conformance.threads import PATIENCE
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -26,26 +25,16 @@ PROCESSES.set_forkserver_preload(
 )  # imported once by the server; children begin within milliseconds
 
 CHILD = """
-import os, signal, traceback
+import os, traceback
 from itertools import count
 from topicstore_backends.rocksdb import RocksdbEngine
+from topicstore_conformance.killing import Countdown, moment_of
 
-step = count(1)
+countdown = Countdown(-1 if death is None else moment_of(*death))
+countdown.start()
 
-def die(*moment):
-    if moment == death:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def counts(owner, name):
-    function = getattr(owner, name)
-    def counted(*arguments, **options):
-        number = next(step)
-        die(number, "before")
-        try:
-            return function(*arguments, **options)
-        finally:
-            die(number, "after")
-    setattr(owner, name, counted)
+def counts(owner, name, *which):
+    setattr(owner, name, countdown.counted(getattr(owner, name), *which))
 
 def say(*words):
     connection.send(words)
@@ -58,10 +47,11 @@ except BaseException:
 
 
 def run_until(death: tuple[int, str] | None, code: str, *arguments: object) -> list[tuple[Any, ...]]:
-    """Run code in a process that is killed just before or after one of its steps, counted from 1; None: it isn't.
+    """Run code in a process that is killed before, within or after one of its steps, counted from 1; None: it isn't.
 
-    Steps are calls of what the code names by ``counts(owner, name)``, such as ``counts(RocksdbEngine, "write")``.
-    It finds ``arguments``, and what it hands to ``say(...)`` is returned.
+    Steps are calls of what the code names by ``counts(owner, name)``, such as ``counts(RocksdbEngine, "write")``, or
+    with a function more, those calls for which it is true. The code finds ``arguments``, and what it hands to
+    ``say(...)`` is returned.
     """
     ours, theirs = PROCESSES.Pipe(duplex=False)
     names = {"code": code, "arguments": arguments, "death": death, "connection": theirs}
@@ -69,26 +59,17 @@ def run_until(death: tuple[int, str] | None, code: str, *arguments: object) -> l
     child.start()
     theirs.close()
     try:
-        said = list(_received(ours))
+        said = list(received(ours, ours.recv))
         child.join(PATIENCE)
         failures = [words[1] for words in said if words[0] == "failed"]
-        assert (failures, child.exitcode) == ([], 0 if death is None else -signal.SIGKILL)
+        assert failures == []
+        assert child.exitcode in ((0,) if death is None else ENDS)
     finally:
         child.kill()
         child.join()
         child.close()
         ours.close()
     return said
-
-
-def _received(connection: Connection) -> Iterator[tuple[Any, ...]]:
-    """Yield what a process says until it ends."""
-    while connection.poll(PATIENCE):
-        try:
-            yield connection.recv()
-        except EOFError:
-            return
-    pytest.fail(f"waited {PATIENCE:.0f} seconds for a process to say something or to end")
 
 
 @pytest.fixture(name="run_until")

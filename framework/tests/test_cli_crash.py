@@ -118,7 +118,7 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(
     chance, safe = random.Random(shards), 0
     db, reports = tmp_path / "db", tmp_path / "reports"
     how = (db, file, "--batch-size", BATCH, "--shards", shards, reports)
-    for moment in ("before", "after") * 2:
+    for moment in ("before", "within", "after", "within"):
         run_until((chance.randrange(5 * shards, 12 * shards), moment), IMPORTING, *how)
         told = [int(line) for line in reports.read_text().splitlines()]
         assert safe < told[-1] < MESSAGES

@@ -21,7 +21,7 @@ from topicstore.contract.engine import (
 )
 
 from topicstore_conformance.capabilities import requires
-from topicstore_conformance.killing import ENDS, Countdown
+from topicstore_conformance.killing import ENDS, Countdown, moment_of
 from topicstore_conformance.profiles import tries
 from topicstore_conformance.subjects import BackendSubject
 
@@ -35,8 +35,6 @@ KEPT = 6
 """Batches that are there at any time: each deletes the one that was written so many before."""
 ROWS = 400
 """Keys of a batch in the keyspaces with many: so many that writing them takes a while, in which a kill lands."""
-BEFORE, WITHIN, AFTER = range(3)
-"""The moments of a write, as `killing.Countdown` counts them."""
 
 
 def batch_of(number: int) -> WriteBatch:
@@ -95,8 +93,9 @@ def write_and_kill_yourself(make: Make, path: Path, first: int, sync: bool, mome
     engine = make().open_shard(path, KEYSPACES, create=True)
     countdown = Countdown(moment, share / 100)
     countdown.start()
+    write = countdown.counted(engine.write)
     for number in itertools.count(first):
-        countdown.write(lambda number=number: engine.write(batch_of(number), sync=sync))  # type: ignore[misc]
+        write(batch_of(number), sync=sync)
         child.tell(number)
 
 
@@ -115,16 +114,16 @@ class Crashes(Fixtures):
         """When a writer is killed a batch is there as a whole or not at all, and none that was acknowledged is lost."""
         last, draw = -1, random.Random(7)
         for kill in range(tries(3, 12, subject.capabilities)):
-            acknowledged, place = last, (WITHIN, AFTER, WITHIN, BEFORE)[kill % 4]
-            how = last + 1, kill % 3 == 2, 3 * draw.randrange(1, 12) + place, draw.randrange(100)
+            acknowledged, place = last, ("within", "after", "within", "before")[kill % 4]
+            how = last + 1, kill % 3 == 2, moment_of(draw.randrange(2, 13), place), draw.randrange(100)
             with child.Child(subject.make, write_and_kill_yourself, shard, *how) as writer:
                 for number in writer.told():
                     acknowledged = number
                 assert writer.wait() in ENDS, writer.complaint()
             engine = backend.open_shard(shard, KEYSPACES, create=False)
             last = last_batch(engine)
-            assert acknowledged + (place == AFTER) <= last, "a batch that was acknowledged is lost"
-            assert last <= acknowledged + (place != BEFORE), "a batch is there that was never begun"
+            assert acknowledged + (place == "after") <= last, "a batch that was acknowledged is lost"
+            assert last <= acknowledged + (place != "before"), "a batch is there that was never begun"
             check_batches(engine)
             engine.close()
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import runpy
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,6 +20,7 @@ from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import attrs
 import pytest
@@ -32,6 +31,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from topicstore.contract.positions import time_of
 from topicstore.sessions import Delivery, Release, Session, SessionEndedError, Sessions, SubscribeOptions, Will
 from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.killing import Countdown, moment_of
 from topicstore_conformance.profiles import MACHINE, tries
 
 SECOND = 1_000_000
@@ -204,21 +204,11 @@ def _dying(store: Store, death: tuple[int, bool] | None) -> Iterator[None]:
     if death is None:
         yield
         return
+    countdown = Countdown(moment_of(death[0] + 1, "before" if death[1] else "after"))
+    countdown.start()
     engine = type(store.db.shards[0].log.engine)
-    write, writes = engine.write, count()
-
-    def last(self: Any, batch: Any, **how: Any) -> None:
-        dies = next(writes) == death[0]
-        if not (dies and death[1]):
-            write(self, batch, **how)
-        if dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    engine.write = last  # type: ignore[method-assign]
-    try:
+    with patch.object(engine, "write", countdown.counted(engine.write)):
         yield
-    finally:
-        engine.write = write  # type: ignore[method-assign]
 
 
 if __name__ == "child":
