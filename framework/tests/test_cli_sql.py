@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from topicstore import Message
 from topicstore.cli import cli
 
-pytest.importorskip("duckdb", reason="needs duckdb: pip install 'topicstore[duckdb]'")
+pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
 
 COUNTS = "SELECT topic, count(*) AS n FROM messages GROUP BY 1 ORDER BY 1"
 
