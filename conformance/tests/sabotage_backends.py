@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import threading
@@ -1188,19 +1189,25 @@ class RemembersFailures(Wrapped):
 
 @breaks(S.test_openings_do_not_pile_up, stuck="handles and threads to be given back")
 class KeepsThreads(Wrapped):
-    """Begins a thread that never ends."""
+    """Begins a thread that never ends, at every second opening."""
+
+    openings: ClassVar[Iterator[int]] = itertools.count()
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        if next(self.openings) % 2:
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 @breaks(S.test_dropped_scans_give_back_what_they_hold)
 class KeepsCursors(Wrapped):
-    """Opens a handle a scan, which it never closes."""
+    """Opens a handle that it never closes, at every tenth scan."""
+
+    scans: ClassVar[Iterator[int]] = itertools.count()
 
     def scan(self, keyspace: Keyspace, start: Key = None, end: Key = None, **how: Any) -> Chunks:
-        os.open(os.devnull, os.O_RDONLY)
+        if next(self.scans) % 10 == 0:
+            os.open(os.devnull, os.O_RDONLY)
         return super().scan(keyspace, start, end, **how)
 
 

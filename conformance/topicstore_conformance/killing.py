@@ -62,7 +62,7 @@ class Countdown:
     def counted(
         self, step: Callable[..., T], counts: Callable[..., object] = lambda *_, **__: True
     ) -> Callable[..., T]:
-        """Return a function that does the same, and counts the moments of its calls: those for which ``counts`` is."""
+        """Return a function that does the same, and counts the moments of calls for which ``counts`` is true."""
 
         @wraps(step)
         def counted(*arguments: Any, **options: Any) -> T:
