@@ -7,10 +7,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Generator, Iterator
+from multiprocessing import util
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 # Spark's Java, which starts in several tests, costs half the CPU time where it compiles quickly instead of well.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -37,19 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(_FOLDER)
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """Remove them, unless a test has failed: then somebody may want to look."""
+    """Remove them when this process ends, unless a test has failed: then somebody may want to look."""
     if exitstatus == pytest.ExitCode.OK:
-        shutil.rmtree(_FOLDER, ignore_errors=True)
-
-
-def pytest_sessionstart() -> None:
-    """Have Hypothesis try what it tries everywhere; not before the mode is known, which an option may choose."""
-    from topicstore_conformance.profiles import PROFILE
-
-    settings.register_profile("topicstore", PROFILE)
-    settings.load_profile("topicstore")
+        after_its_own = -200  # multiprocessing removes its directory at -100
+        util.Finalize(None, shutil.rmtree, (_FOLDER, True), exitpriority=after_its_own)
 
 
 def pytest_xdist_auto_num_workers() -> int:
