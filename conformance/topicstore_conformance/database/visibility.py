@@ -331,14 +331,14 @@ class Visibility(Fixtures):
             replace_engine(db, gate)
             first = threads.submit(db.store, some(2)) if other == "store" else threads.submit(replayed, db)
             assert (other == "replay" and not hides(db)) or gate.flushing.wait(PATIENCE)
-            waits, shard = threading.Event(), db.shards[0]
-            end_epoch = shard.end_epoch
+            waits, epochs = threading.Event(), db.shards[0]._epochs  # noqa: SLF001 - the suite looks inside
+            end = epochs.end
 
             def told_of(*arguments: Any, **how: Any) -> None:
                 waits.set()
-                end_epoch(*arguments, **how)
+                end(*arguments, **how)
 
-            shard.end_epoch = told_of  # type: ignore[method-assign]
+            epochs.end = told_of  # type: ignore[method-assign]
             second = threads.submit(replayed, db)
             wait_until(lambda: waits.is_set() or second.done(), "the second replay to know where it ends")
             gate.open.set()
