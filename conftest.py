@@ -22,7 +22,7 @@ _MINE = f"topicstore-tests-{os.getuid()}-"
 _FOLDER = _MEMORY / f"{_MINE}{os.getpid()}"
 _ROOM = 4 << 30
 """Bytes that must be free in memory for tests to keep their files there."""
-_INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install (.+)")
+_INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install ([^,]+)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

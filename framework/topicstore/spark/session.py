@@ -46,6 +46,8 @@ def session(**conf: Any) -> SparkSession:
     """
     settings = _defaults() | {name.replace("_", "."): _text(value) for name, value in conf.items()}
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the system's Python
+    # Else Spark looks up this machine's own name, and does not start where that is unknown.
+    os.environ.setdefault("SPARK_LOCAL_IP", settings["spark.driver.bindAddress"])
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
