@@ -132,8 +132,18 @@ def by_position(table: pa.Table) -> pa.Table:
 
 @pytest.fixture(scope="module", params=cases(), ids=str)
 def imported(request: pytest.FixtureRequest) -> Iterator[Imported]:
-    """A set in a database."""
-    case: Case = request.param
+    """A set in a database, as it was stored: nothing that uses it changes it."""
+    yield from filled(request.param)
+
+
+@pytest.fixture(params=cases(), ids=str)
+def changing(request: pytest.FixtureRequest) -> Iterator[Imported]:
+    """A set in a database of a test's own, which may change it."""
+    yield from filled(request.param)
+
+
+def filled(case: Case) -> Iterator[Imported]:
+    """Fill a database, and close it in the end."""
     need(case.pair)
     need_data(f"{case.name}.parquet")
     with quick_directory() as directory:
@@ -354,35 +364,41 @@ def test_drawn(imported: Imported) -> None:
     drawn(imported, tries(5, 10))
 
 
-# --- changed: each of these leaves the database as the next one finds it ------------------------
+# --- changed ----------------------------------------------------------------------------------
 
 
-def test_compacted(imported: Imported) -> None:
-    """Compaction changes nothing that anybody sees, though it may change everything on disk."""
-    saved = [imported.db.iterate(stream, "#").to_bytes() for stream in imported.db.streams("#")]
-    if imported.db.compact().messages:
-        assert imported.table.num_rows == check(imported, "#")
-        for topic_filter in (*wildcards(imported)[::3], *topics_by_count(imported)[:3]):
-            check(imported, topic_filter)
-        drawn(imported, tries(5, 10))
-    imported.reopen()
-    assert imported.table.num_rows == imported.db.info().messages
-    assert 0 < sum(len(imported.db.next(ts.Iterator.from_bytes(each)).batch) for each in saved)
+def test_compacted_then_deleted(changing: Imported) -> None:
+    """Compaction changes nothing that anybody sees, and what is deleted after it is gone, and nothing else."""
+    compact(changing)
+    delete(changing)
 
 
-def test_deleted(imported: Imported) -> None:
-    """What is deleted, by topic and by time, is gone, and nothing else; compacted again or not."""
-    topics, times = topics_by_count(imported), imported.times
+def compact(data: Imported) -> None:
+    """Compact it, which may change everything on disk, and compare everything and what was saved before."""
+    saved = [data.db.iterate(stream, "#").to_bytes() for stream in data.db.streams("#")]
+    if data.db.compact().messages:
+        assert data.table.num_rows == check(data, "#")
+        for topic_filter in (*wildcards(data)[::3], *topics_by_count(data)[:3]):
+            check(data, topic_filter)
+        drawn(data, tries(5, 10))
+    data.reopen()
+    assert data.table.num_rows == data.db.info().messages
+    assert 0 < sum(len(data.db.next(ts.Iterator.from_bytes(each)).batch) for each in saved)
+
+
+def delete(data: Imported) -> None:
+    """Delete by topic and by time, and compare what is left, compacted again or not."""
+    topics, times = topics_by_count(data), data.times
     middle = int(times[len(times) // 2]), int(times[len(times) // 2 + len(times) // 50])
-    spans: list[tuple[Any, ...]] = [(topics[0],), (wildcards(imported)[0], *middle), ("#", int(times[-500]))]
+    spans: list[tuple[Any, ...]] = [(topics[0],), (wildcards(data)[0], *middle), ("#", int(times[-500]))]
     for span in spans:
-        gone = imported.rows(*span)
-        assert int(gone.sum()) == imported.db.delete(*span)
-        imported.alive &= ~gone
-        assert 0 == check(imported, *span)
-    drawn(imported, tries(3, 5))
-    imported.db.compact()
-    imported.reopen()
-    left = int(imported.alive.sum())
-    assert left == imported.db.info().messages == check(imported, "#")
-    assert (left, []) == ((report := imported.db.verify()).messages, report.damages)
+        gone = data.rows(*span)
+        assert int(gone.sum()) == data.db.delete(*span)
+        data.alive &= ~gone
+        assert 0 == check(data, *span)
+    drawn(data, tries(3, 5))
+    data.db.compact()
+    data.reopen()
+    left = int(data.alive.sum())
+    assert left == data.db.info().messages == check(data, "#")
+    assert (left, []) == ((report := data.db.verify()).messages, report.damages)
