@@ -30,8 +30,8 @@ from topicstore.contract.engine import (
     WriteBatch,
 )
 from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError, UnsupportedError
-from topicstore_conformance.pairs import absent
-from topicstore_conformance.threads import PATIENCE, Beside, wait_until
+from topicstore_conformance.faults.threads import PATIENCE, Beside, wait_until
+from topicstore_conformance.subjects.pairs import absent
 
 pytest.importorskip("plyvel", reason=absent().get("leveldb", ""))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Key, Keyspace, WriteBatch
 from topicstore.contract.errors import CorruptionError, EngineError
-from topicstore_conformance.threads import wait_until
+from topicstore_conformance.faults.threads import wait_until
 
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
 

@@ -10,7 +10,7 @@ from itertools import chain
 import msgspec
 from topicstore import Message
 from topicstore_benchmarks.contenders.sqlite import SqliteContender
-from topicstore_conformance.threads import wait_until
+from topicstore_conformance.faults.threads import wait_until
 
 
 class Losing(SqliteContender):

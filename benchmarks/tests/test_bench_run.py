@@ -17,14 +17,14 @@ pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstor
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
 from topicstore.cli import cli
-from topicstore.lock import DirectoryLock
+from topicstore.storage.directory_lock import DirectoryLock
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
 from topicstore_benchmarks.harness.choosing import Asked, new_run
 from topicstore_benchmarks.harness.drive import begin
 from topicstore_benchmarks.harness.plan import Plan, Run, Settings, WorkloadPlan
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.workloads.definition import read
-from topicstore_conformance.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE
 
 TESTS = Path(__file__).parent
 SMALL = ("--messages", "1500", "--mixed-seconds", "0.1", "--durability", "commit", "--no-report")

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
 
 from topicstore_benchmarks import timing
-from topicstore_benchmarks.sections import command as program
-from topicstore_benchmarks.sections.cases import CASES
-from topicstore_benchmarks.sections.figures import Cell, Figure, Sheet, shown
-from topicstore_conformance.threads import PATIENCE
+from topicstore_benchmarks.figures import command as program
+from topicstore_benchmarks.figures.cases import CASES
+from topicstore_benchmarks.figures.figure import Cell, Figure, Sheet, shown
+from topicstore_conformance.faults.threads import PATIENCE
 
 SMALL = ["--messages", "2000", "--rounds", "1"]
 

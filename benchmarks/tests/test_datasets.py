@@ -15,7 +15,7 @@ from topicstore_benchmarks.harness.answers import Answer, Chains, WrongReplayErr
 from topicstore_benchmarks.harness.dataset import Dataset, make
 from topicstore_benchmarks.workloads.definition import Definition, from_parquet, read
 from topicstore_benchmarks.workloads.workload import WorkloadError
-from topicstore_conformance.model import match
+from topicstore_conformance.oracle.model import match
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 from topicstore import Message
-from topicstore_conformance.model import match
+from topicstore_conformance.oracle.model import match
 
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
 
@@ -18,13 +18,13 @@ from topicstore_benchmarks.contenders import sqlite
 from topicstore_benchmarks.contenders.contender import Contender
 from topicstore_benchmarks.contenders.database import DatabaseContender
 from topicstore_benchmarks.contenders.sqlite import SqliteContender
-from topicstore_benchmarks.sections import comparison
-from topicstore_benchmarks.sections.comparison import ENGINE, MERGED, SQLITE, STORE, Comparison, Round, compare
-from topicstore_benchmarks.sections.growth import Growth, growth_of
-from topicstore_benchmarks.sections.layouts import PROMISES, layouts_section
-from topicstore_benchmarks.sections.sets import ALL, SETS, MessageSet, Request, Task, fleet, fleet_batches
-from topicstore_conformance.needing import need_data
-from topicstore_conformance.pairs import layouts_on
+from topicstore_benchmarks.figures import comparison
+from topicstore_benchmarks.figures.comparison import ENGINE, MERGED, SQLITE, STORE, Comparison, Round, compare
+from topicstore_benchmarks.figures.growth import Growth, growth_of
+from topicstore_benchmarks.figures.layouts import PROMISES, layouts_section
+from topicstore_benchmarks.figures.sets import ALL, SETS, MessageSet, Request, Task, fleet, fleet_batches
+from topicstore_conformance.subjects.needing import need_data
+from topicstore_conformance.subjects.pairs import layouts_on
 
 MESSAGES = 4_000
 LAYOUTS = layouts_on("rocksdb")

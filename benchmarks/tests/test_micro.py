@@ -12,8 +12,8 @@ import topicstore
 from topicstore import Message, MessageBatch, TopicFilter
 from topicstore.contract.columns import Constant
 from topicstore.contract.positions import commit_positions, message_positions
-from topicstore_conformance.pairs import layouts_on
-from topicstore_layouts.block.codec import CODECS, Compressor
+from topicstore_conformance.subjects.pairs import layouts_on
+from topicstore_layouts.block.compression import CODECS, Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block
 from topicstore_layouts.learned import LearnedTopics
 

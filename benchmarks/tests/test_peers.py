@@ -30,8 +30,8 @@ from topicstore_benchmarks.contenders import nats, redis
 from topicstore_benchmarks.contenders.catalogue import catalogue
 from topicstore_benchmarks.contenders.contender import Durability
 from topicstore_benchmarks.contenders.server import Server, ServerContender, ServerError, hold_port
-from topicstore_conformance import strategies
-from topicstore_conformance.threads import PATIENCE, begin
+from topicstore_conformance.faults.threads import PATIENCE, begin
+from topicstore_conformance.oracle import strategies
 
 PEERS = ("redis", "nats", "rabbitmq")
 QUICK = ("redis", "nats")

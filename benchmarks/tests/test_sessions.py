@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topicstore_benchmarks.sections.sessions import measure_sessions, sessions_section
+from topicstore_benchmarks.figures.sessions import measure_sessions, sessions_section
 
 
 def test_every_figure_is_measured() -> None:

@@ -8,7 +8,7 @@ import topicstore
 
 pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
 
-from topicstore_benchmarks.sections.sql import STATEMENTS, SqlOutcome, measure_sql, sql_section
+from topicstore_benchmarks.figures.sql import STATEMENTS, SqlOutcome, measure_sql, sql_section
 
 MESSAGES = topicstore.MessageBatch.from_messages(
     [

@@ -13,7 +13,7 @@ from topicstore import TopicFilter
 
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
 
-from topicstore_benchmarks.sections.trie import Outcome, devices, flood, measure_trie
+from topicstore_benchmarks.figures.trie import Outcome, devices, flood, measure_trie
 from topicstore_layouts.learned import CAPACITY, LearnedTopics
 
 TOPICS = 4_000

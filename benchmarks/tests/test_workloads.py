@@ -19,8 +19,8 @@ from topicstore import TopicFilter
 from topicstore_benchmarks.workloads.definition import Definition, built_in, from_parquet, read
 from topicstore_benchmarks.workloads.file import busiest_wildcard
 from topicstore_benchmarks.workloads.workload import Workload, WorkloadError
-from topicstore_conformance import datasets
-from topicstore_conformance.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.subjects import datasets
 
 MESSAGES = 45_000
 

@@ -6,7 +6,7 @@
 ``results``     what a run gives: a Parquet row a value
 ``report``      the page that a person reads first
 ``comparing``   what changed between two runs
-``sections``    figures of one thing at a time, with bounds that we hold ourselves to: ``topicstore bench figures``
+``figures``     figures of one thing at a time, with bounds that we hold ourselves to: ``topicstore bench figures``
 
 `timing` is how time is taken within one process.
 """

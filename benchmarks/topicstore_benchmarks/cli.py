@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from topicstore.cli.exits import DAMAGED, USAGE, Failure
+from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
 
 if TYPE_CHECKING:
     from .harness.plan import Run
@@ -31,7 +31,7 @@ def _tell(text: str) -> None:
 
 _ELSEWHERE = {
     "compare": "topicstore_benchmarks.comparing:compare_command",
-    "figures": "topicstore_benchmarks.sections.command:main",
+    "figures": "topicstore_benchmarks.figures.command:main",
 }
 """Commands of other modules, each loaded when it is asked for."""
 
@@ -174,7 +174,7 @@ def report(directory: Path) -> None:
 @bench.command()
 def workloads() -> None:
     """List the workloads that come along, and the kinds that a TOML file may name."""
-    from topicstore.cli.display import console, make_table
+    from topicstore.cli.terminal.display import console, make_table
     from topicstore.plugins import registry
 
     from .workloads.definition import built_in, read
@@ -193,7 +193,7 @@ def workloads() -> None:
 @bench.command()
 def contenders() -> None:
     """List who can be compared, and why one can't take part here."""
-    from topicstore.cli.display import console, make_table
+    from topicstore.cli.terminal.display import console, make_table
 
     from .contenders.catalogue import catalogue
 

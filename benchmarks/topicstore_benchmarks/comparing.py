@@ -24,7 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from topicstore.cli.exits import USAGE, Failure
+from topicstore.cli.terminal.exits import USAGE, Failure
 
 from .report.estimates import Ratio, ratio
 from .report.quantities import quantity

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 import pytest
-from topicstore_conformance.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE
 
 HERE = Path(__file__).parent
 EVERYTHING = "TOPICSTORE_CONFORMANCE_EVERYTHING"

@@ -14,9 +14,9 @@ from sabotage import Saboteur, suites_of
 from topicstore import GenerationDroppedError, InvalidMessageError, Message, MessageBatch, StateWrite
 from topicstore.contract.requests import NextResult
 from topicstore.database import Database
-from topicstore.sharding import ShardMap
+from topicstore.storage.shard_map import ShardMap
 from topicstore_conformance.database.suite import DatabaseSuite
-from topicstore_conformance.pairs import Pair, pair_of
+from topicstore_conformance.subjects.pairs import Pair, pair_of
 
 S = DatabaseSuite
 SABOTEURS: list[Saboteur] = []

@@ -38,7 +38,7 @@ PROGRAM = """
 import functools, json, sys
 from click.testing import CliRunner
 from topicstore.cli import cli
-from topicstore_conformance import running
+from topicstore_conformance.runner import running
 
 told = []
 once = functools.cache(lambda run_all: run_all(running.plans_for("broken", None, "quick"), told.append))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore import Message
-from topicstore_conformance.pairs import pairs
+from topicstore_conformance.subjects.pairs import pairs
 
 ERRORS = (ts.CorruptionError, ts.NotADatabaseError, ts.NewerFormatError)
 

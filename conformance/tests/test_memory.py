@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from topicstore_conformance.pairs import Pair, covering, quick_options
+from topicstore_conformance.subjects.pairs import Pair, covering, quick_options
 
 STATUS = Path("/proc/self/status")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topicstore.contract.positions import MAX_TIME, first_position
-from topicstore_conformance.model import first_of
+from topicstore_conformance.oracle.model import first_of
 
 
 def test_position_range() -> None:

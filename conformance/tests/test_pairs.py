@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore.plugins import registry
-from topicstore_conformance.pairs import absent, incompatible, pair_of, pairs
-from topicstore_conformance.running import Plan, everything, plans_for
+from topicstore_conformance.runner.running import Plan, everything, plans_for
+from topicstore_conformance.subjects.pairs import absent, incompatible, pair_of, pairs
 
 
 def test_incompatible_pairs(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from topicstore_conformance.pairs import pairs
+from topicstore_conformance.subjects.pairs import pairs
 
 PAIR = pairs()[0]
 
@@ -86,7 +86,7 @@ def test_assertions_show_what_was_compared(tmp_path: Path) -> None:
     """A failing assertion within the package shows values, as one in a test module does."""
     (tmp_path / "test_mine.py").write_text(
         "from topicstore import Message, MessageId\n"
-        "from topicstore_conformance.checks import check_publishers\n"
+        "from topicstore_conformance.oracle.checks import check_publishers\n"
         "def test_it():\n"
         "    check_publishers([(MessageId(0, 22), Message('a', b'')), (MessageId(0, 11), Message('a', b''))])\n"
     )
@@ -98,7 +98,7 @@ def test_assertions_show_what_was_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["", "slow"])
 def test_modes(mode: str) -> None:
     """A mode that isn't one is told; none is the full one."""
-    command = [sys.executable, "-c", "from topicstore_conformance.profiles import MODE; print(MODE)"]
+    command = [sys.executable, "-c", "from topicstore_conformance.subjects.profiles import MODE; print(MODE)"]
     done = subprocess.run(command, env={**os.environ, "TOPICSTORE_CONFORMANCE": mode}, capture_output=True, text=True)
     assert ("full" if mode == "" else "") == done.stdout.strip()
     assert mode == "" or "must be one of quick, full, thorough, not 'slow'" in done.stderr

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from topicstore.plugins import registry
-from topicstore_conformance.outcomes import Outcome
-from topicstore_conformance.pairs import incompatible
-from topicstore_conformance.published import BEGIN, END, capabilities, published
-from topicstore_conformance.running import Plan, Run
+from topicstore_conformance.runner.outcomes import Outcome
+from topicstore_conformance.runner.published import BEGIN, END, capabilities, published
+from topicstore_conformance.runner.running import Plan, Run
+from topicstore_conformance.subjects.pairs import incompatible
 
 README = Path(__file__).parents[2] / "README.md"
 BACKENDS = {name for name, spec in registry().backends().items() if spec.target.startswith("topicstore_backends.")}

@@ -16,10 +16,11 @@ import msgspec
 import pytest
 from topicstore.contract.engine import DATA
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import BackendSuite, DatabaseSuite, LayoutSuite, running
+from topicstore_conformance import BackendSuite, DatabaseSuite, LayoutSuite
 from topicstore_conformance.backend.histories import EngineMachine
-from topicstore_conformance.pairs import make_backend, pairs
-from topicstore_conformance.running import Plan, run_all
+from topicstore_conformance.runner import running
+from topicstore_conformance.runner.running import Plan, run_all
+from topicstore_conformance.subjects.pairs import make_backend, pairs
 
 PACKAGE = Path(running.__file__).parent
 SUITES: dict[str, type] = {"backend": BackendSuite, "layout": LayoutSuite, "database": DatabaseSuite}
@@ -137,7 +138,7 @@ HEAD = """
 """
 RUN = """
 import json, sys
-from topicstore_conformance import running
+from topicstore_conformance.runner import running
 decode = running.decode
 
 def heard(line):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .backend.suite import BackendSuite
     from .database.suite import DatabaseSuite
     from .layout.suite import LayoutSuite
-    from .pairs import Pair, pair_of
-    from .subjects import BackendSubject, LayoutSubject
+    from .subjects.pairs import Pair, pair_of
+    from .subjects.plugins import BackendSubject, LayoutSubject
 
 __all__ = [
     "BackendSubject",
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BackendSubject": "subjects",
+    "BackendSubject": "subjects.plugins",
     "BackendSuite": "backend.suite",
     "DatabaseSuite": "database.suite",
-    "LayoutSubject": "subjects",
+    "LayoutSubject": "subjects.plugins",
     "LayoutSuite": "layout.suite",
-    "Pair": "pairs",
-    "pair_of": "pairs",
+    "Pair": "subjects.pairs",
+    "pair_of": "subjects.pairs",
 }
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from topicstore_conformance.killing import ENDS, received
-from topicstore_conformance.threads import PATIENCE
+from topicstore_conformance.faults.killing import ENDS, received
+from topicstore_conformance.faults.threads import PATIENCE
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -17,9 +17,9 @@ PROCESSES.set_forkserver_preload(
         "pytest",
         "topicstore.cli.app",
         "topicstore.sessions",
-        "topicstore.tiering.exporting",
+        "topicstore.lifecycle.exporting",
         "topicstore_backends.rocksdb",
-        "topicstore_conformance.profiles",
+        "topicstore_conformance.subjects.profiles",
         "topicstore_layouts.block.layout",
     ]
 )  # imported once by the server; children begin within milliseconds
@@ -28,7 +28,7 @@ CHILD = """
 import os, traceback
 from itertools import count
 from topicstore_backends.rocksdb import RocksdbEngine
-from topicstore_conformance.killing import Countdown, moment_of
+from topicstore_conformance.faults.killing import Countdown, moment_of
 
 countdown = Countdown(-1 if death is None else moment_of(*death))
 countdown.start()

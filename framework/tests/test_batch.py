@@ -20,7 +20,7 @@ from topicstore.contract.columns import Constant
 from topicstore.contract.errors import InvalidMessageError, MessageTooLargeError
 from topicstore.contract.model import MAX_PAYLOAD, Message, MessageId, Properties
 from topicstore.contract.positions import MAX_TIME
-from topicstore_conformance.threads import together
+from topicstore_conformance.faults.threads import together
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
 topics = st.sampled_from(["a", "a/b", "$SYS/x", "/", "é/é"]) | text.map(lambda t: t.translate({35: "", 43: ""}) or "/")

@@ -16,12 +16,12 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore.cli.exits import failure
-from topicstore.cli.rows import encode_lines
+from topicstore.cli.files.rows import encode_lines
+from topicstore.cli.terminal.exits import failure
 from topicstore.contract import errors
 from topicstore.contract.engine import DATA, WriteBatch
-from topicstore_conformance.pairs import layouts_on
-from topicstore_conformance.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.subjects.pairs import layouts_on
 
 ROWS = [ts.Message(f"fleet/{n % 3}/speed", b"%d" % n, f"bus-{n % 5}", timestamp=1_000_000 * n) for n in range(60)]
 
@@ -330,7 +330,7 @@ def test_a_warning_is_one_line(db: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def warn(_: Path) -> None:
         warnings.warn("first,\n  second\nthird", stacklevel=1)
 
-    monkeypatch.setattr("topicstore.cli.inspecting.info.callback", lambda path, **_: warn(path))
+    monkeypatch.setattr("topicstore.cli.commands.info.info.callback", lambda path, **_: warn(path))
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert "warning: first, second third\n" == run("info", db).stderr

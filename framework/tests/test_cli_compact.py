@@ -9,7 +9,7 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore_conformance.pairs import layouts_on
+from topicstore_conformance.subjects.pairs import layouts_on
 
 
 def run(*arguments: object, code: int = 0) -> Result:

@@ -16,9 +16,9 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner
 from topicstore.cli import cli
-from topicstore.cli.fleet import fleet
-from topicstore.cli.rows import encode_lines
-from topicstore_conformance.threads import PATIENCE
+from topicstore.cli.demo.fleet import fleet
+from topicstore.cli.files.rows import encode_lines
+from topicstore_conformance.faults.threads import PATIENCE
 
 MESSAGES = 6_000
 BATCH = 100

@@ -10,7 +10,7 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore.explain import LEGEND
+from topicstore.storage.explain import LEGEND
 
 ROWS = [ts.Message(f"fleet/{n % 3}/speed", b"%02d" % n, f"bus-{n % 5}", timestamp=1_000_000 * n) for n in range(60)]
 

@@ -10,7 +10,7 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.faults.clock import START, Clock
 
 DAY = 86_400
 

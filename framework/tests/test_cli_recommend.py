@@ -14,8 +14,8 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore.cli.rows import encode_lines
-from topicstore_conformance.threads import PATIENCE
+from topicstore.cli.files.rows import encode_lines
+from topicstore_conformance.faults.threads import PATIENCE
 
 ROWS = [
     ts.Message(f"fleet/{n % 4}/{'ab'[n % 2]}", b"%d" % n, f"bus-{n % 5}", timestamp=1_000 * n) for n in range(1, 1_301)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import topicstore as ts
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import META, STATE, WriteBatch, encode_generation
-from topicstore.manifest import read_manifest
 from topicstore.shard.records import load_tail
-from topicstore_conformance.clock import START, Clock
-from topicstore_conformance.threads import PATIENCE, begin, wait_until
+from topicstore.storage.manifest import read_manifest
+from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 
 @pytest.fixture
@@ -230,11 +230,11 @@ def test_a_newer_form_of_a_layout_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_sealed_values_belong_to_their_keys() -> None:
     """Neither another key, nor another value, nor less of it passes."""
-    stored = seal(b"key", b"value")
-    assert b"value" == unseal(b"key", stored)
+    stored = add_checksum(b"key", b"value")
+    assert b"value" == strip_checksum(b"key", stored)
     for key, data in ((b"other", stored), (b"key", stored[:-1] + b"x"), (b"key", stored[:-1]), (b"key", b"")):
         with pytest.raises(ts.CorruptionError):
-            unseal(key, data)
+            strip_checksum(key, data)
 
 
 def test_the_tail_survives_and_its_damage_is_noticed(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.cli import cli
-from topicstore.cli.audit import Audit, choose_filter
-from topicstore.cli.fleet import fleet
-from topicstore.cli.rows import encode_lines
-from topicstore_conformance import datasets, profiles
-from topicstore_conformance.needing import need_data
+from topicstore.cli.demo.audit import Audit, choose_filter
+from topicstore.cli.demo.fleet import fleet
+from topicstore.cli.files.rows import encode_lines
+from topicstore_conformance.subjects import datasets
+from topicstore_conformance.subjects import profiles
+from topicstore_conformance.subjects.needing import need_data
 
 
 def demo(*arguments: object, code: int = 0) -> Result:

@@ -9,9 +9,9 @@ import attrs
 import pytest
 import topicstore as ts
 from topicstore.contract.replay_plan import Order
-from topicstore.explain import LEGEND, Explanation
-from topicstore_conformance.needing import need
-from topicstore_conformance.pairs import Pair, known
+from topicstore.storage.explain import LEGEND, Explanation
+from topicstore_conformance.subjects.needing import need
+from topicstore_conformance.subjects.pairs import Pair, known
 
 SECOND = 1_000_000
 ROWS = [ts.Message(f"fleet/{n % 3}/speed", b"%03d" % n, f"bus-{n % 5}", timestamp=SECOND * n) for n in range(60)]

@@ -12,12 +12,12 @@ import topicstore as ts
 from topicstore import plugins
 from topicstore.contract.engine import STATE, WriteBatch
 from topicstore.contract.iterators import Iterator as Place
-from topicstore.kept import kept_key
 from topicstore.plugins import Registry
 from topicstore.shard.state import FrameworkWrite
-from topicstore_conformance.clock import START, Clock
-from topicstore_conformance.needing import need
-from topicstore_conformance.pairs import known
+from topicstore.storage.keyed import kept_key
+from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.subjects.needing import need
+from topicstore_conformance.subjects.pairs import known
 
 XOR = """
 import attrs

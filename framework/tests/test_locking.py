@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
-from topicstore.shard.locks import FairLock, held, owned
-from topicstore_conformance.threads import PATIENCE, begin, wait_until
+from topicstore.shard.locks import FairLock, holding, owned
+from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 
 def test_who_waits_is_next() -> None:
@@ -47,7 +47,7 @@ def test_a_holder_may_take_it_again() -> None:
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(wait)
         assert entered.wait(PATIENCE)
-        with held([lock]), lock, lock:
+        with holding([lock]), lock, lock:
             moved.append("moved")
             changed.notify_all()
         waiting.result(PATIENCE)
@@ -107,7 +107,7 @@ def test_an_interrupt_leaves_no_lock_taken(how: str) -> None:
 
 def take(how: str, locks: list[FairLock]) -> None:
     if how == "several":
-        with held(locks):
+        with holding(locks):
             pass
     elif how == "once":
         with locks[0]:

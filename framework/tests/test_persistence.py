@@ -9,9 +9,9 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.persistence import Persistence, PersistenceRule
+from topicstore.pubsub.persistence_rules import Persistence, PersistenceRule
 from topicstore.shard.state import FrameworkWrite
-from topicstore_conformance.profiles import COSTLY, tries
+from topicstore_conformance.subjects.profiles import COSTLY, tries
 
 RULES = st.builds(
     PersistenceRule,
@@ -77,7 +77,7 @@ def test_a_rule_that_is_none_is_refused(arguments: dict[str, object]) -> None:
 
 def test_many_topics_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers are forgotten at a limit, and stay right."""
-    monkeypatch.setattr("topicstore.persistence._REMEMBERED", 10)
+    monkeypatch.setattr("topicstore.pubsub.persistence_rules._REMEMBERED", 10)
     with ts.open("nowhere", backend="memory") as db:
         db.persistence.add("even/#")
         for start in range(0, 100, 8):

@@ -10,11 +10,11 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.publishing import PERSIST, _chosen
-from topicstore.subscriptions.feed import Feed
-from topicstore_conformance.clock import START, Clock
-from topicstore_conformance.profiles import COSTLY, tries
-from topicstore_conformance.threads import together
+from topicstore.pubsub.feed import Feed
+from topicstore.pubsub.publishing import PERSIST, _chosen
+from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.faults.threads import together
+from topicstore_conformance.subjects.profiles import COSTLY, tries
 
 
 class Ear:

@@ -14,14 +14,15 @@ import topicstore as ts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from topicstore import plugins, queues
+from topicstore import plugins
 from topicstore.contract.errors import QuotaExceededError
 from topicstore.plugins import Registry
-from topicstore.queues import Overflow
-from topicstore_conformance.clock import START, Clock
-from topicstore_conformance.needing import need
-from topicstore_conformance.pairs import Pair, known
-from topicstore_conformance.profiles import MACHINE, tries
+from topicstore.queues import queue as queues
+from topicstore.queues.queue import Overflow
+from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.subjects.needing import need
+from topicstore_conformance.subjects.pairs import Pair, known
+from topicstore_conformance.subjects.profiles import MACHINE, tries
 
 EMPTY = queues.QueueBatch(messages=[], ids=[])
 RunUntil = Callable[..., list[tuple[str, int]]]
@@ -296,7 +297,7 @@ def test_it_goes_on_after_a_restart(tmp_path: Path, pair: Pair) -> None:
 
 def test_the_disk_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much passes through, only what waits is kept, and a generation or two."""
-    monkeypatch.setattr("topicstore.queues._GENERATION_BYTES", 100_000)
+    monkeypatch.setattr("topicstore.queues.queue._GENERATION_BYTES", 100_000)
     with ts.open(tmp_path / "db") as db:
         queue = db.queue("q")
         rows = [ts.Message("a", n.to_bytes(2, "big") * 500) for n in range(50)]
@@ -330,7 +331,7 @@ def test_a_drop_that_was_interrupted_is_finished(tmp_path: Path, monkeypatch: py
     """The queue is gone at once; the next drop removes what is left of it."""
     with ts.open(tmp_path / "db") as db:
         db.queue("a").append(numbered(1))
-        monkeypatch.setattr("topicstore.queues.shutil.rmtree", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr("topicstore.queues.queue.shutil.rmtree", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             db.queues.drop("a")
         monkeypatch.undo()
@@ -394,8 +395,8 @@ def test_plugins_see_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # --- kills ---
 
 APPENDING = """
-import topicstore as ts, topicstore.queues
-topicstore.queues._GENERATION_BYTES = 20_000
+import topicstore as ts, topicstore.queues.queue
+topicstore.queues.queue._GENERATION_BYTES = 20_000
 path, number = arguments
 counts(RocksdbEngine, "write")
 db = ts.open(path)

@@ -15,7 +15,7 @@ from topicstore import Message, MessageBatch
 from topicstore.contract.iterators import Iterator as StreamIterator
 from topicstore.contract.replay_plan import GenerationPlan, ReplayPlan, ShardPlan
 from topicstore.contract.requests import NextResult
-from topicstore.replay import run
+from topicstore.storage.replays import run
 
 BASE = 1 << 63
 """Positions above what a signed number of 64 bits, or a float, can tell apart."""

@@ -11,11 +11,11 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.errors import QuotaExceededError
-from topicstore.retention import RetentionSettings
+from topicstore.lifecycle.retention import RetentionSettings
 from topicstore.shard.state import FrameworkWrite
-from topicstore_conformance.clock import START, Clock
-from topicstore_conformance.profiles import COSTLY, tries
-from topicstore_conformance.threads import PATIENCE, wait_until
+from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.subjects.profiles import COSTLY, tries
 
 SECOND = 1_000_000
 
@@ -367,7 +367,7 @@ def test_closing_waits_for_it(tmp_path: Path, clock: Clock) -> None:
 def test_a_failure_is_told(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends, says why, and the database stays usable."""
     told = threading.Event()
-    monkeypatch.setattr("topicstore.retention.warnings.warn", lambda *_, **__: told.set())
+    monkeypatch.setattr("topicstore.lifecycle.retention.warnings.warn", lambda *_, **__: told.set())
     db.state(0).write([FrameworkWrite(b"\1ps", b"damaged")])
     db.retention.start(10 * PATIENCE)
     assert told.wait(PATIENCE)

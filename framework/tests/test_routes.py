@@ -1,11 +1,11 @@
-"""`topicstore.subscriptions.routes`: which of many filters match a topic."""
+"""`topicstore.pubsub.filter_index`: which of many filters match a topic."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import TopicFilter
-from topicstore.subscriptions.routes import Routes
+from topicstore.pubsub.filter_index import FilterIndex
 
 LEVELS = st.sampled_from(["a", "b", "", "$x"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)
@@ -19,7 +19,7 @@ FILTERS = st.builds(
 @given(st.lists(st.tuples(FILTERS, st.integers(0, 3))), st.lists(st.integers(0, 30)), st.lists(TOPICS, min_size=1))
 def test_matches_what_each_filter_matches(pairs: list[tuple[str, int]], gone: list[int], topics: list[str]) -> None:
     """What is added and not removed since is found, each value once, whatever was asked before."""
-    routes: Routes[int] = Routes()
+    routes: FilterIndex[int] = FilterIndex()
     held: set[tuple[str, int]] = set()
     for text, value in pairs:
         assert routes.add(TopicFilter(text), value) is ((text, value) not in held)
@@ -40,7 +40,7 @@ def test_matches_what_each_filter_matches(pairs: list[tuple[str, int]], gone: li
 
 def test_an_unknown_filter_is_not_removed() -> None:
     """Removing what is not there says so and changes nothing."""
-    routes: Routes[str] = Routes()
+    routes: FilterIndex[str] = FilterIndex()
     routes.add(TopicFilter("a/b"), "x")
     assert not routes.remove(TopicFilter("a/b"), "y")
     assert not routes.remove(TopicFilter("a/c"), "x")
@@ -50,7 +50,7 @@ def test_an_unknown_filter_is_not_removed() -> None:
 
 def test_removed_filters_leave_nothing() -> None:
     """The tree shrinks with its filters: a million of passing clients don't fill memory."""
-    routes: Routes[int] = Routes()
+    routes: FilterIndex[int] = FilterIndex()
     for number in range(1_000):
         routes.add(TopicFilter(f"client/{number}/+/#"), number)
         routes.remove(TopicFilter(f"client/{number}/+/#"), number)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.subscriptions import Subscription
-from topicstore_conformance.threads import PATIENCE, begin, together, wait_until
+from topicstore.pubsub.subscription import Subscription
+from topicstore_conformance.faults.threads import PATIENCE, begin, together, wait_until
 
 LAYOUTS = ["reference", "block", "skipstream", "wildcard_optimized"]
 EPOCHS = {"wildcard_optimized": {"wildcard_optimized": {"epoch_bits": 14}}}

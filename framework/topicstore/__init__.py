@@ -29,16 +29,16 @@ from .contract.requests import NextResult, StoreResult, Stream
 from .contract.state import ANY, StateWrite
 from .contract.topics import TopicFilter, matches
 from .database import Database
+from .lifecycle.retention import RetentionReport, RetentionSettings
 from .opening import create, open, open_existing  # noqa: A004 - the name people know
-from .publishing import PERSIST, PublishResult
-from .queues import Queue, QueueBatch
-from .retention import RetentionReport, RetentionSettings
-from .writer import Writer
+from .pubsub.publishing import PERSIST, PublishResult
+from .queues.queue import Queue, QueueBatch
+from .storage.writer import Writer
 
 if TYPE_CHECKING:
     from .contract.arrow import SCHEMA, SCHEMA_WITH_IDS
-    from .persistence import PersistenceRule
-    from .subscriptions import Subscription, SubscriptionBatch, SubscriptionStatus
+    from .pubsub.persistence_rules import PersistenceRule
+    from .pubsub.subscription import Subscription, SubscriptionBatch, SubscriptionStatus
 
 __all__ = [
     "ANY",
@@ -80,10 +80,10 @@ __all__ = [
 _LATER = {
     "SCHEMA": "contract.arrow",
     "SCHEMA_WITH_IDS": "contract.arrow",
-    "PersistenceRule": "persistence",
-    "Subscription": "subscriptions",
-    "SubscriptionBatch": "subscriptions",
-    "SubscriptionStatus": "subscriptions",
+    "PersistenceRule": "pubsub.persistence_rules",
+    "Subscription": "pubsub.subscription",
+    "SubscriptionBatch": "pubsub.subscription",
+    "SubscriptionStatus": "pubsub.subscription",
 }
 """Names of modules that not every program needs; pyarrow takes longer to import than all else."""
 

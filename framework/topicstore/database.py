@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
-from . import replay as replaying
 from .contract.batch import MessageBatch
 from .contract.engine import KEYSPACES, Backend, Engine
 from .contract.errors import (
@@ -53,37 +52,39 @@ from .contract.requests import (
 )
 from .contract.state import StateWrite
 from .contract.topics import TopicFilter
-from .kept import damaged_kept, destinations, kept, kept_get
-from .local import LocalStore
-from .lock import DirectoryLock
-from .maintenance import Maintainer
-from .manifest import Manifest, read_manifest, sync_directory, write_manifest
+from .lifecycle.archives import Archives
+from .lifecycle.retention import Retention
 from .plugins import check_pair, data_path, load_target, registry
-from .publishing import PublishResult, publish
-from .queues import Overflow, Queue, Queues
-from .reading import Mode, Reading
-from .reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
-from .retained import retained
-from .retention import Retention
+from .pubsub.publishing import PublishResult, publish
+from .pubsub.retained import retained
+from .queues.queue import Overflow, Queue, Queues
 from .shard.generations import MakeLayout, OpenArchive, check_local
 from .shard.identity import check_identity
-from .shard.locks import held
+from .shard.locks import holding
 from .shard.policy import Policy
 from .shard.shard import Shard
 from .shard.state import ShardState
-from .sharding import ShardMap
-from .tiering import Archives, archive_directory, location_of
-from .writer import Writer
+from .storage import replays as replaying
+from .storage.archive_locations import archive_directory, location_of
+from .storage.compaction import CompactionScheduler
+from .storage.data_path import DataPath
+from .storage.directory_lock import DirectoryLock
+from .storage.keyed import damaged_kept, destinations, kept, kept_get
+from .storage.manifest import Manifest, read_manifest, sync_directory, write_manifest
+from .storage.read_only import Mode, ReadOnlyShards
+from .storage.reports import CompactReport, DatabaseInfo, GenerationInfo, ShardInfo, VerifyReport
+from .storage.shard_map import ShardMap
+from .storage.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from .explain import Explanation
-    from .persistence import Persistence
+    from .lifecycle.exporting import ExportReport
+    from .pubsub.hub import Hub
+    from .pubsub.persistence_rules import Persistence
+    from .pubsub.subscription import Subscription
     from .sessions import Sessions
-    from .subscriptions.hub import Hub
-    from .subscriptions.subscription import Subscription
-    from .tiering.exporting import ExportReport
+    from .storage.explain import Explanation
 
 __all__ = ["BATCH_SIZE", "Database"]
 
@@ -115,7 +116,7 @@ class Database:
         self.manifest = manifest
         self.shards: Sequence[Shard] = ()
         """Internal to the framework."""
-        self._reading: Reading | None = None
+        self._reading: ReadOnlyShards | None = None
         self._closed = True  # until everything is open
         self._owner = os.getpid()
         self._closing = threading.Lock()
@@ -125,7 +126,7 @@ class Database:
         self._sessions: Sessions | None = None
         self._persistence: Persistence | None = None
         self._beginning = threading.RLock()
-        self._maintainer: Maintainer | None = None
+        self._maintainer: CompactionScheduler | None = None
         self.retention = Retention(self)
         """How long messages stay, and how many bytes of them."""
         self.queues = Queues(path, manifest, plugins, clock, read_only=read_only)
@@ -144,7 +145,7 @@ class Database:
         self._check_option_names()
         engine_backend = self._make_backend()
         self._make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before any file
-        self._local = LocalStore(self.id, self._shard_map, clock)
+        self._local = DataPath(self.id, self._shard_map, clock)
         self._hooks = data_path(wrappers, self._local).hook
         self._lock: DirectoryLock | None = None
         try:
@@ -154,7 +155,7 @@ class Database:
                 else:
                     self._open_files(engine_backend)
             if auto_compact and not read_only:
-                self._maintainer = Maintainer(self.shards)
+                self._maintainer = CompactionScheduler(self.shards)
             self._local.shards = self.shards
             self._closed = False
             self._hooks.topicstore_opened(db=self)
@@ -217,7 +218,7 @@ class Database:
             raise DatabaseNotFoundError(f"the database at {self.path} has not been made to its end; open it to write")
         open_archive = Archives(self.path, self.manifest.id).open
         make_shard = functools.partial(_shard_to_read, self.id, self._policy(), self._make_layout, open_archive)
-        self._reading = Reading(self.path, self.manifest.shards, backend, make_shard, lazily=lazily)
+        self._reading = ReadOnlyShards(self.path, self.manifest.shards, backend, make_shard, lazily=lazily)
         self.shards = self._reading.shards
 
     def _check_not_overtaken(self) -> None:
@@ -293,7 +294,7 @@ class Database:
     ) -> PublishResult:
         """Publish messages: store those that somebody wants stored, and hand the others to who listens now.
 
-        A message is stored if its publisher asks for it (`topicstore.publishing.PERSIST`), if one of the
+        A message is stored if its publisher asks for it (`topicstore.pubsub.publishing.PERSIST`), if one of the
         rules in `persistence` matches, or if a durable subscription does; once, however many do. Who
         follows a filter gets it in any case. One with ``retain`` becomes its topic's retained message,
         stored or not; with an empty payload it clears that.
@@ -310,7 +311,7 @@ class Database:
         """The rules by which published messages are stored."""
         with self._beginning:
             if self._persistence is None:
-                from .persistence import Persistence
+                from .pubsub.persistence_rules import Persistence
 
                 self._persistence = Persistence(self)
             return self._persistence
@@ -545,7 +546,7 @@ class Database:
         self._check_may_write()  # who only reads isn't told of what is stored
         with self._beginning:
             if self.listening is None:
-                from .subscriptions.hub import Hub
+                from .pubsub.hub import Hub
 
                 self._check_open()
                 self.listening = Hub(self)
@@ -572,7 +573,7 @@ class Database:
 
         Each shard's messages come in order of positions. Raises `InvalidFilterError`, `InvalidArgumentError`.
         """
-        from .subscriptions.subscription import Subscription
+        from .pubsub.subscription import Subscription
 
         self._check_open()
         _check_count("batch_size", batch_size)
@@ -709,7 +710,7 @@ class Database:
     def export(self, target: str | Path, *, generations: Sequence[int] | None = None) -> ExportReport:
         """Write sealed generations, by default all, to the directory ``target`` as partitioned Parquet.
 
-        One file or more for each generation of a shard (`topicstore.tiering.format`), with the rows in order of
+        One or more files for each generation of a shard (`topicstore.lifecycle.export_format`), rows in order of
         positions, as they are stored beneath plugins; each is read back and compared row by row. What is
         there already is passed over, so an export that was interrupted, or has to grow, is simply called again. What
         it wrote is on disk when it returns.
@@ -718,7 +719,7 @@ class Database:
         `ManifestMismatchError` if the directory holds something else or lies inside the database, `CorruptionError`,
         `OSError`.
         """
-        from .tiering.exporting import export
+        from .lifecycle.exporting import export
 
         self._check_open()
         return export(self, Path(target), generations)
@@ -736,7 +737,7 @@ class Database:
         Iterators and replays under way in a generation raise `GenerationArchivedError`; subscriptions and
         sessions go on. Raises what `export` raises; then nothing local is gone.
         """
-        from .tiering.exporting import archive
+        from .lifecycle.exporting import archive
 
         self._check_may_write()
         return archive(self, location_of(self.path, Path(target)), generations)
@@ -755,7 +756,7 @@ class Database:
             shard.check_writable()
 
     def _all_locked(self) -> contextlib.AbstractContextManager[None]:
-        return held(shard.lock for shard in self.shards)
+        return holding(shard.lock for shard in self.shards)
 
     # --- care ---
 
@@ -791,7 +792,7 @@ class Database:
         order: Order | None = None,
     ) -> Explanation:
         """Run a replay and say what it read, and passed over, to find its messages; it can be printed."""
-        from .explain import explain
+        from .storage.explain import explain
 
         return explain(self, topic_filter, start, until, order=order)
 

@@ -12,8 +12,8 @@ from typing import Any
 from ._version import __version__
 from .contract.errors import DatabaseNotFoundError, InvalidArgumentError, ManifestMismatchError, NotADatabaseError
 from .database import Database
-from .manifest import Manifest, existing_manifest, read_manifest
 from .plugins import registry
+from .storage.manifest import Manifest, existing_manifest, read_manifest
 
 __all__ = ["create", "open", "open_existing"]
 

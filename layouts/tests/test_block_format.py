@@ -19,8 +19,8 @@ from topicstore import Properties
 from topicstore.contract.columns import Constant, to_list
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.positions import COUNTER_BITS, MAX_TIME
-from topicstore_conformance.strategies import properties, topics
-from topicstore_layouts.block.codec import CODECS, Compressor, decompress
+from topicstore_conformance.oracle.strategies import properties, topics
+from topicstore_layouts.block.compression import CODECS, Compressor, decompress
 from topicstore_layouts.block.format import (
     MIXED,
     Block,

@@ -14,10 +14,11 @@ from topicstore.contract.columns import Coded, Constant, Texts
 from topicstore.contract.engine import KEYSPACES
 from topicstore.contract.errors import CorruptionError
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import strategies
-from topicstore_layouts.block import matching, wanted
+from topicstore_conformance.oracle import strategies
+from topicstore_layouts.block import matching
+from topicstore_layouts.block import stream_ranges as wanted
 from topicstore_layouts.block.matching import Matcher, Matchers, topic_range
-from topicstore_layouts.block.wanted import WantedStreams
+from topicstore_layouts.block.stream_ranges import WantedStreams
 from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.names import NameTable, coded
 

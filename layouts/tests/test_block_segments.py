@@ -15,15 +15,15 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Message
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, Engine, Key, Keyspace, WriteBatch
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore_backends.memory import MemoryEngine
-from topicstore_layouts.block import merging
-from topicstore_layouts.block.codec import Compressor
+from topicstore_layouts.block import compaction as merging
+from topicstore_layouts.block.compression import Compressor
 from topicstore_layouts.block.format import Columns, encode_frame, frame_seed
 from topicstore_layouts.block.segments import Segment, Segments
-from topicstore_layouts.block.wanted import Wanted
+from topicstore_layouts.block.stream_ranges import Wanted
 
 SHARD, GENERATION = 4, 2
 START = 1_700_000_000_000_000
@@ -527,12 +527,12 @@ TOTAL_KEY = bytes((0, 0, 0, 1, 0x30))
 def test_a_damaged_total(merged: Merged, change: str) -> None:
     """Everything can be read, deleted and merged, whatever it says; verify names it until it is written again."""
     value = merged.get(META, TOTAL_KEY)
-    assert b"\xcc\xb4" == unseal(TOTAL_KEY, value)
+    assert b"\xcc\xb4" == strip_checksum(TOTAL_KEY, value)
     bad = {
         "flipped": flipped(value, -1 % len(value)),
         "cut": value[:3],
-        "garbled": seal(TOTAL_KEY, b"\xc1"),
-        "wrong": seal(TOTAL_KEY, b"\x07"),
+        "garbled": add_checksum(TOTAL_KEY, b"\xc1"),
+        "wrong": add_checksum(TOTAL_KEY, b"\x07"),
     }[change]
     merged.put(META, TOTAL_KEY, bad)
     assert (200, [TOTAL]) == merged.verified()

@@ -31,12 +31,15 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import Damage
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import strategies
-from topicstore_conformance.threads import Beside
+from topicstore_conformance.faults.threads import Beside
+from topicstore_conformance.oracle import strategies
 from topicstore_layouts import names as names_module
-from topicstore_layouts.block import deleting, fresh, merging, reading, segments
+from topicstore_layouts.block import batch_blocks as fresh
+from topicstore_layouts.block import compaction as merging
+from topicstore_layouts.block import deletion as deleting
+from topicstore_layouts.block import reading, segments
 from topicstore_layouts.block import slab as slab_module
-from topicstore_layouts.block.codec import Compressor
+from topicstore_layouts.block.compression import Compressor
 from topicstore_layouts.block.format import MIXED, Block, block_seed, encode_block
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
 from topicstore_layouts.block.slab import BlockSlab

@@ -11,7 +11,7 @@ import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message, TopicFilter
-from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.faults.clock import START, Clock
 from topicstore_layouts.latest import LatestPositions
 
 _STREAMS = st.integers(1, 100)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.contract.checksums import seal
+from topicstore.contract.checksums import add_checksum
 from topicstore.contract.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import TopicNode
 from topicstore.contract.topics import TopicFilter
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance.strategies import EDGE_TOPICS, filters, filters_of, topics
-from topicstore_conformance.threads import Beside
+from topicstore_conformance.faults.threads import Beside
+from topicstore_conformance.oracle.strategies import EDGE_TOPICS, filters, filters_of, topics
 from topicstore_layouts.learned import CAPACITY, MAX_LEVELS, LearnedTopics
 
 GENERATION = 3
@@ -698,9 +698,9 @@ def test_damage_is_found_when_it_is_loaded(key: bytes, value: bytes) -> None:
     engine = MemoryEngine(KEYSPACES)
     save(learned(["a/b"], 9), engine)
     good = {EDGE + u32(0) + b"a": u32(2), EDGE + u32(2) + b"b": u32(3), LEAF + u32(3): u32(1)}
-    assert {key: seal(key, value) for key, value in good.items()} == contents(engine)
+    assert {key: add_checksum(key, value) for key, value in good.items()} == contents(engine)
     write = WriteBatch()
-    write.put(META, key, seal(key, value))
+    write.put(META, key, add_checksum(key, value))
     engine.write(write)
     with pytest.raises(CorruptionError, match="learned topics"):
         LearnedTopics.load(engine, GENERATION, (9,))
@@ -711,10 +711,10 @@ def test_wildcards_that_can_not_be(parent: int, token: str) -> None:
     """Not two at a node, and nothing below a `#`."""
     engine = MemoryEngine(KEYSPACES)
     save(learned(["a/b", "a/c"], 9, capacity=2), engine)
-    assert seal(EDGE + u32(2) + b"#", u32(4)) == engine.get(META, EDGE + u32(2) + b"#")
+    assert add_checksum(EDGE + u32(2) + b"#", u32(4)) == engine.get(META, EDGE + u32(2) + b"#")
     write = WriteBatch()
     key = EDGE + u32(parent) + token.encode()
-    write.put(META, key, seal(key, u32(5)))
+    write.put(META, key, add_checksum(key, u32(5)))
     engine.write(write)
     with pytest.raises(CorruptionError, match="besides its wildcard"):
         LearnedTopics.load(engine, GENERATION, (9,))
@@ -725,7 +725,7 @@ def test_a_tree_deeper_than_any_that_was_learned() -> None:
     engine, write = MemoryEngine(KEYSPACES), WriteBatch()
     for parent in (0, *range(2, 40)):
         key = EDGE + u32(parent) + b"a"
-        write.put(META, key, seal(key, u32(max(parent, 1) + 1)))
+        write.put(META, key, add_checksum(key, u32(max(parent, 1) + 1)))
     engine.write(write)
     with pytest.raises(CorruptionError, match="too deep"):
         LearnedTopics.load(engine, GENERATION, (9,))

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.contract.checksums import seal
+from topicstore.contract.checksums import add_checksum
 from topicstore.contract.columns import Coded, Constant, to_list
 from topicstore.contract.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance.threads import Beside
+from topicstore_conformance.faults.threads import Beside
 from topicstore_layouts import names as names_module
 from topicstore_layouts.names import CAPACITY, LONGEST, NameTable, coded
 
@@ -56,7 +56,7 @@ def put(engine: Engine, key: bytes, value: bytes | None) -> None:
     if value is None:
         write.delete(META, key)
     else:
-        write.put(META, key, seal(key, value))
+        write.put(META, key, add_checksum(key, value))
     engine.write(write)
 
 

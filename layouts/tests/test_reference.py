@@ -16,7 +16,7 @@ from topicstore.contract.engine import DATA, KEYSPACES, Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import Damage, Slab
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import strategies
+from topicstore_conformance.oracle import strategies
 from topicstore_layouts.reference import ReferenceLayout, ReferenceOptions
 
 SHARD, GENERATION, START = 4, 2, 1 << 60

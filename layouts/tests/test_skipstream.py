@@ -20,7 +20,7 @@ from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import Damage, ReadCounters
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import strategies
+from topicstore_conformance.oracle import strategies
 from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.skipstream.entries import Entries
 from topicstore_layouts.skipstream.keys import entry_keys, message_keys

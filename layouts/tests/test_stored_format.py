@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import zstandard
 from topicstore import Message, MessageBatch, Properties, TopicFilter
-from topicstore.contract.checksums import seal
+from topicstore.contract.checksums import add_checksum
 from topicstore.contract.columns import Constant, to_list
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Engine, Keyspace, WriteBatch
 from topicstore.contract.iterators import Iterator
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore.shard.records import GenerationRecord, Tail, load_generations, load_tail, put_generation, put_tail
 from topicstore_backends.memory import MemoryEngine
-from topicstore_layouts.block.codec import Compressor
+from topicstore_layouts.block.compression import Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block, encode_frame, frame_seed
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
 from topicstore_layouts.block.slab import BlockSlab
@@ -467,7 +467,7 @@ def test_tails_and_generations_are_read() -> None:
     assert (TAIL, sorted(GENERATIONS, key=NUMBER)) == (load_tail(engine), list(load_generations(engine)))
     key = STATE_ENTRIES[0][0]
     longer = msgspec.msgpack.encode([*msgspec.structs.astuple(TAIL), "more"])
-    put(engine, [(key, seal(bytes.fromhex(key), longer).hex())], STATE)
+    put(engine, [(key, add_checksum(bytes.fromhex(key), longer).hex())], STATE)
     assert load_tail(engine) == TAIL
 
 

@@ -19,7 +19,7 @@ from topicstore.contract.engine import DATA, KEYSPACES, Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError, UnsupportedError
 from topicstore.contract.layout import Damage, Slab
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import strategies
+from topicstore_conformance.oracle import strategies
 from topicstore_layouts import table
 from topicstore_layouts.table import TableLayout, TableOptions
 

@@ -20,8 +20,8 @@ from topicstore.contract.layout import Damage
 from topicstore.contract.options import make_options
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import strategies
-from topicstore_conformance.threads import Beside
+from topicstore_conformance.faults.threads import Beside
+from topicstore_conformance.oracle import strategies
 from topicstore_layouts.wildcard_optimized import slab as slab_module
 from topicstore_layouts.wildcard_optimized import streams as streams_module
 from topicstore_layouts.wildcard_optimized.layout import WildcardOptimizedLayout, WildcardOptimizedOptions

@@ -26,7 +26,7 @@ big-endian)::
     generation 0x01 node:u32 token:utf-8 -> child:u32     token is a level, "+" or "#"
     generation 0x02 node:u32             -> stream:u32    topics end at the node
 
-All values are sealed (see `topicstore.contract.checksums`). Nodes 0 and 1 are the roots, the second that of
+All values have a checksum (see `topicstore.contract.checksums`). Nodes 0 and 1 are the roots, the second that of
 ``$``; others and streams count from 2 and 1, without gaps.
 """
 
@@ -37,7 +37,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import META, Reader, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import TopicNode
@@ -141,7 +141,7 @@ class LearnedTopics:
         """Add to ``write`` all that is not known to be saved; `saved` says that it is."""
         self._saving = len(self._unsaved)
         for key, value in self._unsaved:
-            write.put(META, key, seal(key, value))
+            write.put(META, key, add_checksum(key, value))
 
     def saved(self) -> None:
         """The last `save` was committed."""
@@ -384,7 +384,7 @@ def _entries(reader: Reader, prefix: bytes) -> Iterator[tuple[int, str, int]]:
     for chunk in reader.scan(META, prefix, prefix[:-1] + bytes((prefix[-1] + 1,))):
         for key, stored in chunk:
             try:
-                yield _U32.unpack(key[5:9])[0], key[9:].decode(), _U32.unpack(unseal(key, stored))[0]
+                yield _U32.unpack(key[5:9])[0], key[9:].decode(), _U32.unpack(strip_checksum(key, stored))[0]
             except (CorruptionError, struct.error, UnicodeDecodeError) as bad:
                 reason = bad.reason if isinstance(bad, CorruptionError) else str(bad)
                 raise CorruptionError(reason, place=f"learned topics, key {key[5:].hex()}") from bad

@@ -11,7 +11,7 @@ big-endian; KIND is chosen by whoever makes the dictionary)::
     generation KIND   id:u32     -> stream:u32 name:utf-8     stream is 0 where names have none
     generation KIND+1 name:utf-8 -> id:u32
 
-All values are sealed (see `topicstore.contract.checksums`).
+All values have a checksum (see `topicstore.contract.checksums`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.columns import Coded, Column, Constant, Texts, to_list
 from topicstore.contract.engine import META, Reader, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError
@@ -126,7 +126,7 @@ class NameTable:
     def _number(self, name: str, stored: bytes) -> int:
         """Return the number that is stored for a name."""
         try:
-            value = unseal(self._back + name.encode(), stored)
+            value = strip_checksum(self._back + name.encode(), stored)
         except CorruptionError as bad:
             raise CorruptionError(f"the number of name {name[:80]!r} is damaged: {bad}", self.place) from bad
         number = int.from_bytes(value, "big")
@@ -139,8 +139,8 @@ class NameTable:
         for name, number in self._unsaved.items():
             text, id_ = name.encode(), _U32.pack(number)
             forward, back = self._forward + id_, self._back + text
-            write.put(META, forward, seal(forward, _U32.pack(int(self._streams[number])) + text))
-            write.put(META, back, seal(back, id_))
+            write.put(META, forward, add_checksum(forward, _U32.pack(int(self._streams[number])) + text))
+            write.put(META, back, add_checksum(back, id_))
 
     def saved(self) -> None:
         """The last `save` was committed."""
@@ -200,7 +200,7 @@ class NameTable:
     def _decode(self, number: int, stored: bytes) -> tuple[str, int]:
         """Return the name and the stream that are stored for a number."""
         try:
-            value = unseal(self._forward + _U32.pack(number), stored)
+            value = strip_checksum(self._forward + _U32.pack(number), stored)
             return value[4:].decode(), int(_U32.unpack(value[:4])[0])
         except (CorruptionError, UnicodeDecodeError, struct.error) as bad:
             raise CorruptionError(f"the name of number {number} is damaged: {bad}", self.place) from bad

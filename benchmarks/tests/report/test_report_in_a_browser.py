@@ -18,7 +18,7 @@ pytest.importorskip("playwright", reason="needs playwright: pip install playwrig
 
 from playwright.sync_api import BrowserContext, Page, sync_playwright
 from topicstore_benchmarks.report.page import write_report
-from topicstore_conformance.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE
 
 _CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="needs Chromium: apt-get install chromium")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 from topicstore.plugins import registry
-from topicstore_conformance.pairs import absent, incompatible
+from topicstore_conformance.subjects.pairs import absent, incompatible
 
 from .contender import Contender, Durability
 

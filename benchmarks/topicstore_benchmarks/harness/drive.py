@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 from topicstore.contract.errors import BackendUnavailableError
-from topicstore.lock import DirectoryLock
+from topicstore.storage.directory_lock import DirectoryLock
 
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.workloads.definition import Definition

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import xxhash
 from topicstore import TopicFilter
 from topicstore.contract.batch import MessageBatch
-from topicstore_conformance import datasets
+from topicstore_conformance.subjects import datasets
 
 from .workload import Requests, Workload, WorkloadError, WorkloadOptions
 
@@ -28,7 +28,7 @@ class FileOptions(WorkloadOptions, frozen=True, kw_only=True):
     path: str
     """With the columns of `topicstore.SCHEMA`, of which ``client_id``, ``qos``, ``retain`` and ``properties`` may
     be absent, in order of ``timestamp``. A relative path starts where the TOML file lies, or else in the folder
-    of the real sets (`topicstore_conformance.datasets`)."""
+    of the real sets (`topicstore_conformance.subjects.datasets`)."""
     wildcard: str | None = None
     """Filter that is asked for. None: one that `busiest_wildcard` finds."""
     devices: tuple[str, ...] = ()

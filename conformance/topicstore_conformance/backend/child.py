@@ -21,8 +21,8 @@ from typing import Any, Self
 import msgspec
 from topicstore.contract.engine import Backend
 
-from topicstore_conformance.killing import heard
-from topicstore_conformance.threads import PATIENCE
+from topicstore_conformance.faults.killing import heard
+from topicstore_conformance.faults.threads import PATIENCE
 
 __all__ = ["Child", "Make", "end", "run", "tell"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import topicstore as ts
 from topicstore.contract.engine import Engine
 
-from topicstore_conformance.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE
 
 __all__ = ["Full", "Gate", "Turnstile", "replace_engine"]
 

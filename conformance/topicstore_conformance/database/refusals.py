@@ -15,15 +15,15 @@ import pyarrow as pa
 import pytest
 import topicstore as ts
 from topicstore import MAX_PAYLOAD, Message
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import STATE, Engine, Keyspace, WriteBatch
 
-from topicstore_conformance.capabilities import requires
-from topicstore_conformance.checks import check_all
-from topicstore_conformance.clock import START
 from topicstore_conformance.database.fixtures import Fixtures, message_spaces
-from topicstore_conformance.model import Model
-from topicstore_conformance.pairs import Pair, pairs
+from topicstore_conformance.faults.clock import START
+from topicstore_conformance.oracle.checks import check_all
+from topicstore_conformance.oracle.model import Model
+from topicstore_conformance.subjects.capabilities import requires
+from topicstore_conformance.subjects.pairs import Pair, pairs
 
 __all__ = ["Refusals"]
 GOOD = [Message(f"t/{number % 3}", b"%d" % number, f"c{number}") for number in range(10)]
@@ -104,7 +104,7 @@ class Refusals(Fixtures):
     """What is refused, how, and that it changes nothing."""
 
     @pytest.fixture
-    def held(self, pair: Pair, directory: Path) -> Iterator[Held]:
+    def holding(self, pair: Pair, directory: Path) -> Iterator[Held]:
         """A database with some messages."""
         held = Held(pair, directory / "db")
         with held.db:
@@ -399,12 +399,12 @@ class Refusals(Fixtures):
         """A shard whose tail or generation record is of a later version isn't opened."""
         Held(pair, directory / "db").db.close()
         with pair.raw(directory / "db", 1) as engine:
-            fields = msgspec.msgpack.decode(unseal(key, engine.get(STATE, key) or b""))
-            put(engine, STATE, key, seal(key, msgspec.msgpack.encode([99, "something new", *fields[1:]])))
+            fields = msgspec.msgpack.decode(strip_checksum(key, engine.get(STATE, key) or b""))
+            put(engine, STATE, key, add_checksum(key, msgspec.msgpack.encode([99, "something new", *fields[1:]])))
         with pytest.raises(ts.NewerFormatError, match="version 99"):
             ts.open(directory / "db", clock=lambda: START)
         with pair.raw(directory / "db", 1) as engine:
-            put(engine, STATE, key, seal(key, msgspec.msgpack.encode([*fields, "appended later"])))
+            put(engine, STATE, key, add_checksum(key, msgspec.msgpack.encode([*fields, "appended later"])))
         with ts.open(directory / "db", clock=lambda: START) as db:
             assert len(GOOD) == sum(1 for _ in db.replay("#"))
 

@@ -1,11 +1,11 @@
-"""What the options of `topicstore_conformance.plugin` choose."""
+"""What the options of `topicstore_conformance.runner.plugin` choose."""
 
 from __future__ import annotations
 
 import pytest
 from topicstore import TopicstoreError
 
-from topicstore_conformance.pairs import Pair, backends_under, layouts_on, pair_of, pairs
+from topicstore_conformance.subjects.pairs import Pair, backends_under, layouts_on, pair_of, pairs
 
 __all__ = ["chosen_backends", "chosen_layouts", "chosen_pairs"]
 

@@ -9,8 +9,8 @@ from topicstore.plugins import registry
 
 from topicstore_conformance.installed.choosing import chosen_layouts
 from topicstore_conformance.layout.suite import LayoutSuite
-from topicstore_conformance.pairs import backend_for, make_backend, make_layout
-from topicstore_conformance.subjects import LayoutSubject
+from topicstore_conformance.subjects.pairs import backend_for, make_backend, make_layout
+from topicstore_conformance.subjects.plugins import LayoutSubject
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore.sessions import Sessions
-from topicstore_conformance.clock import Clock
+from topicstore_conformance.faults.clock import Clock
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import topicstore as ts
 from topicstore.sessions import Delivery, Release, Session, Sessions
 from topicstore.shard.state import OWN
-from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.faults.clock import START, Clock
 
 Publish = Callable[..., None]
 SECOND = 1_000_000

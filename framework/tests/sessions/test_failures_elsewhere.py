@@ -14,8 +14,8 @@ from topicstore import plugins
 from topicstore.contract.positions import first_position
 from topicstore.plugins import Registry
 from topicstore.sessions import Delivery, Release, Session, Sessions
-from topicstore_conformance.clock import START, Clock
-from topicstore_conformance.threads import PATIENCE
+from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.faults.threads import PATIENCE
 
 Publish = Callable[..., None]
 Crash = Callable[[], Sessions]

@@ -18,7 +18,7 @@ from topicstore.sessions import (
     Will,
 )
 from topicstore.shard.state import OWN
-from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.faults.clock import START, Clock
 
 Publish = Callable[..., None]
 Crash = Callable[[], Sessions]

@@ -13,7 +13,7 @@ import attrs
 import pytest
 import topicstore as ts
 from topicstore.sessions import Delivery, Release, Session, Sessions
-from topicstore_conformance.clock import Clock
+from topicstore_conformance.faults.clock import Clock
 
 THOROUGH = os.environ.get("TOPICSTORE_CONFORMANCE") == "thorough"
 SESSIONS, BACKLOG = (1_000, 10_000) if THOROUGH else (60, 600)

@@ -8,7 +8,7 @@ import pytest
 import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.contract.checksums import seal
+from topicstore.contract.checksums import add_checksum
 from topicstore.sessions import SubscribeOptions
 from topicstore.sessions.records import (
     VERSION,
@@ -54,14 +54,14 @@ def test_a_record_that_is_damaged_is_an_error_that_names_it() -> None:
     with pytest.raises(ts.CorruptionError, match="srclient"):
         decode(key, b"damaged", SessionRecord)
     with pytest.raises(ts.CorruptionError, match="srclient"):
-        decode(key, seal(key, msgspec.msgpack.encode((VERSION, "guard"))), SessionRecord)
+        decode(key, add_checksum(key, msgspec.msgpack.encode((VERSION, "guard"))), SessionRecord)
 
 
 def test_a_record_of_a_newer_version_is_refused() -> None:
     """Rather than misread."""
     key = Keys("client").session
     with pytest.raises(ts.NewerFormatError, match="version 2"):
-        decode(key, seal(key, msgspec.msgpack.encode((VERSION + 1, {"anything": 1}))), SessionRecord)
+        decode(key, add_checksum(key, msgspec.msgpack.encode((VERSION + 1, {"anything": 1}))), SessionRecord)
 
 
 STORED = [

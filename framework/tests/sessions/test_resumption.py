@@ -12,7 +12,7 @@ import topicstore as ts
 from topicstore.contract.positions import first_position
 from topicstore.sessions import Delivery, Release, Session, Sessions, Start, parse_start
 from topicstore.shard.state import OWN
-from topicstore_conformance.clock import START, Clock
+from topicstore_conformance.faults.clock import START, Clock
 
 Publish = Callable[..., None]
 Crash = Callable[[], Sessions]

@@ -14,7 +14,7 @@ from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
 from topicstore.sessions import Delivery, Session, Sessions
 from topicstore.sessions.shared.filters import is_shared, parse_shared, read_filter
 from topicstore.sessions.shared.slices import SLICES, moves, slice_of
-from topicstore_conformance.clock import Clock
+from topicstore_conformance.faults.clock import Clock
 
 TEXT = "$share/g/t/#"
 SECOND = 1_000_000

@@ -17,8 +17,8 @@ from topicstore import plugins
 from topicstore.contract.state import StateWrite
 from topicstore.plugins import Registry
 from topicstore.sessions import Delivery, Session, Sessions
-from topicstore_conformance.clock import Clock
-from topicstore_conformance.threads import PATIENCE, begin, wait_until
+from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 Publish = Callable[..., None]
 SECOND = 1_000_000

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topicstore.sessions import SubscribeOptions
+from topicstore.sessions.inflight import MAX_PACKET_ID, Flight, InflightWindow, Staged
 from topicstore.sessions.records import Keys
-from topicstore.sessions.window import MAX_PACKET_ID, Flight, Staged, Window
-from topicstore_conformance.profiles import MACHINE, tries
+from topicstore_conformance.subjects.profiles import MACHINE, tries
 
 KEYS = Keys("client")
 
@@ -39,7 +39,7 @@ class Windows(RuleBasedStateMachine):
     @initialize(start=st.integers(1, MAX_PACKET_ID))
     def begin(self, start: int) -> None:
         self.store = Store()
-        self.window = Window(KEYS)
+        self.window = InflightWindow(KEYS)
         self.window.next_id = start
         self.position = 0
         self.waiting: dict[int, tuple[str, int]] = {}
@@ -105,7 +105,7 @@ class Windows(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        self.window = Window(KEYS)
+        self.window = InflightWindow(KEYS)
         prefixes = KEYS.prefixes()
         self.window.load(self.store.scan(prefixes["flights"]), self.store.scan(prefixes["released"]))
         resent: list[int] = []
@@ -157,7 +157,7 @@ TestWindows = Windows.TestCase
 
 def test_ids_wrap_around_what_is_still_in_use() -> None:
     """With all but three in use, those three are found, wherever they lie."""
-    window = Window(KEYS)
+    window = InflightWindow(KEYS)
     all_ids = range(1, MAX_PACKET_ID + 1)
     positions = np.arange(len(all_ids), dtype=np.uint64)
     window.settle(window.stage([Flight(0, "a", 0, SubscribeOptions(1), all_ids, 1, positions)], whole=False))

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
-from topicstore_conformance.needing import need
+from topicstore_conformance.subjects.needing import need
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -251,8 +251,8 @@ def test_options_and_ids(spark: SparkSession, there: Path) -> None:
 def test_only_what_may_match_is_read(spark: SparkSession, there: Path) -> None:
     """A client's shard, a shard's generations, a topic: partitions tell."""
     from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, StringStartsWith
-    from topicstore.manifest import existing_manifest
     from topicstore.spark.selection import Selection
+    from topicstore.storage.manifest import existing_manifest
 
     manifest = existing_manifest(there)
     whole = load(spark, there)

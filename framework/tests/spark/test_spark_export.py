@@ -15,9 +15,9 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner
 from topicstore.cli import cli
-from topicstore.tiering import exporting
-from topicstore.tiering.exporting import ExportedSlab, ExportReport
-from topicstore.tiering.format import read_contents
+from topicstore.lifecycle import exporting
+from topicstore.lifecycle.export_format import read_contents
+from topicstore.lifecycle.exporting import ExportedSlab, ExportReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import topicstore as ts
-from topicstore_conformance.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
-from topicstore.tiering import exporting
-from topicstore_conformance.clock import START, Clock
+from topicstore.lifecycle import exporting
+from topicstore_conformance.faults.clock import START, Clock
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ RunUntil = Callable[..., object]
 
 KILLED = """
 import topicstore as ts
-from topicstore.tiering import exporting
+from topicstore.lifecycle import exporting
 exporting._BATCH, exporting._GROUP_ROWS, exporting._PART_BYTES = 20, 40, 1_500
 path, method, target = arguments
 with ts.open_existing(path) as db:

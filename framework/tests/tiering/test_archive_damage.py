@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 import topicstore as ts
 from topicstore.contract.layout import Damage
-from topicstore.tiering.archive import ArchiveSlab, rows_of
-from topicstore.tiering.format import read_contents
-from topicstore_conformance.clock import Clock
+from topicstore.lifecycle.archive_slab import ArchiveSlab, rows_of
+from topicstore.lifecycle.export_format import read_contents
+from topicstore_conformance.faults.clock import Clock
 
 Fill = Callable[..., None]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError
-from topicstore_conformance.clock import Clock
-from topicstore_conformance.threads import wait_until
+from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.threads import wait_until
 
 SECOND = 1_000_000
 Fill = Callable[..., None]

@@ -17,10 +17,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
-from topicstore.tiering import exporting
-from topicstore.tiering.exporting import ExportReport
-from topicstore.tiering.format import COLUMNS, read_contents, read_head
-from topicstore_conformance.threads import together
+from topicstore.lifecycle import exporting
+from topicstore.lifecycle.export_format import COLUMNS, read_contents, read_head
+from topicstore.lifecycle.exporting import ExportReport
+from topicstore_conformance.faults.threads import together
 
 pytestmark = pytest.mark.usefixtures("small")
 

@@ -14,7 +14,7 @@ import click
 
 from topicstore import __version__
 
-from .exits import DONE, EPILOG, USAGE, Failure, failure
+from .terminal.exits import DONE, EPILOG, USAGE, Failure, failure
 
 __all__ = ["FOREIGN", "ForeignCommand", "cli", "foreign_commands", "main"]
 
@@ -22,27 +22,27 @@ FOREIGN = "topicstore.commands"
 """Entry-point group of other packages' commands."""
 
 _COMMANDS = {
-    "create": "creating:create",
-    "import": "importing:import_",
-    "export": "exporting:export",
-    "replay": "replaying:replay",
-    "explain": "explaining:explain",
-    "sql": "sql:sql",
-    "streams": "inspecting:streams",
-    "topics": "topics:topics",
-    "retained": "retained:retained",
-    "sessions": "sessions:sessions",
-    "queue": "queue:queue",
-    "info": "inspecting:info",
-    "verify": "inspecting:verify",
-    "generations": "generations:generations",
-    "retention": "retention:retention",
-    "compact": "compacting:compact",
-    "delete": "deleting:delete",
-    "checkpoint": "checkpointing:checkpoint",
-    "recommend": "recommending:recommend",
-    "plugins": "plugins:plugins",
-    "demo": "demo:demo",
+    "create": "commands.create:create",
+    "import": "commands.import_:import_",
+    "export": "commands.export:export",
+    "replay": "commands.replay:replay",
+    "explain": "commands.explain:explain",
+    "sql": "commands.sql:sql",
+    "streams": "commands.info:streams",
+    "topics": "commands.topics:topics",
+    "retained": "commands.retained:retained",
+    "sessions": "commands.sessions:sessions",
+    "queue": "commands.queue:queue",
+    "info": "commands.info:info",
+    "verify": "commands.info:verify",
+    "generations": "commands.generations:generations",
+    "retention": "commands.retention:retention",
+    "compact": "commands.compact:compact",
+    "delete": "commands.delete:delete",
+    "checkpoint": "commands.checkpoint:checkpoint",
+    "recommend": "commands.recommend:recommend",
+    "plugins": "commands.plugins:plugins",
+    "demo": "demo.demo:demo",
 }
 """In the order of the help; each module is loaded when its command is asked for."""
 

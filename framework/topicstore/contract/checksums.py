@@ -11,7 +11,7 @@ import xxhash
 
 from .errors import CorruptionError
 
-__all__ = ["seal", "unseal"]
+__all__ = ["add_checksum", "strip_checksum"]
 
 _SIZE = 4
 
@@ -20,13 +20,13 @@ def _digest(key: bytes, value: bytes) -> bytes:
     return xxhash.xxh3_64_digest(b"".join((key, bytes((len(key) & 0xFF,)), value)))[:_SIZE]
 
 
-def seal(key: bytes, value: bytes) -> bytes:
+def add_checksum(key: bytes, value: bytes) -> bytes:
     """Return what to store under ``key``."""
     return _digest(key, value) + value
 
 
-def unseal(key: bytes, stored: bytes) -> bytes:
-    """Return the value that was sealed for ``key``. Raises `CorruptionError` for anything else."""
+def strip_checksum(key: bytes, stored: bytes) -> bytes:
+    """Return the value that was stored under ``key``. Raises `CorruptionError` for anything else."""
     value = stored[_SIZE:]
     if len(stored) < _SIZE or stored[:_SIZE] != _digest(key, value):
         raise CorruptionError("the checksum is wrong")

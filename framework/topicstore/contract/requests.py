@@ -56,7 +56,7 @@ class Destinations:
     stored: npt.NDArray[np.bool_]
     """A value for each row: whether it goes to the streams."""
     kept: Mapping[int, tuple[int, bytes]] = attrs.field(factory=dict)
-    """Rows that are kept beside the streams (`topicstore.kept`), with shard and key; of one key, the last counts."""
+    """Rows that are kept beside the streams (`topicstore.storage.keyed`), with shard and key; a key has its last."""
 
 
 @attrs.define(kw_only=True)
@@ -127,7 +127,7 @@ class IterateRequest:
 
     db: OpenDatabase
     iterator: Iterator
-    """In generation 0, the messages that a shard keeps beside its streams (`topicstore.kept`)."""
+    """In generation 0, the messages that a shard keeps beside its streams (`topicstore.storage.keyed`)."""
     limit: int
     until: int | None = None
     """Microseconds since the epoch, exclusive."""

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Protocol
 from topicstore.contract.errors import DatabaseClosedError
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
-from topicstore.subscriptions.feed import Feed
-from topicstore.subscriptions.hub import Hub
+from topicstore.pubsub.feed import Feed
+from topicstore.pubsub.hub import Hub
 
 if TYPE_CHECKING:
     from .session import Session
@@ -69,7 +69,7 @@ class Channel:
         for waiting in self._waiting:
             waiting.pop(follower, None)
 
-    # --- as `topicstore.subscriptions.Listener`, in the thread that stores ---
+    # --- as `topicstore.pubsub.hub.Listener`, in the thread that stores ---
 
     def woken(self, feed: Feed, shard: int) -> None:
         """Note that there is something to read in a shard."""

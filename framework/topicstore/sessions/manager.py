@@ -26,14 +26,14 @@ from topicstore.contract.topics import check_utf8
 from topicstore.shard.state import FrameworkWrite
 
 from .dispatch import Dispatcher
+from .durable_filters import DurableFilters, is_durable
+from .inflight import MAX_PACKET_ID
 from .model import KEEP, Delivery, Ended, GroupInfo, Keep, Release, SessionInfo, Will
 from .records import EXPIRY, VERSION, Keys, SessionRecord
 from .session import Draft, Session
+from .session_state import NEVER, Found, SessionState, encode_session
 from .shared.groups import Groups
 from .sources import Source
-from .storage import NEVER, Found, SessionStorage, encode_session
-from .wanted import Wanted, is_durable
-from .window import MAX_PACKET_ID
 
 if TYPE_CHECKING:
     from topicstore.database import Database
@@ -64,10 +64,10 @@ class Sessions:
     """
 
     def __init__(self, db: Database) -> None:
-        self.storage = SessionStorage(db)
+        self.storage = SessionState(db)
         """Internal, as `dispatcher` and `wanted` are."""
         self.dispatcher = Dispatcher(db.hub, len(db.shards), self.storage.shard_of, db.clock)
-        self.wanted = Wanted(self.storage.all_subscriptions, self.dispatcher.lock)
+        self.wanted = DurableFilters(self.storage.all_subscriptions, self.dispatcher.lock)
         self.shared = Groups(self.storage, self.dispatcher)
         """What shared subscriptions may be told: `Groups.slow_after`, `Groups.handover_after`."""
         self._lock = self.dispatcher.lock

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from topicstore.contract.columns import Constant, fold, to_iterable, to_list
 from topicstore.contract.model import Message
 from topicstore.contract.positions import COUNTER_BITS, Positions
-from topicstore.subscriptions.runs import Run, Stretch
+from topicstore.pubsub.shared_reads import Run, Stretch
 
+from .inflight import Flight
 from .model import Delivery, SubscribeOptions
 from .records import pack_positions
-from .window import Flight
 
 __all__ = ["Portion", "Traits", "expiry_of", "portion_at", "portion_of", "rows_until"]
 

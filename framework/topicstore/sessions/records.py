@@ -2,8 +2,8 @@
 
 All of a session lies in the shard of its client id. Every key begins with a byte of one
 (`topicstore.shard.state.FrameworkWrite`), left out here. Numbers in keys are big-endian; ``client`` and ``filter``
-are UTF-8 and hold no NUL. Every value is sealed (`topicstore.contract.checksums`) msgpack, an array that begins
-with the version 1::
+are UTF-8 and hold no NUL. Every value is a checksum (`topicstore.contract.checksums`) and a
+msgpack array that begins with the version 1::
 
     "sr" client               the session itself: `SessionRecord`. Its bytes are the session's guard: every
                               write of the session is conditional on them, and each opening changes them.
@@ -18,7 +18,7 @@ with the version 1::
     "t"  time:8 kind:1 client a timer, in microseconds since the epoch: [1]; kind "e" the session ends, "w" its
                               will is due. It counts if the session's record names the same time.
 
-A will is a kept message (`topicstore.kept`) under ``"w" client``.
+A will is a kept message (`topicstore.storage.keyed`) under ``"w" client``.
 
 Flights and packet ids to release are numbered in one sequence. An id that stands in two of them
 belongs to the later: it was free when that was written, the other just had not been written anew.
@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
@@ -168,7 +168,7 @@ class Keys:
 
     @property
     def will(self) -> bytes:
-        """Under which the will is kept (`topicstore.kept`)."""
+        """Under which the will is kept (`topicstore.storage.keyed`)."""
         return b"w" + self._client
 
     def subscription(self, number: int) -> bytes:
@@ -234,13 +234,13 @@ def client_of(key: bytes, prefix: bytes) -> str:
 
 def put(key: bytes, value: Any) -> StateWrite:
     """Return the write that keeps a value, an array that begins with `VERSION`."""
-    return FrameworkWrite(key, seal(key, msgspec.msgpack.encode(value)))
+    return FrameworkWrite(key, add_checksum(key, msgspec.msgpack.encode(value)))
 
 
 def decode(key: bytes, stored: bytes, kind: type[T]) -> T:
     """Return a stored value. Raises `CorruptionError` or `NewerFormatError`, naming the key."""
     try:
-        body = unseal(key, stored)
+        body = strip_checksum(key, stored)
         version = msgspec.msgpack.decode(body, type=_Versioned).version
         if version > VERSION:
             raise NewerFormatError(f"state {key!r} has version {version}; this topicstore reads up to {VERSION}")

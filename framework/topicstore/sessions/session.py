@@ -19,10 +19,11 @@ from topicstore.contract.model import Message
 from topicstore.contract.positions import time_of
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
-from topicstore.publishing import PublishResult
+from topicstore.pubsub.publishing import PublishResult
 from topicstore.shard.state import FrameworkWrite
 
 from .dispatch import Dispatcher
+from .inflight import Flight, InflightWindow, Staged
 from .model import (
     KEEP,
     Delivery,
@@ -37,11 +38,10 @@ from .model import (
 )
 from .portions import Portion, expiry_of
 from .records import VERSION, Era, Keys, put
+from .session_state import Found
 from .shared.filters import is_shared, read_filter
 from .shared.source import SharedSource
 from .sources import FeedSource, RetainedSource, Source
-from .storage import Found
-from .window import Flight, Staged, Window
 
 if TYPE_CHECKING:
     from .manager import Sessions
@@ -111,7 +111,7 @@ class Session:
         sessions: Sessions,
         found: Found,
         *,
-        window: Window,
+        window: InflightWindow,
         incoming: set[int],
         present: bool,
         receive_maximum: int,

@@ -1,6 +1,6 @@
 """Whose shard it is, so that directories that were mixed up are noticed.
 
-Stored form (state keyspace): ``00 "identity"`` -> sealed (see `topicstore.contract.checksums`) msgpack array
+Stored form (state keyspace): ``00 "identity"`` -> checksum (see `topicstore.contract.checksums`) and msgpack array
 of the version 1, the database's id and the shard's number; written when the shard is made.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import STATE, Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError
 
@@ -20,7 +20,7 @@ _VERSION = 1
 
 def check_identity(engine: Engine, database: bytes, shard: int) -> None:
     """Note in a new shard whose it is; raise `CorruptionError` if a used one is another's."""
-    mine = seal(_KEY, msgspec.msgpack.encode((_VERSION, database, shard)))
+    mine = add_checksum(_KEY, msgspec.msgpack.encode((_VERSION, database, shard)))
     found = engine.get(STATE, _KEY)
     if found == mine:
         return
@@ -33,7 +33,7 @@ def check_identity(engine: Engine, database: bytes, shard: int) -> None:
     if found is None:
         raise CorruptionError("it does not say whose shard it is", place)
     try:
-        _, owner, number = msgspec.msgpack.decode(unseal(_KEY, found), type=tuple[int, bytes, int])
+        _, owner, number = msgspec.msgpack.decode(strip_checksum(_KEY, found), type=tuple[int, bytes, int])
     except (CorruptionError, msgspec.DecodeError) as bad:
         raise CorruptionError(f"its identity can't be read: {bad}", place) from bad
     raise CorruptionError(f"its directory holds shard {number} of database {owner.hex()}, put there by mistake", place)

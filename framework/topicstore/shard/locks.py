@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-__all__ = ["FairLock", "held", "owned"]
+__all__ = ["FairLock", "holding", "owned"]
 
 if TYPE_CHECKING:
     from threading import _RLock as RLock
@@ -57,7 +57,7 @@ def owned(lock: FairLock) -> bool:
 
 
 @contextlib.contextmanager
-def held(locks: Iterable[FairLock]) -> Iterator[None]:
+def holding(locks: Iterable[FairLock]) -> Iterator[None]:
     """Take the locks in their order, which must be the same everywhere, and give them back at the end.
 
     Not for a thread that holds one of them already. `contextlib.ExitStack` would leak a lock if

@@ -5,7 +5,7 @@ Stored form (state keyspace, keys begin with a zero byte)::
     00 "tail"              -> Tail, written with every batch
     00 "generation" u32    -> GenerationRecord, written when one is added, sealed or dropped
 
-Both are sealed (see `topicstore.contract.checksums`) msgpack arrays that begin with a version; fields are
+Both are msgpack arrays, after a checksum (`topicstore.contract.checksums`), that begin with a version; fields are
 only ever appended. The version of both is 1; of the record of an archived generation it is 2, because who
 doesn't know the field would take it for an empty one.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import (
     DATA,
     INDEX,
@@ -90,7 +90,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, k
     live_bytes: int = 0
     """Once sealed: bytes of the values that hold them; 0 once archived."""
     archive: str | None = None
-    """Once archived: where the export is that holds the messages, as `topicstore.tiering.location_of` gives it."""
+    """Once archived: where the export is that holds the messages (`topicstore.storage.archive_locations`)."""
 
 
 _VERSIONS = msgspec.msgpack.Decoder(list[Any])
@@ -98,7 +98,7 @@ _VERSIONS = msgspec.msgpack.Decoder(list[Any])
 
 def _decode(key: bytes, data: bytes, kind: type[Any], what: str) -> Any:
     try:
-        value = unseal(key, data)
+        value = strip_checksum(key, data)
         version = _VERSIONS.decode(value)[0]
         newest = ARCHIVED_VERSION if kind is GenerationRecord else _VERSION
         if version > newest:
@@ -118,7 +118,7 @@ def load_tail(reader: Reader) -> Tail:
 
 def put_tail(batch: WriteBatch, tail: Tail) -> None:
     """Add the tail to a write."""
-    batch.put(STATE, _TAIL, seal(_TAIL, msgspec.msgpack.encode(tail)))
+    batch.put(STATE, _TAIL, add_checksum(_TAIL, msgspec.msgpack.encode(tail)))
 
 
 def load_generations(reader: Reader) -> Iterator[GenerationRecord]:
@@ -131,7 +131,7 @@ def load_generations(reader: Reader) -> Iterator[GenerationRecord]:
 def put_generation(batch: WriteBatch, record: GenerationRecord) -> None:
     """Add a generation's record to a write."""
     key = _GENERATION + encode_generation(record.number)
-    batch.put(STATE, key, seal(key, msgspec.msgpack.encode(record)))
+    batch.put(STATE, key, add_checksum(key, msgspec.msgpack.encode(record)))
 
 
 def ranges_of(number: int) -> Iterator[tuple[Keyspace, Key, Key]]:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import attrs
 
-from topicstore import replay
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import GenerationDroppedError
 from topicstore.contract.replay_plan import Order, ReplayPlan
 from topicstore.contract.topics import TopicFilter
 from topicstore.database import Database
-from topicstore.manifest import existing_manifest
 from topicstore.shard.shard import Shard
+from topicstore.storage import replays as replay
+from topicstore.storage.manifest import existing_manifest
 
 from .selection import Selection
 

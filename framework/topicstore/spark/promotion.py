@@ -6,7 +6,7 @@ Beside the attempts of a write lies what its commit takes of them, on disk befor
 
 Stored form (state keyspace of every shard)::
 
-    "spark/" writer -> sealed (see `topicstore.contract.checksums`) msgpack array of version 1,
+    "spark/" writer -> checksum (see `topicstore.contract.checksums`) and msgpack array of version 1,
                        batch, write, rows, complete
 
 ``rows`` says how many of the shard's rows of the batch are stored; it changes in the engine write that stores them.
@@ -28,7 +28,7 @@ import attrs
 import msgspec
 import pyarrow as pa
 
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.errors import (
     CorruptionError,
     EngineError,
@@ -40,9 +40,9 @@ from topicstore.contract.errors import (
 from topicstore.contract.positions import span_text
 from topicstore.contract.state import StateWrite
 from topicstore.database import Database
-from topicstore.lock import DirectoryLock
-from topicstore.manifest import read_manifest, sync_directory
 from topicstore.opening import open  # noqa: A004 - the name people know
+from topicstore.storage.directory_lock import DirectoryLock
+from topicstore.storage.manifest import read_manifest, sync_directory
 
 from .settings import WriteSettings
 from .staging import in_order, newest_of, runs_of
@@ -181,7 +181,7 @@ class _Promotion:
             return None
         place = f"shard {shard}, state {self._key!r}"
         try:
-            progress = msgspec.msgpack.decode(unseal(self._key, stored), type=_Progress)
+            progress = msgspec.msgpack.decode(strip_checksum(self._key, stored), type=_Progress)
         except (CorruptionError, msgspec.DecodeError) as bad:
             raise CorruptionError(str(bad), place) from bad
         if progress.version > _VERSION:
@@ -244,7 +244,7 @@ class _Promotion:
 
     def _noted(self, rows: int, *, complete: bool = False) -> StateWrite:
         progress = _Progress(_VERSION, self._batch.number, self.write, rows, complete)
-        return StateWrite(self._key, seal(self._key, msgspec.msgpack.encode(progress)))
+        return StateWrite(self._key, add_checksum(self._key, msgspec.msgpack.encode(progress)))
 
     def _finish(self) -> None:
         if self._batch.writer is not None:

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from topicstore.database import Database
-from topicstore.manifest import existing_manifest
+from topicstore.storage.manifest import existing_manifest
 
 from .access import Piece, open_to_read, pieces_of, read
 from .schema import Shape

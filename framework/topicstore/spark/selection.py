@@ -31,8 +31,8 @@ from pyspark.sql.datasource import (
 
 from topicstore.contract.positions import first_position, to_microseconds
 from topicstore.contract.topics import TopicFilter
-from topicstore.manifest import Manifest
-from topicstore.sharding import ShardMap
+from topicstore.storage.manifest import Manifest
+from topicstore.storage.shard_map import ShardMap
 
 __all__ = ["Selection"]
 

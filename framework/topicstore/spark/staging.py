@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 
 from topicstore.contract.arrow import SCHEMA
 from topicstore.contract.batch import MessageBatch
-from topicstore.manifest import sync_directory
-from topicstore.sharding import ShardMap
+from topicstore.storage.manifest import sync_directory
+from topicstore.storage.shard_map import ShardMap
 
 __all__ = ["in_order", "newest_of", "runs_of", "stage", "timestamps_of"]
 

@@ -1,6 +1,6 @@
 """Exporting sealed generations with Spark: a task for each shard and generation.
 
-What is written is what `Database.export` writes (`topicstore.tiering.format`), and just as complete: each attempt of
+It writes what `Database.export` writes (`topicstore.lifecycle.export_format`), just as complete: each attempt of
 a task writes under a name of its own, compares every row, and gives the slab its name by one rename. Of attempts
 that are tried again, or run side by side, one does that, and the others find it done. So the target must be a
 directory that driver and workers share, like the database.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from topicstore.tiering.exporting import ExportedSlab, ExportReport, begin, export_slab, report_of
+from topicstore.lifecycle.exporting import ExportedSlab, ExportReport, begin, export_slab, report_of
 
 from .access import open_to_read
 

@@ -53,7 +53,7 @@ from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts,
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.positions import COUNTER_BITS, Positions, consecutive_positions
 
-from .codec import Compressor, decompress
+from .compression import Compressor, decompress
 from .payloads import PackedPayloads
 
 __all__ = ["MIXED", "Block", "Columns", "block_seed", "encode_block", "encode_frame", "frame_seed"]

@@ -10,7 +10,7 @@ from topicstore.contract.layout import Layout, Slab
 
 from topicstore_layouts.learned import LearnedTopics, check_thresholds
 
-from .codec import CODECS, Compressor
+from .compression import CODECS, Compressor
 from .slab import BlockSlab
 
 __all__ = ["BlockLayout", "BlockOptions"]

@@ -17,12 +17,12 @@ from topicstore.contract.layout import ReadCounters
 from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.names import NameTable
 
+from .batch_blocks import FreshBlocks
 from .format import MIXED, Array, Block
-from .fresh import FreshBlocks
-from .gathered import Rows, gather
+from .gathered_rows import Rows, gather
 from .matching import Mask, Matchers
 from .segments import Segment, Segments
-from .wanted import Wanted, WantedStreams
+from .stream_ranges import Wanted, WantedStreams
 
 __all__ = ["ALL", "Piece", "Reading"]
 

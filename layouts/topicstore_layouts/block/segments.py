@@ -36,14 +36,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 import zstandard
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.columns import Column, Indices
 from topicstore.contract.engine import DATA, INDEX, META, Engine, Reader, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
-from .codec import ZSTD, decompress
+from .compression import ZSTD, decompress
 from .format import Array, Block, Columns, frame_seed
-from .wanted import Wanted
+from .stream_ranges import Wanted
 
 __all__ = ["FrameSpan", "Segment", "Segments", "make_segment"]
 
@@ -258,7 +258,7 @@ class Segments:
         key = encode_generation(self._generation) + _TOTAL
         stored = reader.get(META, key)
         try:
-            return 0 if stored is None else msgspec.msgpack.decode(unseal(key, stored), type=int)
+            return 0 if stored is None else msgspec.msgpack.decode(strip_checksum(key, stored), type=int)
         except (CorruptionError, msgspec.DecodeError) as bad:
             raise CorruptionError(f"the number of their messages is damaged: {bad}") from bad
 
@@ -273,7 +273,7 @@ class Segments:
     def put_total(self, messages: int, write: WriteBatch) -> None:
         """Add the number of messages in all segments to a write."""
         key = encode_generation(self._generation) + _TOTAL
-        write.put(META, key, seal(key, msgspec.msgpack.encode(messages)))
+        write.put(META, key, add_checksum(key, msgspec.msgpack.encode(messages)))
 
     # --- indexes ---
 

@@ -34,14 +34,14 @@ from topicstore.contract.layout import (
 from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.names import NameTable
 
-from .auditing import Auditor
-from .codec import Compressor
-from .deleting import Deleter
+from .batch_blocks import FreshBlocks
+from .compaction import Merger
+from .compression import Compressor
+from .deletion import Deleter
 from .format import MIXED, Array, Columns
-from .fresh import FreshBlocks
-from .merging import Merger
 from .reading import ALL, Reading
 from .segments import Segments
+from .verification import Auditor
 
 __all__ = ["BlockSlab"]
 

@@ -18,7 +18,7 @@ import time
 import msgspec
 import numpy as np
 from topicstore import MessageBatch, Properties
-from topicstore.contract.checksums import seal, unseal
+from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.columns import Constant, to_iterable
 from topicstore.contract.engine import DATA, META, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError
@@ -77,7 +77,7 @@ class PerTopicSlab(Slab):
         for chunk in self._engine.scan(META, head, encode_generation(self._generation + 1)):
             for key, value in chunk:
                 try:
-                    topic = unseal(key, value).decode()
+                    topic = strip_checksum(key, value).decode()
                 except (CorruptionError, UnicodeDecodeError) as bad:
                     raise CorruptionError("the checksum is wrong", f"topic {key.hex()}") from bad
                 if key != head + _NUMBER.pack(len(self._topics)):
@@ -101,12 +101,12 @@ class PerTopicSlab(Slab):
                 numbers[row] = self._add(topic) if known is None else known
         for number in range(self._saved, len(self._topics)):  # again, if the write before failed
             key = encode_generation(self._generation) + _NUMBER.pack(number)
-            write.put(META, key, seal(key, self._topics[number].encode()))
+            write.put(META, key, add_checksum(key, self._topics[number].encode()))
         columns = (batch.payloads, batch.client_ids, batch.qos, batch.retain, batch.timestamps, batch.properties)
         rows = map(Row, *map(to_iterable, columns))
         for number, position, row in zip(numbers, to_iterable(batch.positions), rows, strict=True):
             key = self._generation, number, position
-            write.put(DATA, key, seal(_KEY.pack(*key), _encode(row)))
+            write.put(DATA, key, add_checksum(_KEY.pack(*key), _encode(row)))
 
     def committed(self):
         """All topics are in the engine."""
@@ -162,7 +162,7 @@ class PerTopicSlab(Slab):
 
     def _row(self, key, value):
         try:
-            return _decode(unseal(_KEY.pack(*key), value))
+            return _decode(strip_checksum(_KEY.pack(*key), value))
         except (CorruptionError, msgspec.DecodeError) as bad:
             raise CorruptionError(str(bad), self._place(key)) from bad
 

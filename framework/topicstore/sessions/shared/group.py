@@ -16,10 +16,10 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
+from topicstore.pubsub.shared_reads import Run
 from topicstore.sessions.dispatch import Channel, Dispatcher
 from topicstore.sessions.records import VERSION, decode, put
 from topicstore.shard.state import FrameworkWrite, ShardState
-from topicstore.subscriptions.runs import Run
 
 from .filters import SharedFilter
 from .records import GroupKeys, GroupRecord, MemberRecord, Returned, messages_of, returned

@@ -12,10 +12,10 @@ from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.positions import time_of
 from topicstore.contract.state import StateWrite
 from topicstore.sessions.dispatch import Dispatcher
+from topicstore.sessions.inflight import InflightWindow
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
-from topicstore.sessions.storage import Found, SessionStorage, encode_session
-from topicstore.sessions.window import Window
+from topicstore.sessions.session_state import Found, SessionState, encode_session
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .filters import is_shared, parse_shared
@@ -38,7 +38,7 @@ _SAVE_INTERVAL = 15_000_000
 class Groups:
     """The groups of one open database, each loaded when it is needed. Used under the dispatcher's lock."""
 
-    def __init__(self, storage: SessionStorage, dispatcher: Dispatcher) -> None:
+    def __init__(self, storage: SessionState, dispatcher: Dispatcher) -> None:
         self.slow_after = 5.0
         """Seconds of a full window after which a member's slices go to others that have room."""
         self.handover_after: float | None = 60.0
@@ -200,7 +200,7 @@ class Groups:
         member.handed_back = True
         self._changed(group)
 
-    def _window(self, client_id: str) -> Window | None:
+    def _window(self, client_id: str) -> InflightWindow | None:
         """Return what a session has in flight, or None if it has nothing of shared subscriptions."""
         if any(_MARK in value for _, value in self._storage.flights(client_id)):
             return self._storage.window(client_id)
@@ -265,7 +265,7 @@ def _member_info(client_id: str, source: SharedSource | None) -> GroupMember:
     return GroupMember(client_id=client_id, connected=True, slow=source.slow, slices=source.held())
 
 
-def _handed_back(client_id: str, window: Window, texts: Collection[str]) -> list[StateWrite]:
+def _handed_back(client_id: str, window: InflightWindow, texts: Collection[str]) -> list[StateWrite]:
     """Return the writes that take messages of QoS 1 of these groups from a session, and keep them beside it."""
     keys = Keys(client_id)
     writes = []

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from topicstore.contract.columns import to_iterable, to_list
-from topicstore.subscriptions.runs import Stretch
+from topicstore.pubsub.shared_reads import Stretch
 
 from .records import PackedPlaces
 

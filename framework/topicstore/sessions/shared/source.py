@@ -11,11 +11,11 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.positions import time_of
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.shared_reads import Run
 from topicstore.sessions.model import SubscribeOptions
 from topicstore.sessions.portions import Portion, expiry_of, portion_at
 from topicstore.sessions.records import VERSION, Era, SubscriptionRecord, put
 from topicstore.sessions.sources import Source
-from topicstore.subscriptions.runs import Run
 
 from .records import LeaseRecord
 from .slices import Slices, pack_places, slices_of

@@ -1,0 +1,180 @@
+"""``python -m topicstore_benchmarks``: all sections, or the one that is named, as tables."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+import attrs
+import click
+import msgspec
+from rich.console import Console
+from topicstore.plugins import missing_modules, registry
+from topicstore_conformance.subjects import datasets
+
+from topicstore_benchmarks.contenders.raw_engine import RAW_ENGINES
+from topicstore_benchmarks.timing import machine, one_core
+
+from .cases import CASES, PAYLOADS
+from .comparison import Comparison, compare
+from .figure import Section
+from .growth import Growth, growth_of
+from .layouts import compared_layouts, layouts_section
+from .limits import Outcome, limits_section, measure
+from .opening import measure_opening, opening_section
+from .sessions import measure_sessions, sessions_section
+from .sets import FLEET_MESSAGES, SETS
+from .sql import measure_sql, sql_section
+from .trie import measure_trie
+from .trie_figures import trie_section
+
+_STARTED = time.monotonic()
+
+
+def _tell(text: str) -> None:
+    """Say on standard error what comes next."""
+    click.echo(f"{time.monotonic() - _STARTED:6.0f} s  {text}", err=True)
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures there.")
+@click.option("--markdown", is_flag=True, help="Print the tables as the README has them.")
+@click.pass_context
+def main(ctx: click.Context, /, **_shown_by: object) -> Iterable[Section]:
+    """Measure topicstore, all sections one behind the other or the one that is named."""
+    one_core()
+    if ctx.invoked_subcommand is not None:
+        return []
+    return chain.from_iterable(map(ctx.invoke, main.commands.values()))
+
+
+@main.result_callback()
+def _report(sections: Iterable[Section], json_file: Path | None, markdown: bool) -> None:
+    """Show each section when it is done."""
+    console = Console(width=None if os.isatty(1) else 180)
+    click.echo(machine())
+    done = []
+    for section in sections:
+        done.append(section)
+        for sheet in section.sheets:
+            if markdown:
+                click.echo(sheet.markdown())
+            else:
+                console.print(sheet.table())
+    bound = [figure.held for section in done for figure in section.figures if figure.held is not None]
+    click.echo(f"{sum(bound)} of {len(bound)} figures are as they should be")
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(_document(done))))
+
+
+def _document(sections: list[Section]) -> dict[str, object]:
+    figures = [
+        {"section": section.name, **attrs.asdict(figure), "held": figure.held}
+        for section in sections
+        for figure in section.figures
+    ]
+    return {"machine": machine(), "figures": figures}
+
+
+@main.command()
+@click.option("--messages", default=1_000_000, show_default=True, help="Messages a round.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds that count, after one that warms up.")
+@click.option("--case", "wanted", multiple=True, type=click.Choice([case.name for case in CASES]), help="Only these.")
+@click.option("--payload", "payloads", multiple=True, type=click.Choice(list(PAYLOADS)), help="Only these.")
+@click.option("--compression", default="lz4", show_default=True, help="Of the block layout.")
+@click.option("--backend", "backends", multiple=True, type=click.Choice(list(RAW_ENGINES)), help="Only these.")
+def limits(
+    messages: int,
+    rounds: int,
+    wanted: tuple[str, ...],
+    payloads: tuple[str, ...],
+    compression: str,
+    backends: tuple[str, ...],
+) -> list[Section]:
+    """Store and replay of `block` against the engine's own put and scan, and of `table` against plain inserts."""
+    outcomes: list[Outcome] = []
+    everything = not (wanted or payloads or backends)
+    backends = backends or tuple(name for name in RAW_ENGINES if not missing_modules(registry().backend(name)))
+    for case in (case for case in CASES if not wanted or case.name in wanted):
+        for payload in payloads or PAYLOADS:
+            _tell(f"limits: {case.name}, {payload} payloads")
+            outcomes += measure(case, payload, compression, messages, rounds, backends)
+    return [limits_section(outcomes, compression), *(_sql(messages, rounds) if everything else [])]
+
+
+def _sql(messages: int, rounds: int) -> list[Section]:
+    """Measure `table`, if its engine and the set are there."""
+    missing = missing_modules(registry().backend("duckdb"))
+    if reason := datasets.why_absent("bus.parquet") or ", ".join(missing):
+        _tell(f"limits: sql is left out: {reason}")
+        return []
+    _tell("limits: sql, bus")
+    return [sql_section(measure_sql("bus", datasets.load("bus").slice(0, messages), rounds))]
+
+
+@main.command()
+@click.option("--messages", default=1_000_000, show_default=True, help="Messages in the database.")
+@click.option("--rounds", default=5, show_default=True, help="How often it is opened.")
+def opening(messages: int, rounds: int) -> list[Section]:
+    """How long it takes to open a database of `block`."""
+    _tell(f"opening: {messages:,} messages")
+    return [opening_section(messages, measure_opening(messages, rounds))]
+
+
+@main.command()
+@click.option(
+    "--messages",
+    default=FLEET_MESSAGES,
+    show_default=True,
+    type=click.IntRange(min=1_000),
+    help="Most messages of a set.",
+)
+@click.option("--rounds", default=3, show_default=True, help="Rounds that count, after a small one that warms up.")
+@click.option("--data", multiple=True, type=click.Choice(list(SETS)), help="Only this set.")
+def layouts(messages: int, rounds: int, data: tuple[str, ...]) -> list[Section]:
+    """Every layout against SQLite and the engine, on real and on made messages."""
+    comparisons: list[Comparison] = []
+    growth: dict[str, Growth] = {}
+    for name in data or SETS:
+        if name == "bus" and (reason := datasets.why_absent("bus.parquet")):
+            _tell(f"layouts: {name} is left out: {reason}")
+            continue
+        comparisons.append(compare(name, messages, compared_layouts(name), rounds, _tell))
+        if name == "fleet":
+            growth = _growth(messages)
+    return [layouts_section(comparisons, growth)]
+
+
+def _growth(messages: int) -> dict[str, Growth]:
+    found = {}
+    for layout in compared_layouts("fleet"):
+        _tell(f"fleet: memory of {layout}, in a process of its own")
+        grown = growth_of(layout, messages)
+        if grown is not None:
+            found[layout] = grown
+    return found
+
+
+@main.command()
+@click.option("--topics", default=1_000_000, show_default=True, help="Topics of each set.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds that count, after one that warms up.")
+def trie(topics: int, rounds: int) -> list[Section]:
+    """The learned topic structure by itself."""
+    _tell(f"trie: {topics:,} topics")
+    return [trie_section(measure_trie(topics, rounds))]
+
+
+@main.command()
+@click.option("--sessions", default=100, show_default=True, help="Sessions that follow one topic.")
+@click.option("--published", default=20_000, show_default=True, help="Messages published to it.")
+@click.option("--backlog", default=1_000_000, show_default=True, help="Messages that one session drains.")
+@click.option("--stored", default=100_000, show_default=True, help="Sessions of a database that is opened.")
+@click.option("--seconds", default=10.0, show_default=True, help="How long latency is measured.")
+def sessions(sessions: int, published: int, backlog: int, stored: int, seconds: float) -> list[Section]:
+    """Live subscriptions and durable sessions."""
+    _tell(f"sessions: {sessions} at a time, {stored:,} stored")
+    outcome = measure_sessions(sessions=sessions, published=published, backlog=backlog, stored=stored, seconds=seconds)
+    return [sessions_section(outcome)]

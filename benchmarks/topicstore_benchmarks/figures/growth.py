@@ -1,0 +1,73 @@
+"""How much memory storing takes when there are very many topics.
+
+Measured in a process of its own, because memory that one side has given back would hide what the
+next one takes: ``python -m topicstore_benchmarks.figures.growth LAYOUT MESSAGES`` prints it as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from itertools import chain, islice
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from topicstore_benchmarks.contenders.database import DatabaseContender
+
+from .sets import BATCH, fleet_batches
+
+__all__ = ["Growth", "growth_of", "measure_growth"]
+
+_STATUS = Path("/proc/self/status")
+"""Only Linux tells a process the highest use of memory of its own: elsewhere a child starts with its parent's."""
+
+
+@attrs.frozen(kw_only=True)
+class Growth:
+    """Bytes by which the process's highest use of memory grew."""
+
+    early: int
+    """During the first quarter of the messages, in which each topic has its first one."""
+    late: int
+    """During the rest, which brings no new topic."""
+
+
+def growth_of(layout: str, messages: int) -> Growth | None:
+    """Return what a process of its own measured; None where that can't be."""
+    if not _STATUS.exists():
+        return None
+    command = [sys.executable, "-m", "topicstore_benchmarks.figures.growth", layout, str(messages)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)  # noqa: S603 - this module
+    return msgspec.json.decode(done.stdout, type=Growth)
+
+
+def measure_growth(layout: str, messages: int) -> Growth:
+    """Store ``fleet`` in this process, each batch made when its turn comes."""
+    batches = fleet_batches(messages)
+    batches = chain([next(batches)], batches)  # what the making of messages keeps is there from here on
+    with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
+        before = _highest()
+        with closing(DatabaseContender(layout, Path(directory, layout), layout)) as side:
+            side.open()
+            for batch in islice(batches, messages // 4 // BATCH):
+                side.store(batch)
+            known = _highest()
+            for batch in batches:
+                side.store(batch)
+    return Growth(early=known - before, late=_highest() - known)
+
+
+def _highest() -> int:
+    """Return the most bytes of memory that the process had."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    assert found is not None  # noqa: S101 - every Linux has it
+    return int(found[1]) << 10
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(measure_growth(sys.argv[1], int(sys.argv[2]))))

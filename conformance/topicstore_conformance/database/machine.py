@@ -1,0 +1,388 @@
+"""A state machine that does to a database all that one can do, in any order, beside the model.
+
+The clock is the machine's, and jumps both ways. Consumers read streams by iterators that are
+turned into bytes and back at every step. Everything is compared after every rule that writes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import pytest
+import topicstore as ts
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from topicstore import Message, MessageId, StateWrite
+from topicstore.plugins import registry
+
+from topicstore_conformance.faults.clock import START
+from topicstore_conformance.subjects.pairs import Pair, layouts_on, quick_options, small_options
+
+from topicstore_conformance.oracle import strategies
+from topicstore_conformance.oracle.checks import check_all, check_replay, drain, follow_epochs, quick_directory
+from topicstore_conformance.oracle.model import Model, Row, match
+
+__all__ = ["DatabaseMachine"]
+
+_SKEW = 5.0
+_STEPS = (0, 1, 2, 1_000, 999_999, 1_000_000, 60_000_000)
+_KEYS = (b"a", b"b", b"\xff", b"\xff\xff", b"key")
+
+
+@attrs.define
+class Consumer:
+    """Somebody who reads a filter from a time on, stream by stream."""
+
+    topic_filter: str
+    start: int
+    places: dict[tuple[int, int, int], bytes]
+    """Saved iterator by shard, generation and stream."""
+    seen: list[MessageId]
+
+
+class DatabaseMachine(RuleBasedStateMachine):
+    """Subclass it with ``pair`` set."""
+
+    pair: Pair
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temporary = quick_directory()
+        self.directory = Path(self.temporary.name)
+        self.now = START
+        self.consumers: list[Consumer] = []
+
+    @initialize(
+        shards=st.sampled_from((1, 1, 3)),
+        durability=st.sampled_from(("commit", "sync")),
+        timestamps=st.sampled_from(("commit", "message")),
+        late=st.sampled_from(("raise", "lift", "lift")),
+        small=st.sampled_from((True, True, False)),
+        first=st.lists(strategies.messages(times=st.none()), min_size=1, max_size=12),
+    )
+    def create(
+        self, shards: int, durability: str, timestamps: str, late: str, small: bool, first: list[Message]
+    ) -> None:
+        """Make a database with some messages in it."""
+        self.db = self.pair.open(
+            self.directory / "db",
+            shards=shards,
+            durability=durability,
+            timestamps=timestamps,
+            late=late,
+            max_skew=_SKEW,
+            options={self.pair.layout: self.pair.small()} if small else None,
+            auto_compact=False,
+            clock=lambda: self.now,
+        )
+        self.model = Model(
+            shards=shards,
+            shard_of=self.db.shard_of,
+            layout=self.pair.layout,
+            timestamps=timestamps,
+            late=late,
+            max_skew=_SKEW,
+        )
+        self.db.store(first)
+        self.model.store(first, self.now)
+        self.consumers.append(Consumer("#", 0, {}, []))
+
+    def teardown(self) -> None:
+        """Close and remove it."""
+        if hasattr(self, "db"):
+            self.db.close()
+        self.temporary.cleanup()
+
+    # --- writing ---
+
+    def _time(self, offset: int | None) -> int | None:
+        return None if offset is None else self.now + offset
+
+    def _messages(self, drawn: list[tuple[Message, int | None]]) -> list[Message]:
+        """Give drawn messages times near the present."""
+        return [
+            Message(m.topic, m.payload, m.client_id, m.qos, m.retain, self._time(offset), m.properties)
+            for m, offset in drawn
+        ]
+
+    _drawn = st.lists(
+        st.tuples(
+            strategies.messages(),
+            st.none() | st.sampled_from((0, 0, 1, 2_000, -1, -2_000_000, 4_999_999, 5_000_000, 5_000_001)),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+
+    def _filter(self, data: st.DataObject) -> str:
+        """Draw a filter, mostly one that some stored message matches."""
+        near = strategies.filters()
+        if self.model.rows:
+            topics = sorted({row.message.topic for row in self.model.rows})
+            near = st.one_of(near, *[st.sampled_from(topics).flatmap(strategies.filters_of)] * 3)
+        return data.draw(near)
+
+    @rule(drawn=_drawn, times=st.sampled_from((1, 1, 1, 40)), arrow=st.booleans(), sort=st.booleans())
+    def store(self, drawn: list[tuple[Message, int | None]], times: int, arrow: bool, sort: bool) -> None:
+        """Store a batch, sometimes a longer one, sometimes from Arrow."""
+        messages = self._messages(drawn) * times
+        if sort:
+            messages.sort(key=lambda message: self.now if message.timestamp is None else message.timestamp)
+        refusals = self.model.refusal(messages, self.now)
+        handed = ts.MessageBatch.from_messages(messages).to_arrow() if arrow else messages
+        if refusals:
+            with pytest.raises(ts.InvalidMessageError) as refused:
+                self.db.store(handed)
+            assert (type(refused.value).__name__, refused.value.index) in refusals
+            return
+        lifted = self.model.lifted
+        result = self.db.store(handed)
+        rows = self.model.store(messages, self.now)
+        assert [row.id for row in rows] == result.ids
+        assert [row.message for row in rows] == result.batch.to_messages()
+        assert self.model.lifted - lifted == result.lifted
+
+    @rule(
+        drawn=_drawn,
+        shard=st.integers(0, 2),
+        key=st.sampled_from(_KEYS),
+        value=st.none() | st.binary(max_size=3),
+        right=st.sampled_from((True, True, False)),
+    )
+    def store_with_state(
+        self, drawn: list[tuple[Message, int | None]], shard: int, key: bytes, value: bytes | None, right: bool
+    ) -> None:
+        """Store messages and a conditional state write together: both or neither."""
+        shard %= self.model.shards
+        messages = [Message(m.topic, m.payload, m.client_id, m.qos, m.retain) for m, _ in drawn]
+        there = self.model.state[shard].get(key)
+        writes = {shard: [StateWrite(key, value, there if right else b"something else")]}
+        refusals = {name for name, _ in self.model.refusal(messages, self.now)}
+        if not right:
+            refusals.add("StateConflictError")
+        if refusals:
+            with pytest.raises((ts.InvalidMessageError, ts.StateConflictError)) as refused:
+                self.db.store(messages, state=writes)
+            assert type(refused.value).__name__ in refusals
+            return
+        result = self.db.store(messages, state=writes)
+        assert [row.id for row in self.model.store(messages, self.now)] == result.ids
+        self.model.write_state(shard, {key: value})
+
+    @rule(
+        shard=st.integers(0, 2),
+        values=st.dictionaries(st.sampled_from(_KEYS), st.none() | st.binary(max_size=3), max_size=3),
+        wrong=st.sampled_from((None, None, b"a", b"key")),
+    )
+    def write_state(self, shard: int, values: dict[bytes, bytes | None], wrong: bytes | None) -> None:
+        """Write state alone; one false condition refuses all."""
+        shard %= self.model.shards
+        held = self.model.state[shard]
+        writes = [
+            StateWrite(key, value, b"something else" if key == wrong else held.get(key))
+            for key, value in values.items()
+        ]
+        if wrong in values:
+            with pytest.raises(ts.StateConflictError):
+                self.db.state(shard).write(writes)
+        else:
+            self.db.state(shard).write(writes)
+            self.model.write_state(shard, values)
+        assert sorted(held.items()) == list(self.db.state(shard).scan())
+        assert [pair for pair in sorted(held.items()) if pair[0][:1] == b"\xff"] == list(
+            self.db.state(shard).scan(b"\xff")
+        )
+
+    @rule(step=st.sampled_from(_STEPS), back=st.booleans())
+    def jump(self, step: int, back: bool) -> None:
+        """The clock is set, in either direction."""
+        self.now += -step if back else step
+
+    # --- removing ---
+
+    def _moment(self, offset: int) -> int:
+        return self.now + offset
+
+    @rule(
+        data=st.data(),
+        start=st.just(0) | st.sampled_from((-60_000_000, -2_000_000, -1, 0, 1)),
+        until=st.none() | st.sampled_from((-1_000_000, 0, 1, 5_000_000)),
+    )
+    def delete(self, data: st.DataObject, start: int, until: int | None) -> None:
+        """Delete some."""
+        topic_filter = self._filter(data)
+        from_, to = self._moment(start) if start else 0, None if until is None else self._moment(until)
+        assert self.model.delete(topic_filter, from_, to) == self.db.delete(topic_filter, from_, to)
+
+    @rule(which=st.integers(0, 1), small=st.booleans())
+    @precondition(lambda self: len(self.model.generations) < 8)
+    def add_generation(self, which: int, small: bool) -> None:
+        """Begin a generation, with the same layout or another."""
+        layouts = layouts_on(self.pair.backend)
+        layout = (self.pair.layout, layouts[len(self.model.rows) % len(layouts)])[which]
+        options = small_options(layout) if small else quick_options(layout)
+        assert self.model.add_generation(layout) == self.db.add_generation(layout, options)
+
+    @rule(number=st.integers(-1, 8))
+    def drop_generation(self, number: int) -> None:
+        """Drop one: it is gone, or it was, or it can't be."""
+        generation = self.model.generations.get(number)
+        if generation is None or not generation.sealed:
+            with pytest.raises(ts.GenerationError):
+                self.db.drop_generation(number)
+        else:
+            assert self.model.drop_generation(number) == self.db.drop_generation(number)
+
+    # --- reading ---
+
+    @rule(
+        data=st.data(),
+        start=st.just(None) | st.sampled_from((-60_000_000, -2_000_000, -1, 0, 1)),
+        until=st.none() | st.sampled_from((-1_000_000, 0, 1, 5_000_000)),
+        order=st.sampled_from((None, "time")),
+        batch_size=st.sampled_from((1, 2, 7, 4096)),
+    )
+    def replay(
+        self,
+        data: st.DataObject,
+        start: int | None,
+        until: int | None,
+        order: Literal["time"] | None,
+        batch_size: int,
+    ) -> None:
+        """Replay some."""
+        topic_filter = self._filter(data)
+        from_, to = 0 if start is None else self._moment(start), None if until is None else self._moment(until)
+        check_replay(self.db, self.model, topic_filter, from_, to, order, batch_size)
+
+    @rule(data=st.data(), order=st.sampled_from((None, "time")))
+    @precondition(lambda self: self.model.rows)
+    def replay_around_a_message(self, data: st.DataObject, order: Literal["time"] | None) -> None:
+        """Replay from and to the very time of a message: inclusive and exclusive."""
+        topic_filter = self._filter(data)
+        position = data.draw(st.sampled_from(self.model.rows)).position
+        time = position >> 11
+        check_replay(self.db, self.model, topic_filter, time, None, order)
+        check_replay(self.db, self.model, topic_filter, 0, time, order)
+        check_replay(self.db, self.model, topic_filter, time, time + 1, order)
+
+    @rule(data=st.data(), start=st.sampled_from((None, None, -1, 0, 1)))
+    @precondition(lambda self: len(self.consumers) < 4)
+    def begin_consumer(self, data: st.DataObject, start: int | None) -> None:
+        """Somebody begins to read."""
+        from_ = 0 if start is None else self._moment(start)
+        self.consumers.append(Consumer(self._filter(data), from_, {}, []))
+        self._list_streams(self.consumers[-1])
+
+    def _list_streams(self, consumer: Consumer) -> None:
+        for stream in self.db.streams(consumer.topic_filter, consumer.start):
+            place = stream.shard, stream.generation, stream.number
+            assert self.model.generations[stream.generation].sealed == stream.sealed
+            if place not in consumer.places:
+                iterator = self.db.iterate(stream, consumer.topic_filter, consumer.start)
+                consumer.places[place] = iterator.to_bytes()
+
+    @rule(data=st.data(), limit=st.sampled_from((1, 2, 5, 1000)), timeout=st.sampled_from((None, None, 0.0)))
+    def advance(self, data: st.DataObject, limit: int, timeout: float | None) -> None:
+        """A consumer reads one batch of some of its streams."""
+        consumer = data.draw(st.sampled_from(self.consumers))
+        if not consumer.places:
+            self._list_streams(consumer)
+        places = sorted(consumer.places)
+        chosen = st.lists(st.sampled_from(places), min_size=1, max_size=6, unique=True) if places else st.just([])
+        for place in data.draw(chosen):
+            self._advance(consumer, place, limit, timeout)
+
+    def _advance(self, consumer: Consumer, place: tuple[int, int, int], limit: int, timeout: float | None) -> None:
+        iterator = ts.Iterator.from_bytes(consumer.places[place])
+        if self.model.generations[place[1]].dropped:
+            with pytest.raises(ts.GenerationDroppedError):
+                self.db.next(iterator, limit)
+            del consumer.places[place]
+            return
+        result = self.db.next(iterator, limit, timeout=timeout)
+        assert len(result.batch) <= limit
+        rows = list(zip(result.batch.ids(), result.batch.to_messages(), strict=True)) if len(result.batch) else []
+        self._take(consumer, place, rows)
+        assert not (result.end_of_stream and not self.model.generations[place[1]].sealed)
+        if not rows and not result.caught_up:
+            assert iterator != result.iterator  # it moves on, or nobody would ever get any further
+        consumer.places[place] = result.iterator.to_bytes()
+
+    def _take(self, consumer: Consumer, place: tuple[int, int, int], rows: list[tuple[MessageId, Message]]) -> None:
+        """Check rows of one stream, and that nobody gets one twice."""
+        live: dict[MessageId, Row] = {row.id: row for row in self.model.rows}
+        for id_, message in rows:
+            row = live[id_]
+            assert (row.message, row.shard, row.generation) == (message, place[0], place[1])
+            assert match(consumer.topic_filter, message.topic)
+            assert row.position >= max(0, consumer.start) << 11
+        if "position_order" in registry().layout(self.model.generations[place[1]].layout).capabilities:
+            positions = [id_.position for id_, _ in rows]
+            assert sorted(positions) == positions
+        consumer.seen.extend(id_ for id_, _ in rows)
+        assert len(set(consumer.seen)) == len(consumer.seen)
+
+    @rule(data=st.data(), limit=st.sampled_from((1, 3, 1000)))
+    def catch_up(self, data: st.DataObject, limit: int) -> None:
+        """A consumer lists streams again and reads all of them: then it has seen all there is."""
+        consumer = data.draw(st.sampled_from(self.consumers))
+        self.db.replay("#")  # waits until nothing is hidden any more
+        self._list_streams(consumer)
+        for place, saved in sorted(consumer.places.items()):
+            if self.model.generations[place[1]].dropped:
+                del consumer.places[place]
+                continue
+            rows, iterator, ended = drain(self.db, ts.Iterator.from_bytes(saved), limit)
+            self._take(consumer, place, rows)
+            assert self.model.generations[place[1]].sealed == ended
+            consumer.places[place] = iterator.to_bytes()
+        expected = {row.id for row in self.model.find(consumer.topic_filter, consumer.start)}
+        assert expected <= set(consumer.seen)
+
+    # --- living on ---
+
+    @rule()
+    @precondition(lambda self: "persistent" in self.pair.capabilities)
+    def reopen(self) -> None:
+        """Close and open; a last position in the future is told."""
+        self.db.close()
+        future = any(last >> 11 > self.now + 1_000 for last in self.model.last.values())
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            self.db = ts.open(self.directory / "db", clock=lambda: self.now, auto_compact=False)
+        assert future == bool(told)
+
+    @rule()
+    def compact(self) -> None:
+        """Bring everything into the form that is read fastest: nothing changes but bytes."""
+        before = self.db.info()
+        report = self.db.compact()
+        after = self.db.info()
+        assert (before.live_bytes, after.live_bytes) == (report.live_bytes_before, report.live_bytes_after)
+        assert before.messages == after.messages
+
+    @rule()
+    def verify(self) -> None:
+        """Everything is whole, and as the model has it."""
+        check_all(self.db, self.model)
+
+    @rule(number=st.integers(0, 9), bad=st.sampled_from((("", 0), ("a/#", 0), ("a\0", 0), ("a", 3), ("a", -1))))
+    def store_nonsense(self, number: int, bad: tuple[str, int]) -> None:
+        """One bad message among good ones is named, and none is stored."""
+        messages: list[Any] = [Message("a", b"1", f"c{index}") for index in range(number)]
+        messages.insert(number // 2, Message(bad[0], b"", "c1", bad[1]))
+        with pytest.raises(ts.InvalidMessageError) as refused:
+            self.db.store(messages)
+        assert number // 2 == refused.value.index
+
+    @invariant()
+    def same_count(self) -> None:
+        """The numbers of messages and of the last positions are always right."""
+        if hasattr(self, "db"):
+            assert len(self.model.rows) == sum(generation.messages for generation in self.db.generations())
+            follow_epochs(self.db, self.model)
+            assert self.model.last == {shard.number: shard.last_position for shard in self.db.shards}

@@ -1,0 +1,193 @@
+"""``topicstore conformance``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
+from topicstore.cli.terminal.options import json_option
+
+if TYPE_CHECKING:
+    from topicstore_conformance.runner.outcomes import Outcome
+    from topicstore_conformance.runner.running import Mode, Run
+
+__all__ = ["conformance"]
+
+_NEEDS = ("pytest", "hypothesis")
+
+
+@click.command()
+@click.option("--backend", metavar="NAME", help="Test this backend, by itself and under each layout that fits.")
+@click.option("--layout", metavar="NAME", help="Test this layout, by itself and on each backend that fits.")
+@click.option("--all", "all_", is_flag=True, help="Test everything that is installed, each pair once.")
+@click.option("--quick", is_flag=True, help="Try everything less often, and leave out what takes long anyway.")
+@click.option("--markdown", is_flag=True, help="Print tables of capabilities and results in Markdown instead.")
+@json_option
+@click.pass_context
+def conformance(
+    ctx: click.Context,
+    *,
+    backend: str | None,
+    layout: str | None,
+    all_: bool,
+    quick: bool,
+    markdown: bool,
+    as_json: bool,
+) -> None:
+    """Test whether an installed backend or layout keeps what it promises.
+
+    With both names only the two, and databases of them. In the full mode --all tests each backend and
+    each layout fully in one pair, and the other pairs quickly. Ends with 1 if a promise was broken.
+    """
+    if all_ == bool(backend or layout):
+        raise click.UsageError("give --backend NAME, --layout NAME or both, or --all")
+    if markdown and as_json:
+        raise click.UsageError("--markdown and --json exclude each other")
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Failure(f'the suite needs {" and ".join(missing)}: pip install "topicstore[conformance]"', USAGE)
+    from topicstore_conformance.runner.running import everything, plans_for, run_all
+
+    mode: Mode = "quick" if quick else "full"
+    runs = run_all(everything(mode) if all_ else plans_for(backend, layout, mode), _tell)
+    if as_json:
+        from topicstore.cli.terminal.display import print_json
+
+        print_json(_document(runs, _left_out(backend, layout)))
+    elif markdown:
+        from topicstore_conformance.runner.published import published
+
+        click.echo(published(runs, _refused(backend, layout)))
+    else:
+        _print(runs, _left_out(backend, layout), brief=all_)
+    if not all(run.kept for run in runs):
+        ctx.exit(DAMAGED)
+
+
+def _tell(run: Run) -> None:
+    """Tell that a run is over, for who waits."""
+    click.echo(f"{_name(run)}, {run.plan.mode}: {_result(run)}, {run.seconds:.0f} s", err=True)
+
+
+def _name(run: Run) -> str:
+    return str(run.plan) if run.plan.suite == "database" else f"{run.plan.suite} {run.plan}"
+
+
+def _result(run: Run) -> str:
+    if run.failure:
+        return f"failed: {run.failure.partition(chr(10))[0]}"
+    counts = {"kept": run.of("passed"), "broken": run.of("failed"), "skipped": run.of("skipped")}
+    return ", ".join(f"{len(tests)} {what}" for what, tests in counts.items() if tests) or "nothing to test"
+
+
+def _left_out(backend: str | None, layout: str | None) -> dict[str, str]:
+    """Return the pairs, and the plugins, that aren't tested, each with the reason."""
+    from topicstore_conformance.subjects.pairs import absent
+
+    return _refused(backend, layout) | absent()
+
+
+def _refused(backend: str | None, layout: str | None) -> dict[str, str]:
+    """Return the pairs that don't fit, each with the reason."""
+    from topicstore_conformance.subjects.pairs import incompatible
+
+    return {
+        f"{names[0]}-{names[1]}": reason
+        for names, reason in incompatible().items()
+        if backend in (None, names[0]) and layout in (None, names[1])
+    }
+
+
+# --- for programs -----------------------------------------------------------------------------
+
+
+def _document(runs: Sequence[Run], left_out: dict[str, str]) -> dict[str, Any]:
+    return {
+        "kept": all(run.kept for run in runs),
+        "runs": [
+            {
+                "suite": run.plan.suite,
+                "backend": run.plan.backend or None,
+                "layout": run.plan.layout or None,
+                "mode": run.plan.mode,
+                "capabilities": run.plan.capabilities,
+                "kept": run.kept,
+                "failure": run.failure,
+                "seconds": round(run.seconds, 3),
+                "tests": run.outcomes,
+            }
+            for run in runs
+        ],
+        "left_out": left_out,
+    }
+
+
+# --- for people -------------------------------------------------------------------------------
+
+
+def _print(runs: Sequence[Run], left_out: dict[str, str], *, brief: bool) -> None:
+    from topicstore.cli.terminal.display import console, fields, make_table
+
+    out = console()
+    if brief:
+        headers = ("suite", "of", "mode", "kept>", "broken>", "skipped>", "seconds>", "capabilities~")
+        out.print(make_table(*headers, rows=map(_row, runs)))
+        if any(run.plan.seldom for run in runs):
+            out.print("¼: a quarter of the random tries, because without fast_seek each read takes milliseconds")
+        out.print()
+    for run in () if brief else runs:
+        out.print(fields([(_name(run), ", ".join(run.plan.capabilities) or "no capabilities")]))
+        columns = ("promises of", "kept>", "broken>", "skipped>", "seconds>", "why skipped~")
+        out.print(make_table(*columns, rows=_groups(run)))
+        out.print()
+    if left_out:
+        out.print(make_table("not tested", "why~", rows=sorted(left_out.items())))
+    for run in runs:
+        _print_broken(run)
+
+
+def _row(run: Run) -> tuple[Any, ...]:
+    """Return a row of a run; the capabilities of a pair are those of its parts."""
+    declared = "" if run.plan.suite == "database" else ", ".join(run.plan.capabilities) or None
+    return run.plan.suite, str(run.plan), _mode(run), *_counts(run.outcomes, run.seconds), declared
+
+
+def _mode(run: Run) -> str:
+    return run.plan.mode + " ¼" * run.plan.seldom
+
+
+def _counts(tests: Sequence[Outcome], seconds: float) -> tuple[int | None, int | None, int | None, str]:
+    found = Counter(test.outcome for test in tests)
+    return found["passed"], found["failed"] or None, found["skipped"] or None, f"{seconds:.1f}"
+
+
+def _groups(run: Run) -> list[tuple[Any, ...]]:
+    """Return a row for each module of the suite, and one for all."""
+    groups: dict[str, list[Outcome]] = {}
+    for test in run.outcomes:
+        groups.setdefault(test.group, []).append(test)
+    rows: list[tuple[Any, ...]] = []
+    for name, tests in groups.items():
+        reasons = Counter(test.reason for test in tests if test.outcome == "skipped")
+        why = "; ".join(f"{reason} ({count})" for reason, count in reasons.items())
+        rows.append((name, *_counts(tests, sum(test.seconds for test in tests)), why or None))
+    return [*rows, ("all", *_counts(run.outcomes, run.seconds), None)]
+
+
+def _print_broken(run: Run) -> None:
+    """Print each broken promise once, with the cases in which it was broken."""
+    from topicstore.cli.terminal.display import visible
+
+    broken: dict[str, list[Outcome]] = {}
+    for test in run.of("failed"):
+        broken.setdefault(test.promise, []).append(test)
+    for promise, tests in broken.items():
+        click.echo(f"{_name(run)} broke: {visible(promise)}")
+        for test in tests:
+            click.echo(visible(f"    {test.test}: {test.reason}" + (f" ({test.where})" if test.where else "")))
+    if run.failure:
+        click.echo(f"{_name(run)} did not come to its end: " + "\n    ".join(map(visible, run.failure.split("\n"))))

@@ -1,0 +1,1 @@
+"""The commands, one module each, called as the command."""

@@ -1,0 +1,44 @@
+"""``topicstore delete``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+import topicstore
+from topicstore.cli.terminal.options import PATH, json_option, time_options
+from topicstore.times import format_time
+
+__all__ = ["delete"]
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("topic_filter", metavar="FILTER")
+@time_options
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@json_option
+def delete(path: Path, topic_filter: str, *, start: int, until: int | None, yes: bool, as_json: bool) -> None:
+    """Delete the messages in PATH whose topics match FILTER, for good.
+
+    Asks first; where nobody can answer, --yes is needed. If it is interrupted, running it again does the rest.
+    """
+    from topicstore.cli.terminal.display import count_of, print_json, visible
+
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError("deleting needs --yes where nobody can be asked")
+    with topicstore.open_existing(path) as db:
+        if not yes:
+            found = sum(batch.num_rows for batch in db.replay_arrow(topic_filter, start, until))
+            span = f", from {format_time(start)}" * (start > 0) + (f", until {format_time(until)}" if until else "")
+            question = f"Delete {count_of(found, 'message')} that match {visible(topic_filter)}{span}?"
+            if not click.confirm(question, err=True):
+                click.echo("nothing was deleted", err=True)
+                return
+        deleted = db.delete(topic_filter, start, until)
+    if as_json:
+        print_json({"path": str(path), "filter": topic_filter, "deleted": deleted})
+    else:
+        click.echo(f"{count_of(deleted, 'message')} deleted")

@@ -1,0 +1,120 @@
+"""``topicstore explain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+import topicstore
+from topicstore.cli.terminal.options import PATH, json_option, time_options
+from topicstore.contract.replay_plan import Order
+from topicstore.storage.explain import LEGEND, Explanation, SlabCost
+from topicstore.times import format_time
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["explain"]
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("topic_filter", metavar="FILTER")
+@time_options
+@click.option(
+    "--order",
+    type=click.Choice(["time", "none"]),
+    default="time",
+    show_default=True,
+    help="Merge everything by position, as `replay` does, or keep just each publisher's order in each topic.",
+)
+@json_option
+def explain(path: Path, topic_filter: str, start: int, until: int | None, *, order: str, as_json: bool) -> None:
+    """Replay FILTER from PATH, printing none of the messages but what finding them has cost.
+
+    For each generation of each shard: how many of its streams may hold such messages; seeks (scans begun);
+    how many blocks or keys, by its layout, were visited (decoded) and skipped (passed over); the messages
+    found; the time, with the layouts' caches still cold. --json also has the passes in which streams were
+    read, and the batches fetched.
+    """
+    from topicstore.cli.terminal import display
+
+    merged: Order | None = "time" if order == "time" else None
+    with topicstore.open_existing(path, auto_compact=False) as db:
+        found = db.explain(topic_filter, start, until, order=merged)
+    if as_json:
+        display.print_json({"path": str(path), **attrs.asdict(found)})
+        return
+    out = display.console()
+    _print_total(out, found)
+    if found.slabs:
+        places = [(one.shard, one.generation) for one in found.slabs]
+        places += [(one.shard, one.generation) for one in found.unread]
+        alone = display.single(shards=len({shard for shard, _ in places}), generations=len({n for _, n in places}))
+        _print_slabs(out, found, alone)
+        _print_patterns(out, found, alone)
+    for slab in found.unread:
+        click.echo(slab)
+
+
+def _print_total(out: Console, found: Explanation) -> None:
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from topicstore.cli.terminal.display import count_of, fields, size, visible
+
+    planning, reading = _ms(found.planning_seconds), _ms(sum(slab.seconds for slab in found.slabs))
+    pairs = [
+        (
+            "messages",
+            f"{found.messages:,}, with {size(found.payload_bytes)} of payloads, in {count_of(found.batches, 'batch')}",
+        ),
+        ("took", f"{_ms(found.seconds)} ms" + (f": {found.rate:,.0f} messages a second" if found.messages else "")),
+        ("of that", f"planning {planning} ms, reading {reading} ms; the rest merges, and makes messages"),
+        ("order", "of time, over all streams and shards" if found.order else "each publisher's, in each topic"),
+        ("from", format_time(found.start) if found.start else "the beginning"),
+        ("until", "the end" if found.until is None else format_time(found.until)),
+    ]
+    title = Text(visible(found.topic_filter))
+    out.print(Panel(fields(pairs), title=title, title_align="left", expand=False, border_style="cyan"))
+
+
+def _print_slabs(out: Console, found: Explanation, alone: set[str]) -> None:
+    from topicstore.cli.terminal.display import make_table
+
+    headers = ("shard>", "generation>", "layout", "streams>", "seeks>", "visited>", "skipped>", "messages>", "ms>")
+    click.echo()
+    out.print(make_table(*headers, title="Read", rows=map(_row, found.slabs), without=alone))
+    click.echo(LEGEND)
+    for layout, seconds in {slab.layout: slab.epoch_seconds for slab in found.slabs if slab.epoch_seconds}.items():
+        click.echo(f"{layout} shows a message once its epoch is over, up to {seconds:,.3g} s after it was stored")
+
+
+def _row(slab: SlabCost) -> tuple[object, ...]:
+    reads = slab.reads
+    streams = f"{slab.matching:,} of {slab.streams:,}"
+    place = (slab.shard, slab.generation, slab.layout, streams)
+    return (*place, reads.seeks, reads.visited, reads.skipped, reads.rows, _ms(slab.seconds))
+
+
+def _print_patterns(out: Console, found: Explanation, alone: set[str]) -> None:
+    """Show what the layouts have learned of the topics that match."""
+    from rich.text import Text
+
+    from topicstore.cli.terminal.display import make_table, visible
+
+    rows = []
+    for slab in found.slabs:
+        more = slab.matching - len(slab.patterns)
+        lines = [visible(pattern) for pattern in slab.patterns] + [f"and {more:,} more"] * (more > 0)
+        rows.append((slab.shard, slab.generation, Text("\n".join(lines) or "-")))
+    headers = ("shard>", "generation>", "topics~")
+    click.echo()
+    out.print(make_table(*headers, title="Streams that may match", rows=rows, without=alone))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f}"

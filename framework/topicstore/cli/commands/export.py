@@ -1,0 +1,88 @@
+"""``topicstore export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+import topicstore
+from topicstore.cli.terminal.options import PATH, json_option
+from topicstore.storage.manifest import existing_manifest
+
+if TYPE_CHECKING:
+    from topicstore.lifecycle.exporting import ExportReport
+
+__all__ = ["export"]
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("target", type=PATH)
+@click.option(
+    "--generation",
+    "generations",
+    type=click.IntRange(min=1),
+    multiple=True,
+    metavar="N",
+    help="Only this one; may be repeated.  [default: all that are sealed]",
+)
+@click.option("--drop", is_flag=True, help="Then remove them from PATH, which reads them from TARGET from then on.")
+@click.option("--spark", is_flag=True, help="Let Spark write them, a task for each shard and generation.")
+@json_option
+def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool, spark: bool, as_json: bool) -> None:
+    """Write sealed generations of PATH to the directory TARGET as partitioned Parquet.
+
+    Spark, DuckDB and others read TARGET/shard=*/generation=*/*.parquet; `import` puts the rows back into a
+    database. Every row that was written is read again and compared. What is there already is passed over, so an
+    export that was interrupted goes on when it is run again.
+
+    With --drop, the messages are in TARGET only, and everything that reads PATH finds them there: keep it. A
+    relative TARGET is noted as it lies from PATH, so that both can be moved together. Without it, PATH is only
+    read, beside a program that writes it where the backend can do that.
+    """
+    from topicstore.cli.terminal import display
+
+    chosen = list(generations) or None
+    report = _through_spark(path, target, chosen) if spark else None
+    if drop:
+        with topicstore.open_existing(path, auto_compact=False) as db:
+            archived = db.archive(target, generations=chosen)
+        report = archived if report is None else attrs.evolve(report, seconds=report.seconds + archived.seconds)
+    elif report is None:
+        with topicstore.open_existing(path, read_only=True) as db:
+            report = db.export(target, generations=chosen)
+    report = attrs.evolve(report, target=str(target))  # as it was given, whoever wrote it
+    if as_json:
+        display.print_json({"path": str(path), **attrs.asdict(report), "dropped": drop})
+        return
+    click.echo(_summary(report))
+    if drop and report.generations:
+        click.echo(f"{path} reads them from {target} now; nothing of them is left in it")
+
+
+def _through_spark(path: Path, target: Path, generations: list[int] | None) -> ExportReport:
+    from topicstore.spark import session
+    from topicstore.spark.tiering import export as export_with
+
+    existing_manifest(path)  # or an error, before Spark takes its seconds to start
+    spark = session()
+    try:
+        return export_with(spark, path, target, generations=generations)
+    finally:
+        spark.stop()
+
+
+def _summary(report: ExportReport) -> str:
+    from topicstore.cli.terminal.display import count_of, size
+
+    if not report.generations:
+        return "nothing was to be exported: no generation is sealed (topicstore generations add), or all are exported"
+    numbers = ", ".join(map(str, report.generations))
+    if not report.slabs:
+        return f"generation {numbers}: already in {report.target}"
+    written = f"{count_of(report.messages, 'message')}, {size(report.file_bytes)}"
+    text = f"generation {numbers}: {written} to {report.target}, compared row by row, in {report.seconds:,.1f} s"
+    return f"{text}; {count_of(report.slabs_before, 'part')} were there" if report.slabs_before else text

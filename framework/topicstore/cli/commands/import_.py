@@ -1,0 +1,190 @@
+"""``topicstore import``."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+import topicstore
+from topicstore.cli.files.importing import Imported, Transfer
+from topicstore.cli.files.sources import FORMATS, STANDARD_INPUT, Source, open_export, open_source
+from topicstore.cli.terminal.options import PATH, arguments_of, creation_options, json_option
+from topicstore.storage.manifest import MANIFEST, read_manifest
+
+__all__ = ["BATCH_SIZE", "import_", "summary"]
+
+BATCH_SIZE = 4_096
+"""Rows a batch, unless told."""
+
+
+@click.command("import")
+@click.argument("path", type=PATH)
+@click.argument("files", type=PATH, nargs=-1)
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(FORMATS),
+    help="What the files are.  [default: their ending; of standard input: jsonl]",
+)
+@click.option("--source", "name", metavar="NAME", help="Know the one file or stream by NAME, not by its content.")
+@click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=BATCH_SIZE, show_default=True, metavar="ROWS")
+@click.option(
+    "--limit", type=click.IntRange(min=0), metavar="ROWS", help="Stop after so many; the next import goes on."
+)
+@click.option("--skip", type=click.IntRange(min=0), default=0, metavar="ROWS", help="Pass over the first ROWS rows.")
+@click.option("--again", is_flag=True, help="Import from the first row, even what was imported before.")
+@click.option("--acknowledge", type=(int, int), hidden=True, help="File descriptors to report to, and of answers.")
+@creation_options
+@json_option
+def import_(
+    path: Path,
+    files: tuple[Path, ...],
+    file_format: str | None,
+    name: str | None,
+    *,
+    as_json: bool,
+    batch_size: int,
+    limit: int | None,
+    skip: int,
+    again: bool,
+    acknowledge: tuple[int, int] | None,
+    **given: Any,
+) -> None:
+    r"""Store the messages of FILES, in their order, in the database PATH, which is created if missing.
+
+    JSON lines, CSV and Parquet; the first two also gzipped. Without FILES, or for "-", standard input:
+    JSON lines, or CSV with --format csv.
+
+    A directory that `export` wrote is put back, generation by generation, its rows in order of positions;
+    then every row is looked for in PATH, and compared but for its position, which is given anew. A new
+    database gets as many shards as the exported one had; the exported one itself gets what it has no more.
+
+    Columns: timestamp, topic, client_id, qos, retain, payload (or payload_base64), properties; only topic
+    and a payload are needed. A timestamp is ISO 8601 or microseconds since the epoch, a number.
+    What `replay` writes, `import` reads, unchanged.
+
+    An interrupted import goes on, exactly where it stopped, when it is run again: how far it came is
+    committed with the messages. A finished one is not repeated, but with --again. Files are known by
+    their content, so under another name a file is still the same.
+
+    A bad row ends the import; the rows before it are stored. Where there are none, no new database is left.
+    A text file that begins with all that an earlier import has stored goes on behind it, so correct the row,
+    or let the file grow, and import it again. A changed Parquet file is a new one: there, --skip passes over
+    rows that were stored.
+
+    A stream can go on only if --source gives it a name: then as many rows as were stored under that
+    name are passed over at its beginning.
+    """
+    from topicstore.cli.terminal import display
+
+    files = files or (STANDARD_INPUT,)
+    if name is not None and len(files) > 1:
+        raise click.UsageError("--source names one file or stream, not several")
+    done: list[Imported] = []
+    exports = {file for file in files if _is_export(file)}
+    if name is not None and exports:
+        raise click.UsageError("--source names a file or stream, not an export")
+    if skip and exports:
+        raise click.UsageError("--skip passes over rows of a file; of an export, every row is looked for at the end")
+    with _imported_into(path, arguments_of(**given), sorted(exports)) as db:
+        transfer = Transfer(
+            db=db,
+            batch_size=batch_size,
+            again=again,
+            skip=skip,
+            limit=limit,
+            acknowledge=acknowledge,
+            note=lambda text: click.echo(f"note: {text}", err=True),
+        )
+        for opened in (
+            one for file in files for one in _sources(db, file, file_format, name, is_export=file in exports)
+        ):
+            with opened as source, display.bar(source.name) as bar:
+                transfer.observe = lambda source, messages, bar=bar: bar.update(*source.progress(), messages)  # type: ignore[misc]
+                done.append(transfer.run(source))
+            if not as_json:
+                click.echo(summary(done[-1]))
+    if not done:
+        click.echo("nothing was to be imported: the export has no generation yet", err=True)
+    if as_json:
+        sources = [attrs.asdict(one) for one in done]
+        display.print_json({"path": str(path), "messages": sum(one.messages for one in done), "sources": sources})
+
+
+def _is_export(path: Path) -> bool:
+    if path == STANDARD_INPUT or not path.is_dir():
+        return False
+    from topicstore.lifecycle.restoring import is_export
+
+    return is_export(path)
+
+
+def _sources(
+    db: topicstore.Database, file: Path, file_format: str | None, name: str | None, *, is_export: bool
+) -> list[Source]:
+    return open_export(file, db) if is_export else [open_source(file, file_format, name)]
+
+
+@contextlib.contextmanager
+def _imported_into(path: Path, arguments: dict[str, Any], exports: Sequence[Path]) -> Iterator[topicstore.Database]:
+    """Open a database, or create one whose positions go by the messages' own times.
+
+    One that was created is removed again if the import fails before anything was stored.
+    """
+    there, new = path.exists(), read_manifest(path) is None
+    if new:
+        arguments = {"timestamps": "message", **_like(exports), **arguments}
+    with topicstore.open(path, **arguments) as db:
+        if not new and db.manifest.timestamps == "commit":
+            by = "time ranges go by the time of this import"
+            click.echo(f"note: {path} was created with --timestamps commit: {by}", err=True)
+        try:
+            yield db
+        except BaseException:
+            if new and not db.info().messages:
+                (path / MANIFEST).unlink(missing_ok=True)  # while it is locked: nobody opens what is about to go
+                db.close()
+                shutil.rmtree(path, ignore_errors=True)
+                if there:
+                    path.mkdir(exist_ok=True)
+            raise
+
+
+def _like(exports: Sequence[Path]) -> dict[str, Any]:
+    """Return what a database is created with that gets exports: the shards of the first; late messages if it had them.
+
+    Where positions were times of storing, the messages' own times needn't be in their order.
+    """
+    if not exports:
+        return {}
+    from topicstore.lifecycle.export_format import read_head
+
+    head = read_head(exports[0])
+    if head is None:
+        return {}
+    lift = head.late == "lift" or head.timestamps == "commit"
+    return {"shards": head.shards, "late": "lift" if lift else "raise"}
+
+
+def summary(done: Imported) -> str:
+    """Return one line about an import."""
+    from topicstore.cli.terminal.display import count_of
+
+    if done.outcome == "already imported":
+        return f"{done.name}: already imported, {count_of(done.rows, 'row')}; --again imports it a second time"
+    text = f"{done.name}: {count_of(done.messages, 'message')} in {done.seconds:,.1f} s"
+    if done.messages and done.seconds > 0.2:
+        text += f", {done.messages / done.seconds:,.0f} a second"
+    if done.resumed:
+        text += f"; went on behind row {done.resumed:,}"
+    if done.lifted:
+        text += f"; {done.lifted:,} came late and were put behind the last before them"
+    if done.outcome == "limit reached":
+        text += f"; stopped by --limit, the next import goes on behind row {done.rows:,}"
+    return text

@@ -1,0 +1,189 @@
+"""``topicstore streams``, ``info`` and ``verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+import topicstore
+from topicstore.cli.terminal.exits import DAMAGED
+from topicstore.cli.terminal.options import PATH, json_option
+from topicstore.contract.layout import Damage
+from topicstore.contract.positions import span_text, time_of
+from topicstore.storage.manifest import Manifest
+from topicstore.storage.reports import DatabaseInfo, VerifyReport
+from topicstore.times import TIME, TIME_HELP, format_time
+
+from .generations import generations_table
+from .retention import limits
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+__all__ = ["info", "streams", "verify"]
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("topic_filter", metavar="[FILTER]", default="#")
+@click.option("--start", type=TIME, default=0, metavar="TIME", help=f"Leave out what ended before: {TIME_HELP}.")
+@json_option
+def streams(path: Path, topic_filter: str, *, start: int, as_json: bool) -> None:
+    """List the streams in PATH that may hold messages whose topics match FILTER (default: #).
+
+    A stream is what can be read separately: the messages of one topic, or of several that share a level
+    learned as + or #. `topics` shows the same as a tree.
+    """
+    from topicstore.cli.terminal import display
+
+    with topicstore.open_existing(path, auto_compact=False) as db:
+        found = sorted(db.streams(topic_filter, start), key=lambda one: display.natural(one.pattern))
+        alone = display.single(shards=len(db.shards), generations=len(db.generations()))
+    if as_json:
+        display.print_json({"path": str(path), "filter": topic_filter, "streams": found})
+        return
+    rows = [(s.pattern, s.shard, s.generation, s.number, "sealed" if s.sealed else "current") for s in found]
+    headers = ("topics~", "shard>", "generation>", "stream>", "state")
+    display.console().print(display.make_table(*headers, rows=rows, without=alone))
+    click.echo(display.count_of(len(found), "stream"))
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@json_option
+def info(path: Path, *, as_json: bool) -> None:
+    """Show what PATH is and holds: sizes, generations, shards.
+
+    \b
+    streams         what can be read separately (see: topicstore streams)
+    values          what the layouts have written, without the engine's own
+    readable up to  time of the last position that readers see
+    lifted          messages that came late and were put behind the last one
+                    before them (--late lift); shown if there are any
+    slab            one generation of one shard: what a layout keeps together
+    """  # noqa: D301 - click wants the character
+    from topicstore.cli.terminal import display
+
+    with topicstore.open_existing(path, auto_compact=False) as db:
+        found, manifest, archived = db.info(), db.manifest, db.archived()
+    if as_json:
+        display.print_json({**attrs.asdict(found), "created_with": attrs.asdict(manifest)})
+        return
+    out = display.console()
+    alone = display.single(shards=len(found.shards), generations=len(found.generations))
+    _print_database(out, found, manifest)
+    click.echo()
+    out.print(generations_table(found.generations, title="Generations", archived=archived))
+    _print_shards(out, found, alone)
+    _print_slabs(out, found, alone)
+    for shard in found.shards:
+        if shard.ahead:
+            out.print(
+                f"shard {shard.number}: its last position lies {span_text(shard.ahead)} in the future; "
+                "until then, messages get positions right behind it",
+                style="yellow",
+            )
+        if shard.failure is not None:
+            out.print(f"shard {shard.number} takes no writes: {shard.failure}", style="red", markup=False)
+
+
+def _print_database(out: Console, found: DatabaseInfo, manifest: Manifest) -> None:
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from topicstore.cli.terminal.display import fields, size, visible
+
+    each = f"  ({found.disk_bytes / found.messages:,.1f} bytes a message)" if found.messages else ""
+    pairs = [
+        ("messages", found.messages),
+        ("streams", found.streams),
+        ("on disk", size(found.disk_bytes) + each),
+        ("values", f"{size(found.live_bytes)}, as written by the layouts"),
+        ("backend", found.backend),
+        ("layout", f"{found.layout}, of the current generation"),
+        ("shards", len(found.shards)),
+        ("durability", found.durability),
+        ("timestamps", f"{found.timestamps}{', late: ' + manifest.late if found.timestamps == 'message' else ''}"),
+        *limits(found.retention),
+        ("plugins", ", ".join(found.plugins) or "none"),
+        ("created", f"{manifest.created} by {manifest.created_by}"),
+        ("id", found.id),
+    ]
+    title = Text(visible(found.path))
+    out.print(Panel(fields(pairs), title=title, title_align="left", expand=False, border_style="cyan"))
+
+
+def _print_shards(out: Console, found: DatabaseInfo, alone: set[str]) -> None:
+    from topicstore.cli.terminal.display import make_table, size
+
+    rows = [
+        (
+            shard.number,
+            f"{format_time(time_of(shard.watermark))[:19]}Z" if shard.watermark else None,
+            shard.lifted,
+            size(shard.disk_bytes),
+            size(shard.memory_bytes),
+            _details(shard.engine),
+        )
+        for shard in found.shards
+    ]
+    headers = ("shard>", "readable up to", "lifted>", "disk>", "memory>", "engine~")
+    without = alone | ({"lifted>"} if not any(shard.lifted for shard in found.shards) else set())
+    click.echo()
+    out.print(make_table(*headers, title="Shards", rows=rows, without=without))
+
+
+def _print_slabs(out: Console, found: DatabaseInfo, alone: set[str]) -> None:
+    """Show what the layouts say. What they have read so far is nothing: the database was just opened."""
+    from topicstore.cli.terminal.display import make_table
+
+    rows = [
+        (shard.number, number, slab.streams, _details(slab.details))
+        for shard in found.shards
+        for number, slab in shard.slabs.items()
+    ]
+    headers = ("shard>", "generation>", "streams>", "of the layout~")
+    click.echo()
+    out.print(make_table(*headers, title="Slabs", rows=rows, without=alone))
+
+
+def _details(named: Mapping[str, str | int]) -> Text:
+    """Return names and values, one pair a line."""
+    from rich.text import Text
+
+    from topicstore.cli.terminal.display import visible
+
+    lines = (f"{name} {n:,}" if isinstance(n, (int, float)) else f"{name} {n}" for name, n in named.items())
+    return Text("\n".join(map(visible, lines)) or "-")
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, path: Path, *, as_json: bool) -> None:
+    """Read everything in PATH and check it; exit with 1 and list every damaged place if there are any."""
+    from topicstore.cli.terminal import display
+
+    try:
+        with topicstore.open_existing(path, auto_compact=False) as db, display.bar("verifying") as bar:
+            total = db.info().messages
+            report = db.verify(lambda messages: bar.update(messages, total, messages))
+    except topicstore.CorruptionError as bad:  # so damaged that it can't even be opened
+        report = VerifyReport(messages=0, damages=[Damage(place=bad.place or str(path), reason=bad.reason)])
+    if as_json:
+        places = [attrs.asdict(damage) for damage in report.damages]
+        display.print_json({"path": str(path), "ok": report.ok, "messages": report.messages, "damages": places})
+    else:
+        for damage in report.damages:
+            click.echo(display.visible(f"{damage.place}: {damage.reason}"))
+        verdict = "nothing is damaged" if report.ok else f"damaged places: {len(report.damages):,}"
+        whole = display.count_of(report.messages, "message")
+        click.echo(f"{whole} {'is' if report.messages == 1 else 'are'} whole; {verdict}")
+    if not report.ok:
+        ctx.exit(DAMAGED)

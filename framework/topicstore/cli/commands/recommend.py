@@ -1,0 +1,281 @@
+"""``topicstore recommend``."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from topicstore import (
+    ImportSourceError,
+    InvalidFilterError,
+    InvalidMessageError,
+    MessageBatch,
+    PluginError,
+    TopicFilter,
+)
+from topicstore.cli.files.sources import FORMATS, STANDARD_INPUT, BadRowError, Rows, Source, open_source
+from topicstore.cli.terminal.exits import DAMAGED, Failure
+from topicstore.cli.terminal.options import PATH, arguments_of, json_option
+from topicstore.contract.columns import to_iterable
+from topicstore.recommend import Comparison, Question, compare, representative_filters
+from topicstore.times import format_time
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["recommend"]
+
+_LIMIT = 100_000
+_BATCH_SIZE = 1_000
+"""As many as a buffered writer stores at once."""
+
+
+@attrs.frozen(kw_only=True)
+class _Sample:
+    """What is measured with."""
+
+    name: str
+    batches: list[MessageBatch]
+    counts: Counter[str]
+    """Messages by topic."""
+    cut: bool
+    """The file has more."""
+
+
+@click.command()
+@click.argument("sample", type=PATH)
+@click.option("--filter", "filters", multiple=True, metavar="FILTER", help="That you will replay. May be repeated.")
+@click.option("--filters", "file", type=PATH, metavar="FILE", help="File with such filters, one a line.")
+@click.option("--format", "file_format", type=click.Choice(FORMATS), help="What SAMPLE is.  [default: its ending]")
+@click.option("--backend", default="rocksdb", show_default=True, help="Storage engine.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="PLUGIN.NAME=VALUE",
+    help="Option of the backend or of a layout, such as block.compression=zstd.",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, metavar="ROWS", help="Take so many."
+)
+@click.option(
+    "--directory",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Where temporary databases go; best on the disk that you will use.  [default: the system's]",
+)
+@json_option
+def recommend(
+    sample: Path,
+    *,
+    filters: tuple[str, ...],
+    file: Path | None,
+    file_format: str | None,
+    backend: str,
+    options: tuple[str, ...],
+    limit: int,
+    directory: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure all layouts on SAMPLE, a file of your own messages that `import` takes, and say which is best.
+
+    Each layout gets a temporary database with the same messages, and replays each filter several times,
+    the layouts in turns. The smallest total over the filters wins: give a filter twice if it counts twice.
+    Layouts within 10 %, or nearer than 5 ms or twice the standard error, can't be told apart; of these, the
+    one wins that needs the least time times bytes to store a message. `reference` is measured too, because
+    the others must return what it returns, but it is never recommended.
+
+    Replays are measured after `compact`. Where a layout merges (block), the filters are measured before it
+    too: narrow ones can take many times as long until what was stored is merged, which happens in the
+    background, or by `compact`.
+
+    Without filters, some are made from the topics of SAMPLE: the topic of median traffic, the busiest one,
+    and the first with one level as "+". The replay of everything, and one of the last hundredth, are shown
+    but don't count.
+
+    \b
+    Examples:
+      topicstore recommend messages.parquet --filter 'fleet/+/+/speed' --filter 'fleet/eu/bus-7/#'
+      topicstore recommend messages.jsonl.gz --filters filters.txt --limit 500000 --json
+    """  # noqa: D301 - click wants the character
+    from topicstore.cli.terminal import display
+
+    wanted = [*filters, *(() if file is None else _read_filters(file))]
+    for text in wanted:
+        TopicFilter(text)  # before the sample is read
+    taken = _read_sample(sample, file_format, limit)
+    wanted = wanted or representative_filters(taken.counts)
+    with tempfile.TemporaryDirectory(prefix="topicstore-recommend-", dir=directory) as place, _status() as say:
+        found = _compare(taken, wanted, Path(place), backend, arguments_of(plugins=(), options=options), say)
+    if taken.cut:
+        caveat = f"only the first {found.messages:,} messages of the sample were taken; --limit takes more"
+        found = attrs.evolve(found, caveats=[*found.caveats, caveat])
+    if as_json:
+        display.print_json({"sample": taken.name, **attrs.asdict(found)})
+    else:
+        _print(display.console(), taken, found)
+        click.echo("\nnext:")
+        for line in _next_steps(sample, found, options):
+            click.echo(f"  {line}")
+
+
+def _read_filters(file: Path) -> list[str]:
+    """Return the filters in a file, one a line; blank lines don't count."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # any other line break may be in a filter
+    except OSError as bad:
+        hint = "; a filter itself is given with --filter" if isinstance(bad, FileNotFoundError) else ""
+        raise click.BadParameter(f"{file}: {bad.strerror}{hint}", param_hint="'--filters'") from bad
+    except UnicodeDecodeError as bad:
+        raise click.BadParameter(f"{file} is not a text file of UTF-8", param_hint="'--filters'") from bad
+    filters = []
+    for number, line in enumerate(lines, 1):
+        text = line.removesuffix("\r")
+        try:
+            if text.strip():
+                filters.append(TopicFilter(text).text)
+        except InvalidFilterError as bad:
+            raise InvalidFilterError(f"{file}, line {number}: {bad}") from bad
+    if not filters:
+        raise click.BadParameter(f"{file} holds no filters", param_hint="'--filters'")
+    return filters
+
+
+def _read_sample(file: Path, file_format: str | None, limit: int) -> _Sample:
+    """Read the first rows of a file. Raises `ImportSourceError`, naming the row that is bad."""
+    batches: list[MessageBatch] = []
+    counts: Counter[str] = Counter()
+    room, cut = limit, False
+    with open_source(file, file_format) as source, contextlib.closing(source.read(0, _BATCH_SIZE)) as read:
+        try:
+            for rows in read:
+                cut = len(rows) > room
+                batches.append(_batch(source, rows.head(room)))
+                counts.update(to_iterable(batches[-1].topics))
+                room -= len(batches[-1])
+                if cut:
+                    break
+        except BadRowError as bad:
+            raise ImportSourceError(f"{source.name}, row {bad.row + 1:,}: {bad.reason}") from bad
+        if not counts:
+            raise ImportSourceError(f"{source.name} has no messages")
+        return _Sample(name=source.name, batches=batches, counts=counts, cut=cut)
+
+
+def _batch(source: Source, rows: Rows) -> MessageBatch:
+    try:
+        if isinstance(rows.messages, list):
+            return MessageBatch.from_messages(rows.messages)
+        return MessageBatch.from_arrow(rows.messages)
+    except InvalidMessageError as bad:
+        first, last = rows.first + 1, rows.end
+        where = f"row {rows.number(bad.index) + 1:,}" if bad.index is not None else f"rows {first:,} to {last:,}"
+        raise ImportSourceError(f"{source.name}, {where}: {bad.reason}") from bad
+
+
+@contextlib.contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Show on standard error, if that is a terminal, what is being done."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    from topicstore.cli.terminal.display import visible
+
+    with Console(stderr=True).status("measuring") as status:
+        yield lambda what: status.update(Text(visible(what)))
+
+
+def _compare(
+    sample: _Sample, filters: list[str], place: Path, backend: str, options: dict[str, Any], say: Callable[[str], None]
+) -> Comparison:
+    try:
+        return compare(sample.batches, filters, place, backend=backend, progress=say, **options)
+    except PluginError as wrong:
+        raise Failure(str(wrong), DAMAGED) from wrong
+
+
+def _print(out: Console, sample: _Sample, found: Comparison) -> None:
+    from topicstore.cli.terminal.display import count_of, visible
+
+    contents = f"{count_of(found.messages, 'message')} in {count_of(found.topics, 'topic')}"
+    click.echo(f"{visible(sample.name)}: {contents}, on {found.backend}\n")
+    out.print(_layouts_table(found))
+    click.echo("the filters are timed after compaction and, where that has merged something, before it\n")
+    out.print(_replays_table(found))
+    click.echo()
+    for layout, reason in found.left_out.items():
+        click.echo(f"not measured: {layout}: {visible(reason)}")
+    out.print(f"recommended: {found.recommended}", style="bold", markup=False)
+    click.echo(f"  {found.reason}")
+    for caveat in found.caveats:
+        click.echo(f"  note: {visible(caveat)}")
+
+
+def _layouts_table(found: Comparison) -> Table:
+    from topicstore.cli.terminal.display import make_table
+
+    headers = ("layout", "stored\na second>", "compaction\ns>", "bytes\neach>", "visible\nafter>")
+    timed = ("filters\nms>", "before\ncompaction>")
+    rows = [
+        (
+            one.layout,
+            f"{one.store_rate:,.0f}",
+            f"{one.compact_seconds:,.2f}" if one.merged else None,
+            f"{one.bytes_per_message:,.1f}",
+            f"{one.delay_seconds:,.3g} s" if one.delay_seconds else "at once",
+            _ms(one.total_seconds),
+            None if one.unmerged_seconds is None else _ms(one.unmerged_seconds),
+        )
+        for one in found.layouts
+    ]
+    return make_table(*headers, *timed, title="Layouts", rows=rows)
+
+
+def _replays_table(found: Comparison) -> Table:
+    from topicstore.cli.terminal.display import make_table
+
+    rows: list[tuple[object, ...]] = []
+    for number, question in enumerate(found.questions):
+        for one in found.layouts:
+            replay = one.replays[number]
+            first = one is found.layouts[0]
+            asked = (_asked(question), replay.messages) if first else ("", "")
+            rows.append((*asked, one.layout, _ms(replay.seconds), f"{replay.rate:,.0f}"))
+    return make_table("filter~", "messages>", "layout", "ms>", "a second>", title="Replays", rows=rows)
+
+
+def _asked(question: Question) -> str:
+    """Return a filter with how often it counts."""
+    if not question.weight:
+        since = f" since {format_time(question.start)[:19]}Z" if question.start else ""
+        return f"{question.topic_filter}{since} (not counted)"
+    return f"{question.topic_filter} (counts {question.weight} times)" if question.weight > 1 else question.topic_filter
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f}"
+
+
+def _next_steps(sample: Path, found: Comparison, options: Sequence[str]) -> Iterator[str]:
+    """Yield commands that take up the recommendation, for a new database and for one that is there."""
+    layout, backend = found.recommended, found.backend
+    source = "FILE" if sample == STANDARD_INPUT else shlex.quote(str(sample))
+    of_layout, of_backend = (
+        "".join(f" --option {shlex.quote(text)}" for text in options if text.startswith(f"{plugin}."))
+        for plugin in (layout, backend)
+    )
+    engine = "" if backend == "rocksdb" else f" --backend {backend}"
+    yield f"topicstore import DIR {source} --layout {layout}{of_layout}{engine}{of_backend}"
+    yield f"topicstore generations add DIR --layout {layout}{of_layout}"

@@ -1,0 +1,160 @@
+"""``topicstore retention``: show what is kept, change it, let the rest go."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+import topicstore
+from topicstore.cli.terminal.groups import GroupWithDefault
+from topicstore.cli.terminal.options import PATH, json_option
+from topicstore.contract.positions import span_text
+from topicstore.lifecycle.retention import RetentionSettings
+from topicstore.storage.archive_locations import location_of
+from topicstore.times import parse_when
+
+__all__ = ["limits", "retention"]
+
+NONE = "none"
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)b?", re.IGNORECASE)
+_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
+
+
+class _Length(click.ParamType[float | str]):
+    """A length of time, in seconds, or `NONE`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        if not isinstance(value, str) or value == NONE:
+            return value  # type: ignore[no-any-return]
+        if _SECONDS.fullmatch(value):
+            return float(value)
+        try:
+            return -parse_when(f"-{value}", 0) / 1e6
+        except ValueError:
+            self.fail(f"{value!r} is not a length of time: write seconds, 30m, 12h, 7d, 2w, or none", param, ctx)
+
+
+class _Size(click.ParamType[int | str]):
+    """A number of bytes, or `NONE`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if not isinstance(value, str) or value == NONE:
+            return value  # type: ignore[no-any-return]
+        found = _SIZE.fullmatch(value)
+        if found is None:
+            self.fail(f"{value!r} is not a size: write a number of bytes, 500MB, 10GB, or none", param, ctx)
+        return round(float(found[1]) * _UNITS[found[2].lower()])
+
+
+@click.group(cls=GroupWithDefault, default="show", subcommand_metavar="[show|set|run] PATH …")
+def retention() -> None:
+    """Show or change how long messages stay and how many bytes of them, and let go what is too old or too much.
+
+    A program that has the database open does that by itself when it stores. `retention PATH` shows the limits.
+    """
+
+
+@retention.command()
+@click.argument("path", type=PATH)
+@json_option
+def show(path: Path, *, as_json: bool) -> None:
+    """Show the limits of PATH, and what it holds."""
+    from topicstore.cli.terminal import display
+
+    with topicstore.open_existing(path, auto_compact=False) as db:
+        settings, generations = db.retention.settings, db.generations()
+    held = sum(generation.live_bytes for generation in generations)
+    if as_json:
+        document = {**attrs.asdict(settings), "live_bytes": held, "generations": len(generations)}
+        display.print_json({"path": str(path), **document})
+        return
+    holds = f"{display.size(held)} in {display.count_of(len(generations), 'generation')}"
+    display.console().print(display.fields([*limits(settings), ("holds", holds)]))
+
+
+def limits(settings: RetentionSettings) -> list[tuple[str, str]]:
+    """Return the settings as people read them."""
+    from topicstore.cli.terminal.display import size
+
+    rotation = settings.rotation
+    full = {"refuse": "more is refused", "drop": "the oldest go"}[settings.when_full]
+    archive = [] if settings.archive_to is None else [("what goes", f"is archived to {settings.archive_to}")]
+    return [
+        ("messages stay", "for ever" if settings.max_age is None else span_text(round(settings.max_age * 1e6))),
+        ("a generation lasts", "until another is added" if rotation is None else span_text(rotation)),
+        ("bytes of values", "any number" if settings.max_bytes is None else f"{size(settings.max_bytes)}, then {full}"),
+        *archive,
+    ]
+
+
+@retention.command("set")
+@click.argument("path", type=PATH)
+@click.option("--max-age", type=_Length(), help="Messages older than this go: seconds, 12h, 7d, or none.")
+@click.option("--rotate-every", type=_Length(), help="A generation is written for so long.  [default: max-age / 4]")
+@click.option("--max-bytes", type=_Size(), help="Bytes of values in all generations: 500MB, 10GB, or none.")
+@click.option(
+    "--when-full", type=click.Choice(["refuse", "drop"]), help="Refuse to store, or drop the oldest generations."
+)
+@click.option(
+    "--archive-to",
+    metavar="DIRECTORY",
+    help="Export generations there, and read them from there, instead of dropping them; or none.",
+)
+@json_option
+def set_(path: Path, *, as_json: bool, **given: Any) -> None:
+    """Change limits of PATH; those not named stay as they are. Nothing goes before the next run, or store.
+
+    Messages stay at least for --max-age, and at most for --rotate-every longer, because they go by
+    generations.
+    """
+    from topicstore.cli.terminal import display
+
+    changed = {name: None if value == NONE else value for name, value in given.items() if value is not None}
+    if not changed:
+        raise click.UsageError("name a limit to change")
+    archive_to = changed.get("archive_to")
+    if archive_to is not None:
+        changed["archive_to"] = location_of(path, Path(archive_to))
+    with topicstore.open_existing(path, auto_compact=False) as db:
+        settings = db.retention.set(**{**attrs.asdict(db.retention.settings), **changed})
+    if as_json:
+        display.print_json({"path": str(path), **attrs.asdict(settings)})
+    else:
+        display.console().print(display.fields(limits(settings)))
+
+
+@retention.command()
+@click.argument("path", type=PATH)
+@json_option
+def run(path: Path, *, as_json: bool) -> None:
+    """Begin a new generation in PATH if it is time, drop those that must go, and remove expired retained messages."""
+    from topicstore.cli.terminal import display
+
+    with topicstore.open_existing(path, auto_compact=False) as db:
+        report = db.retention.run()
+    if as_json:
+        display.print_json({"path": str(path), **attrs.asdict(report)})
+        return
+    if report.rotated is not None:
+        click.echo(f"generation {report.rotated} begins")
+    if report.dropped:
+        numbers = ", ".join(map(str, report.dropped))
+        held = display.count_of(report.messages, "message")
+        click.echo(f"dropped: generation {numbers}, with {held} of {display.size(report.live_bytes)}")
+    if report.archived:
+        numbers = ", ".join(map(str, report.archived))
+        held = display.count_of(report.messages, "message")
+        click.echo(f"archived: generation {numbers}, with {held}, which took {display.size(report.live_bytes)} here")
+    if report.expired:
+        click.echo(f"{display.count_of(report.expired, 'retained message')} had expired")
+    if (report.rotated, report.dropped, report.archived, report.expired) == (None, (), (), 0):
+        click.echo("nothing was to be done")

@@ -1,0 +1,1 @@
+"""``topicstore demo``, its messages and its proof."""

@@ -1,0 +1,302 @@
+"""``topicstore demo``: fill a database, kill it in the middle, resume, replay, and prove that nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+import topicstore
+from topicstore import Database, ImportSourceError, matches
+from topicstore.cli.files.importing import Imported, Transfer
+from topicstore.cli.files.rows import encode_lines
+from topicstore.cli.files.sources import BadRowError, Rows, open_source
+from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
+from topicstore.cli.terminal.options import PATH
+from topicstore.contract.batch import MessageBatch
+from topicstore.storage.directory_lock import DirectoryLock
+
+from .audit import Audit, choose_filter
+from .fleet import DEVICES, fleet
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["demo"]
+
+_MARK = ".made-by-topicstore-demo"
+_DATABASE = "database"
+_FLEET = "fleet.jsonl"
+
+
+@attrs.frozen(kw_only=True)
+class _Killed:
+    """How the first import ended."""
+
+    rows: int
+    """That it had reported as safe."""
+    finished: bool
+    """There was so little to import that it was done before the kill reached it."""
+
+
+@click.command()
+@click.option("--input", "file", type=PATH, help="File to import instead of a made-up fleet.")
+@click.option("--directory", type=PATH, default=Path("demo-data"), show_default=True, help="Where everything goes.")
+@click.option(
+    "--messages", type=click.IntRange(min=1), default=300_000, show_default=True, help="Of the made-up fleet."
+)
+@click.pass_context
+def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int) -> None:
+    """Fill a database, kill it in the middle, resume, replay, and check that nothing is lost or doubled.
+
+    Takes any file that `import` takes. The database stays in the directory, for you to look at;
+    the next demo begins afresh there. Exits with 1 if anything is lost, doubled, changed or damaged.
+    """
+    from topicstore.cli.terminal.display import console, size
+
+    out = console()
+    _check_directory(directory, file)
+    if file is None:
+        _clear(directory)
+        file = directory / _FLEET
+        made = _made_up(file, messages)
+        _step(out, "made a fleet", f"{DEVICES:,} vehicles, {messages:,} messages in {made:,.1f} s, in {file}")
+        source = _audit_source(file)
+    else:
+        source = _audit_source(file)  # before the last demo's database goes: the file may be unreadable
+        _clear(directory)
+    path = directory / _DATABASE
+    _step(
+        out,
+        "read the source",
+        f"{source.messages:,} messages in {len(source.counts()):,} topics; {size(file.stat().st_size)} in the file, "
+        f"{size(source.bytes)} of topics, client ids and payloads",
+    )
+    killed = _killed_import(path, file, source.messages)
+    if killed.finished:
+        _step(out, "import", f"finished all {killed.rows:,} rows before it could be killed", mark="!")
+    else:
+        part = killed.rows / max(source.messages, 1)
+        _step(out, "killed the import", f"by SIGKILL, with {killed.rows:,} rows reported safe ({part:.0%})", mark="!")
+    with contextlib.closing(topicstore.open_existing(path)) as db:
+        whole = _resume(out, db, file, source, killed)
+        whole = _check(out, db, source) and whole
+        disk = db.info().disk_bytes
+    each = disk / max(source.messages, 1)
+    _step(
+        out,
+        "on disk",
+        f"{size(disk)}, {each:,.1f} bytes a message; the messages have {size(source.bytes)}, "
+        f"the file {size(file.stat().st_size)}",
+    )
+    _say_what_next(path, choose_filter(source.counts()))
+    if not whole:
+        ctx.exit(DAMAGED)
+
+
+def _check_directory(directory: Path, file: Path | None) -> None:
+    """Refuse a directory that is not the demo's own, and a file in it."""
+    if file is not None:
+        if not file.is_file():
+            raise ImportSourceError(f"{file} is not a file")
+        if directory.resolve() in file.resolve().parents:
+            raise Failure(f"{file} lies in {directory}, which the demo empties first", USAGE)
+    mark = directory / _MARK
+    if directory.exists() and not mark.is_file() and (not directory.is_dir() or any(directory.iterdir())):
+        raise Failure(f"{directory} was not made by the demo and is left as it is; choose another --directory", USAGE)
+
+
+def _clear(directory: Path) -> None:
+    """Make the directory, or empty it of what an earlier demo left, and of nothing else."""
+    directory.mkdir(parents=True, exist_ok=True)
+    mark = directory / _MARK
+    mark.write_text("The demo removes what it made here when it runs again.\n")
+    database = directory / _DATABASE
+    if database.is_dir():
+        DirectoryLock(database).release()  # nobody has it open
+        shutil.rmtree(database)
+    (directory / _FLEET).unlink(missing_ok=True)
+
+
+def _made_up(file: Path, messages: int) -> float:
+    started = time.perf_counter()
+    with file.open("wb") as target:
+        for chunk in fleet(messages):
+            target.write(encode_lines(chunk))
+    return time.perf_counter() - started
+
+
+def _audit_source(file: Path) -> Audit:
+    from topicstore.cli.terminal.display import bar
+
+    audit = Audit()
+    with open_source(file) as source, bar("reading the source") as progress:
+        try:
+            for rows in source.read(0, 8_192):
+                audit.add(_messages(rows))
+                progress.update(*source.progress(), audit.messages)
+        except BadRowError as bad:
+            raise ImportSourceError(f"{file}, row {bad.row + 1:,}: {bad.reason}") from bad
+    return audit
+
+
+def _messages(rows: Rows) -> list[topicstore.Message]:
+    if isinstance(rows.messages, list):
+        return rows.messages
+    return MessageBatch.from_arrow(rows.messages).to_messages()
+
+
+def _killed_import(path: Path, file: Path, total: int) -> _Killed:
+    """Import in a process of its own, and kill that once it has reported a part of the rows.
+
+    It waits after each report to be let on, so however slow we are, it can't be done before.
+    """
+    from topicstore.cli.terminal.display import bar
+
+    fatal = total * random.SystemRandom().uniform(0.3, 0.7)
+    (reports, report_to), (answers, answer_to) = os.pipe(), os.pipe()
+    command = [sys.executable, "-m", "topicstore.cli", "import", str(path), str(file), "--late", "lift"]
+    command += ["--batch-size", str(_batch_size(total)), "--acknowledge", str(report_to), str(answers)]
+    child = subprocess.Popen(  # noqa: S603 - ourselves, with arguments from our own caller
+        command,
+        pass_fds=[report_to, answers],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    os.close(report_to)
+    os.close(answers)
+    rows = 0
+    try:
+        with (
+            os.fdopen(reports, "rb") as lines,
+            os.fdopen(answer_to, "wb", buffering=0) as letting_on,
+            bar("importing, to be killed") as progress,
+        ):
+            for line in lines:
+                rows = int(line) if line.endswith(b"\n") else rows
+                progress.update(rows, total, rows)
+                with contextlib.suppress(BrokenPipeError):  # it was killed
+                    letting_on.write(b"\n")
+                if rows >= fatal:
+                    child.kill()
+        _, complaint = child.communicate()
+    finally:
+        child.kill()
+        child.wait()
+    if child.returncode > 0:
+        raise Failure(complaint.decode(errors="replace").removeprefix("error: "), child.returncode)
+    return _Killed(rows=rows, finished=child.returncode == 0)
+
+
+def _batch_size(messages: int) -> int:
+    """Return a size that makes many batches even of few messages, so that there is a middle to be killed in."""
+    return max(1, min(4_096, messages // 64))
+
+
+def _resume(out: Console, db: Database, file: Path, source: Audit, killed: _Killed) -> bool:
+    found = db.info().messages
+    safe = found >= killed.rows
+    missing = "none of those reported is missing" if safe else f"{killed.rows - found:,} of those reported are MISSING"
+    _step(out, "opened it again", f"{found:,} messages are there; {missing}", mark="✓" if safe else "✗")
+    done = _import_rest(db, file, source.messages)
+    rate = f": {done.messages / done.seconds:,.0f} a second" if done.messages and done.seconds else ""
+    text = f"behind row {done.resumed:,}; {done.messages:,} messages in {done.seconds:,.1f} s{rate}"
+    _step(out, "resumed the import", "nothing was left to do" if done.outcome == "already imported" else text)
+    return safe
+
+
+def _import_rest(db: Database, file: Path, total: int) -> Imported:
+    from topicstore.cli.terminal.display import bar
+
+    transfer = Transfer(db=db, batch_size=_batch_size(total))
+    with open_source(file) as source, bar("importing the rest") as progress:
+        transfer.observe = lambda source, messages: progress.update(*source.progress(), messages)
+        return transfer.run(source)
+
+
+def _check(out: Console, db: Database, source: Audit) -> bool:
+    """Replay by a wildcard, then everything; compare with the source; verify."""
+    from topicstore.cli.terminal.display import visible
+
+    topic_filter = choose_filter(source.counts())
+    expected = {topic: n for topic, n in source.counts().items() if matches(topic_filter, topic)}
+    count, seconds = _timed_replay(db, topic_filter)
+    right = count == sum(expected.values())
+    text = f"{count:,} messages of {len(expected):,} topics in {seconds:,.2f} s"
+    wrong = "" if right else f", but the source has {sum(expected.values()):,}"
+    _step(out, "replayed a wildcard", f"{visible(topic_filter)}: {text}{wrong}", mark="✓" if right else "✗")
+
+    count, seconds = _timed_replay(db, "#")
+    # A filter that begins with a wildcard leaves out topics that begin with "$".
+    stored = Audit()
+    for one in ("#", *sorted({f"{topic.split('/')[0]}/#" for topic in source.counts() if topic[0] == "$"})):
+        stored.add(db.replay(one, order="time"))
+    _step(out, "replayed all", f"{count:,} messages in {seconds:,.2f} s: {count / max(seconds, 1e-9):,.0f} a second")
+
+    found = source.differences(stored)
+    if found.none:
+        text = f"{stored.messages:,} messages, topic by topic in order: nothing lost, nothing doubled, nothing changed"
+    else:
+        text = f"{found.lost:,} LOST, {found.doubled:,} DOUBLED, {len(found.changed):,} topics CHANGED"
+    _step(out, "compared", text, mark="✓" if found.none else "✗")
+
+    report = db.verify()
+    text = f"{report.messages:,} messages read and checked: " + (
+        "nothing is damaged" if report.ok else f"{len(report.damages):,} places are DAMAGED"
+    )
+    _step(out, "verified", text, mark="✓" if report.ok else "✗")
+    return right and found.none and report.ok
+
+
+def _timed_replay(db: Database, topic_filter: str) -> tuple[int, float]:
+    started = time.perf_counter()
+    count = sum(1 for _ in db.replay(topic_filter, order="time"))
+    return count, time.perf_counter() - started
+
+
+_COLOURS = {"✓": "green", "✗": "red", "!": "yellow"}
+
+
+def _step(out: Console, what: str, text: str, mark: str = "✓") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Table.grid(padding=(0, 2))
+    line.add_column(width=1)
+    line.add_column(width=20, style="bold")
+    line.add_column(overflow="fold")
+    line.add_row(Text(mark, style=_COLOURS[mark]), what, Text(text))
+    out.print(line)
+
+
+def _say_what_next(path: Path, topic_filter: str) -> None:
+    program = _program()
+    where = shlex.quote(str(path))
+    click.echo("\nLook at it:")
+    quoted = shlex.quote(topic_filter)
+    if quoted == topic_filter:
+        quoted = f"'{topic_filter}'"  # as a person had better write all filters: some shells expand "#" or "+"
+    for rest in (f"info {where}", f"replay {where} {quoted} --limit 5", f"streams {where}"):
+        click.echo(f"  {program} {rest}")
+
+
+def _program() -> str:
+    """Return how a person starts this program from here."""
+    if shutil.which("topicstore"):
+        return "topicstore"
+    beside = Path(sys.executable).with_name("topicstore")
+    if not beside.exists():
+        return f"{shlex.quote(sys.executable)} -m topicstore.cli"
+    here = Path.cwd()
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))

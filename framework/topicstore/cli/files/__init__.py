@@ -1,0 +1,1 @@
+"""Files that messages come from and go to."""

@@ -1,0 +1,567 @@
+"""`ArchiveSlab`: a generation that is read from its export as if it were local. It can't be changed.
+
+It is one stream in order of positions. A place is ``"parquet"``, a zero byte and the next position, 8 bytes
+big-endian; one of any other form is of the time when the generation was local.
+
+A read passes over row groups by the positions that `topicstore.lifecycle.export_format.Contents` notes of them. Of
+the others it looks at topics and positions first, and at the rest only if a topic matches. Whatever is read of
+a file is held against its digests. What is damaged or missing is an error that names the place whenever it is asked
+for, and only then: a disk that comes back needs no reopening.
+
+Decoded row groups of all exports that a process reads are kept, up to `_KEPT_BYTES` together, for readers who come
+back for the next batch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from topicstore.contract.arrow import SCHEMA
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts
+from topicstore.contract.engine import WriteBatch
+from topicstore.contract.errors import CorruptionError, GenerationArchivedError, GenerationError, NewerFormatError
+from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.model import Properties
+from topicstore.contract.positions import Positions
+from topicstore.contract.replay_plan import GenerationPlan, ReplayPlan, ShardPlan
+from topicstore.contract.requests import NextResult
+from topicstore.contract.topics import TopicFilter
+from topicstore.storage.replays import run
+
+from .export_format import Contents, Group, Part, read_contents
+
+__all__ = ["ArchiveSlab", "digest_of", "digests_of", "rows_of"]
+
+_STREAM = 0
+_TAG = b"parquet\0"
+_KEPT_BYTES = 64 << 20
+_BATCH, _BATCH_BYTES = 16_384, 8 << 20
+_KNOWN = 256
+"""Filters of which a slab keeps whether they match anything."""
+_FILTERS = 4
+"""Filters whose matches in a row group are kept with it."""
+_FIRST = ["topic", "position"]
+_REST = [name for name in SCHEMA.names if name not in ("topic", "properties")]
+_CODED = ["topic", "client_id"]
+
+Rows = npt.NDArray[np.intp]
+
+
+# --- files ------------------------------------------------------------------------------
+
+
+def _footer(file: int, size: int) -> bytes:
+    """Return the metadata at the end of a Parquet file, with its length and the magic number."""
+    tail = os.pread(file, 8, max(0, size - 8))
+    length = int.from_bytes(tail[:4], "little") + 8
+    if len(tail) < 8 or length > size:
+        raise ValueError("it does not end like a Parquet file")
+    return os.pread(file, length, size - length)
+
+
+def _chunk(metadata: pq.FileMetaData, group: int, column: int) -> tuple[int, int]:
+    """Return where the bytes of a column chunk begin, and how many there are."""
+    chunk = metadata.row_group(group).column(column)
+    begin = chunk.data_page_offset
+    if chunk.has_dictionary_page:
+        begin = min(begin, chunk.dictionary_page_offset)
+    return begin, chunk.total_compressed_size
+
+
+def digests_of(path: Path, metadata: pq.FileMetaData) -> tuple[str, list[bytes]]:
+    """Return the digests of a file's footer, and of each row group's column chunks."""
+    with _opened(path) as file:
+        groups = [
+            b"".join(_digest(file, *_chunk(metadata, group, column)) for column in range(metadata.num_columns))
+            for group in range(metadata.num_row_groups)
+        ]
+        return xxhash.xxh3_64_hexdigest(_footer(file, os.fstat(file).st_size)), groups
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a whole file."""
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            hasher.update(data)
+    return hasher.hexdigest()
+
+
+def _digest(file: int, begin: int, size: int) -> bytes:
+    return xxhash.xxh3_64_digest(os.pread(file, size, begin))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+class _File:
+    """One part, whose metadata was read and checked."""
+
+    def __init__(self, path: Path, part: Part) -> None:
+        self._path = path
+        self._part = part
+        with _opened(path) as file:
+            size = os.fstat(file).st_size
+            if size != part.size:
+                raise ValueError(f"it has {size:,} bytes, not {part.size:,}")
+            footer = _footer(file, size)
+        if xxhash.xxh3_64_hexdigest(footer) != part.footer:
+            raise ValueError("the checksum of its footer is wrong")
+        self._metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Return columns of a row group. Raises `ValueError` if their bytes are not those that were written."""
+        wanted = set(columns)
+        leaves = [self._metadata.schema.column(leaf).path.split(".")[0] for leaf in range(self._metadata.num_columns)]
+        digests = self._part.groups[group].chunks
+        with _opened(self._path) as file:
+            for leaf, name in enumerate(leaves):
+                begin, size = _chunk(self._metadata, group, leaf)
+                if name in wanted and _digest(file, begin, size) != digests[8 * leaf : 8 * leaf + 8]:
+                    raise ValueError(f"the checksum of column {name} is wrong")
+        with pq.ParquetFile(self._path, metadata=self._metadata, read_dictionary=_CODED) as parquet:
+            return parquet.read_row_group(group, columns=list(columns), use_threads=False)
+
+
+# --- row groups -------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """Where a row group is."""
+
+    part: int
+    number: int
+    group: Group
+
+
+class _RowGroup:
+    """A row group that is decoded as far as it was needed."""
+
+    def __init__(self, first: pa.Table) -> None:
+        self.positions: Positions = first["position"].to_numpy()
+        self.topics = _coded(first["topic"])
+        self.rest: pa.Table | None = None
+        self._matches: dict[str, npt.NDArray[np.bool_]] = {}
+
+    def rows(self, topic_filter: TopicFilter, first: int, last: int) -> Rows:
+        """Return the rows that match, with positions from ``first`` to ``last``."""
+        matches = self._matches.get(topic_filter.text)
+        if matches is None:
+            texts = self.topics.texts.values
+            matches = np.fromiter(map(topic_filter.matches, texts), np.bool_, len(texts))
+            if len(self._matches) < _FILTERS:
+                self._matches[topic_filter.text] = matches
+        begin, end = np.searchsorted(self.positions, np.array([first, last + 1], dtype=np.uint64))
+        rows: Rows = np.flatnonzero(matches[self.topics.codes[begin:end]]) + begin
+        return rows
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return 12 * len(self.positions) + (0 if self.rest is None else self.rest.nbytes)
+
+
+class _Kept:
+    """The row groups used last, of all slabs of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: OrderedDict[tuple[object, int, int], tuple[_RowGroup, int]] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: tuple[object, int, int]) -> _RowGroup | None:
+        with self._lock:
+            found = self._groups.get(key)
+            if found is not None:
+                self._groups.move_to_end(key)
+            return None if found is None else found[0]
+
+    def keep(self, key: tuple[object, int, int], group: _RowGroup) -> None:
+        """Keep it as the last one used, at the size that it has now."""
+        with self._lock:
+            self._remove(key)
+            self._groups[key] = group, group.size
+            self._size += group.size
+            while self._size > _KEPT_BYTES:  # the last one too: it may be of a payload as large as all others
+                self._remove(next(iter(self._groups)))
+
+    def _remove(self, key: tuple[object, int, int]) -> None:
+        _, size = self._groups.pop(key, (None, 0))
+        self._size -= size
+
+
+_kept = _Kept()
+
+
+# --- the slab ---------------------------------------------------------------------------
+
+
+class ArchiveSlab(Slab):
+    """A generation in a directory of an export, which is looked at when something is asked of it."""
+
+    def __init__(self, directory: Path, database: str, shard: int, generation: int, messages: int) -> None:
+        self.counters = ReadCounters()
+        self._directory = directory
+        self._whose = (database, shard, generation, messages)
+        self._shard = shard
+        self._messages = messages
+        self._contents: Contents | None = None
+        self._places: list[_Place] = []
+        self._files: dict[int, _File] = {}
+        self._matching: dict[str, bool] = {}
+        self._key = object()
+
+    # --- what is there ---
+
+    @property
+    def contents(self) -> Contents:
+        """What the export says of itself. Raises `CorruptionError` if it is not there, or not this generation's."""
+        if self._contents is None:
+            with self._named(self._directory):
+                contents = read_contents(self._directory)
+            if contents is None:
+                raise CorruptionError("there is no complete export", self._place(self._directory))
+            found = (contents.database, contents.shard, contents.generation, contents.messages)
+            if found != self._whose:
+                reason = "it is the export of database {}, shard {}, generation {}, with {:,} messages".format(*found)
+                raise CorruptionError(reason, self._place(self._directory))
+            self._places = [
+                _Place(part, number, group)
+                for part, file in enumerate(contents.parts)
+                for number, group in enumerate(file.groups)
+            ]
+            self._contents = contents
+        return self._contents
+
+    def _place(self, path: Path) -> str:
+        _, shard, generation, _ = self._whose
+        return f"shard {shard}, generation {generation}, {path}"
+
+    @contextmanager
+    def _named(self, path: Path, within: str = "") -> Iterator[None]:
+        """Turn whatever can be wrong with a file into damage of that place."""
+        try:
+            yield
+        except (OSError, ValueError, KeyError, pa.ArrowException) as bad:
+            raise CorruptionError(str(bad) or type(bad).__name__, self._place(path) + within) from bad
+        except CorruptionError as bad:
+            raise CorruptionError(bad.reason, self._place(path)) from bad
+
+    # --- reading ---
+
+    def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
+        """Return the one stream; none if it is known that no topic matches."""
+        return [StreamInfo(stream=_STREAM, pattern="#")] if self._messages and self._may_match(topic_filter) else []
+
+    def _may_match(self, topic_filter: TopicFilter) -> bool:
+        found = self._matching.get(topic_filter.text)
+        if found is None:
+            topics = self.contents.topics
+            found = topics is None or any(map(topic_filter.matches, topics))
+            if len(self._matching) < _KNOWN:
+                self._matching[topic_filter.text] = found
+        return found
+
+    def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
+        """A place is a position, and tells itself apart from those of layouts."""
+        if stream != _STREAM:
+            raise KeyError(stream)
+        return _place_at(position)
+
+    def next(
+        self,
+        stream: int,
+        topic_filter: TopicFilter,
+        place: bytes,
+        *,
+        limit: int,
+        limit_bytes: int,
+        bound: int,
+        deadline: float | None,
+    ) -> SlabStep:
+        """Read row groups from the place on until there are enough rows.
+
+        Raises `GenerationArchivedError` for a place of the time when the generation was local.
+        """
+        at = start = self._position_of(stream, place)
+        batches: list[MessageBatch] = []
+        rows = size = 0
+        self.counters.seeks += 1
+        for where in self._behind(at):
+            if where.group.first > bound:
+                break
+            late = deadline is not None and at > start and time.monotonic() >= deadline
+            if rows >= limit or size >= limit_bytes or late:
+                return _step(batches, at, exhausted=False)
+            batch, more, at = self._take(where, topic_filter, at, bound, limit - rows, limit_bytes - size)
+            batches.append(batch)
+            rows, size = rows + len(batch), size + more
+            if at <= min(bound, where.group.last):
+                return _step(batches, at, exhausted=False)
+        return _step(batches, max(at, bound + 1), exhausted=True)
+
+    def _position_of(self, stream: int, place: bytes) -> int:
+        if stream != _STREAM or len(place) != len(_TAG) + 8 or not place.startswith(_TAG):
+            _, shard, generation, _ = self._whose
+            raise GenerationArchivedError(
+                f"generation {generation} of shard {shard} was archived since the iterator was made; "
+                "all its messages are there: begin anew behind the last that was read"
+            )
+        return int.from_bytes(place[len(_TAG) :], "big")
+
+    def _behind(self, position: int) -> Iterator[_Place]:
+        """Yield the row groups that don't end before a position."""
+        if self.contents.messages:
+            begin = bisect_left(self._places, position, key=lambda where: where.group.last)
+            yield from self._places[begin:]
+
+    def _take(
+        self, where: _Place, topic_filter: TopicFilter, first: int, last: int, limit: int, limit_bytes: int
+    ) -> tuple[MessageBatch, int, int]:
+        """Return the first matching rows of a row group, the bytes of their payloads, and where to go on."""
+        group = self._group(where)
+        rows = group.rows(topic_filter, first, last)
+        if not len(rows):
+            self.counters.skipped += 1
+            return MessageBatch.empty(), 0, min(where.group.last, last) + 1
+        batch, size = self._batch(where, group, rows[:limit], limit_bytes)
+        self.counters.visited += 1
+        self.counters.rows += len(batch)
+        whole = len(batch) == len(rows)
+        return batch, size, (min(where.group.last, last) if whole else int(batch.positions[-1])) + 1
+
+    def _group(self, where: _Place) -> _RowGroup:
+        key = (self._key, where.part, where.number)
+        group = _kept.get(key)
+        if group is None:
+            group = _RowGroup(self._read(where, _FIRST))
+            _kept.keep(key, group)
+        return group
+
+    def _read(self, where: _Place, columns: Sequence[str]) -> pa.Table:
+        part = self.contents.parts[where.part]
+        path = self._directory / part.name
+        with self._named(path, f", row group {where.number}"):
+            file = self._files.get(where.part)
+            if file is None:
+                file = self._files[where.part] = _File(path, part)
+            return file.read(where.number, columns)
+
+    def _batch(self, where: _Place, group: _RowGroup, rows: Rows, limit_bytes: int) -> tuple[MessageBatch, int]:
+        """Return rows, as many as have about so many bytes of payloads, and those bytes."""
+        rest = group.rest
+        if rest is None:
+            rest = group.rest = self._read(where, _rest_of(where.group)).combine_chunks()
+            _kept.keep((self._key, where.part, where.number), group)
+        payloads = rest["payload"].chunk(0)
+        ends = np.frombuffer(payloads.buffers()[1], np.int32)[payloads.offset :]
+        sizes = np.cumsum(ends[rows + 1] - ends[rows])
+        rows = rows[: int(np.searchsorted(sizes, limit_bytes)) + 1]
+        together = int(rows[-1]) - int(rows[0]) + 1 == len(rows)
+        chosen = rest[int(rows[0]) : int(rows[-1]) + 1] if together else rest.take(rows)
+        chosen = chosen.combine_chunks()
+        batch = MessageBatch(
+            topics=Coded(group.topics.codes[rows], group.topics.texts),
+            payloads=ArrowColumn(_array(chosen["payload"])),
+            client_ids=_coded(chosen["client_id"]),
+            qos=_folded(chosen["qos"]),
+            retain=_folded(chosen["retain"]),
+            timestamps=chosen["timestamp"].cast(pa.int64()).to_numpy(),
+            properties=_properties_of(chosen["properties"]) if where.group.properties else Constant(None, len(rows)),
+            positions=group.positions[rows],
+            shards=Constant(self._shard, len(rows)),
+        )
+        return batch, int(sizes[len(rows) - 1])
+
+    # --- what is refused ---
+
+    def _refuse(self) -> NoReturn:
+        _, _, generation, _ = self._whose
+        raise GenerationError(
+            f"generation {generation} lies in the export {self._directory}, which is never changed: "
+            "nothing can be stored in it or deleted from it; it can be dropped as a whole"
+        )
+
+    def store(self, batch: MessageBatch, write: WriteBatch) -> None:
+        """Raise `GenerationError`."""
+        self._refuse()
+
+    def committed(self) -> None:
+        """Raise `GenerationError`."""
+        self._refuse()
+
+    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        """Raise `GenerationError`."""
+        self._refuse()
+
+    # --- care ---
+
+    def info(self) -> SlabInfo:
+        """Say where it is, and how large; or what is wrong with it."""
+        details: dict[str, str | int] = {"exported to": str(self._directory)}
+        try:
+            details |= {"files": len(self.contents.parts), "file bytes": self.contents.size}
+        except (CorruptionError, NewerFormatError) as bad:
+            details["damage"] = str(bad)
+        return SlabInfo(streams=int(self._messages > 0), details=details)
+
+    def verify(self, bound: int) -> Iterator[Damage | int]:
+        """Read every byte of every file, and every row."""
+        try:
+            parts = self.contents.parts
+        except CorruptionError as bad:
+            yield Damage(place=bad.place, reason=bad.reason)
+            return
+        for number, part in enumerate(parts):
+            damaged = False
+            for where in self._places:
+                if where.part == number:
+                    found = self._verify_group(where)
+                    damaged |= isinstance(found, Damage)
+                    yield found
+            if not damaged:
+                yield from self._verify_file(self._directory / part.name, part)
+
+    def _verify_group(self, where: _Place) -> Damage | int:
+        try:
+            rows = _RowGroup(self._read(where, _FIRST)).positions
+            self._read(where, [*_REST, "properties"])
+        except CorruptionError as bad:
+            return Damage(place=bad.place, reason=bad.reason)
+        return len(rows)
+
+    def _verify_file(self, path: Path, part: Part) -> Iterator[Damage]:
+        """What no row is read from is part of the file too."""
+        try:
+            whole = digest_of(path) == part.digest
+        except OSError as bad:
+            yield Damage(place=self._place(path), reason=str(bad))
+            return
+        if not whole:
+            yield Damage(place=self._place(path), reason="the checksum of the file is wrong")
+
+
+def rows_of(slabs: Sequence[ArchiveSlab]) -> Iterator[MessageBatch]:
+    """Yield all rows of slabs of any shards and generations in order of positions, of equal ones by shards."""
+    by_place = {(slab.contents.shard, slab.contents.generation): slab for slab in slabs}
+    filters = sorted({text for slab in slabs for text in slab.contents.filters})
+    plans = [
+        _plan([by_place[place] for place in sorted(by_place) if place[0] == shard], shard, text)
+        for shard in sorted({shard for shard, _ in by_place})
+        for text in filters
+    ]
+
+    def fetch(iterator: StreamIterator, bound: int, limit: int) -> NextResult:
+        slab, parsed = by_place[iterator.shard, iterator.generation], TopicFilter(iterator.topic_filter)
+        step = slab.next(
+            _STREAM, parsed, iterator.place, limit=limit, limit_bytes=_BATCH_BYTES, bound=bound, deadline=None
+        )
+        moved = msgspec.structs.replace(iterator, place=step.place)
+        return NextResult(batch=step.batch, iterator=moved, end_of_stream=step.exhausted, caught_up=step.exhausted)
+
+    return run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH), fetch)
+
+
+def _plan(slabs: Sequence[ArchiveSlab], shard: int, text: str) -> ShardPlan:
+    generations = [
+        GenerationPlan([StreamIterator(b"", shard, slab.contents.generation, _STREAM, text, _place_at(0))], 1)
+        for slab in slabs
+        if text in slab.contents.filters
+    ]
+    return ShardPlan(shard=shard, bound=max(slab.contents.last_position for slab in slabs), generations=generations)
+
+
+def _rest_of(group: Group) -> list[str]:
+    return [*_REST, "properties"] if group.properties else _REST
+
+
+def _place_at(position: int) -> bytes:
+    return _TAG + position.to_bytes(8, "big")
+
+
+def _step(batches: list[MessageBatch], at: int, *, exhausted: bool) -> SlabStep:
+    return SlabStep(batch=MessageBatch.concat(batches), place=_place_at(at), exhausted=exhausted)
+
+
+# --- columns ----------------------------------------------------------------------------
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _coded(column: pa.ChunkedArray) -> Column:
+    """Return a column of few different texts."""
+    array = _array(column.unify_dictionaries())
+    values = np.empty(len(array.dictionary), dtype=object)
+    values[:] = array.dictionary.to_pylist()
+    texts = Texts(values)
+    texts.count = len(values)
+    return Coded(array.indices.to_numpy(), texts)
+
+
+def _folded(column: pa.ChunkedArray) -> Column:
+    """Return a column, as a `Constant` if all its values are equal."""
+    ends = pc.min_max(column)
+    if ends["min"] == ends["max"]:
+        return Constant(ends["min"].as_py(), len(column))
+    return ArrowColumn(_array(column))
+
+
+def _properties_of(column: pa.ChunkedArray) -> Column:
+    if column.null_count == len(column):
+        return Constant(None, len(column))
+    return _PropertiesColumn(_array(column))
+
+
+class _PropertiesColumn(LazyColumn):
+    """Properties, whose objects are not Arrow's."""
+
+    def __init__(self, array: pa.Array) -> None:
+        self._array = array
+        self._list: list[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _PropertiesColumn(self._array[index]) if isinstance(index, slice) else self.tolist()[index]
+
+    def tolist(self) -> list[Any]:
+        """Return `Properties`, and None where there are none."""
+        if self._list is None:
+            self._list = [None if fields is None else _properties(fields) for fields in self._array.to_pylist()]
+        return self._list
+
+    def toarrow(self) -> pa.Array:
+        """Return the array."""
+        return self._array
+
+
+def _properties(fields: dict[str, Any]) -> Properties:
+    pairs = fields.pop("user_properties")
+    return Properties(**fields, user_properties=tuple((pair["name"], pair["value"]) for pair in pairs))

@@ -1,0 +1,219 @@
+"""What an export is on disk: partitioned Parquet that any tool reads, and what makes it complete.
+
+::
+
+    <target>/_topicstore_export.json                            Head
+    <target>/shard=0000/generation=0001/part-00000.parquet      rows in order of their positions
+    <target>/shard=0000/generation=0001/_topicstore_slab.json   Contents
+    <target>/.unfinished-<32 hexadecimal digits>/               of an export that runs, or was killed
+
+``shard`` and ``generation`` are partition columns, named by the directories; a file has the others of
+`topicstore.contract.arrow.SCHEMA_WITH_IDS`, and no ``shard``: readers of partitioned data (Spark, DuckDB,
+pyarrow) take that from the path, and some refuse, or silently prefer one, where a file has it too. Readers
+that look for partitions pass over names that begin with ``_`` or ``.``.
+
+Both JSON files are ``{"format": 1, "checksum": "<xxh64 of the rest>", …}``. A slab's directory is made under
+another name, brought to disk, and gets its name by one rename: where it has its name it is complete, and is never
+changed again. What lies there without its `Contents` was not put there by an export, and counts for nothing.
+
+Digests are XXH3, big-endian. Those of a part's footer and of its column chunks cover every byte of the file but the
+four that it begins with: who reads a part of the file checks what it reads.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from topicstore.contract.arrow import SCHEMA_WITH_IDS
+from topicstore.contract.errors import CorruptionError, ManifestMismatchError, NewerFormatError
+from topicstore.storage.manifest import Manifest, sync_directory
+
+__all__ = [
+    "COLUMNS",
+    "FORMAT",
+    "UNFINISHED",
+    "Contents",
+    "Group",
+    "Head",
+    "Part",
+    "begin_export",
+    "read_contents",
+    "read_head",
+    "slab_directory",
+    "write_contents",
+]
+
+FORMAT = 1
+UNFINISHED = ".unfinished-"
+
+COLUMNS = pa.schema([field for field in SCHEMA_WITH_IDS if field.name != "shard"])
+"""Of every file."""
+
+_HEAD = "_topicstore_export.json"
+_CONTENTS = "_topicstore_slab.json"
+
+T = TypeVar("T")
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose export it is, and what a database that gets its rows back should be created with."""
+
+    database: str
+    """Id: 32 hexadecimal digits."""
+    shards: int
+    timestamps: str
+    late: str
+    plugins: tuple[str, ...]
+    """Wrappers of the data path, beneath which the rows were read."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One row group of a part."""
+
+    rows: int
+    first: int
+    """Position of the first row."""
+    last: int
+    properties: bool
+    """Whether any row has properties: to read that none has costs as much as the rest."""
+    chunks: bytes
+    """Digest of every column chunk, 8 bytes each, in their order in the file. In base64."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One file."""
+
+    name: str
+    size: int
+    """Bytes."""
+    digest: str
+    """Of the whole file, 128 bits, hexadecimal."""
+    footer: str
+    """Of the metadata at its end with its length and the magic number, 64 bits, hexadecimal."""
+    groups: list[Group]
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What a slab's directory holds. Times are microseconds since the epoch."""
+
+    database: str
+    shard: int
+    generation: int
+    layout: str
+    """That the generation was written in."""
+    options: dict[str, Any]
+    created: int
+    sealed: int
+    first_position: int
+    last_position: int
+    messages: int
+    filters: tuple[str, ...]
+    """Topic filters that together match every row, each once."""
+    topics: list[str] | None
+    """All topics, in their order; None if there are too many to be worth a look."""
+    parts: list[Part]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(part.size for part in self.parts)
+
+
+def slab_directory(target: Path, shard: int, generation: int) -> Path:
+    """Return where the export of a slab lies."""
+    return target / f"shard={shard:04}" / f"generation={generation:04}"
+
+
+# --- the head ---------------------------------------------------------------------------
+
+
+def begin_export(target: Path, manifest: Manifest) -> None:
+    """See that a directory is there for a database's export.
+
+    Raises `ManifestMismatchError` if it is another database's, or holds something else.
+    """
+    head = Head(
+        database=manifest.id,
+        shards=manifest.shards,
+        timestamps=manifest.timestamps,
+        late=manifest.late,
+        plugins=manifest.plugins,
+    )
+    new = [path for path in (target, *target.parents) if not path.exists()]
+    target.mkdir(parents=True, exist_ok=True)
+    for path in new:
+        sync_directory(path.parent)
+    if read_head(target) is None:
+        others = any(not entry.name.startswith(_HEAD) for entry in target.iterdir())
+        if others and read_head(target) is None:  # else somebody began to export at this moment
+            raise ManifestMismatchError(f"{target} holds files but is no export; it was left as it is")
+        _write(target / _HEAD, head)
+    there = read_head(target)
+    if there is not None and there.database != head.database:
+        raise ManifestMismatchError(f"{target} holds an export of database {there.database}; this is {head.database}")
+
+
+def read_head(target: Path) -> Head | None:
+    """Return what an export says of itself; None if the directory is no export."""
+    return _read(target / _HEAD, Head)
+
+
+# --- a slab -----------------------------------------------------------------------------
+
+
+def write_contents(directory: Path, contents: Contents) -> None:
+    """Note what a directory holds; on disk when it returns, with the directory's other entries."""
+    _write(directory / _CONTENTS, contents)
+
+
+def read_contents(directory: Path) -> Contents | None:
+    """Return what a slab's directory holds; None if there is no complete export of it."""
+    return _read(directory / _CONTENTS, Contents)
+
+
+# --- JSON -------------------------------------------------------------------------------
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return xxhash.xxh64_hexdigest(msgspec.json.encode(fields, order="deterministic"))
+
+
+def _write(path: Path, value: msgspec.Struct) -> None:
+    fields = msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])
+    data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        with draft.open("wb") as file:
+            file.write(msgspec.json.encode(data) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        data = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as bad:
+        raise CorruptionError(f"not JSON: {bad}", place=str(path)) from bad
+    version = data.pop("format", None)
+    if isinstance(version, int) and version > FORMAT:
+        raise NewerFormatError(f"{path} has format {version}; this topicstore reads up to {FORMAT}")
+    if data.pop("checksum", None) != _checksum(data):
+        raise CorruptionError("the checksum is wrong", place=str(path))
+    try:
+        return msgspec.convert(data, kind, str_keys=True, builtin_types=())
+    except msgspec.ValidationError as bad:
+        raise CorruptionError(str(bad), place=str(path)) from bad

@@ -1,0 +1,462 @@
+"""Exporting sealed generations to Parquet, and archiving them: having them there only.
+
+A slab, the part of a generation in one shard, is exported as a whole or not at all: written under a name that
+doesn't count, read back and held against a second replay row by row, brought to disk, and given its name. So an
+export that was killed goes on with the slabs that are missing, and several processes may export to one target.
+
+Rows are read beneath the plugins of the database, as they are stored: replays over the export pass those again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import (
+    CorruptionError,
+    GenerationArchivedError,
+    GenerationError,
+    ManifestMismatchError,
+    UnsupportedError,
+)
+from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.layout import Slab
+from topicstore.contract.replay_plan import ReplayPlan
+from topicstore.contract.requests import NextResult
+from topicstore.contract.topics import TopicFilter
+from topicstore.shard.locks import holding
+from topicstore.shard.records import GenerationRecord
+from topicstore.shard.shard import Shard
+from topicstore.storage import replays as replay
+from topicstore.storage.archive_locations import archive_directory, check_apart
+from topicstore.storage.manifest import sync_directory
+
+from .archive_slab import ArchiveSlab, digest_of, digests_of, rows_of
+from .export_format import (
+    COLUMNS,
+    UNFINISHED,
+    Contents,
+    Group,
+    Part,
+    begin_export,
+    read_contents,
+    slab_directory,
+    write_contents,
+)
+
+if TYPE_CHECKING:
+    from topicstore.database import Database
+
+__all__ = ["ExportReport", "ExportedSlab", "archive", "begin", "export", "export_slab", "report_of"]
+
+_GROUP_ROWS = 65_536
+_GROUP_BYTES = 16 << 20
+"""A row group ends with the batch that fills it in rows or bytes: readers have one in memory at a time."""
+_PART_BYTES = 256 << 20
+"""A file ends with the row group that makes it as large."""
+_BATCH, _BATCH_BYTES = 16_384, 8 << 20
+_MOST_TOPICS = 1_000
+"""A slab with more topics doesn't list them: to match them all would cost more than it saves."""
+_OPTIONS = {
+    "compression": "zstd",
+    "use_dictionary": ["topic", "client_id", "qos"],
+    "column_encoding": {"timestamp": "DELTA_BINARY_PACKED", "position": "DELTA_BINARY_PACKED"},
+    "write_statistics": ["timestamp", "topic", "client_id", "qos", "retain", "position"],
+    "sorting_columns": [pq.SortingColumn(COLUMNS.get_field_index("position"))],
+}
+
+
+@attrs.frozen
+class ExportedSlab:
+    """One slab of an export: the part of a generation in one shard."""
+
+    messages: int
+    file_bytes: int
+    new: bool
+    """It was written now."""
+
+
+@attrs.frozen(kw_only=True)
+class ExportReport:
+    """What an export did."""
+
+    target: str
+    generations: tuple[int, ...]
+    """That the target holds now, of those asked for."""
+    messages: int
+    """Written now."""
+    file_bytes: int
+    """Of the files written now."""
+    slabs: int
+    """Written now."""
+    slabs_before: int
+    """That were there already."""
+    seconds: float
+
+
+# --- whole generations ------------------------------------------------------------------
+
+
+def export(db: Database, target: Path, generations: Sequence[int] | None) -> ExportReport:
+    """Export generations, by default all that are sealed; see `Database.export`."""
+    began = time.perf_counter()
+    numbers = begin(db, target, generations)
+    slabs = [export_slab(db, shard, number, target) for number in numbers for shard in db.shards]
+    return report_of(target, numbers, slabs, began)
+
+
+def archive(db: Database, location: str, generations: Sequence[int] | None) -> ExportReport:
+    """Export generations, by default all that are sealed and local, to be read there; see `Database.archive`."""
+    for shard in db.shards:
+        shard.check_writable()
+    began, target = time.perf_counter(), archive_directory(db.path, location)
+    if generations is None:
+        local = {record.number for shard in db.shards for record in shard.generations() if record.archive is None}
+        generations = [number for number in _sealed(db) if number in local]
+    slabs = []
+    numbers = begin(db, target, generations)
+    for number in numbers:  # each as a whole, so that its room is free before the next needs some
+        with holding(shard.rewriting for shard in db.shards):  # what is deleted between, the export would still have
+            exported = [export_slab(db, shard, number, target, anew=True) for shard in db.shards]
+            for shard, slab in zip(db.shards, exported, strict=True):
+                shard.archive(number, location, slab.messages)
+        slabs += exported
+        if db.listening is not None:
+            db.listening.forget()  # scans under way are of the slabs before
+    return report_of(target, numbers, slabs, began)
+
+
+def begin(db: Database, target: Path, generations: Sequence[int] | None) -> list[int]:
+    """Make a directory ready for an export; return the generations to write, by default all that are sealed."""
+    check_apart(db.path, target)
+    numbers = _sealed(db) if generations is None else _checked(db, generations)
+    begin_export(target, db.manifest)
+    _sweep(target)
+    return numbers
+
+
+def report_of(target: Path, generations: Sequence[int], slabs: Sequence[ExportedSlab], began: float) -> ExportReport:
+    """Return what an export did that began at a moment of `time.perf_counter`."""
+    written = [slab for slab in slabs if slab.new]
+    return ExportReport(
+        target=str(target),
+        generations=tuple(generations),
+        messages=sum(slab.messages for slab in written),
+        file_bytes=sum(slab.file_bytes for slab in written),
+        slabs=len(written),
+        slabs_before=len(slabs) - len(written),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _sealed(db: Database) -> list[int]:
+    """Return the numbers of the live generations that are not written any more, oldest first."""
+    found = [{record.number for record in shard.generations() if record.sealed is not None} for shard in db.shards]
+    return sorted(set.intersection(*found))
+
+
+def _checked(db: Database, generations: Sequence[int]) -> list[int]:
+    there = _sealed(db)
+    for number in generations:
+        if number == db.shards[0].current:
+            raise GenerationError(f"generation {number} is the current one; add another before exporting it")
+        if number not in there:
+            raise GenerationError(f"there is no generation {number}")
+    return sorted(set(generations))
+
+
+# --- one slab ---------------------------------------------------------------------------
+
+
+def export_slab(db: Database, shard: Shard, generation: int, target: Path, *, anew: bool = False) -> ExportedSlab:
+    """Export a shard's part of a sealed generation, or see that it is there.
+
+    ``anew``: hold what is there already against what is stored row by row, as what is written now always is.
+    Raises `ManifestMismatchError` if that is another number of messages, or between other positions.
+    """
+    directory = slab_directory(target, shard.number, generation)
+    there = read_contents(directory)
+    while there is None:
+        record = _record(shard, generation)
+        with _draft(target) as draft:
+            try:
+                contents = _write(db, shard, record, draft)
+                _compare(draft, contents, _stored(db, shard, record))
+            except (CorruptionError, UnsupportedError):
+                if _record(shard, generation).messages == record.messages:
+                    raise
+                continue  # messages of it were deleted meanwhile
+            except GenerationArchivedError:
+                continue  # its rows are the same there
+            if _publish(draft, directory):
+                return ExportedSlab(contents.messages, contents.size, new=True)
+        there = read_contents(directory)  # another process was quicker
+    record = _record(shard, generation)
+    _check_same(db, record, directory, there)
+    if anew:
+        _compare(directory, there, _stored(db, shard, record))
+    return ExportedSlab(there.messages, there.size, new=False)
+
+
+def _check_same(db: Database, record: GenerationRecord, directory: Path, there: Contents) -> None:
+    """Raise `ManifestMismatchError` if it shows without reading rows that an export is not of what is stored."""
+    bounds = (record.first_position, record.last_position)
+    if (there.database, there.first_position, there.last_position) != (db.manifest.id, *bounds):
+        raise ManifestMismatchError(
+            f"{directory} is the export of another generation {record.number}, of a copy of the database, say; "
+            "export to another directory"
+        )
+    if there.messages != record.messages:
+        raise ManifestMismatchError(
+            f"{directory} holds {there.messages:,} messages where the generation has {record.messages:,}: some were "
+            "deleted since; export to another directory, or remove that one"
+        )
+
+
+def _record(shard: Shard, generation: int) -> GenerationRecord:
+    shard.slab(generation)  # raises if it was dropped
+    return next(record for record in shard.generations() if record.number == generation)
+
+
+@contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """Make a directory to write in; what is left of it at the end is removed.
+
+    It is locked as long as it is used, so that whoever exports next can tell what a killed process left.
+    """
+    while True:
+        path = target / f"{UNFINISHED}{uuid.uuid4().hex}"
+        path.mkdir()
+        with suppress(FileNotFoundError):  # swept away before it was locked
+            handle = os.open(path, os.O_RDONLY)
+            _lock(handle, fcntl.LOCK_EX)  # who has it is about to remove the directory
+            if path.exists():
+                break
+            os.close(handle)
+    try:
+        yield path
+    finally:
+        os.close(handle)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _lock(handle: int, how: int) -> bool:
+    """Lock a directory, if that is possible: it isn't on every file system."""
+    try:
+        fcntl.flock(handle, how)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed exports have left."""
+    for path in target.glob(f"{UNFINISHED}*"):
+        with suppress(FileNotFoundError):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # else somebody writes there
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _publish(draft: Path, directory: Path) -> bool:
+    """Give a complete draft its name; return False if another is there that is complete."""
+    directory.parent.mkdir(exist_ok=True)
+    while True:
+        try:
+            draft.rename(directory)
+        except OSError as there:
+            if there.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if read_contents(directory) is not None:
+                return False
+            aside = draft.with_name(f"{UNFINISHED}{uuid.uuid4().hex}")
+            directory.rename(aside)  # no export has put that there
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            sync_directory(directory.parent)
+            sync_directory(directory.parent.parent)
+            return True
+
+
+# --- reading ----------------------------------------------------------------------------
+
+
+def _stored(db: Database, shard: Shard, record: GenerationRecord) -> Iterator[MessageBatch]:
+    """Yield all messages of a slab in order of positions, as they are stored."""
+    slab, last = shard.slab(record.number), record.last_position or 0
+    plans = []
+    for text in _filters(slab):
+        plan = shard.plan(bytes.fromhex(db.manifest.id), TopicFilter(text), record.first_position, last, since=None)
+        chosen = [part for part in plan.generations if part.iterators[0].generation == record.number]
+        plans.append(attrs.evolve(plan, generations=chosen))
+
+    def fetch(iterator: StreamIterator, bound: int, limit: int) -> NextResult:
+        db._check_open()  # noqa: SLF001 - who closes it needn't wait for the end
+        step, ended = shard.next(
+            iterator.generation,
+            iterator.stream,
+            TopicFilter(iterator.topic_filter),
+            iterator.place,
+            limit=limit,
+            limit_bytes=_BATCH_BYTES,
+            bound=bound,
+            deadline=None,
+        )
+        moved = msgspec.structs.replace(iterator, place=step.place)
+        return NextResult(batch=step.batch, iterator=moved, end_of_stream=ended, caught_up=step.exhausted)
+
+    return replay.run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH), fetch)
+
+
+def _filters(slab: Slab) -> tuple[str, ...]:
+    """Return filters that together match all topics, each once: wildcards don't match those that begin with ``$``."""
+    if isinstance(slab, ArchiveSlab):
+        return slab.contents.filters
+    known = {node.path[0] for node in slab.learned() if node.path[0].startswith("$")}
+    return "#", *(f"{level}/#" for level in sorted(known - {"$+"} | {"$SYS"}))
+
+
+# --- writing ----------------------------------------------------------------------------
+
+
+def _write(db: Database, shard: Shard, record: GenerationRecord, draft: Path) -> Contents:
+    """Write a slab's files, and what they hold."""
+    seen = _Topics()
+    tables = _tables(_stored(db, shard, record), seen)
+    parts: list[Part] = []
+    for table in tables:
+        parts.append(_write_part(draft / f"part-{len(parts):05}.parquet", chain([table], tables)))
+    contents = Contents(
+        database=db.manifest.id,
+        shard=shard.number,
+        generation=record.number,
+        layout=record.layout,
+        options=record.options,
+        created=record.created,
+        sealed=record.sealed or 0,
+        first_position=record.first_position,
+        last_position=record.last_position or 0,
+        messages=sum(group.rows for part in parts for group in part.groups),
+        filters=("#", *(f"{level}/#" for level in sorted(seen.dollar))),
+        topics=None if seen.topics is None else sorted(seen.topics),
+        parts=parts,
+    )
+    if contents.messages < record.messages:
+        raise UnsupportedError(
+            f"shard {shard.number}, generation {record.number}: {record.messages - contents.messages:,} messages have "
+            f"topics that begin with $, other than $SYS, and layout {record.layout} can't tell with what; "
+            "delete them before the export"
+        )
+    write_contents(draft, contents)
+    return contents
+
+
+@attrs.define
+class _Topics:
+    """What is told of the topics."""
+
+    topics: set[str] | None = attrs.field(factory=set)
+    """None: too many."""
+    dollar: set[str] = attrs.field(factory=set)
+    """First levels that begin with ``$``."""
+
+    def add(self, topics: pa.ChunkedArray) -> None:
+        different = topics.unique()
+        named = different.filter(pc.starts_with(different, "$")).to_pylist()
+        self.dollar.update(topic.split("/")[0] for topic in named)
+        if self.topics is not None:
+            self.topics.update(different.to_pylist())
+            self.topics = self.topics if len(self.topics) <= _MOST_TOPICS else None
+
+
+def _tables(batches: Iterator[MessageBatch], seen: _Topics) -> Iterator[pa.Table]:
+    """Yield the row groups, and take note of their topics."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in replay.slices(batches, _BATCH):
+        held.append(batch.to_arrow(ids=True).select(COLUMNS.names))
+        rows, size = rows + len(batch), size + held[-1].nbytes
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            yield _table(held, seen)
+            held, rows, size = [], 0, 0
+    if held:
+        yield _table(held, seen)
+
+
+def _table(held: list[pa.RecordBatch], seen: _Topics) -> pa.Table:
+    table = pa.Table.from_batches(held, COLUMNS)
+    seen.add(table["topic"])
+    return table
+
+
+def _write_part(path: Path, tables: Iterator[pa.Table]) -> Part:
+    """Write row groups into a file until it is large enough; on disk when it returns."""
+    groups = []
+    with path.open("wb") as file:
+        with pq.ParquetWriter(file, COLUMNS, **_OPTIONS) as writer:
+            for table in tables:
+                writer.write_table(table, row_group_size=table.num_rows)
+                positions, any_properties = table["position"], table["properties"].null_count < table.num_rows
+                groups.append((table.num_rows, positions[0].as_py(), positions[-1].as_py(), any_properties))
+                if file.tell() >= _PART_BYTES:
+                    break
+        file.flush()
+        os.fsync(file.fileno())
+    footer, digests = digests_of(path, pq.read_metadata(path))
+    return Part(
+        name=path.name,
+        size=path.stat().st_size,
+        digest=digest_of(path),
+        footer=footer,
+        groups=[Group(*group, digest) for group, digest in zip(groups, digests, strict=True)],
+    )
+
+
+# --- checking ---------------------------------------------------------------------------
+
+
+def _compare(directory: Path, contents: Contents, stored: Iterator[MessageBatch]) -> None:
+    """Read a slab's files as replays will, and hold every row, with all its columns, against what is stored.
+
+    Raises `CorruptionError` naming the first that differs.
+    """
+    slab = ArchiveSlab(directory, contents.database, contents.shard, contents.generation, contents.messages)
+    exported, expected = _arrow(rows_of([slab])), _arrow(stored)
+    here, there = next(exported, None), next(expected, None)
+    while here is not None and there is not None:
+        rows = min(len(here), len(there))
+        if not here[:rows].equals(there[:rows]):
+            row = next(row for row in range(rows) if not here[row : row + 1].equals(there[row : row + 1]))
+            raise _difference(directory, there["position"][row].as_py())
+        here = here[rows:] if rows < len(here) else next(exported, None)
+        there = there[rows:] if rows < len(there) else next(expected, None)
+    left = here if there is None else there
+    if left is not None:
+        raise _difference(directory, left["position"][0].as_py())
+
+
+def _arrow(batches: Iterator[MessageBatch]) -> Iterator[pa.RecordBatch]:
+    return (batch.to_arrow(ids=True) for batch in replay.slices(batches, _BATCH))
+
+
+def _difference(directory: Path, position: int) -> CorruptionError:
+    return CorruptionError("the export differs from what is stored", f"{directory}, message at position {position}")

@@ -1,0 +1,436 @@
+"""`Subscription`: what a program holds to follow a filter, in a thread or in asyncio.
+
+Consumers pull: a batch is read when it is asked for, by whoever asks, so a slow consumer holds back
+nobody and nothing piles up for it. What it can't pull because too much is unacknowledged waits in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import attrs
+
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, SubscriptionClosedError
+from topicstore.contract.model import Message
+from topicstore.contract.positions import first_position, time_of, to_microseconds
+from topicstore.contract.topics import TopicFilter
+
+from .feed import Feed
+from .shared_reads import Run
+
+if TYPE_CHECKING:
+    from topicstore.database import Database
+
+__all__ = ["Place", "Subscription", "SubscriptionBatch", "SubscriptionStatus"]
+
+LIVE_ONLY = 10_000
+"""Messages stored nowhere that wait for a consumer; when more come, the oldest go."""
+
+Place = Mapping[int, int]
+"""By shard, the position up to which everything was read."""
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class SubscriptionBatch:
+    """Messages of one shard in order of position, or messages that are stored nowhere."""
+
+    messages: list[Message]
+    """Shared by all who read them; don't change the list."""
+    sequence: int
+    """How many messages the subscription has delivered, these among them: what to acknowledge."""
+    shard: int | None
+    """None: they are stored nowhere."""
+    lagging: bool
+    """More is stored already: this is catching up, not live."""
+    stuck: bool = False
+    """Empty because the window is full: acknowledge."""
+    dropped: tuple[int, ...] = ()
+    """Generations that were dropped before the subscription had read them: what matched of the rest is lost."""
+    run: Run | None = attrs.field(default=None, repr=False)
+
+    @property
+    def batch(self) -> MessageBatch:
+        """The messages as columns, with shards and positions if they are stored."""
+        return MessageBatch.from_messages(self.messages) if self.run is None else self.run.batch
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+@attrs.frozen(kw_only=True)
+class SubscriptionStatus:
+    """Where a subscription stands."""
+
+    topic_filter: str
+    place: dict[int, int]
+    lagging: bool
+    """There is something to read, as far as is known."""
+    behind: float
+    """Seconds between what was read last and what can be read, of the shard that is furthest behind; 0 if none is."""
+    unacknowledged: int
+    stuck: bool
+    """The window is full."""
+    stuck_for: float
+    """Seconds since it filled up; 0 if it is not."""
+    missed: int
+    """Messages stored nowhere that came while too many waited, and were thrown away."""
+
+
+class _Inbox:
+    """What listeners of the hub are told, and who waits for it. Holds nothing of the subscription, which may go."""
+
+    def __init__(self, shards: int) -> None:
+        self.changed = threading.Condition()
+        self.ready: dict[int, None] = dict.fromkeys(range(shards))
+        """Shards with something to read, as far as is known; in the order in which their turn comes."""
+        self.live: collections.deque[Message] = collections.deque()
+        self.missed = 0
+        self.ended: Exception | None = None
+        self.tasks: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+
+    def woken(self, feed: Feed, shard: int) -> None:
+        with self.changed:
+            self.ready[shard] = None
+            self.tell()
+
+    def routed(self, feed: Feed, messages: list[Message]) -> None:
+        with self.changed:
+            self.live.extend(messages)
+            while len(self.live) > LIVE_ONLY:
+                self.live.popleft()
+                self.missed += 1
+            self.tell()
+
+    def closed(self) -> None:
+        self.end(DatabaseClosedError("the database was closed"))
+
+    def end(self, why: Exception) -> None:
+        with self.changed:
+            self.ended = self.ended or why
+            self.tell()
+
+    def tell(self) -> None:
+        """Wake who waits. The caller holds `changed`."""
+        self.changed.notify_all()
+        for event, loop in self.tasks.items():
+            with contextlib.suppress(RuntimeError):  # its loop was closed
+                loop.call_soon_threadsafe(event.set)
+
+
+class Subscription:
+    """Follows a filter. Made by `Database.subscribe`; close it, or use it as a context manager.
+
+    Iterate over it, with ``for`` or ``async for``, and each message comes, catching up first, until it is
+    closed; with a ``window``, a batch counts as acknowledged when the first message behind it is asked for.
+    Or `fetch` batches, and `acknowledge` them. Methods may be called from any thread; batches that
+    several threads fetch are different ones.
+
+    An error of a `fetch` ends nothing: fetching again goes on at the same place. When the database is
+    closed, `DatabaseClosedError` is raised; when the subscription is, `SubscriptionClosedError`, and
+    iterating ends.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        topic_filter: TopicFilter,
+        start: int | datetime | Place | None,
+        *,
+        window: int | None,
+        batch_size: int,
+    ) -> None:
+        self._db = db
+        self._window = window
+        self._batch_size = batch_size
+        self._hub = db.hub
+        self._feed = self._hub.feed(topic_filter)
+        self._inbox = _Inbox(len(db.shards))
+        self._reading = threading.Lock()
+        self._given_back: collections.deque[SubscriptionBatch] = collections.deque()
+        """Batches taken for an asyncio task that was cancelled meanwhile."""
+        self._owner = os.getpid()
+        self._sequence = 0
+        self._acknowledged = 0
+        self._live_last = False
+        """The last batch was of messages that are stored nowhere."""
+        self._iterated: collections.deque[Message] = collections.deque()
+        """What is left of the batch that is iterated over."""
+        self._iterated_to = 0
+        self._full_since: float | None = None
+        self._delivered: collections.deque[tuple[int, int, int]] = collections.deque()
+        """Sequence, shard and position of the batches that wait to be acknowledged."""
+        self._gone = frozenset() if isinstance(start, Mapping) else self._hub.gone()  # who begins there missed nothing
+        place = None if start is None else _place(start, len(db.shards))
+        self._feed.add(self._inbox)
+        self._end = weakref.finalize(self, self._feed.abandon, self._inbox)
+        self._end.atexit = False
+        self._place = list(self._hub.watermarks()) if place is None else place  # behind it: so nothing is missed
+        self._done = list(self._place)
+
+    @property
+    def topic_filter(self) -> str:
+        """The filter."""
+        return self._feed.topic_filter.text
+
+    @property
+    def place(self) -> dict[int, int]:
+        """What was fetched, as a start for another subscription to go on behind it."""
+        return dict(enumerate(self._place))
+
+    @property
+    def acknowledged(self) -> dict[int, int]:
+        """What was acknowledged, as a start for another subscription to go on behind it.
+
+        Of a batch of which only a part was acknowledged, nothing counts.
+        """
+        return dict(enumerate(self._done))
+
+    # --- fetching ---
+
+    def fetch(self, limit: int | None = None, timeout: float | None = None) -> SubscriptionBatch:
+        """Return the next messages: at most ``limit``, at once if there are some, else when they come.
+
+        After ``timeout`` seconds (None: never), or if the window is full by then, it returns an empty batch.
+        """
+        inbox = self._inbox
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            found = self._take(limit)
+            if found is not None:
+                return found
+            with inbox.changed:
+                while not self._worth_a_look():
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        return self._nothing()
+                    inbox.changed.wait(left)
+
+    async def fetch_async(self, limit: int | None = None, timeout: float | None = None) -> SubscriptionBatch:
+        """Like `fetch`, in asyncio. What is read to catch up is read in a thread, so the loop isn't held up."""
+        event = asyncio.Event()
+        inbox = self._inbox
+        with inbox.changed:
+            inbox.tasks[event] = asyncio.get_running_loop()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while True:
+                event.clear()
+                found = await self._take_async(limit) if self._worth_a_look() else None
+                if found is not None:
+                    return found
+                if self._worth_a_look():
+                    continue
+                left = None if deadline is None else deadline - time.monotonic()
+                try:
+                    await asyncio.wait_for(event.wait(), left)
+                except TimeoutError:
+                    return self._nothing()
+        finally:
+            with inbox.changed:
+                del inbox.tasks[event]
+
+    async def _take_async(self, limit: int | None) -> SubscriptionBatch | None:
+        taking = asyncio.get_running_loop().run_in_executor(None, self._take, limit)
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._give_back)  # what the thread takes is for the next fetch
+            await asyncio.wait([taking])  # which must not begin before: what it takes comes behind this
+            raise
+
+    def _give_back(self, taking: asyncio.Future[SubscriptionBatch | None]) -> None:
+        if not taking.cancelled() and taking.exception() is None and (found := taking.result()) is not None:
+            with self._inbox.changed:
+                self._given_back.append(found)
+                self._inbox.tell()
+
+    def _worth_a_look(self) -> bool:
+        inbox = self._inbox
+        return (
+            bool(self._given_back) or inbox.ended is not None or bool(inbox.live) or bool(inbox.ready and self._room())
+        )
+
+    def _room(self) -> int:
+        """Return how many messages the window lets through."""
+        if self._window is None:
+            return self._batch_size
+        return max(self._window - (self._sequence - self._acknowledged), 0)
+
+    def _nothing(self) -> SubscriptionBatch:
+        full = self._room() == 0
+        return SubscriptionBatch(
+            messages=[], sequence=self._sequence, shard=None, lagging=bool(self._inbox.ready), stuck=full
+        )
+
+    def _take(self, limit: int | None) -> SubscriptionBatch | None:
+        """Return what there is; None if there is nothing, or no room for it."""
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise InvalidArgumentError("limit is a whole number of at least 1")
+        most = self._batch_size if limit is None else min(limit, self._batch_size)
+        with self._reading:
+            if self._inbox.ended is not None:
+                raise self._inbox.ended.with_traceback(None)
+            if os.getpid() != self._owner:
+                raise DatabaseClosedError("the database was opened by another process; a fork can't use it")
+            if self._given_back:
+                return self._given_back.popleft()
+            sources = [self._take_live, self._take_stored]
+            if self._live_last:  # they take turns, so that neither starves
+                sources.reverse()
+            return sources[0](most) or sources[1](most)
+
+    def _take_live(self, most: int) -> SubscriptionBatch | None:
+        inbox = self._inbox
+        with inbox.changed:
+            messages = [inbox.live.popleft() for _ in range(min(most, len(inbox.live), self._room()))]
+        return self._deliver(messages, None, None) if messages else None
+
+    def _take_stored(self, most: int) -> SubscriptionBatch | None:
+        inbox = self._inbox
+        while inbox.ready and self._room():
+            with inbox.changed:
+                shard = next(iter(inbox.ready))
+                del inbox.ready[shard]  # before reading: what comes meanwhile puts it back
+            try:
+                run = self._feed.read(shard, self._place[shard], min(most, self._room()))
+            except BaseException:
+                inbox.woken(self._feed, shard)
+                raise
+            self._place[shard] = run.position
+            if not run.caught_up:
+                inbox.woken(self._feed, shard)
+            if len(run) or not self._gone.issuperset(run.dropped):
+                return self._deliver(run.messages, shard, run)
+            if not self._delivered:
+                self._done[shard] = run.position
+        return None
+
+    def _deliver(self, messages: list[Message], shard: int | None, run: Run | None) -> SubscriptionBatch:
+        self._sequence += len(messages)
+        self._live_last = run is None
+        if self._window is None:
+            self._acknowledged = self._sequence
+        if run is not None and shard is not None:
+            self._delivered.append((self._sequence, shard, run.position))
+            if self._window is None:
+                self._advance()
+        if self._room() == 0:
+            self._full_since = time.monotonic()
+        dropped = () if run is None else tuple(gone for gone in run.dropped if gone not in self._gone)
+        self._gone = self._gone.union(dropped)  # each is told once, not for every shard
+        return SubscriptionBatch(
+            messages=messages,
+            sequence=self._sequence,
+            shard=shard,
+            lagging=run is not None and not run.caught_up,
+            dropped=dropped,
+            run=run,
+        )
+
+    # --- acknowledging ---
+
+    def acknowledge(self, sequence: int) -> None:
+        """Everything up to this number (`SubscriptionBatch.sequence`) is done with; the window moves on."""
+        with self._inbox.changed:
+            if type(sequence) is not int or not 0 <= sequence <= self._sequence:
+                raise InvalidArgumentError(f"{self._sequence} were delivered; {sequence!r} can't be acknowledged")
+            if sequence > self._acknowledged:
+                self._acknowledged = sequence
+                self._full_since = None
+                self._advance()
+                self._inbox.tell()
+
+    def _advance(self) -> None:
+        while self._delivered and self._delivered[0][0] <= self._acknowledged:
+            _, shard, position = self._delivered.popleft()
+            self._done[shard] = position
+
+    def status(self) -> SubscriptionStatus:
+        """Return where it stands."""
+        marks = self._hub.watermarks()
+        behind = [time_of(marks[shard]) - time_of(self._place[shard]) for shard in list(self._inbox.ready)]
+        full = self._full_since
+        return SubscriptionStatus(
+            topic_filter=self.topic_filter,
+            place=self.place,
+            lagging=bool(self._inbox.ready),
+            behind=max([*behind, 0]) / 1e6,
+            unacknowledged=self._sequence - self._acknowledged,
+            stuck=self._room() == 0,
+            stuck_for=0.0 if full is None else time.monotonic() - full,
+            missed=self._inbox.missed,
+        )
+
+    # --- iterating ---
+
+    def __iter__(self) -> Iterator[Message]:
+        try:
+            while True:
+                while self._iterated:
+                    yield self._iterated.popleft()
+                self.acknowledge(self._iterated_to)
+                self._iterate(self.fetch())
+        except SubscriptionClosedError:
+            return
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        try:
+            while True:
+                while self._iterated:
+                    yield self._iterated.popleft()
+                self.acknowledge(self._iterated_to)
+                self._iterate(await self.fetch_async())
+        except SubscriptionClosedError:
+            return
+
+    def _iterate(self, batch: SubscriptionBatch) -> None:
+        """Iterate over a batch next. It stays here, so that who breaks off and begins again goes on where it was."""
+        self._iterated.extend(batch.messages)
+        self._iterated_to = batch.sequence
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Follow nothing more; who waits is let go. May be called twice."""
+        if self._end.detach() is not None:
+            self._feed.remove(self._inbox)
+        self._inbox.end(SubscriptionClosedError("the subscription was closed"))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_end") and self._inbox.ended is None:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.topic_filter!r}{' closed' * (self._inbox.ended is not None)}>"
+
+
+def _place(start: int | datetime | Place, shards: int) -> list[int]:
+    """Return, by shard, the position behind which to begin."""
+    if not isinstance(start, Mapping):
+        return [max(first_position(to_microseconds(start)) - 1, 0)] * shards
+    for shard, position in start.items():
+        if type(shard) is not int or not 0 <= shard < shards:
+            raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {shards - 1}")
+        if type(position) is not int or not 0 <= position < 1 << 64:
+            raise InvalidArgumentError(f"a position is a number from 0 to 2**64 - 1, not {position!r}")
+    return [start.get(shard, 0) for shard in range(shards)]

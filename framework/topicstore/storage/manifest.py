@@ -1,0 +1,122 @@
+"""The manifest: what a database was created with, in one file of its directory.
+
+``topicstore.json``, JSON for people, replaced atomically::
+
+    {"format": 1, "checksum": "<xxh64 of the rest>", "id": …, "complete": true, "backend": …, …}
+
+``complete`` is false from the first write until every shard was made, so that a creation
+that was interrupted goes on at the next open instead of passing for a database with losses.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import msgspec
+import xxhash
+
+from topicstore.contract.errors import CorruptionError, DatabaseNotFoundError, NewerFormatError, NotADatabaseError
+
+__all__ = ["FORMAT", "MANIFEST", "Manifest", "read_manifest", "write_manifest"]
+
+FORMAT = 1
+MANIFEST = "topicstore.json"
+
+Durability = Literal["commit", "sync"]
+Timestamps = Literal["commit", "message"]
+Late = Literal["raise", "lift"]
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """What holds for the whole life of a database."""
+
+    id: str
+    """32 hexadecimal digits, new with each database."""
+    backend: str
+    layout: str
+    shards: int
+    durability: Durability
+    timestamps: Timestamps
+    late: Late
+    max_skew: float
+    """Seconds that a message's own time may lie ahead of the clock."""
+    plugins: tuple[str, ...]
+    """Wrappers without which the database is not opened, outermost first."""
+    options: dict[str, dict[str, Any]]
+    """Options by plugin name, as given at creation."""
+    created: str
+    """When, ISO 8601, UTC."""
+    created_by: str
+    complete: bool = False
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return xxhash.xxh64_hexdigest(msgspec.json.encode(fields, order="deterministic"))
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Replace the manifest of ``directory``; on disk when it returns."""
+    fields = msgspec.to_builtins(manifest)
+    data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
+    draft = directory / f"{MANIFEST}.new"
+    with draft.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(directory / MANIFEST)
+    sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and new entries of a directory survive power loss."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """Return the manifest of ``directory``, or None if there is nothing, so one can be created.
+
+    Raises `NotADatabaseError`, `NewerFormatError` or `CorruptionError`.
+    """
+    path = directory / MANIFEST
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        if path.exists():  # made since
+            return read_manifest(directory)
+        # A process killed while it created the database leaves at most a lock and a draft.
+        if directory.is_dir() and {entry.name for entry in directory.iterdir()} - {"LOCK", f"{MANIFEST}.new"}:
+            raise NotADatabaseError(f"{directory} holds files but no {MANIFEST}; it was left as it is") from None
+        return None
+    except NotADirectoryError:
+        raise NotADatabaseError(f"{directory} is not a directory") from None
+    try:
+        data = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as bad:
+        raise CorruptionError(f"not JSON: {bad}", place=str(path)) from bad
+    version = data.pop("format", None)
+    if not isinstance(version, int):
+        raise NotADatabaseError(f"{path} is not a topicstore manifest")
+    if version > FORMAT:
+        raise NewerFormatError(f"{directory} has format {version}; this topicstore reads up to {FORMAT}")
+    if data.pop("checksum", None) != _checksum(data):
+        raise CorruptionError("the checksum is wrong", place=str(path))
+    try:
+        return msgspec.convert(data, Manifest)
+    except msgspec.ValidationError as bad:
+        raise CorruptionError(str(bad), place=str(path)) from bad
+
+
+def existing_manifest(directory: Path) -> Manifest:
+    """Return the manifest of a database that must be there."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        raise DatabaseNotFoundError(f"there is no database at {directory}")
+    return manifest

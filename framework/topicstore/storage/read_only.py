@@ -1,0 +1,136 @@
+"""Opening a database only to read it, beside whoever writes it where the backend can do that.
+
+Nothing of the database is created, migrated or changed. Each shard is seen as it was at one moment:
+that of the opening, or of the last `Database.refresh`, which opens the shards anew. A view that was
+replaced goes when the last read that began in it has ended.
+
+Where the backend can open shards beside a writer (`topicstore.contract.engine.Backend.open_reader`), no lock is
+taken. Where it can't, the reader holds the lock of the database like a writer does, and so keeps
+writers out; nothing can change then, and a refresh has nothing to do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal, overload
+
+from topicstore.contract.engine import KEYSPACES, Backend, Engine
+from topicstore.contract.errors import DatabaseLockedError, UnsupportedError
+from topicstore.shard.shard import Shard
+
+from .directory_lock import DirectoryLock
+
+__all__ = ["Mode", "ReadOnlyShards", "ShardViews"]
+
+Mode = Literal["read-only", "owner"]
+"""``"read-only"``: beside whoever writes; ``"owner"``: nobody else has the database open, or can open it."""
+
+
+class ShardViews(Sequence[Shard]):
+    """The shards as they are at one moment each: when they are first asked for."""
+
+    def __init__(self, count: int, open_shard: Callable[[int], Shard]) -> None:
+        self._shards: list[Shard | None] = [None] * count
+        self._open = open_shard
+        self._lock = threading.Lock()
+
+    @overload
+    def __getitem__(self, index: int) -> Shard: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Shard]: ...
+
+    def __getitem__(self, index: int | slice) -> Shard | list[Shard]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        shard = self._shards[index]
+        return self._opened(range(len(self))[index]) if shard is None else shard
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def _opened(self, number: int) -> Shard:
+        with self._lock:
+            shard = self._shards[number]
+            if shard is None:
+                shard = self._shards[number] = self._open(number)
+            return shard
+
+    def close(self) -> None:
+        """Close the shards that were opened."""
+        with self._lock, ExitStack() as closing:
+            for shard in self._shards:
+                if shard is not None:
+                    closing.callback(shard.close)
+
+
+class ReadOnlyShards:
+    """How one database is read. Open from its making until `close`."""
+
+    def __init__(
+        self, path: Path, shards: int, backend: Backend, make_shard: Callable[[int, Engine], Shard], *, lazily: bool
+    ) -> None:
+        self.mode: Mode = "read-only"
+        """Known when a shard was opened."""
+        self._path = path
+        self._count = shards
+        self._backend = backend
+        self._make_shard = make_shard
+        self._lazily = lazily
+        self._lock: DirectoryLock | None = None
+        self.shards = ShardViews(shards, self._open_shard)
+        try:
+            self.shards = self._views()
+        except BaseException:
+            self.close()
+            raise
+
+    def refresh(self) -> ShardViews:
+        """Return the shards as they are now. Those from before stay open as long as somebody reads in them."""
+        if self.mode == "read-only":
+            self.shards = self._views()
+        return self.shards
+
+    def close(self) -> None:
+        """Close the shards and give back the lock. May be called twice."""
+        try:
+            self.shards.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def _views(self) -> ShardViews:
+        views = ShardViews(self._count, self._open_shard)
+        if not self._lazily:
+            try:
+                list(views)
+            except BaseException:
+                views.close()
+                raise
+        return views
+
+    def _open_shard(self, number: int) -> Shard:
+        engine = self._open_engine(self._path / f"shard-{number:04}")
+        try:
+            return self._make_shard(number, engine)
+        except BaseException:
+            engine.close()
+            raise
+
+    def _open_engine(self, path: Path) -> Engine:
+        if self.mode == "read-only":
+            try:
+                return self._backend.open_reader(path, KEYSPACES, alone=False)
+            except UnsupportedError as alone:
+                self._take_lock(alone)
+        return self._backend.open_reader(path, KEYSPACES, alone=True)
+
+    def _take_lock(self, reason: UnsupportedError) -> None:
+        try:
+            self._lock = DirectoryLock(self._path)
+        except DatabaseLockedError as held:
+            raise DatabaseLockedError(f"{held}; {reason}") from held
+        self.mode = "owner"

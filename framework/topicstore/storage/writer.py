@@ -1,0 +1,153 @@
+"""A buffered writer: many small puts become few large batches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, InvalidMessageError, PluginError
+from topicstore.contract.model import Message, MessageId
+
+if TYPE_CHECKING:
+    from topicstore.database import Database
+
+__all__ = ["Writer"]
+
+_Item = tuple[Message, "Future[MessageId]"]
+_Outcome = tuple["Future[MessageId]", MessageId | None, BaseException | None]
+
+
+class _InterruptedError(InterruptedError):
+    """The thread that stored was interrupted: the message may be stored or not."""
+
+
+def _resolve(future: Future[MessageId], message_id: MessageId | None, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if message_id is None:
+        future.set_exception(error)
+    else:
+        future.set_result(message_id)
+
+
+class Writer:
+    """Collects messages and stores them when there are ``max_items`` or after ``flush_interval`` seconds.
+
+    Each `put` gives a `concurrent.futures.Future` of the message's `MessageId`, done once the
+    message is stored as durably as the database promises, or failed with the error of its batch.
+    A message that can't be stored is refused by `put` itself or, if only the store can tell (one
+    that is late), fails alone. If the engine fails, the whole batch fails and is not tried again:
+    that could store messages twice.
+
+    All methods may be called from any thread. Messages are stored in the order of their puts.
+    As a context manager it flushes at the end, whatever ended it.
+    """
+
+    def __init__(self, db: Database, max_items: int = 1_000, flush_interval: float = 0.1) -> None:
+        if type(max_items) is not int or max_items < 1:
+            raise InvalidArgumentError("max_items is a whole number of at least 1")
+        if not 0 < flush_interval <= threading.TIMEOUT_MAX:
+            raise InvalidArgumentError(f"flush_interval is seconds above 0, not {flush_interval!r}")
+        self._db = db
+        self._max_items = max_items
+        self._interval = flush_interval
+        self._buffer: list[_Item] = []
+        self._oldest = 0.0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._storing = threading.Lock()  # keeps batches in the order of their puts
+        self._thread = threading.Thread(target=self._run, name="topicstore-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, message: Message) -> Future[MessageId]:
+        """Take a message. When the buffer is full, the caller stores it, which holds back fast producers.
+
+        Raises `InvalidMessageError` for a bad message, `DatabaseClosedError` after `close`.
+        """
+        try:
+            MessageBatch.from_messages([message])
+        except InvalidMessageError as bad:
+            raise type(bad)(bad.reason) from bad
+        future: Future[MessageId] = Future()
+        with self._changed:
+            if self._closed:
+                raise DatabaseClosedError("the writer is closed")
+            if not self._buffer:
+                self._oldest = time.monotonic()
+                self._changed.notify()
+            self._buffer.append((message, future))
+            full = len(self._buffer) >= self._max_items
+        if full:
+            self.flush()
+        return future
+
+    def flush(self) -> None:
+        """Store what is buffered. Failures go to the futures, not to the caller."""
+        outcomes: list[_Outcome] = []
+        try:
+            with self._storing:
+                with self._changed:
+                    buffer, self._buffer = self._buffer, []
+                    outcomes = [(future, None, _InterruptedError()) for _, future in buffer]
+                outcomes = self._store([pair for pair in buffer if pair[1].set_running_or_notify_cancel()])
+        finally:
+            # Outside the lock, because whoever waits for a future may put again at once.
+            for future, message_id, error in outcomes:
+                _resolve(future, message_id, error)
+
+    def _store(self, items: list[_Item]) -> list[_Outcome]:
+        """Store messages; one that is refused is left out, and the others are tried without it."""
+        refused: list[_Outcome] = []
+        while items:
+            try:
+                result = self._db.store([message for message, _ in items])
+                ids = result.ids
+            except InvalidMessageError as bad:  # nothing of the batch was stored
+                if bad.index is None:
+                    return refused + [(future, None, bad) for _, future in items]
+                refused.append((items[bad.index][1], None, type(bad)(bad.reason)))
+                items = items[: bad.index] + items[bad.index + 1 :]
+            except Exception as error:  # noqa: BLE001 - whatever it is, the futures tell
+                return refused + [(future, None, error) for _, future in items]
+            else:
+                if len(ids) != len(items):
+                    lost = PluginError("a plugin changed the number of messages, so ids can't be told apart")
+                    return refused + [(future, None, lost) for _, future in items]
+                return refused + [(future, id_, None) for (_, future), id_ in zip(items, ids, strict=True)]
+        return refused
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and not self._due():
+                    self._changed.wait(self._wait())
+                if self._closed:
+                    return
+            self.flush()
+
+    def _due(self) -> bool:
+        return bool(self._buffer) and time.monotonic() >= self._oldest + self._interval
+
+    def _wait(self) -> float | None:
+        return max(0.0, self._oldest + self._interval - time.monotonic()) if self._buffer else None
+
+    def close(self) -> None:
+        """Store what is buffered and take no more. May be called twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:  # a future's callback may close
+            self._thread.join()
+        self.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,75 @@
+"""Blocks as they were written, one a batch, or one a stream where a batch touches few streams.
+
+They lie in one run, in order of position, whatever their streams. Blocks of one batch may
+interleave; they are read together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from topicstore.contract.engine import DATA, Reader
+from topicstore.contract.errors import CorruptionError, NewerFormatError
+
+from .block_cache import RecentBlocks
+from .compression import Compressor
+from .format import Block, Columns, block_seed, encode_block
+
+__all__ = ["FreshBlocks"]
+
+_RUN = 0
+
+
+class FreshBlocks:
+    """Where the fresh blocks of a slab lie, and what is in them."""
+
+    def __init__(self, shard: int, generation: int, compress: Compressor) -> None:
+        self.recent = RecentBlocks()
+        self._shard = shard
+        self._generation = generation
+        self._slab = shard << 32 | generation
+        self._compress = compress
+
+    def key(self, last: int) -> tuple[int, int, int]:
+        """Return the key of the block that ends at a position."""
+        return self._generation, _RUN, last
+
+    def end(self) -> tuple[int, int, int]:
+        """Return the key behind the last block."""
+        return self._generation, _RUN + 1, 0
+
+    def encode(self, columns: Columns, stream: int, base: int, last: int) -> bytes:
+        """Return the value of a block that ends at a position."""
+        return encode_block(columns, stream, base, block_seed(last, self._slab), self._compress)
+
+    def decode(self, last: int, value: bytes) -> Block:
+        """Return a block, its header checked. Raises `CorruptionError` or `NewerFormatError` that names it."""
+        try:
+            return Block(value, last, block_seed(last, self._slab))
+        except (CorruptionError, NewerFormatError) as bad:
+            raise type(bad)(bad.reason, self.place(last)) from bad
+
+    def place(self, last: int) -> str:
+        """Return the words for a block's place."""
+        return f"shard {self._shard}, generation {self._generation}, block that ends at position {last}"
+
+    def batches(self, reader: Reader, first: int, bound: int) -> Iterator[list[Block]]:
+        """Yield the blocks that may hold positions from ``first`` to ``bound``, those of a batch together."""
+        together: list[Block] = []
+        for block in self._scan(reader, first):
+            if together and block.base != together[0].base:
+                yield together
+                together = []
+            if block.base > bound:
+                return
+            together.append(block)
+            if block.rows == block.last - block.base + 1:  # all of its batch: no other block can follow
+                yield together
+                together = []
+        if together:
+            yield together
+
+    def _scan(self, reader: Reader, first: int) -> Iterator[Block]:
+        for chunk in reader.scan(DATA, self.key(first), self.end()):
+            for key, value in chunk:
+                yield self.recent.get(key[2], value) or self.decode(key[2], value)

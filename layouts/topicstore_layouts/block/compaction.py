@@ -1,0 +1,258 @@
+"""Merging: blocks as they were written, and small segments, become one sorted segment.
+
+Rows are sorted by stream, topic, position, and cut into frames. All of a merge is one atomic
+write. It reads what is committed and replaces it whole, so it needs no lock against readers or
+the writer of new blocks, only against deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby, pairwise
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, take, to_list
+from topicstore.contract.engine import DATA, Engine, WriteBatch
+from topicstore.contract.layout import CompactStep
+
+from .compression import Compressor
+from .format import MIXED, Block, Columns, encode_frame
+from .reading import Reading
+from .segments import FrameSpan, Segment, make_segment
+
+__all__ = ["Merger"]
+
+T = TypeVar("T")
+
+SEGMENT_ROWS = 131_072
+SEGMENT_BYTES = 32 << 20
+"""Bytes of payloads and names in a segment: what a reader in order of position may have in memory at once."""
+FRAME_ROWS = 1_024
+FRAME_BYTES = 256 << 10
+"""Payload bytes after which a frame ends: what a reader of one message may have to decompress."""
+WORTH_ROWS = 65_536
+"""Rows that are merged without being asked to: half a segment, so that each is merged twice at most."""
+MOST_BLOCKS = 8_192
+"""Blocks that one step merges, however small they are."""
+
+
+class Merger:
+    """Merges what lies in one slab."""
+
+    def __init__(self, engine: Engine, reading: Reading, compress: Compressor) -> None:
+        self._engine = engine
+        self._reading = reading
+        self._fresh = reading.fresh
+        self._segments = reading.segments
+        self._compress = compress
+
+    def steps(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
+        """Yield merges of everything up to a position; not ``whole``: only of what is worth it."""
+        while blocks := self._take(bound, whole=whole):
+            rows, size = sum(block.rows for block in blocks), sum(block.raw_bytes for block in blocks)
+            newest = self._segments.newest()
+            small = newest is not None and _fits(newest.messages + rows, newest.raw_bytes + size)
+            yield self._merge([newest] if newest is not None and small else [], blocks)
+        if whole:
+            yield from self._join_small(bound)
+
+    def _take(self, bound: int, *, whole: bool) -> list[Block]:
+        """Return the oldest fresh blocks, whole batches, as many as make a segment; fewer only if it is worth it."""
+        taken: list[Block] = []
+        rows = size = 0
+        runs = self._fresh.batches(self._engine, self._segments.end(self._engine) + 1, bound)
+        for _, batch in groupby(runs, lambda run: run[0].base):
+            together = list(chain.from_iterable(batch))
+            more, bytes_ = sum(b.rows for b in together), sum(b.raw_bytes for b in together)
+            if together[-1].last > bound:
+                break
+            if taken and not _fits(rows + more, size + bytes_):
+                return taken
+            taken += together
+            rows, size = rows + more, size + bytes_
+            if len(taken) >= MOST_BLOCKS:
+                return taken
+        return taken if whole or rows >= WORTH_ROWS or size >= SEGMENT_BYTES // 2 else []
+
+    def _join_small(self, bound: int) -> Iterator[CompactStep]:
+        """Join neighbours that have become small, by deletes, or by being merged when there was little."""
+        at = 0
+        while group := self._neighbours(at, bound):
+            at = group[-1].end + 1
+            if len(group) > 1:
+                yield self._merge(group, [])
+
+    def _neighbours(self, first: int, bound: int) -> list[Segment]:
+        """Return the next segments that fit into one; as they are now, because deletes come between two steps."""
+        group: list[Segment] = []
+        rows = size = 0
+        for segment in self._segments.between(self._engine, first, bound):
+            rows, size = rows + segment.messages, size + segment.raw_bytes
+            if group and not _fits(rows, size):
+                break
+            group.append(segment)
+        return group
+
+    def _merge(self, segments: list[Segment], blocks: list[Block]) -> CompactStep:
+        """Return the write that replaces neighbouring segments, and the blocks behind them, by one segment."""
+        engine, write = self._engine, WriteBatch()
+        frames = [f for s in segments for f in self._segments.frames(engine, s, np.flatnonzero(s.rows))]
+        freed = sum(map(self._segments.stored_bytes, segments)) + sum(block.size for block in blocks)
+        base = segments[0].base if segments else blocks[0].base
+        end = blocks[-1].last if blocks else segments[-1].end
+        self._segments.reach = max(self._segments.reach, end)
+        for segment in segments:
+            self._segments.remove(segment, write)
+        if blocks:
+            write.delete_range(DATA, self._fresh.key(blocks[0].last), self._fresh.key(end + 1))
+        columns, streams = self._sorted([*frames, *blocks])
+        values, spans = [], []
+        small = _small(streams)
+        for number, (part, span) in enumerate(_frames(columns, streams, small)):
+            stream = MIXED if small[span.first[0]] else span.first[0]
+            seed = self._segments.frame_seed(end, number)
+            values.append(encode_frame(part, stream, base, seed, self._compress))
+            spans.append(span)
+        own = sum(not small[span.first[0]] for span in spans)
+        size = self._segments.put(make_segment(base, end, columns, spans, own), values, write)
+        rows = len(columns.positions)
+        self._segments.put_total(self._segments.total() - sum(s.messages for s in segments) + rows, write)
+        return CompactStep(write=write, messages=rows, freed=freed - size)
+
+    def _sorted(self, blocks: Sequence[Block]) -> tuple[Columns, npt.NDArray[np.int64]]:
+        """Return the rows of all blocks by stream, topic, position, and the stream of each row.
+
+        The topics' codes are in the same order: they ascend from row to row.
+        """
+        parts = [block.columns() for block in blocks]
+        topics = _joined([self._reading.texts(self._reading.topics, part.topics) for part in parts])
+        texts = topics.texts.values.tolist()
+        streams = np.array(self._reading.find_all(texts), dtype=np.int64)
+        ranked = _order(_small(streams[topics.codes])[streams], streams, texts)
+        rank = np.empty(len(texts), dtype=np.int64)
+        rank[ranked] = np.arange(len(texts))
+        codes = rank[topics.codes]
+        positions = np.concatenate([part.positions for part in parts])
+        order = np.lexsort((positions, codes))
+        columns = Columns(
+            positions[order],
+            Coded(codes[order], Texts.of([texts[number] for number in ranked.tolist()])),
+            take(_joined([self._reading.texts(self._reading.clients, part.client_ids) for part in parts]), order),
+            _numbers([part.qos for part in parts], np.uint8)[order],
+            _numbers([part.retain for part in parts], np.uint8)[order],
+            _numbers([part.timestamps for part in parts], np.int64)[order],
+            _properties([part.properties for part in parts], order),
+            _taken([part.payloads for part in parts], order),
+            _taken([part.sizes for part in parts], order),
+        )
+        return columns, streams[topics.codes][order]
+
+
+def _small(streams: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Say of each stream whether it is too small for frames of its own."""
+    small: npt.NDArray[np.bool_] = np.bincount(streams) < FRAME_ROWS // 2
+    return small
+
+
+def _order(small: npt.NDArray[np.bool_], streams: npt.NDArray[np.int64], texts: list[str]) -> Indices:
+    """Return the places of topics in order of stream and text, those of small streams behind the others.
+
+    UTF-8 sorts as Python's text does.
+    """
+    table = pa.table({"small": small, "stream": streams, "topic": texts})
+    order: Indices = (
+        pc.sort_indices(table, [(name, "ascending") for name in table.column_names]).to_numpy().astype(np.intp)
+    )
+    return order
+
+
+def _fits(rows: int, size: int) -> bool:
+    return rows <= SEGMENT_ROWS and size <= SEGMENT_BYTES
+
+
+def _joined(columns: Sequence[Column]) -> Coded:
+    """Join texts into one list, each text once."""
+    numbers: dict[str, int] = {}
+    codes = [_numbered(column, numbers) for column in columns]
+    return Coded(np.concatenate(codes), Texts.of(list(numbers)))
+
+
+def _numbered(column: Column, numbers: dict[str, int]) -> npt.NDArray[np.int64]:
+    """Return a column's texts as numbers, giving new ones to texts not seen before."""
+    if isinstance(column, Constant):
+        return np.full(len(column), numbers.setdefault(column.value, len(numbers)), dtype=np.int64)
+    used = np.unique(column.codes)
+    texts = column.texts.values[used].tolist()
+    mine = np.fromiter((numbers.setdefault(text, len(numbers)) for text in texts), np.int64, len(texts))
+    moved: npt.NDArray[np.int64] = mine[np.searchsorted(used, column.codes)]
+    return moved
+
+
+def _numbers(columns: Sequence[Column], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    return np.concatenate(
+        [
+            np.full(len(c), c.value, dtype=dtype) if isinstance(c, Constant) else np.asarray(c, dtype=dtype)
+            for c in columns
+        ]
+    )
+
+
+def _taken(columns: Sequence[list[T]], order: Indices) -> list[T]:
+    joined = [value for column in columns for value in column]
+    return list(map(joined.__getitem__, order.tolist()))
+
+
+def _properties(columns: Sequence[Column], order: Indices) -> Column:
+    if all(isinstance(column, Constant) and column.value is None for column in columns):
+        return Constant(None, len(order))
+    return _taken([to_list(column) for column in columns], order)
+
+
+def _frames(
+    columns: Columns, streams: npt.NDArray[np.int64], small: npt.NDArray[np.bool_]
+) -> Iterator[tuple[Columns, FrameSpan]]:
+    """Cut sorted rows into frames, each with what it spans."""
+    ends = np.cumsum(columns.sizes)
+    for begin, end in _groups(streams, small):
+        for start, stop in _cuts(begin, end, ends):
+            part = columns.window(start, stop)
+            codes, texts = part.topics.codes, part.topics.texts.values
+            yield (
+                part,
+                FrameSpan(
+                    stop - start,
+                    int(part.positions.min()),
+                    int(part.positions.max()),
+                    (int(streams[start]), texts[codes[0]]),
+                    (int(streams[stop - 1]), texts[codes[-1]]),
+                ),
+            )
+
+
+def _groups(streams: npt.NDArray[np.int64], small: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yield where the rows of each stream begin and end, and then those of all small streams together."""
+    rows = len(streams)
+    large = rows - int(np.count_nonzero(small[streams]))
+    borders = [0, *(np.flatnonzero(np.diff(streams[:large])) + 1).tolist(), large, rows]
+    for start, stop in pairwise(borders):
+        if start < stop:
+            yield start, stop
+
+
+def _cuts(start: int, end: int, ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield where the frames of a group of rows begin and end: of one size, as far as their bytes allow."""
+    frames = -(-(end - start) // FRAME_ROWS)
+    rows = -(-(end - start) // frames)
+    while start < end:
+        full = int(np.searchsorted(ends, _before(ends, start) + FRAME_BYTES)) + 1
+        stop = min(start + rows, full, end)
+        yield start, stop
+        start = stop
+
+
+def _before(ends: npt.NDArray[np.int64], row: int) -> int:
+    return int(ends[row - 1]) if row else 0

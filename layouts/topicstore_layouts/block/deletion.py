@@ -1,0 +1,113 @@
+"""Deleting: blocks and frames that hold matching messages are written again without them, under the same keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from topicstore import TopicFilter
+from topicstore.contract.columns import Indices
+from topicstore.contract.engine import DATA, Engine, WriteBatch
+from topicstore.contract.layout import DeleteStep
+
+from .compression import Compressor
+from .format import Block, encode_frame
+from .gathered_rows import Rows
+from .reading import ALL, Reading
+from .segments import Segment
+
+__all__ = ["Deleter"]
+
+_LOOKED_AT = 16
+"""Blocks or frames that one step looks at: writers wait for it, some 10 ms if they are full."""
+
+
+class Deleter:
+    """Deletes from one slab."""
+
+    def __init__(self, engine: Engine, reading: Reading, compress_merged: Compressor) -> None:
+        self._engine = engine
+        self._reading = reading
+        self._segments = reading.segments
+        self._fresh = reading.fresh
+        self._compress = compress_merged
+
+    def steps(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        """Yield the steps of a delete."""
+        at = first
+        while (segment := next(self._segments.between(self._engine, at, last), None)) is not None:
+            yield from self._in_segment(segment, topic_filter, first, last)
+            at = segment.end + 1
+        yield from self._in_blocks(topic_filter, at, last)
+
+    def _in_segment(self, segment: Segment, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        numbers = self._reading.select(segment, ALL, topic_filter, first, last)
+        for start in range(0, max(len(numbers), 1), _LOOKED_AT):  # a step at least, so that others get their turn
+            step, segment = self._some_frames(segment, numbers[start : start + _LOOKED_AT], topic_filter, first, last)
+            yield step
+            self._reading.deletes += 1
+
+    def _some_frames(
+        self, segment: Segment, numbers: Indices, topic_filter: TopicFilter, first: int, last: int
+    ) -> tuple[DeleteStep, Segment]:
+        """Return the step that deletes from some frames of a segment, and the segment's index after it."""
+        write, left, freed = WriteBatch(), dict[int, int](), 0
+        for number, block in zip(numbers.tolist(), self._segments.frames(self._engine, segment, numbers), strict=True):
+            rows = self._reading.match(block, ALL, topic_filter, first, last)
+            if not isinstance(rows, bool):
+                key = self._segments.frame_key(segment.end, number)
+                keep = _others(block, rows)
+                value = self._frame(block, keep, segment, number) if len(keep) else None
+                left[number] = len(keep)
+                freed += block.size - _replace(key, value, write)
+        if not left:
+            return DeleteStep(write=write, messages=0, freed=0), segment
+        after = segment.without(left)
+        deleted = segment.messages - after.messages
+        freed += self._segments.replace_index(segment, after, write)
+        self._segments.put_total(self._segments.total() - deleted, write)
+        return DeleteStep(write=write, messages=deleted, freed=freed), after
+
+    def _frame(self, block: Block, keep: Indices, segment: Segment, number: int) -> bytes:
+        seed = self._segments.frame_seed(segment.end, number)
+        return encode_frame(block.columns().take(keep), block.stream, block.base, seed, self._compress)
+
+    def _in_blocks(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+        more = True
+        while more:
+            write, deleted, freed, seen = WriteBatch(), 0, 0, 0
+            more = False
+            for together in self._fresh.batches(self._engine, first, last):
+                for block in together:
+                    rows = self._reading.match(block, ALL, topic_filter, first, last)
+                    if not isinstance(rows, bool):
+                        keep = _others(block, rows)
+                        value = self._block(block, keep) if len(keep) else None
+                        deleted += block.rows - len(keep)
+                        freed += block.size - _replace(self._fresh.key(block.last), value, write)
+                first = together[-1].last + 1
+                seen += len(together)
+                if seen >= _LOOKED_AT:
+                    more = True
+                    break
+            yield DeleteStep(write=write, messages=deleted, freed=freed)
+            self._reading.deletes += 1
+
+    def _block(self, block: Block, keep: Indices) -> bytes:
+        return self._fresh.encode(block.columns().take(keep), block.stream, block.base, block.last)
+
+
+def _others(block: Block, rows: Rows) -> Indices:
+    """Return the rows of a block that are not among these."""
+    if rows is None:
+        return np.empty(0, dtype=np.intp)
+    return np.setdiff1d(np.arange(block.rows), rows, assume_unique=True)
+
+
+def _replace(key: tuple[int, int, int], value: bytes | None, write: WriteBatch) -> int:
+    """Put a value in the place of the one there, or nothing; return its bytes."""
+    if value is None:
+        write.delete(DATA, key)
+        return 0
+    write.put(DATA, key, value)
+    return len(value)
