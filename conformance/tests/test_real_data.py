@@ -21,9 +21,9 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore_conformance.oracle import strategies
-from topicstore_conformance.subjects import datasets
 from topicstore_conformance.oracle.checks import quick_directory
 from topicstore_conformance.oracle.model import match
+from topicstore_conformance.subjects import datasets
 from topicstore_conformance.subjects.needing import need, need_data
 from topicstore_conformance.subjects.pairs import Pair, covering, known
 from topicstore_conformance.subjects.profiles import COSTLY, MODE, tries
@@ -104,7 +104,7 @@ def place(table: pa.Table, db: ts.Database) -> pa.Table:
     """Add to each row its generation, its shard and its position, counted one by one."""
     times = table.column("timestamp").cast(pa.int64()).to_pylist()
     shards = [db.shard_of(client_id) for client_id in table.column("client_id").to_pylist()]
-    last = dict.fromkeys(range(len(db.shards)), 0)
+    last = dict.fromkeys(range(len(db.storage.shards)), 0)
     positions = []
     for shard, time in zip(shards, times, strict=True):
         last[shard] = max(last[shard] + 1, time * 2048)
@@ -220,7 +220,7 @@ def check_order(data: Imported, table: pa.Table) -> None:
     positions, shards = table.column("position").to_numpy(), table.column("shard").to_numpy()
     assert bool((steps(client.astype(np.int64) * 1_000_000 + topic, positions) > 0).all())
     second = data.table.column("generation").to_numpy() == 2
-    firsts = np.full(len(data.db.shards), np.iinfo(np.uint64).max, dtype=np.uint64)
+    firsts = np.full(len(data.db.storage.shards), np.iinfo(np.uint64).max, dtype=np.uint64)
     np.minimum.at(
         firsts, data.table.column("shard").to_numpy()[second], data.table.column("position").to_numpy()[second]
     )
@@ -350,7 +350,7 @@ def test_times(imported: Imported) -> None:
 def test_streams_are_few(imported: Imported) -> None:
     """Thousands of topics make few streams, whose patterns match what they hold."""
     streams, topics = imported.db.streams("#"), topics_by_count(imported)
-    assert len(streams) <= 2 * max(50, len(topics) // 5) * len(imported.db.shards)
+    assert len(streams) <= 2 * max(50, len(topics) // 5) * len(imported.db.storage.shards)
     seen = 0
     for stream in streams[:: max(1, len(streams) // 10)]:
         iterator = imported.db.iterate(stream, "#")

@@ -125,10 +125,10 @@ def test_a_run_says_what_went(tmp_path: Path) -> None:
 
 def test_queues_are_listed_read_and_dropped(path: Path) -> None:
     with ts.open(path) as db:
-        db.queue("to/cloud", max_messages=9, max_bytes=5_000).append(
+        db.queues.open("to/cloud", max_messages=9, max_bytes=5_000).append(
             [ts.Message(f"a/{n}", b"%d" % n) for n in range(5)]
         )
-        db.queue("empty")
+        db.queues.open("empty")
     (empty, cloud) = document("queue", path)["queues"]
     assert ("empty", 0, None, "refuse") == (
         empty["name"],

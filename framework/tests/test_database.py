@@ -73,7 +73,7 @@ def test_a_fork_can_neither_write_nor_close_what_its_parent_opened(tmp_path: Pat
 
 def test_an_addition_that_fails_between_shards_is_finished_by_the_next(db: ts.Database) -> None:
     """No generation is dropped that one of the shards still writes."""
-    broken = db.shards[1]
+    broken = db.storage.shards[1]
     original = broken.add_generation
 
     def fail(*_: object) -> int:
@@ -85,7 +85,7 @@ def test_an_addition_that_fails_between_shards_is_finished_by_the_next(db: ts.Da
     assert [1] == [generation.number for generation in db.generations()]
     broken.add_generation = original  # type: ignore[method-assign]
     assert 2 == db.add_generation()
-    assert [2, 2] == [shard.current for shard in db.shards]
+    assert [2, 2] == [shard.current for shard in db.storage.shards]
     db.store(messages(10))
     with pytest.raises(ts.GenerationError, match="the current one"):
         db.drop_generation(2)
@@ -96,13 +96,13 @@ def test_a_drop_that_one_shard_would_refuse_touches_none(tmp_path: Path) -> None
     """With one shard ahead of the other, the newest common generation stays in both."""
     with ts.open(tmp_path / "db", shards=2) as opened:
         opened.store(messages(10))
-        opened.shards[0].add_generation("block", {})
+        opened.storage.shards[0].add_generation("block", {})
         with pytest.raises(ts.GenerationError, match="the current one"):
             opened.drop_generation(1)
         assert 10 == len(payloads(opened))
     with ts.open(tmp_path / "db") as opened:
         assert 10 == len(payloads(opened))
-        assert [2, 2] == [shard.current for shard in opened.shards]
+        assert [2, 2] == [shard.current for shard in opened.storage.shards]
 
 
 def test_a_shard_far_behind_catches_up_at_open(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_a_shard_far_behind_catches_up_at_open(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", shards=2) as opened:
         opened.store(messages(10))
         for _ in range(3):
-            opened.shards[0].add_generation("block", {})
-        opened.shards[0].drop_generation(2)
+            opened.storage.shards[0].add_generation("block", {})
+        opened.storage.shards[0].drop_generation(2)
     with ts.open(tmp_path / "db") as opened:
         assert [1, 3, 4] == [generation.number for generation in opened.generations()]
         assert 10 == len(payloads(opened))
@@ -125,7 +125,7 @@ def test_an_interrupted_encode_closes_the_shard_and_loses_nothing(tmp_path: Path
     """What a layout left half changed in memory never reaches the engine."""
     with ts.open(tmp_path / "db") as opened:
         opened.store([ts.Message("a", b"1")])
-        slab = opened.shards[0].slab(1)
+        slab = opened.storage.shards[0].slab(1)
         original = slab.trie.learn  # type: ignore[attr-defined]
 
         def interrupt(topic: str) -> int:
@@ -154,7 +154,7 @@ def test_a_lock_is_given_back_when_taking_the_next_is_interrupted(db: ts.Databas
         def _is_owned(self) -> bool:
             return False
 
-    second = db.shards[1]
+    second = db.storage.shards[1]
     original = second.log.lock
     second.log.lock = Interrupted()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
@@ -241,7 +241,7 @@ def test_the_tail_survives_and_its_damage_is_noticed(tmp_path: Path) -> None:
     """The last position is not a number that a flipped bit may change."""
     with ts.open(tmp_path / "db") as opened:
         result = opened.store(messages(3))
-        engine = opened.shards[0].engine()
+        engine = opened.storage.shards[0].engine()
         assert result.ids[-1].position == load_tail(engine).last_position
         value = engine.get(STATE, b"\0tail")
         batch = WriteBatch()
@@ -254,16 +254,16 @@ def test_the_tail_survives_and_its_damage_is_noticed(tmp_path: Path) -> None:
 def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> None:
     """A failed one leaves no directory; a good one is a database of its own; none goes inside."""
     db.store(messages(10))
-    original = db.shards[1].log.engine.checkpoint
+    original = db.storage.shards[1].log.engine.checkpoint
 
     def fail(_: Path) -> None:
         raise ts.StorageFullError("disk full")
 
-    db.shards[1].log.engine.checkpoint = fail  # type: ignore[method-assign]
+    db.storage.shards[1].log.engine.checkpoint = fail  # type: ignore[method-assign]
     with pytest.raises(ts.StorageFullError):
         db.checkpoint(tmp_path / "copy")
     assert ["db"] == [path.name for path in tmp_path.iterdir()]
-    db.shards[1].log.engine.checkpoint = original  # type: ignore[method-assign]
+    db.storage.shards[1].log.engine.checkpoint = original  # type: ignore[method-assign]
     with pytest.raises(ts.NotADatabaseError, match="inside the database"):
         db.checkpoint(tmp_path / "db" / "copy")
     db.checkpoint(tmp_path / "copy")
@@ -451,7 +451,7 @@ def test_a_plugin_may_only_wrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         EntryPoint("layouts", "topicstore_layouts.plugin", GROUP),
         EntryPoint("replaces", "replaces_", GROUP),
     ]
-    monkeypatch.setattr("topicstore.database.registry", lambda: Registry(entries))
+    monkeypatch.setattr("topicstore.storage.opening.registry", lambda: Registry(entries))
     with pytest.raises(ts.PluginError, match="topicstore_store of plugin 'replaces' must be"):
         ts.open(tmp_path / "db", plugins=["replaces"])
 
@@ -515,7 +515,7 @@ def test_a_generation_that_cannot_be_opened(tmp_path: Path, layout: str) -> None
 
 
 def _damage_learned(db: ts.Database, generation: int) -> None:
-    engine, prefix = db.shards[0].engine(), encode_generation(generation) + b"\x01"
+    engine, prefix = db.storage.shards[0].engine(), encode_generation(generation) + b"\x01"
     (key, value), *_ = next(iter(engine.scan(META, prefix, prefix + b"\xff")))
     write = WriteBatch()
     write.put(META, key, bytes([value[0] ^ 1]) + value[1:])

@@ -16,8 +16,7 @@ from topicstore.cli import cli
 from topicstore.cli.demo.audit import Audit, choose_filter
 from topicstore.cli.demo.fleet import fleet
 from topicstore.cli.files.rows import encode_lines
-from topicstore_conformance.subjects import datasets
-from topicstore_conformance.subjects import profiles
+from topicstore_conformance.subjects import datasets, profiles
 from topicstore_conformance.subjects.needing import need_data
 
 

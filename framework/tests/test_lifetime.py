@@ -64,24 +64,29 @@ def test_who_reads_keeps_it_open(path: Path, reader: Callable[[Path], Iterator[b
         assert db.info().messages == len(MESSAGES)
 
 
+def use_and_drop(path: Path, held: str) -> None:
+    """Open a database, use something of it, and let go of it."""
+    db = ts.open(path)
+    if held == "sessions":
+        db.sessions.open("me", expiry_interval=None)
+    if held == "retention":
+        db.retention.set(max_age=1_000.0)
+        db.retention.start(1_000.0)
+    if held == "persistence":
+        db.persistence.add("a/#")
+    if held == "queues":
+        db.queues.open("waiting").append(MESSAGES)
+    db.store(MESSAGES)
+    del db
+    gc.collect()
+
+
 @pytest.mark.parametrize("held", ["", "sessions", "retention", "persistence", "queues"])
 def test_dropped_it_says_so_and_is_free(path: Path, held: str) -> None:
     """Who lets go of an open database, whatever of it was used, is told; no thread, file or lock of it is left."""
     before = set(threading.enumerate())
     with pytest.warns(ResourceWarning, match=r"leveldb.* was not closed"):
-        db: Any = ts.open(path)
-        if held == "sessions":
-            db.sessions.open("me", expiry_interval=None)
-        if held == "retention":
-            db.retention.set(max_age=1_000.0)
-            db.retention.start(1_000.0)
-        if held == "persistence":
-            db.persistence.add("a/#")
-        if held == "queues":
-            db.queue("waiting").append(MESSAGES)
-        db.store(MESSAGES)
-        del db
-        gc.collect()
+        use_and_drop(path, held)
     assert set(threading.enumerate()) <= before
     ts.open(path).close()
 

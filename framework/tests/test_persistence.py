@@ -9,7 +9,7 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.pubsub.persistence_rules import Persistence, PersistenceRule
+from topicstore.pubsub.persistence_rules import PersistenceRule, PersistenceRules
 from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.subjects.profiles import COSTLY, tries
 
@@ -51,7 +51,7 @@ def test_what_the_rules_say(changes: list[tuple[bool, PersistenceRule]]) -> None
             assert expected == db.persistence.matching(batch).tolist()
             assert expected[::7] == [bool(db.persistence.matching(batch[n : n + 1])[0]) for n in range(0, len(rows), 7)]
         assert rules == set(db.persistence.list())
-        assert rules == set(Persistence(db).list())
+        assert rules == set(PersistenceRules(db.state(0)).list())
 
 
 def test_they_are_there_after_a_restart(tmp_path: Path) -> None:

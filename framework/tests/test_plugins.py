@@ -79,7 +79,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
 def use(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> None:
     """Let databases find their plugins in this registry."""
-    monkeypatch.setattr("topicstore.database.registry", lambda: registry)
+    monkeypatch.setattr("topicstore.storage.opening.registry", lambda: registry)
 
 
 def reasons(registry: Registry) -> dict[str, str]:

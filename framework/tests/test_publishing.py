@@ -61,7 +61,7 @@ def test_nobody_asks_nothing_is_stored(db: ts.Database) -> None:
     """It goes to who listens, with a time, and is gone; who listens to something else hears nothing."""
     ears = {text: Ear() for text in ("a/#", "b")}
     for text, ear in ears.items():
-        db.hub.feed(ts.TopicFilter(text)).add(ear)
+        db.hub.listen(db.hub.feed(ts.TopicFilter(text)), ear)
     result = db.publish([ts.Message("a/1", b"1", "me"), ts.Message("a/2", b"2", timestamp=5), ts.Message("c", b"3")])
     assert (3, 0, 3, []) == (result.count, result.stored, result.routed, result.ids)
     assert [] == stored(db)
@@ -85,7 +85,7 @@ def test_a_rule_or_a_durable_subscription_decides(db: ts.Database, monkeypatch: 
     db.persistence.add("both")
     db.persistence.add("both", least_qos=0, client_id="me")
     ear = Ear()
-    db.hub.feed(ts.TopicFilter("#")).add(ear)
+    db.hub.listen(db.hub.feed(ts.TopicFilter("#")), ear)
     topics = ["live", "ruled", "wanted", "both", "live", "both"]
     rows = [
         ts.Message(topic, b"%d" % n, "me", properties=asking() if topic == "both" else None)
@@ -131,7 +131,7 @@ def test_what_fails_is_neither_stored_nor_retained_nor_handed_on(db: ts.Database
     """A bad message, or a condition that doesn't hold, keeps the whole batch back."""
     db.persistence.add("s")
     ear = Ear()
-    db.hub.feed(ts.TopicFilter("#")).add(ear)
+    db.hub.listen(db.hub.feed(ts.TopicFilter("#")), ear)
     rows = [ts.Message("l", b"1", retain=True), ts.Message("s", b"2")]
     with pytest.raises(ts.InvalidMessageError) as refused:
         db.publish([*rows, ts.Message("+", b"")])
@@ -143,9 +143,9 @@ def test_what_fails_is_neither_stored_nor_retained_nor_handed_on(db: ts.Database
 
 def test_what_only_goes_by_costs_no_engine_write(db: ts.Database) -> None:
     """Nothing is committed for it."""
-    before = [shard.counters.batches for shard in db.shards]
+    before = [shard.counters.batches for shard in db.storage.shards]
     db.publish([ts.Message("l", b"1", f"client {n}") for n in range(10)])
-    assert before == [shard.counters.batches for shard in db.shards]
+    assert before == [shard.counters.batches for shard in db.storage.shards]
 
 
 def test_a_closed_database_takes_nothing(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_every_message_goes_where_it_belongs(batches: list[list[ts.Message]], sh
         db.persistence.add("#", client_id="you", least_qos=2)
         ear = Ear()
         for text in ("#", "$s"):
-            db.hub.feed(ts.TopicFilter(text)).add(ear)
+            db.hub.listen(db.hub.feed(ts.TopicFilter(text)), ear)
         live: list[tuple[str, bytes]] = []
         kept: list[tuple[str, bytes]] = []
         retained: dict[str, bytes] = {}

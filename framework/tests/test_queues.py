@@ -47,7 +47,7 @@ def numbers(batch: queues.QueueBatch) -> list[int]:
 
 def test_messages_come_out_whole_and_in_order(db: ts.Database) -> None:
     """All fields, of any topic; the time is that of appending where they had none; the database has none of them."""
-    queue = db.queue("to the cloud")
+    queue = db.queues.open("to the cloud")
     properties = ts.Properties(correlation_data=b"\0", user_properties=(("a", "b"),))
     rows = [
         ts.Message("$SYS/x", b"", "é", 2, True, 7, properties),
@@ -63,7 +63,7 @@ def test_messages_come_out_whole_and_in_order(db: ts.Database) -> None:
 
 def test_reading_goes_on_and_begins_anew(db: ts.Database) -> None:
     """What was read stays until it is committed; `rewind` goes back to it."""
-    queue = db.queue("q")
+    queue = db.queues.open("q")
     queue.append(numbered(*range(10)))
     first, second = queue.read(3), queue.read(4)
     assert ([0, 1, 2], [3, 4, 5, 6], 10) == (numbers(first), numbers(second), len(queue))
@@ -77,7 +77,7 @@ def test_reading_goes_on_and_begins_anew(db: ts.Database) -> None:
 
 def test_committing_is_idempotent(db: ts.Database) -> None:
     """Ids that were committed, or never were, remove what lies up to them and no more; none need have been read."""
-    queue = db.queue("q")
+    queue = db.queues.open("q")
     ids = queue.append(numbered(*range(5)))
     assert [0, 2, 0, 0] == [queue.commit(one) for one in (0, ids[1], ids[0], ids[1])]
     assert [2, 3, 4] == numbers(queue.read())
@@ -88,11 +88,11 @@ def test_committing_is_idempotent(db: ts.Database) -> None:
 @pytest.mark.parametrize("upto", [-1, 1 << 64, 1.5, None, True])
 def test_what_is_no_id_is_refused(db: ts.Database, upto: object) -> None:
     with pytest.raises(ts.InvalidArgumentError):
-        db.queue("q").commit(upto)  # type: ignore[arg-type]
+        db.queues.open("q").commit(upto)  # type: ignore[arg-type]
 
 
 def test_bad_messages_are_refused_whole(db: ts.Database) -> None:
-    queue = db.queue("q")
+    queue = db.queues.open("q")
     with pytest.raises(ts.InvalidMessageError) as refused:
         queue.append([*numbered(1), ts.Message("#", b"")])
     assert (1, 0) == (refused.value.index, len(queue))
@@ -104,7 +104,7 @@ def test_bad_messages_are_refused_whole(db: ts.Database) -> None:
 
 def test_a_full_queue_refuses(db: ts.Database) -> None:
     """All or nothing; committing makes room."""
-    queue = db.queue("q", max_messages=3)
+    queue = db.queues.open("q", max_messages=3)
     ids = queue.append(numbered(0, 1))
     with pytest.raises(QuotaExceededError):
         queue.append(numbered(2, 3))
@@ -116,14 +116,14 @@ def test_a_full_queue_refuses(db: ts.Database) -> None:
 
 def test_a_full_queue_drops_the_newest(db: ts.Database) -> None:
     """The first that fit are put; the others are counted."""
-    queue = db.queue("q", max_messages=3, overflow="drop_newest")
+    queue = db.queues.open("q", max_messages=3, overflow="drop_newest")
     assert [2, 1, 0] == [len(queue.append(numbered(*some))) for some in ((0, 1), (2, 3), (4, 5))]
     assert ([0, 1, 2], 3) == (numbers(queue.read()), queue.dropped)
 
 
 def test_a_full_queue_drops_the_oldest(db: ts.Database) -> None:
     """Also of what was read and not committed; and the first of those put, if there are too many of them."""
-    queue = db.queue("q", max_messages=3, overflow="drop_oldest")
+    queue = db.queues.open("q", max_messages=3, overflow="drop_oldest")
     queue.append(numbered(0, 1, 2))
     read = queue.read(2)
     queue.append(numbered(3, 4))
@@ -136,7 +136,7 @@ def test_a_full_queue_drops_the_oldest(db: ts.Database) -> None:
 @pytest.mark.parametrize("overflow", ["refuse", "drop_oldest", "drop_newest"])
 def test_bytes_are_bounded_too(db: ts.Database, overflow: Overflow) -> None:
     """Never more than allowed, whatever the sizes."""
-    queue = db.queue("q", max_bytes=1_000, overflow=overflow)
+    queue = db.queues.open("q", max_bytes=1_000, overflow=overflow)
     appended = 0
     for size in (10, 400, 50, 500, 1, 990, 2_000, 300, 300, 300, 300):
         try:
@@ -155,7 +155,7 @@ def test_bytes_are_bounded_too(db: ts.Database, overflow: Overflow) -> None:
 )
 def test_bounds_and_names_that_are_none_are_refused(db: ts.Database, arguments: dict[str, object]) -> None:
     with pytest.raises(ts.InvalidArgumentError):
-        db.queue(**{"name": "q", **arguments})  # type: ignore[arg-type]
+        db.queues.open(**{"name": "q", **arguments})  # type: ignore[arg-type]
 
 
 class QueueModel(RuleBasedStateMachine):
@@ -168,7 +168,7 @@ class QueueModel(RuleBasedStateMachine):
     )
     def begin(self, overflow: Overflow, most: int | None, most_bytes: int | None) -> None:
         self.db = ts.open("nowhere", backend="memory", layout="reference")
-        self.queue = self.db.queue("q", max_messages=most, max_bytes=most_bytes, overflow=overflow)
+        self.queue = self.db.queues.open("q", max_messages=most, max_bytes=most_bytes, overflow=overflow)
         self.overflow, self.most, self.most_bytes = overflow, most or 10**9, most_bytes or 10**9
         self.held: deque[tuple[int, bytes]] = deque()
         self.read_upto = self.dropped = 0
@@ -258,15 +258,15 @@ def test_any_text_is_a_name(tmp_path: Path, backend: str) -> None:
     """Each is a queue of its own, also for the file system, and is listed by its name."""
     with ts.open(tmp_path / "db", backend=backend) as db:
         for name in NAMES:
-            db.queue(name).append([ts.Message("a", name[:9].encode())])
-            assert db.queue(name) is db.queue(name)
+            db.queues.open(name).append([ts.Message("a", name[:9].encode())])
+            assert db.queues.open(name) is db.queues.open(name)
         assert sorted(NAMES) == [info.name for info in db.queues.list()]
     if backend == "rocksdb":
         assert {"db"} == {path.name for path in tmp_path.iterdir()}
         with ts.open(tmp_path / "db") as db:
             assert sorted(NAMES) == [info.name for info in db.queues.list()]
             for name in NAMES:
-                assert [name[:9].encode()] == [message.payload for message in db.queue(name).read().messages]
+                assert [name[:9].encode()] == [message.payload for message in db.queues.open(name).read().messages]
 
 
 @pytest.mark.parametrize("pair", known("persistent"), ids=str)
@@ -274,12 +274,12 @@ def test_it_goes_on_after_a_restart(tmp_path: Path, pair: Pair) -> None:
     """At the first that was not committed, with its bounds and counters, on every backend and layout."""
     need(pair)
     with pair.open(tmp_path / "db", shards=2) as db:
-        queue = db.queue("q", max_messages=6, overflow="drop_oldest")
+        queue = db.queues.open("q", max_messages=6, overflow="drop_oldest")
         queue.append(numbered(*range(8)))
         assert 2 == queue.commit(queue.read(2).last)
         info = queue.info()
     with pair.open(tmp_path / "db") as db:
-        queue = db.queue("q")
+        queue = db.queues.open("q")
         assert (4, 2, 6, None, "drop_oldest") == (
             len(queue),
             queue.dropped,
@@ -299,7 +299,7 @@ def test_the_disk_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """However much passes through, only what waits is kept, and a generation or two."""
     monkeypatch.setattr("topicstore.queues.queue._GENERATION_BYTES", 100_000)
     with ts.open(tmp_path / "db") as db:
-        queue = db.queue("q")
+        queue = db.queues.open("q")
         rows = [ts.Message("a", n.to_bytes(2, "big") * 500) for n in range(50)]
         for _ in range(100):
             queue.append(rows)
@@ -317,34 +317,36 @@ def test_a_dropped_queue_is_gone(tmp_path: Path) -> None:
     """With its files, whether it was open or not; one made anew is empty."""
     with ts.open(tmp_path / "db") as db:
         for name in ("open", "closed", "other"):
-            db.queue(name).append(numbered(1))
+            db.queues.open(name).append(numbered(1))
     with ts.open(tmp_path / "db") as db:
-        held = db.queue("open")
+        held = db.queues.open("open")
         assert [True, True, False, False] == [db.queues.drop(name) for name in ("open", "closed", "open", "none")]
         with pytest.raises(ts.DatabaseClosedError):
             held.append(numbered(2))
         assert ["other"] == [path.name for path in (tmp_path / "db" / "queues").iterdir()]
-        assert 0 == len(db.queue("open"))
+        assert 0 == len(db.queues.open("open"))
 
 
 def test_a_drop_that_was_interrupted_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is gone at once; the next drop removes what is left of it."""
     with ts.open(tmp_path / "db") as db:
-        db.queue("a").append(numbered(1))
-        monkeypatch.setattr("topicstore.queues.queue.shutil.rmtree", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        db.queues.open("a").append(numbered(1))
+        monkeypatch.setattr(
+            "topicstore.queues.queues.shutil.rmtree", lambda _: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             db.queues.drop("a")
         monkeypatch.undo()
         assert [] == db.queues.list()
-        assert 0 == len(db.queue("a"))
+        assert 0 == len(db.queues.open("a"))
         assert db.queues.drop("a")
         assert [] == list((tmp_path / "db" / "queues").iterdir())
 
 
 def test_they_are_closed_with_their_database(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db") as db:
-        queue = db.queue("q")
-    for call in (queue.read, queue.info, lambda: queue.append(numbered(1)), lambda: db.queue("q")):
+        queue = db.queues.open("q")
+    for call in (queue.read, queue.info, lambda: queue.append(numbered(1)), lambda: db.queues.open("q")):
         with pytest.raises(ts.DatabaseClosedError):
             call()
 
@@ -352,13 +354,13 @@ def test_they_are_closed_with_their_database(tmp_path: Path) -> None:
 def test_who_only_reads_has_no_queues(tmp_path: Path) -> None:
     """Using one means to write; nothing is removed either."""
     with ts.open(tmp_path / "db") as db:
-        db.queue("q").append(numbered(1))
+        db.queues.open("q").append(numbered(1))
     with ts.open(tmp_path / "db", read_only=True) as db:
-        for call in (lambda: db.queue("q"), db.queues.list, lambda: db.queues.drop("q")):
+        for call in (lambda: db.queues.open("q"), db.queues.list, lambda: db.queues.drop("q")):
             with pytest.raises(ts.ReadOnlyDatabaseError):
                 call()
     with ts.open(tmp_path / "db") as db:
-        assert [1] == numbers(db.queue("q").read())
+        assert [1] == numbers(db.queues.open("q").read())
 
 
 def test_plugins_see_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,15 +382,15 @@ def test_plugins_see_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(str(tmp_path))
     names = [("backends", "topicstore_backends.plugin"), ("layouts", "topicstore_layouts.plugin"), ("flipping_",) * 2]
     registry = Registry([EntryPoint(name, module, plugins.GROUP) for name, module in names])
-    monkeypatch.setattr("topicstore.database.registry", lambda: registry)
+    monkeypatch.setattr("topicstore.storage.opening.registry", lambda: registry)
     message = ts.Message("secret topic", b"secret payload", "secret client", timestamp=1)
     with ts.open(tmp_path / "db", plugins=["flipping_"]) as db:
-        db.queue("q").append([message])
-        db.queue("q")._db.flush()
+        db.queues.open("q").append([message])
+        db.queues.open("q")._db.flush()
     files = [path.read_bytes() for path in (tmp_path / "db").rglob("*") if path.is_file()]
     assert not any(b"secret" in content for content in files)
     with ts.open(tmp_path / "db") as db:
-        assert [message] == db.queue("q").read().messages
+        assert [message] == db.queues.open("q").read().messages
     sys.modules.pop("flipping_")
 
 
@@ -400,7 +402,7 @@ topicstore.queues.queue._GENERATION_BYTES = 20_000
 path, number = arguments
 counts(RocksdbEngine, "write")
 db = ts.open(path)
-queue = db.queue("q", max_messages=2_000, overflow="drop_oldest")
+queue = db.queues.open("q", max_messages=2_000, overflow="drop_oldest")
 while True:
     queue.append([ts.Message("a", b"%d " % n + bytes(50), "me") for n in range(number, number + 7)])
     number += 7
@@ -420,7 +422,7 @@ def test_killed_at_any_moment_it_holds_what_it_said(tmp_path: Path, run_until: R
         for what, number in run_until((write, moment), APPENDING, tmp_path / "db", appended):
             appended, committed = (number, committed) if what == "appended" else (appended, number)
         with ts.open(tmp_path / "db") as db:
-            queue = db.queue("q")
+            queue = db.queues.open("q")
             messages = [message for batch in iter(queue.read, EMPTY) for message in batch.messages]
             found = [int(message.payload.split()[0]) for message in messages]
             assert list(range(found[0], found[-1] + 1)) == found

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.pubsub.retained import SEND, SEND_IF_NEW, SEND_NEVER, remove_expired, retained_for
 from topicstore.shard.state import FrameworkWrite
-from topicstore.storage.keyed import kept_key
+from topicstore.storage.keyed import state_key
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.subjects.profiles import COSTLY, tries
 
@@ -55,7 +55,7 @@ def test_an_empty_payload_clears(db: ts.Database) -> None:
     assert [("c", b"3")] == found(db)
     db.publish([retain("c", b"4"), retain("c", b"")])
     assert [] == found(db)
-    assert [] == [key for shard in range(3) for key, _ in db.state(shard).scan(kept_key(b"r"))]
+    assert [] == [key for shard in range(3) for key, _ in db.state(shard).scan(state_key(b"r"))]
 
 
 def test_it_comes_back_as_it_was_published(db: ts.Database) -> None:
@@ -117,7 +117,7 @@ def test_only_topics_that_begin_as_the_filter_are_read(db: ts.Database) -> None:
     names = ["a", "a/1", "a/1/x", "a-b/1", "b/1", "c"]
     db.publish([retain(name) for name in names])
     for name in ("a-b/1", "b/1", "c"):
-        db.state(db.shard_of(name)).write([FrameworkWrite(kept_key(b"r" + name.encode()), b"damaged")])
+        db.state(db.shard_of(name)).write([FrameworkWrite(state_key(b"r" + name.encode()), b"damaged")])
     assert ["a", "a/1", "a/1/x"] == [topic for topic, _ in found(db, "a/#")]
     assert ["a/1"] == [topic for topic, _ in found(db, "a/+")]
     assert ["a/1/x"] == [topic for topic, _ in found(db, "a/1/+/#")]
@@ -135,13 +135,13 @@ def test_a_subscription_gets_them_as_it_asks(db: ts.Database) -> None:
     """Retain handling 0, 1 and 2 of MQTT 5."""
     db.publish([retain("a")])
     got = {
-        (handling, existed): len(retained_for(db, ts.TopicFilter("#"), handling, existed=existed))
+        (handling, existed): len(retained_for(db.storage, ts.TopicFilter("#"), handling, existed=existed))
         for handling in (SEND, SEND_IF_NEW, SEND_NEVER)
         for existed in (False, True)
     }
     assert {(0, False): 1, (0, True): 1, (1, False): 1, (1, True): 0, (2, False): 0, (2, True): 0} == got
     with pytest.raises(ts.InvalidArgumentError):
-        retained_for(db, ts.TopicFilter("#"), 3, existed=False)
+        retained_for(db.storage, ts.TopicFilter("#"), 3, existed=False)
 
 
 # --- expiry ---
@@ -175,8 +175,8 @@ def test_an_expired_one_is_removed(db: ts.Database, clock: Clock) -> None:
     clock.now += 3 * SECOND
     assert 2 == db.retention.run().expired
     assert 0 == db.retention.run().expired
-    kept = [key for shard in range(3) for key, _ in db.state(shard).scan(kept_key(b"r"))]
-    assert [kept_key(b"rb"), kept_key(b"rc")] == sorted(kept)
+    kept = [key for shard in range(3) for key, _ in db.state(shard).scan(state_key(b"r"))]
+    assert [state_key(b"rb"), state_key(b"rc")] == sorted(kept)
 
 
 def test_one_that_was_replaced_meanwhile_is_not_removed(
@@ -186,13 +186,13 @@ def test_one_that_was_replaced_meanwhile_is_not_removed(
     db.publish([retain("a", expiry=3)])
     clock.now += 3 * SECOND
     shard = db.shard_of("a")
-    write = db.shards[shard]._writes.write_state
+    write = db.storage.shards[shard]._writes.write_state
 
     def publish_first(writes: list[ts.StateWrite]) -> None:
         monkeypatch.undo()
         db.publish([retain("a", b"new", expiry=3)])
         write(writes)
 
-    monkeypatch.setattr(db.shards[shard]._writes, "write_state", publish_first)
-    assert 0 == remove_expired(db, clock.now)
+    monkeypatch.setattr(db.storage.shards[shard]._writes, "write_state", publish_first)
+    assert 0 == remove_expired(db.storage, clock.now)
     assert [("a", b"new")] == found(db)

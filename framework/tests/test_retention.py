@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from topicstore.contract.errors import QuotaExceededError
 from topicstore.lifecycle.retention import RetentionSettings
 from topicstore.shard.state import FrameworkWrite
+from topicstore.storage.generations import drop_generation
+from topicstore.storage.storage import Storage
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.subjects.profiles import COSTLY, tries
@@ -310,25 +312,24 @@ def test_whatever_is_set_a_suffix_stays(
 # --- by itself ---
 
 
-def dropped_event(db: ts.Database) -> threading.Event:
-    """Return an event that is set when the database drops a generation."""
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that is set when retention has dropped a generation."""
     event = threading.Event()
-    drop = db.drop_generation
 
-    def tell(generation: int) -> bool:
-        done = drop(generation)
+    def tell(storage: Storage, generation: int) -> bool:
+        done = drop_generation(storage, generation)
         event.set()
         return done
 
-    db.drop_generation = tell  # type: ignore[method-assign]
+    monkeypatch.setattr("topicstore.lifecycle.retention.drop_generation", tell)
     return event
 
 
-def test_it_works_by_itself_when_something_is_stored(db: ts.Database) -> None:
+def test_it_works_by_itself_when_something_is_stored(db: ts.Database, dropped: threading.Event) -> None:
     """In the background; where there is no limit there is no thread."""
     db.store([message("0")])
-    assert db.retention._thread is None
-    dropped = dropped_event(db)
+    assert db.retention._task._thread is None
     db.retention.set(max_bytes=10_000, when_full="drop")
 
     def dropped_after_storing() -> bool:
@@ -339,9 +340,8 @@ def test_it_works_by_itself_when_something_is_stored(db: ts.Database) -> None:
     assert db.retention.failure is None
 
 
-def test_it_works_at_intervals_where_nothing_is_stored(db: ts.Database, clock: Clock) -> None:
+def test_it_works_at_intervals_where_nothing_is_stored(db: ts.Database, clock: Clock, dropped: threading.Event) -> None:
     """Also what was retained goes, when it has expired."""
-    dropped = dropped_event(db)
     db.retention.set(max_age=100)
     db.store([message("1")])
     db.add_generation()
@@ -356,7 +356,7 @@ def test_closing_waits_for_it(tmp_path: Path, clock: Clock) -> None:
     with ts.open(tmp_path / "db", backend="memory", clock=clock) as db:
         db.retention.set(max_age=100)
         db.retention.start(0.001)
-        thread = db.retention._thread
+        thread = db.retention._task._thread
     assert thread is not None
     assert not thread.is_alive()
     assert db.retention.failure is None
@@ -367,7 +367,7 @@ def test_closing_waits_for_it(tmp_path: Path, clock: Clock) -> None:
 def test_a_failure_is_told(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends, says why, and the database stays usable."""
     told = threading.Event()
-    monkeypatch.setattr("topicstore.lifecycle.retention.warnings.warn", lambda *_, **__: told.set())
+    monkeypatch.setattr("topicstore.background.warnings.warn", lambda *_, **__: told.set())
     db.state(0).write([FrameworkWrite(b"\1ps", b"damaged")])
     db.retention.start(10 * PATIENCE)
     assert told.wait(PATIENCE)
@@ -377,7 +377,7 @@ def test_a_failure_is_told(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> 
 # --- kills ---
 
 KILLED = """
-import topicstore as ts
+import topicstore as ts, topicstore.lifecycle.retention
 path, where = arguments
 now = [1_700_000_000_000_000]
 db = ts.open(path, shards=3, clock=lambda: now[0])
@@ -388,10 +388,10 @@ for n in range(3):
 db.store([ts.Message("a", b"3", f"client {i}") for i in range(20)])
 now[0] += 60_000_000
 counts(*{
-    "while rotating": (db.shards[2], "add_generation"),
-    "before dropping": (db, "drop_generation"),
-    "between shards": (db.shards[1], "drop_generation"),
-    "before removing": (db.shards[0], "remove_dropped"),
+    "while rotating": (db.storage.shards[2], "add_generation"),
+    "before dropping": (topicstore.lifecycle.retention, "drop_generation"),
+    "between shards": (db.storage.shards[1], "drop_generation"),
+    "before removing": (db.storage.shards[0], "remove_dropped"),
 }[where])
 db.retention.set(max_age=100, rotate_every=50)
 db.retention.run()

@@ -241,7 +241,7 @@ def test_idle_subscribers_read_nothing(plain: ts.Database) -> None:
 def test_a_program_that_follows_nothing_pays_nothing(plain: ts.Database) -> None:
     """There is no hub before somebody subscribes."""
     plain.store(numbered(0, 10))
-    assert plain.listening is None
+    assert plain.storage.listener is None
 
 
 # --- what is removed ---------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_bad_arguments(plain: ts.Database, arguments: dict[str, object]) -> None
         plain.subscribe("#", **arguments)  # type: ignore[arg-type]
     with pytest.raises(ts.InvalidFilterError):
         plain.subscribe("a/#/b")
-    assert plain.listening is None or plain.hub.matching("a") == ()
+    assert plain.storage.listener is None or plain.hub.matching("a") == ()
 
 
 # --- asyncio -----------------------------------------------------------------------------
@@ -497,4 +497,4 @@ def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
         count = 0
         while count < 20:
             count += len(subscription.fetch(timeout=PATIENCE))
-    assert plain.hub._bytes <= 32 << 20
+    assert plain.hub.reads._bytes <= 32 << 20

@@ -29,7 +29,8 @@ from .contract.requests import NextResult, StoreResult, Stream
 from .contract.state import ANY, StateWrite
 from .contract.topics import TopicFilter, matches
 from .database import Database
-from .lifecycle.retention import RetentionReport, RetentionSettings
+from .lifecycle.retention import RetentionReport
+from .lifecycle.retention_policy import RetentionSettings
 from .opening import create, open, open_existing  # noqa: A004 - the name people know
 from .pubsub.publishing import PERSIST, PublishResult
 from .queues.queue import Queue, QueueBatch

@@ -1,26 +1,28 @@
-"""`open`, `create` and `open_existing`: what a database is made with, and what its manifest says already."""
+"""`open`, `create` and `open_existing`: a database, put together of its storage and its features."""
 
 from __future__ import annotations
 
+import functools
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ._version import __version__
-from .contract.errors import DatabaseNotFoundError, InvalidArgumentError, ManifestMismatchError, NotADatabaseError
+from .contract.errors import NotADatabaseError
 from .database import Database
+from .lifecycle.archives import open_archive
 from .plugins import registry
+from .queues.queues import DIRECTORY, Queues
+from .storage.creation import check_same, finished_manifest, merged_options, new_manifest, wanted_fields
 from .storage.manifest import Manifest, existing_manifest, read_manifest
+from .storage.opening import open_storage
+from .storage.storage import Storage
 
-__all__ = ["create", "open", "open_existing"]
-
-MAX_SHARDS = 4_096
+__all__ = ["create", "now", "open", "open_existing", "open_lazily"]
 
 
-def _clock() -> int:
+def now() -> int:
+    """Return the present by the machine's clock: microseconds since the epoch."""
     return time.time_ns() // 1_000
 
 
@@ -38,7 +40,7 @@ def open(  # noqa: A001 - the name people know from every other store
     options: Mapping[str, Mapping[str, Any]] | None = None,
     auto_compact: bool = True,
     read_only: bool = False,
-    clock: Callable[[], int] = _clock,
+    clock: Callable[[], int] = now,
 ) -> Database:
     """Open the database in the directory ``path``, creating it where there is none.
 
@@ -72,8 +74,7 @@ def open(  # noqa: A001 - the name people know from every other store
     `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`, `IncompatibleError`,
     `InvalidOptionError`, `StorageFullError`, `CorruptionError`; to be read, `DatabaseNotFoundError`.
     """
-    directory = Path(path)
-    wanted = _wanted(
+    wanted = wanted_fields(
         backend=backend,
         layout=layout,
         shards=shards,
@@ -82,14 +83,10 @@ def open(  # noqa: A001 - the name people know from every other store
         late=late,
         max_skew=max_skew,
     )
-    manifest = _finished_manifest(directory) if read_only else read_manifest(directory)
-    if manifest is None:
-        manifest = _new_manifest(wanted, plugins, options or {})
-        return Database(directory, manifest, manifest.options, manifest.plugins, clock, auto_compact=auto_compact)
-    _check_same(directory, manifest, wanted, options or {})
-    merged = _merged_options(manifest, options or {})
-    names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)
-    return Database(directory, manifest, merged, names, clock, auto_compact=auto_compact, read_only=read_only)
+    storage = _open_or_create(Path(path), wanted, plugins, options or {}, clock, read_only=read_only)
+    open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clock)
+    queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
+    return Database(storage, queues, auto_compact=auto_compact and not read_only)
 
 
 def create(path: str | Path, **arguments: Any) -> Database:
@@ -107,75 +104,36 @@ def open_existing(path: str | Path, **arguments: Any) -> Database:
     return open(path, **arguments)
 
 
-def _finished_manifest(directory: Path) -> Manifest:
-    """Return the manifest of a database that is there as a whole."""
-    manifest = existing_manifest(directory)
-    if not manifest.complete:
-        raise DatabaseNotFoundError(f"the database at {directory} has not been made to its end; open it to write")
-    return manifest
-
-
-_CHOICES = {"durability": ("commit", "sync"), "timestamps": ("commit", "message"), "late": ("raise", "lift")}
-_DEFAULTS = {
-    "backend": "rocksdb",
-    "layout": "block",
-    "shards": 1,
-    "durability": "commit",
-    "timestamps": "commit",
-    "late": "raise",
-    "max_skew": 60.0,
-}
-
-
-def _wanted(**arguments: Any) -> dict[str, Any]:
-    """Check the arguments that were given."""
-    given = {name: value for name, value in arguments.items() if value is not None}
-    for name, choices in _CHOICES.items():
-        if name in given and given[name] not in choices:
-            raise InvalidArgumentError(f"{name} is one of {', '.join(choices)}, not {given[name]!r}")
-    shards, skew = given.get("shards", 1), given.get("max_skew", 0.0)
-    for name in ("backend", "layout"):
-        if not isinstance(given.get(name, ""), str):
-            raise InvalidArgumentError(f"{name} is the name of a plugin")
-    if type(shards) is not int or not 1 <= shards <= MAX_SHARDS:
-        raise InvalidArgumentError(f"shards is a number from 1 to {MAX_SHARDS}, not {shards!r}")
-    if not isinstance(skew, (int, float)) or isinstance(skew, bool) or not 0 <= skew < 1e9:
-        raise InvalidArgumentError(f"max_skew is a number of seconds, not {skew!r}")
-    return given
-
-
-def _new_manifest(wanted: dict[str, Any], plugins: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> Manifest:
-    fields = {**_DEFAULTS, **wanted}
-    return Manifest(
-        id=uuid.uuid4().hex,
-        **{**fields, "max_skew": float(fields["max_skew"])},
-        plugins=tuple(plugins),
-        options={name: dict(values) for name, values in options.items()},
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        created_by=f"topicstore {__version__}",
+def open_lazily(path: Path) -> Storage:
+    """Open the shards of a database to read them only, each when it is asked for. Errors are those of `open`."""
+    manifest = existing_manifest(path)
+    return open_storage(
+        path, manifest, manifest.options, manifest.plugins, now, open_archive, read_only=True, lazily=True
     )
 
 
-def _check_same(
-    directory: Path, manifest: Manifest, wanted: dict[str, Any], options: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Refuse arguments that contradict what the database was created with."""
-    for name, value in wanted.items():
-        is_ = getattr(manifest, name)
-        if value != is_:
-            raise ManifestMismatchError(f"{directory} was created with {name}={is_!r}, not {value!r}")
-    for plugin, values in options.items():
-        if plugin != manifest.backend and registry().full_options(plugin, values) != registry().full_options(
-            plugin, manifest.options.get(plugin, {})
-        ):
-            raise ManifestMismatchError(
-                f"{directory} has its own options of {plugin!r}; a new generation may have others"
-            )
+def _open_or_create(
+    path: Path,
+    wanted: dict[str, Any],
+    plugins: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+    clock: Callable[[], int],
+    *,
+    read_only: bool = False,
+) -> Storage:
+    manifest = finished_manifest(path) if read_only else read_manifest(path)
+    if manifest is None:
+        manifest = new_manifest(wanted, plugins, options)
+        return open_storage(path, manifest, manifest.options, manifest.plugins, clock, open_archive)
+    check_same(path, manifest, wanted, options)
+    merged = merged_options(manifest, options)
+    names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)
+    return open_storage(path, manifest, merged, names, clock, open_archive, read_only=read_only)
 
 
-def _merged_options(manifest: Manifest, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the manifest's options, the backend's changed by those given."""
-    merged: dict[str, Mapping[str, Any]] = {**manifest.options}
-    if manifest.backend in options:
-        merged[manifest.backend] = {**merged.get(manifest.backend, {}), **options[manifest.backend]}
-    return merged
+def _open_queue(of: Manifest, plugins: Sequence[str], clock: Callable[[], int], path: Path) -> Storage:
+    """Open or make the database of a queue: as the one it belongs to, if messages can be read at once and in order."""
+    layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None
+    wanted = wanted_fields(backend=of.backend, layout=layout, shards=1, durability=of.durability)
+    options = {name: values for name, values in of.options.items() if name in (of.backend, layout)}
+    return _open_or_create(path, wanted, plugins, options, clock)

@@ -274,7 +274,7 @@ class _Contender:
     @property
     def waits(self) -> bool:
         """Something is waiting to be merged."""
-        return any(shard.backlog() for shard in self.db.shards)
+        return any(shard.backlog() for shard in self.db.storage.shards)
 
     def measure(self, question: Question, times: list[float]) -> None:
         """Replay once more, unless it was measured enough."""

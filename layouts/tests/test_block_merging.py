@@ -14,9 +14,9 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from topicstore import Message
 from topicstore.contract.engine import DATA, INDEX, Engine, Key, WriteBatch
 from topicstore.contract.layout import CompactStep
+from topicstore_conformance.database.machine import DatabaseMachine
 from topicstore_conformance.faults.threads import Beside
 from topicstore_conformance.oracle.checks import drain
-from topicstore_conformance.database.machine import DatabaseMachine
 from topicstore_conformance.subjects.needing import need
 from topicstore_conformance.subjects.pairs import Pair, known
 from topicstore_conformance.subjects.profiles import MACHINE, tries
@@ -76,13 +76,13 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 def slab_of(db: ts.Database, generation: int = 1) -> BlockSlab:
-    found = db.shards[0].slab(generation)
+    found = db.storage.shards[0].slab(generation)
     assert isinstance(found, BlockSlab)
     return found
 
 
 def segments_of(db: ts.Database, generation: int = 1, shard: int = 0) -> list[Segment]:
-    engine = db.shards[shard].engine()
+    engine = db.storage.shards[shard].engine()
     return list(Segments(engine, shard, generation).between(engine, 0, 2**64 - 1))
 
 
@@ -102,7 +102,7 @@ def numbers(messages: list[Message]) -> list[int]:
 
 def everything(db: ts.Database) -> list[int]:
     """Return the numbers of all messages in order of position, those that begin with ``$`` too."""
-    iterator = db.iterator_at(0, db.shards[0].current, 0, ts.TopicFilter("#"), 0)
+    iterator = db.storage.begin(0, db.storage.shards[0].current, 0, ts.TopicFilter("#"), 0)
     found = [message for _, message in drain(db, iterator)[0]]
     return sorted(numbers([*found, *db.replay("$x/#"), *db.replay("$y/#")]))
 
@@ -136,20 +136,20 @@ class Machine(DatabaseMachine):
     @rule()
     def compact_some(self) -> None:
         """Merge what is worth it."""
-        for shard in self.db.shards:
+        for shard in self.db.storage.shards:
             shard.compact(whole=False)
 
     @rule(steps=st.integers(0, 2))
     def stop_compacting(self, steps: int) -> None:
         """Merge for a few steps; the rest is for others."""
-        for shard in self.db.shards:
+        for shard in self.db.storage.shards:
             left = iter(range(steps))
             shard.compact(whole=True, stop=lambda left=left: next(left, None) is None)  # type: ignore[misc]
 
     @rule(whole=st.booleans())
     def lose_a_step(self, whole: bool) -> None:
         """A merge is made, and never committed."""
-        for shard in self.db.shards:
+        for shard in self.db.storage.shards:
             next(shard.slab(shard.current).compact(shard.watermark, whole=whole), None)
 
     @invariant()
@@ -157,7 +157,7 @@ class Machine(DatabaseMachine):
         """Neither rows nor bytes beyond what one may have."""
         if not hasattr(self, "db"):
             return
-        for shard in self.db.shards:
+        for shard in self.db.storage.shards:
             for record in shard.generations():
                 for segment in segments_of(self.db, record.number, shard.number) if record.layout == "block" else ():
                     assert segment.messages <= merging.SEGMENT_ROWS
@@ -177,7 +177,7 @@ def test_machine(pair: Pair) -> None:
 
 def steps_of(db: ts.Database, *, whole: bool) -> Iterator[CompactStep]:
     """Commit and yield the steps of a compaction."""
-    shard = db.shards[0]
+    shard = db.storage.shards[0]
     for step in slab_of(db).compact(shard.watermark, whole=whole):
         shard.engine().write(step.write)
         yield step
@@ -186,17 +186,17 @@ def steps_of(db: ts.Database, *, whole: bool) -> Iterator[CompactStep]:
 @pytest.mark.usefixtures("tiny")
 def test_nothing_is_done_for_little(db: ts.Database) -> None:
     """Unless it is asked for: then all is merged, and the next time there is nothing to do."""
-    assert 0 == db.shards[0].compact(whole=False) == db.compact().messages
+    assert 0 == db.storage.shards[0].compact(whole=False) == db.compact().messages
     db.store(numbered(0, 24, ["a"]))
-    assert 0 == db.shards[0].compact(whole=False)
-    assert (24, 24) == (db.shards[0].backlog(), db.compact().messages)
-    assert (0, 0) == (db.shards[0].backlog(), db.compact().messages)
+    assert 0 == db.storage.shards[0].compact(whole=False)
+    assert (24, 24) == (db.storage.shards[0].backlog(), db.compact().messages)
+    assert (0, 0) == (db.storage.shards[0].backlog(), db.compact().messages)
     db.store(numbered(24, 20, ["a"]))
-    assert 0 == db.shards[0].compact(whole=False)
+    assert 0 == db.storage.shards[0].compact(whole=False)
     db.store(numbered(44, 5, ["a"]))
-    assert 49 == db.shards[0].compact(whole=False)  # with the segment that there is, because both fit into one
+    assert 49 == db.storage.shards[0].compact(whole=False)  # with the segment that there is, because both fit into one
     db.store(numbered(49, 26, ["a"]))
-    assert 26 == db.shards[0].compact(whole=False)
+    assert 26 == db.storage.shards[0].compact(whole=False)
     assert [49, 26] == [segment.messages for segment in segments_of(db)]
     assert list(range(75)) == everything(db)
 
@@ -216,9 +216,9 @@ def test_each_message_is_rewritten_a_few_times(
         rows = source.randint(1, most)
         db.store(numbered(stored, rows, size=size))
         stored += rows
-        rewritten += db.shards[0].compact(whole=False)
+        rewritten += db.storage.shards[0].compact(whole=False)
     assert stored <= rewritten + merging.WORTH_ROWS + most <= times * stored
-    assert db.shards[0].backlog() < merging.WORTH_ROWS
+    assert db.storage.shards[0].backlog() < merging.WORTH_ROWS
     assert list(range(stored)) == everything(db)
 
 
@@ -227,7 +227,7 @@ def test_a_payload_that_fits_nowhere_holds_nothing_up(db: ts.Database) -> None:
     """What came before it is merged though it is little, and it is a segment by itself."""
     for number in range(12):
         db.store(numbered(number, 1, ["a"], size=210_000 if number % 3 == 2 else 8))
-    assert 12 - 0 == db.shards[0].compact(whole=False)
+    assert 12 - 0 == db.storage.shards[0].compact(whole=False)
     assert [2, 1, 2, 1, 2, 1, 2, 1] == [segment.messages for segment in segments_of(db)]
     assert list(range(12)) == everything(db)
 
@@ -242,7 +242,7 @@ def test_segments_that_became_small_are_joined(db: ts.Database) -> None:
     assert [50] * 8 == [segment.messages for segment in before]
     for topic in ("t/+/+", "a/+", "$x/#"):
         db.delete(topic)
-    assert 0 == db.shards[0].compact(whole=False)
+    assert 0 == db.storage.shards[0].compact(whole=False)
     left = everything(db)
     small = [segment.messages for segment in segments_of(db)]
     assert 0 < len(left) == sum(small) < 200
@@ -272,7 +272,7 @@ def test_emptied_segments_are_gone(db: ts.Database) -> None:
     db.compact()
     for topic in ("t/#", "#", "$x/#", "$y/#"):
         db.delete(topic)
-    engine = db.shards[0].engine()
+    engine = db.storage.shards[0].engine()
     assert [[], []] == [list(engine.scan(keyspace)) for keyspace in (DATA, INDEX)]
     assert (0, 0) == (slab_of(db).info().details["merged messages"], db.info().messages)
     db.store(numbered(200, 30))
@@ -287,9 +287,9 @@ def test_a_sealed_generation_is_merged_too(db: ts.Database) -> None:
     db.store(numbered(0, 70))
     db.add_generation()
     db.store(numbered(70, 70))
-    assert 140 == db.shards[0].backlog()
+    assert 140 == db.storage.shards[0].backlog()
     db.compact()
-    assert 0 == db.shards[0].backlog()
+    assert 0 == db.storage.shards[0].backlog()
     assert [70, 70] == [sum(segment.messages for segment in segments_of(db, number)) for number in (1, 2)]
     assert list(range(140)) == sorted(numbers([*db.replay("#"), *db.replay("$x/#"), *db.replay("$y/#")]))
     assert db.verify().ok
@@ -301,7 +301,7 @@ def test_a_batch_is_never_cut(db: ts.Database, first: int) -> None:
     """Also not where it has a block of one stream, and others behind that: segments don't overlap."""
     db.store(numbered(0, first, ["a"]))
     db.store([*numbered(first, 4, ["b"]), *numbered(first + 4, 20, ["c", "d"])])
-    db.shards[0].compact(whole=False)
+    db.storage.shards[0].compact(whole=False)
     assert (list(range(first + 24)), True) == (everything(db), db.verify().ok)
     db.compact()
     assert [first, 24] == [segment.messages for segment in segments_of(db)]
@@ -405,13 +405,13 @@ def test_a_step_that_is_never_committed(pair: Pair, tmp_path: Path) -> None:
         for start in range(0, 120, 10):
             db.store(numbered(start, 10))
             if start % 40 == 10:
-                assert next(slab_of(db).compact(db.shards[0].watermark, whole=True)).messages
+                assert next(slab_of(db).compact(db.storage.shards[0].watermark, whole=True)).messages
             if start % 40 == 30:
-                db.shards[0].compact(whole=True, stop=once())
+                db.storage.shards[0].compact(whole=True, stop=once())
             assert list(range(start + 10)) == everything(db)
             assert db.verify().ok
         db.store(numbered(120, 10))
-        assert next(slab_of(db).compact(db.shards[0].watermark, whole=True)).messages
+        assert next(slab_of(db).compact(db.storage.shards[0].watermark, whole=True)).messages
     with pair.open(path, auto_compact=False) as db:
         assert list(range(130)) == everything(db)
         db.store(numbered(130, 10))
@@ -443,7 +443,7 @@ def test_deletes_between_the_steps_of_a_merge(db: ts.Database) -> None:
         db.delete(gone[-1])
         return False
 
-    db.shards[0].compact(whole=True, stop=delete_one)
+    db.storage.shards[0].compact(whole=True, stop=delete_one)
     assert 11 < len(gone) < 20
     assert [n for n in range(600) if topic_of(n, topics) not in gone] == everything(db)
     assert db.verify().ok
@@ -454,7 +454,7 @@ def test_a_merge_that_comes_to_damage(db: ts.Database) -> None:
     """It stops there, and has changed nothing; what it could not read is not passed over later either."""
     for start in range(0, 40, 10):
         db.store(numbered(start, 10, ["a"]))
-    shard = db.shards[0]
+    shard = db.storage.shards[0]
     engine = shard.engine()
     key, value = next(iter(engine.scan(DATA)))[1]
     put(engine, key, value[:-1] + bytes((value[-1] ^ 1,)))
@@ -492,11 +492,11 @@ def test_readers_beside_merges_and_a_writer(pair: Pair, tmp_path: Path) -> None:
     few = few_of(pair)
     total, stored, source = 1_200 // few, [0], random.Random(2)
     with pair.open(tmp_path / "db", auto_compact=False) as db:
-        saved, followed = [db.iterator_at(0, 1, 0, ts.TopicFilter("#"), 0).to_bytes()], list[int]()
+        saved, followed = [db.storage.begin(0, 1, 0, ts.TopicFilter("#"), 0).to_bytes()], list[int]()
 
         def read_all(limit: int) -> None:
             there = stored[0]
-            found = [message for _, message in drain(db, db.iterator_at(0, 1, 0, ts.TopicFilter("#"), 0), limit)[0]]
+            found = [message for _, message in drain(db, db.storage.begin(0, 1, 0, ts.TopicFilter("#"), 0), limit)[0]]
             assert list(range(len(found))) == numbers(found)
             assert there <= len(found)
 
@@ -513,7 +513,7 @@ def test_readers_beside_merges_and_a_writer(pair: Pair, tmp_path: Path) -> None:
             saved.append(result.iterator.to_bytes())
 
         def merge() -> None:
-            db.shards[0].compact(whole=source.random() < 0.5)
+            db.storage.shards[0].compact(whole=source.random() < 0.5)
 
         def verify() -> None:
             assert [] == db.verify().damages
@@ -543,7 +543,7 @@ def test_readers_beside_merges_and_deletes(pair: Pair, tmp_path: Path) -> None:
         deleted: set[str] = set()
 
         def read(limit: int) -> None:
-            iterator, caught_up, found = db.iterator_at(0, 1, 0, ts.TopicFilter("#"), 0), False, list[int]()
+            iterator, caught_up, found = db.storage.begin(0, 1, 0, ts.TopicFilter("#"), 0), False, list[int]()
             while not caught_up:
                 gone = set(deleted)
                 result = db.next(iterator, limit)
@@ -558,7 +558,7 @@ def test_readers_beside_merges_and_deletes(pair: Pair, tmp_path: Path) -> None:
         def merge() -> None:
             start = next(more)
             db.store([Message("other", b"")] * 5)
-            db.shards[0].compact(whole=start % 2 == 0)
+            db.storage.shards[0].compact(whole=start % 2 == 0)
 
         few = few_of(pair)
         with Beside(lambda: read(3 * few), lambda: read(40 * few), lambda: read(1_000), merge) as beside:

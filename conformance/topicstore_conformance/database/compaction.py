@@ -95,7 +95,7 @@ class Stepping:
 
 def has_begun(pair: Pair, db: ts.Database) -> bool:
     """Say whether a compaction has done something, or has nothing to do."""
-    return bool(db.shards[0].counters.compacted) or not pair.merges(db)
+    return bool(db.storage.shards[0].counters.compacted) or not pair.merges(db)
 
 
 def has_compacted(pair: Pair, db: ts.Database, count: int) -> bool:
@@ -105,7 +105,7 @@ def has_compacted(pair: Pair, db: ts.Database, count: int) -> bool:
 
 def hold_back(db: ts.Database) -> None:
     """Have the background come to no step: when it begins, it waits until it must stop."""
-    shard = db.shards[0]
+    shard = db.storage.shards[0]
     compact = shard.compact
 
     def holding(*, whole: bool, stop: Callable[[], bool]) -> int:
@@ -303,7 +303,7 @@ class Compaction(Fixtures):
             hold_back(db)
         fill(db, count)
         if begun:
-            wait_until(lambda: db.shards[0].counters.compacted, "the background to compact something")
+            wait_until(lambda: db.storage.shards[0].counters.compacted, "the background to compact something")
         db.close()
         wait_until(lambda: threading.active_count() <= threads, "the background's threads to end")
         with ts.open(directory / "db", auto_compact=False) as db:
@@ -313,7 +313,7 @@ class Compaction(Fixtures):
     def test_a_failure_in_the_background_is_shown(self, pair: Pair, directory: Path) -> None:
         """Compaction that ends at a damaged message warns, `info` says why, and storing and reading go on."""
         with merging(pair, opened(pair, directory / "db", auto_compact=True)) as db:
-            engine = db.shards[0].engine()
+            engine = db.storage.shards[0].engine()
             (key, value), *_ = next(engine.scan(DATA, limit=1))
             damage, undo = WriteBatch(), WriteBatch()
             damage.put(DATA, key, value[:-1] + bytes((value[-1] ^ 1,)))

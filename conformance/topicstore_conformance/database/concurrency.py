@@ -68,7 +68,7 @@ def follow_until(db: ts.Database, done: threading.Event) -> list[MessageId]:
 
 def gated(db: ts.Database) -> Gate:
     """Put a gate into the only shard of a database."""
-    gate = Gate(db.shards[0].engine())
+    gate = Gate(db.storage.shards[0].engine())
     replace_engine(db, gate)
     return gate
 
@@ -120,7 +120,7 @@ class Concurrency(Fixtures):
                 for number in range(40):
                     payload = b"%d/%d" % (writer, number)
                     (id_,) = db.store([Message(f"t/{writer}", payload, "c")]).ids
-                    assert id_.position <= db.shards[0].watermark
+                    assert id_.position <= db.storage.shards[0].watermark
                     assert payload == [message.payload for message in db.replay(f"t/{writer}")][-1]
 
             def flush() -> None:
@@ -263,7 +263,7 @@ class Concurrency(Fixtures):
             assert [b"1"] == [message.payload for message in db.replay("a")]
             iterator = db.iterate(db.streams("#")[0], "#")
             assert [b"1"] == list(db.next(iterator).batch.payloads)
-            assert 0 == db.delete("a", db.shards[0].last_position >> 11)
+            assert 0 == db.delete("a", db.storage.shards[0].last_position >> 11)
             assert [] == db.verify().damages
             assert not store.done()
             gate.open.set()

@@ -216,7 +216,7 @@ class Damage(Fixtures):
             if compacted:
                 db.compact()
             good = everything(db)
-            engine = db.shards[0].engine()
+            engine = db.storage.shards[0].engine()
             stored = [
                 (s, *item) for s in message_spaces(engine) for chunk in engine.scan(s) for item in chunk if item[1]
             ]
@@ -241,7 +241,7 @@ class Damage(Fixtures):
             for number in range(4):
                 db.store([Message("t", b"%d" % number, "c")])
             db.add_generation()
-            engine = db.shards[0].engine()
+            engine = db.storage.shards[0].engine()
             space, *_ = message_spaces(engine)
             key = next(engine.scan(space, limit=1))[0][0]
             write = WriteBatch()

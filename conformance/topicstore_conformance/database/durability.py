@@ -231,7 +231,7 @@ class Durability(Fixtures):
         """Whatever is stored while a flush is under way waits for the next one, and that one serves it all."""
         with pair.open(directory / "db", durability="sync", clock=lambda: START) as db:
             db.store([Message("t", b"first")])
-            shard, engine = db.shards[0], db.shards[0].engine()
+            shard, engine = db.storage.shards[0], db.storage.shards[0].engine()
             turnstile, seen = Turnstile(engine), shard.watermark
             replace_engine(db, turnstile)
             stores = [begin(partial(db.store, [Message("t", b"second")]))]

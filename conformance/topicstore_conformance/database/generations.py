@@ -162,11 +162,11 @@ class Generations(Fixtures):
         db, model = opened(pair, directory / "db")
         with db:
             store(db, model, some("before"))
-            for shard in db.shards[-done:]:
+            for shard in db.storage.shards[-done:]:
                 shard.add_generation(layout, {})
         model.add_generation(layout)
         with ts.open(directory / "db", clock=lambda: START) as db:
-            assert [2, 2, 2] == [shard.current for shard in db.shards]
+            assert [2, 2, 2] == [shard.current for shard in db.storage.shards]
             store(db, model, some("after"))
             check_all(db, model)
             assert db.drop_generation(1)
@@ -184,7 +184,7 @@ class Generations(Fixtures):
             db.add_generation()
             model.add_generation(pair.layout)
             store(db, model, some("new"))
-            for shard in db.shards[:done]:
+            for shard in db.storage.shards[:done]:
                 assert shard.drop_generation(1)
                 if removed:
                     shard.remove_dropped()
@@ -201,10 +201,10 @@ class Generations(Fixtures):
         with db:
             db.store(some("old"))
             db.add_generation()
-            assert db.shards[0].drop_generation(1)
+            assert db.storage.shards[0].drop_generation(1)
             assert [] == list(db.replay("#"))
         with ts.open(directory / "db", clock=lambda: START) as db:
-            engine = db.shards[0].engine()
+            engine = db.storage.shards[0].engine()
             for space in (DATA, INDEX):
                 assert [] == [pair for chunk in engine.scan(space, (1, 0, 0), (2, 0, 0)) for pair in chunk]
             for space in (META, KEYS):
@@ -232,7 +232,9 @@ class Generations(Fixtures):
                     ledger.hear(step)
                 with ts.open(f"{directory}/db") as db:
                     ledger.check(db, replayed(db))
-                    assert 1 == len({tuple(record.number for record in shard.generations()) for shard in db.shards})
+                    assert 1 == len(
+                        {tuple(record.number for record in shard.generations()) for shard in db.storage.shards}
+                    )
                     assert [] == db.verify().damages
 
     @requires("few_streams")

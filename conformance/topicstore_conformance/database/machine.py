@@ -19,11 +19,10 @@ from topicstore import Message, MessageId, StateWrite
 from topicstore.plugins import registry
 
 from topicstore_conformance.faults.clock import START
-from topicstore_conformance.subjects.pairs import Pair, layouts_on, quick_options, small_options
-
 from topicstore_conformance.oracle import strategies
 from topicstore_conformance.oracle.checks import check_all, check_replay, drain, follow_epochs, quick_directory
 from topicstore_conformance.oracle.model import Model, Row, match
+from topicstore_conformance.subjects.pairs import Pair, layouts_on, quick_options, small_options
 
 __all__ = ["DatabaseMachine"]
 
@@ -385,4 +384,4 @@ class DatabaseMachine(RuleBasedStateMachine):
         if hasattr(self, "db"):
             assert len(self.model.rows) == sum(generation.messages for generation in self.db.generations())
             follow_epochs(self.db, self.model)
-            assert self.model.last == {shard.number: shard.last_position for shard in self.db.shards}
+            assert self.model.last == {shard.number: shard.last_position for shard in self.db.storage.shards}

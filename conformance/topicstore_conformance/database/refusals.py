@@ -104,7 +104,7 @@ class Refusals(Fixtures):
     """What is refused, how, and that it changes nothing."""
 
     @pytest.fixture
-    def holding(self, pair: Pair, directory: Path) -> Iterator[Held]:
+    def held(self, pair: Pair, directory: Path) -> Iterator[Held]:
         """A database with some messages."""
         held = Held(pair, directory / "db")
         with held.db:
@@ -414,7 +414,7 @@ class Refusals(Fixtures):
             db.store(GOOD)
             db.add_generation()
             db.store([Message("new", b"x")])
-            engine = db.shards[0].engine()
+            engine = db.storage.shards[0].engine()
             space, *_ = message_spaces(engine)
             found = next(engine.scan(space, limit=1))[0]
             put(engine, space, found[0], b"\xee" + found[1][1:])

@@ -65,7 +65,7 @@ def some(number: int, count: int = 8) -> list[Message]:
 
 def epoch_of(db: ts.Database, generation: int, shard: int = 0) -> int:
     """Return how many positions an epoch of a generation has: 1 if the layout has none."""
-    return db.shards[shard].slab(generation).epoch
+    return db.storage.shards[shard].slab(generation).epoch
 
 
 def hides(db: ts.Database) -> bool:
@@ -151,7 +151,7 @@ class Life:
 
     def finish(self, amount: int) -> None:
         """The epoch ends, by the clock or by a message of the next one, and nothing is hidden any more."""
-        ends = [end_of(time_of(shard.last_position)) for shard in self.db.shards]
+        ends = [end_of(time_of(shard.last_position)) for shard in self.db.storage.shards]
         self.clock.now = max(self.clock.now, *ends)
         if self.model.timestamps == "message":
             self.store(30)
@@ -173,7 +173,7 @@ class Life:
         epoch = epoch_of(self.db, row.generation, row.shard)
         if epoch == 1 or self.model.generations[row.generation].sealed:
             return True
-        if row.position // epoch < (self.db.shards[row.shard].last_position + 1) // epoch:
+        if row.position // epoch < (self.db.storage.shards[row.shard].last_position + 1) // epoch:
             return True
         return self.model.timestamps == "commit" and end_of(time_of(row.position)) <= self.clock.now
 
@@ -327,11 +327,11 @@ class Visibility(Fixtures):
         with opened(pair, directory / "db", clock, durability="sync") as db, ThreadPoolExecutor() as threads:
             stored = db.store(some(1)).ids
             clock.now += LENGTH
-            gate = Gate(db.shards[0].engine())
+            gate = Gate(db.storage.shards[0].engine())
             replace_engine(db, gate)
             first = threads.submit(db.store, some(2)) if other == "store" else threads.submit(replayed, db)
             assert (other == "replay" and not hides(db)) or gate.flushing.wait(PATIENCE)
-            waits, epochs = threading.Event(), db.shards[0]._epochs  # noqa: SLF001 - the suite looks inside
+            waits, epochs = threading.Event(), db.storage.shards[0]._epochs  # noqa: SLF001 - the suite looks inside
             end = epochs.end
 
             def told_of(*arguments: Any, **how: Any) -> None:
@@ -356,7 +356,7 @@ class Visibility(Fixtures):
             clock.now = BEGIN
             stored += db.store(some(1)).ids
             hiding = hides(db)
-            engine = db.shards[0].engine()
+            engine = db.storage.shards[0].engine()
             replace_engine(db, Full(engine, refused))
             clock.now += LENGTH
             if first == "store":
@@ -412,7 +412,7 @@ class Visibility(Fixtures):
                 clock.now += LENGTH
                 db.store(some(2))
             else:
-                engine = db.shards[0].engine()
+                engine = db.storage.shards[0].engine()
                 replace_engine(db, Full(engine, "write"))
                 with pytest.raises(ts.StorageFullError):
                     db.store(some(2))

@@ -199,7 +199,7 @@ def _bulk_step(tell: _Teller, db: ts.Database, number: int) -> None:
         return
     tell(Step(kind="pause", done=False))
     wait_until(
-        lambda: db.info().compaction_failure or all(shard.backlog() < WORTH_IT for shard in db.shards),
+        lambda: db.info().compaction_failure or all(shard.backlog() < WORTH_IT for shard in db.storage.shards),
         "the background to compact what is worth it",
     )
     assert db.info().compaction_failure is None
@@ -321,7 +321,7 @@ class Ledger:
         for id_, (number, index) in self.rows.items():
             expected, message = batches[number][index], found[id_]
             assert expected == msgspec.structs.replace(message, timestamp=None)
-        markers = {shard: db.state(shard).get(MARKER) for shard in range(len(db.shards))}
+        markers = {shard: db.state(shard).get(MARKER) for shard in range(len(db.storage.shards))}
         assert {shard: str(number).encode() for shard, number in self.marker.items()} == {
             shard: marker for shard, marker in markers.items() if marker is not None
         }

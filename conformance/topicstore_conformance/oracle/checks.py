@@ -92,7 +92,7 @@ def check_all(db: ts.Database, model: Model) -> None:
 
 def follow_epochs(db: ts.Database, model: Model) -> None:
     """Move the model's last positions where a reader had an epoch ended: to the epoch's end, and nowhere else."""
-    for shard in db.shards:
+    for shard in db.storage.shards:
         ended = model.last[shard.number] | (shard.slab(shard.current).epoch - 1)
         if shard.last_position == ended:
             model.last[shard.number] = ended

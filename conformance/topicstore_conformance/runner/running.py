@@ -43,7 +43,7 @@ LIMIT = 3 * PATIENCE
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 SIDE_BY_SIDE = min(4, CORES)
 """How many processes run at a time: each wants a core, of those that this one may use."""
-_INI = Path(__file__).with_name("installed") / "pytest.ini"
+_INI = Path(__file__).parents[1] / "installed" / "pytest.ini"
 _LAST_LINES = 15
 
 Suite = Literal["backend", "layout", "database"]

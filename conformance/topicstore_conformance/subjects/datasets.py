@@ -18,7 +18,7 @@ __all__ = ["NAMES", "VARIABLE", "folder", "is_there", "load", "why_absent"]
 NAMES = ("bus", "home")
 VARIABLE = "TOPICSTORE_DATA"
 """Environment variable that names the folder."""
-_REPOSITORY = Path(__file__).resolve().parents[2]
+_REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def folder() -> Path:

@@ -181,13 +181,13 @@ def test_idle_sessions_cost_nothing_and_equal_ones_one_read(
         sessions.open(f"idle-{number}", expiry_interval=None).subscribe("a/#", 1)
     while sessions.wait(0):
         sessions.deliver()
-    reads = sum(shard.counters.reads for shard in db.shards)
+    reads = sum(shard.counters.reads for shard in db.storage.shards)
     publish(*map(str, range(50)), topic="busy")
     assert ["busy"] == [session.client_id for session, _ in sessions.deliver()]
     publish("1")
     assert 100 == len(sessions.deliver())
     assert not sessions.wait(0)
-    assert sum(shard.counters.reads for shard in db.shards) - reads <= 2 * len(db.shards)
+    assert sum(shard.counters.reads for shard in db.storage.shards) - reads <= 2 * len(db.storage.shards)
 
 
 def test_a_message_is_visible_as_soon_as_it_is_stored(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
@@ -239,7 +239,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> It
     (tmp_path / "failing_reads.py").write_text(FAILING)
     monkeypatch.syspath_prepend(str(tmp_path))
     registry = Registry([*built_in, EntryPoint("failing_reads", "failing_reads", plugins.GROUP)])
-    monkeypatch.setattr("topicstore.database.registry", lambda: registry)
+    monkeypatch.setattr("topicstore.storage.opening.registry", lambda: registry)
     with ts.open(tmp_path / "db", backend="memory", clock=clock, plugins=["failing_reads"]) as db:
         yield db
     del sys.modules["failing_reads"]

@@ -85,7 +85,7 @@ class Store:
 
     def left_in_flight(self) -> list[bytes]:
         """Return the keys of what is stored of messages in flight."""
-        states = [self.db.state(shard) for shard in range(len(self.db.shards))]
+        states = [self.db.state(shard) for shard in range(len(self.db.storage.shards))]
         return [key for state in states for key, _ in state.scan(b"\1") if key[1:3] in (b"sf", b"sp", b"sn")]
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ def _dying(store: Store, death: tuple[int, bool] | None) -> Iterator[None]:
         return
     countdown = Countdown(moment_of(death[0] + 1, "before" if death[1] else "after"))
     countdown.start()
-    engine = type(store.db.shards[0].log.engine)
+    engine = type(store.db.storage.shards[0].log.engine)
     with patch.object(engine, "write", countdown.counted(engine.write)):
         yield
 
@@ -1104,7 +1104,7 @@ def retain(db: ts.Database, topic: str, seconds: int | None = None) -> None:
 
 
 def in_flight(db: ts.Database) -> list[bytes]:
-    states = [db.state(shard) for shard in range(len(db.shards))]
+    states = [db.state(shard) for shard in range(len(db.storage.shards))]
     return [key for state in states for key, _ in state.scan(b"\1") if key[1:3] in (b"sf", b"sp", b"sn")]
 
 

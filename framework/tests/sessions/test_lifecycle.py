@@ -26,7 +26,12 @@ SECOND = 1_000_000
 
 
 def session_keys(db: ts.Database) -> list[bytes]:
-    return [key[1:] for shard in range(len(db.shards)) for key, _ in db.state(shard).scan(OWN) if key[1:2] in b"sitk"]
+    return [
+        key[1:]
+        for shard in range(len(db.storage.shards))
+        for key, _ in db.state(shard).scan(OWN)
+        if key[1:2] in b"sitk"
+    ]
 
 
 def wills(db: ts.Database) -> list[str]:
@@ -220,7 +225,7 @@ def test_a_removal_that_was_interrupted_is_finished(
     for number in range(1_500):
         session.subscribe(f"f/{number}", 1, retain_handling=2)
     session.disconnect()
-    shard = db.shards[db.shard_of("client")]
+    shard = db.storage.shards[db.shard_of("client")]
     original, writes = shard._writes.write_state, iter([True])
 
     def only_once(state: Sequence[StateWrite]) -> None:

@@ -192,11 +192,11 @@ def test_idle_sessions_are_not_looked_at(db: ts.Database, sessions: Sessions, cl
         traffic()
         silence()  # commits what was acknowledged
         silence()
-        written = [shard.counters.bytes for shard in db.shards]
-        reads = [shard.counters.reads for shard in db.shards]
+        written = [shard.counters.bytes for shard in db.storage.shards]
+        reads = [shard.counters.reads for shard in db.storage.shards]
         costs = calls(silence)
-        assert written == [shard.counters.bytes for shard in db.shards]
-        assert reads == [shard.counters.reads for shard in db.shards]
+        assert written == [shard.counters.bytes for shard in db.storage.shards]
+        assert reads == [shard.counters.reads for shard in db.storage.shards]
         found.append((costs, calls(traffic)))
     (quiet, some), (quiet_with_many, some_with_many) = found
     assert quiet == quiet_with_many

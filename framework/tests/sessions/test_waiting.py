@@ -131,10 +131,10 @@ def test_idle_sessions_are_not_read_for(db: ts.Database, sessions: Sessions) -> 
         sessions.open(f"idle-{number}", expiry_interval=None).subscribe(f"idle/{number}/#", 1)
     while sessions.wait(0):
         sessions.deliver()
-    reads = sum(shard.counters.reads for shard in db.shards)
+    reads = sum(shard.counters.reads for shard in db.storage.shards)
     db.publish([ts.Message("busy", b"%d" % number, "publisher", 1) for number in range(100)])
     assert [busy] == [session for session, _ in sessions.deliver()]
-    assert sum(shard.counters.reads for shard in db.shards) - reads <= 4
+    assert sum(shard.counters.reads for shard in db.storage.shards) - reads <= 4
 
 
 def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
@@ -142,9 +142,9 @@ def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Se
     for number in range(100):
         subscribed(sessions, f"client-{number}")
     publish(*map(str, range(50)))
-    reads = sum(shard.counters.reads for shard in db.shards)
+    reads = sum(shard.counters.reads for shard in db.storage.shards)
     assert 5_000 == sum(len(items) for _, items in sessions.deliver())
-    assert sum(shard.counters.reads for shard in db.shards) - reads <= 4
+    assert sum(shard.counters.reads for shard in db.storage.shards) - reads <= 4
 
 
 # --- what fails ---
@@ -168,7 +168,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> It
     (tmp_path / "failing_.py").write_text(FAILING)
     monkeypatch.syspath_prepend(str(tmp_path))
     registry = Registry([*built_in, EntryPoint("failing_", "failing_", plugins.GROUP)])
-    monkeypatch.setattr("topicstore.database.registry", lambda: registry)
+    monkeypatch.setattr("topicstore.storage.opening.registry", lambda: registry)
     with ts.open(tmp_path / "db", backend="memory", shards=2, clock=clock, plugins=["failing_"]) as db:
         yield db, sys.modules["failing_"]
     del sys.modules["failing_"]
@@ -232,7 +232,7 @@ def test_what_cannot_be_committed_is_not_handed_out(db: ts.Database, sessions: S
     here, there = one_publisher_a_shard(db)
     session, other = subscribed(sessions, here, qos=qos), subscribed(sessions, there, qos=qos)
     store(db, "1", "publisher")
-    shard = db.shards[db.shard_of(here)]
+    shard = db.storage.shards[db.shard_of(here)]
     original = shard._writes.write_state
     shard._writes.write_state = refuse  # type: ignore[method-assign, assignment]
     assert [other] == [who for who, _ in sessions.deliver()]
@@ -261,7 +261,7 @@ def test_an_interruption_loses_nothing(db: ts.Database, sessions: Sessions, publ
     def interrupt(_: Sequence[StateWrite]) -> None:
         raise KeyboardInterrupt
 
-    shard = db.shards[db.shard_of("client")]
+    shard = db.storage.shards[db.shard_of("client")]
     original = shard._writes.write_state
     shard._writes.write_state = interrupt  # type: ignore[method-assign, assignment]
     for deliver in (sessions.deliver, session.deliver):
@@ -277,7 +277,7 @@ def test_a_checkpoint_that_fails_is_made_up_for(db: ts.Database, sessions: Sessi
     publish("1")
     session.deliver()
     session.puback(1)
-    shard = db.shards[db.shard_of("client")]
+    shard = db.storage.shards[db.shard_of("client")]
     original = shard._writes.write_state
     shard._writes.write_state = refuse  # type: ignore[method-assign, assignment]
     for checkpoint in (sessions.checkpoint, session.checkpoint):

@@ -226,7 +226,7 @@ def test_threads_read_while_one_refreshes(tmp_path: Path) -> None:
             while not all(future.done() for future in reads):
                 db.refresh()
         assert [future.result() for future in reads] == [[5000] * 20] * 3
-        views = weakref.WeakSet(db.shards)
+        views = weakref.WeakSet(db.storage.shards)
         db.refresh()
         gc.collect()
         assert len(views) == 0
@@ -311,7 +311,7 @@ def test_a_drop_that_was_interrupted_stays_interrupted(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db") as db:
         db.store(some())
         db.add_generation()
-        db.shards[0].drop_generation(1)
+        db.storage.shards[0].drop_generation(1)
     before = files(tmp_path / "db")
     with ts.open(tmp_path / "db", read_only=True) as db:
         assert numbers(db) == []
@@ -342,7 +342,7 @@ def test_the_open_epoch_is_replayed_but_not_iterated(tmp_path: Path) -> None:
         lambda db: db.store(some(1)),
         lambda db: db.publish(some(1)),
         lambda db: db.writer(),
-        lambda db: db.queue("q"),
+        lambda db: db.queues.open("q"),
         lambda db: db.delete("nothing"),
         lambda db: db.add_generation(),
         lambda db: db.drop_generation(1),

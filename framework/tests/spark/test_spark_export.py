@@ -1,4 +1,4 @@
-"""Exports through Spark: what `Database.export` writes, exactly once whatever fails."""
+"""Exports through Spark: what `Archives.export` writes, exactly once whatever fails."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def contents(target: Path) -> dict[tuple[int, int], tuple[int, list[str]]]:
 def test_it_writes_what_the_database_does(spark: SparkSession, path: Path, tmp_path: Path) -> None:
     report = export(spark, path, tmp_path / "export")
     with ts.open_existing(path) as db:
-        expected = db.export(tmp_path / "alone")
+        expected = db.archives.export(tmp_path / "alone")
         assert (report.messages, report.slabs, report.generations) == (2_000, 4, (1, 2))
         assert expected.messages == 2_000
         assert contents(tmp_path / "export") == contents(tmp_path / "alone")
         before = list(db.replay("#", order="time"))
-        assert db.archive(tmp_path / "export").slabs == 0
+        assert db.archives.archive(tmp_path / "export").slabs == 0
         assert list(db.replay("#", order="time")) == before
     frame = spark.read.parquet(str(tmp_path / "export"))
     assert Counter(row.generation for row in frame.collect()) == {1: 1_000, 2: 1_000}
@@ -108,7 +108,7 @@ def check_dropped(output: str, path: Path, tmp_path: Path) -> None:
     told = json.loads(output)
     assert (told["slabs"], told["dropped"], told["target"]) == (4, True, str(tmp_path / "cold"))
     with ts.open_existing(path) as db:
-        assert list(db.archived()) == [1, 2]
+        assert list(db.archives.list()) == [1, 2]
         assert len(list(db.replay("#"))) == 3_000
 
 
@@ -147,5 +147,5 @@ def test_a_task_that_is_killed_is_tried_again(
     assert frame.count() == frame.select("shard", "position").distinct().count() == 3_000
     assert [file.name for file in target.glob(".unfinished-*/*")] == ["part-00000.parquet"]  # what the killed one left
     with ts.open_existing(tmp_path / "db") as db:
-        assert db.archive(target).slabs == 0  # which compares every row
+        assert db.archives.archive(target).slabs == 0  # which compares every row
     assert list(target.glob(".unfinished-*")) == []

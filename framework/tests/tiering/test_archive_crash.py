@@ -29,8 +29,8 @@ KILLED_AROUND_THE_WRITE = """
 import topicstore as ts
 path, target = arguments
 with ts.open_existing(path) as db:
-    counts(db.shards[0].engine(), "write", lambda batch, **_: batch.ranges)
-    db.archive(target)
+    counts(db.storage.shards[0].engine(), "write", lambda batch, **_: batch.ranges)
+    db.archives.archive(target)
 """
 
 
@@ -52,15 +52,15 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(
     target = tmp_path / "export"
     with ts.open_existing(path) as db:
         before = list(db.replay("#", order="time"))
-        db.export(tmp_path / "whole")
+        db.archives.export(tmp_path / "whole")
     archived: dict[int, Path] = {}
     written: set[Path] = set()
     for death in zip((2, 5, 11, 14, 19, 8, 23, 13), ["before", "after"] * 4, strict=True):
         run_until(death, KILLED, path, method, target)
         with ts.open_existing(path) as db:
             assert list(db.replay("#", order="time")) == before
-            assert archived.items() <= db.archived().items()
-            archived = db.archived()
+            assert archived.items() <= db.archives.list().items()
+            archived = db.archives.list()
             report = db.verify()
             assert (report.damages, report.messages) == ([], len(before))
         assert written <= set(_slabs(target))
@@ -70,8 +70,8 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(
         report = getattr(db, method)(target)
         assert report.slabs_before >= 3 if method == "export" else len(archived) >= 1
         assert list(db.replay("#", order="time")) == before
-        assert len(db.archived()) == (GENERATIONS if method == "archive" else 0)
-        assert db.export(target).slabs == 0
+        assert len(db.archives.list()) == (GENERATIONS if method == "archive" else 0)
+        assert db.archives.export(target).slabs == 0
     assert list(target.glob(".unfinished-*")) == []
     assert _slabs(target) == _slabs(tmp_path / "whole")
 
@@ -89,13 +89,13 @@ def test_killed_around_the_write_that_drops(path: Path, tmp_path: Path, run_unti
         local = db.generations()[0].live_bytes
     run_until((1, moment), KILLED_AROUND_THE_WRITE, path, tmp_path / "export")
     with ts.open_existing(path) as db:
-        first = [shard.generations()[0] for shard in db.shards]
+        first = [shard.generations()[0] for shard in db.storage.shards]
         assert [one.archive is None for one in first] == [moment == "before", True]
-        held = [sum(1 for _ in keys(shard)) for shard in db.shards]
+        held = [sum(1 for _ in keys(shard)) for shard in db.storage.shards]
         assert [count == 0 for count in held] == [moment == "after", False]
         assert (db.generations()[0].live_bytes == local) == (moment == "before")
         assert list(db.replay("#", order="time")) == before
-        db.archive(tmp_path / "export")
+        db.archives.archive(tmp_path / "export")
         assert list(db.replay("#", order="time")) == before
 
 
@@ -111,10 +111,10 @@ def test_killed_between_shards_it_is_whole_and_goes_on(path: Path, tmp_path: Pat
     target = tmp_path / "export"
     with ts.open_existing(path) as db:
         before = list(db.replay("#", order="time"))
-        db.export(target, generations=[1])
-        db.shards[0].archive(1, str(target), next(one.messages for one in db.shards[0].generations()))
+        db.archives.export(target, generations=[1])
+        db.storage.shards[0].archive(1, str(target), next(one.messages for one in db.storage.shards[0].generations()))
     with ts.open_existing(path) as db:
         assert list(db.replay("#", order="time")) == before
-        assert db.archive(target).generations == tuple(range(1, GENERATIONS + 1))
+        assert db.archives.archive(target).generations == tuple(range(1, GENERATIONS + 1))
         assert list(db.replay("#", order="time")) == before
-        assert {record.archive is None for shard in db.shards for record in shard.generations()[:-1]} == {False}
+        assert {record.archive is None for shard in db.storage.shards for record in shard.generations()[:-1]} == {False}

@@ -22,7 +22,7 @@ Fill = Callable[..., None]
 @pytest.fixture
 def target(db: ts.Database, tmp_path: Path) -> Path:
     """An export to which both generations were archived; nothing of it was read yet."""
-    db.archive(tmp_path / "export")
+    db.archives.archive(tmp_path / "export")
     return tmp_path / "export"
 
 
@@ -41,7 +41,7 @@ def test_every_byte_counts(tmp_path: Path, fill: Fill) -> None:
     with ts.open(tmp_path / "db", backend="memory") as db:
         fill(db, 20)
         db.add_generation()
-        db.export(tmp_path / "export")
+        db.archives.export(tmp_path / "export")
     directory = tmp_path / "export" / "shard=0000" / "generation=0001"
     part = directory / "part-00000.parquet"
     whole, expected = part.read_bytes(), rows_in(directory)
@@ -116,7 +116,7 @@ def test_it_is_named_and_the_rest_is_there(db: ts.Database, target: Path, kind: 
 def test_a_generation_comes_back_with_its_files(db: ts.Database, tmp_path: Path) -> None:
     """A disk that was not mounted needs no reopening."""
     target, before = tmp_path / "export", list(db.replay("#", order="time"))
-    db.archive(target)
+    db.archives.archive(target)
     target.rename(tmp_path / "elsewhere")
     with pytest.raises(ts.CorruptionError, match="no complete export"):
         list(db.replay("#"))
@@ -130,7 +130,7 @@ def test_a_database_opens_without_its_export(tmp_path: Path, fill: Fill) -> None
         fill(db)
         db.add_generation()
         fill(db, 10)
-        db.archive(tmp_path / "export")
+        db.archives.archive(tmp_path / "export")
     shutil.rmtree(tmp_path / "export")
     with ts.open(tmp_path / "db") as db:
         db.store([ts.Message("fleet/new", b"")])
@@ -145,7 +145,7 @@ def test_another_databases_export_does_not_pass_for_its_own(db: ts.Database, tar
         for _ in range(2):
             other.store([ts.Message("a", b"%d" % number, f"c{number}") for number in range(20)])
             other.add_generation()
-        other.export(tmp_path / "others")
+        other.archives.export(tmp_path / "others")
     shutil.rmtree(target)
     (tmp_path / "others").rename(target)
     with pytest.raises(ts.CorruptionError, match="it is the export of database"):
@@ -154,7 +154,7 @@ def test_another_databases_export_does_not_pass_for_its_own(db: ts.Database, tar
 
 def test_a_row_that_differs_keeps_its_generation_local(db: ts.Database, tmp_path: Path) -> None:
     """What was exported before is compared, too, before the local messages go."""
-    db.export(tmp_path / "export")
+    db.archives.export(tmp_path / "export")
     clock = Clock()
     with ts.open(tmp_path / "twin", backend="memory", shards=2, clock=clock) as twin:
         twin.manifest = db.manifest  # a copy that went another way: other messages at the same positions
@@ -164,6 +164,6 @@ def test_a_row_that_differs_keeps_its_generation_local(db: ts.Database, tmp_path
             if number % 100 == 99:
                 twin.add_generation()
         with pytest.raises(ts.CorruptionError, match="differs from what is stored"):
-            twin.archive(tmp_path / "export")
-        assert twin.archived() == {}
+            twin.archives.archive(tmp_path / "export")
+        assert twin.archives.list() == {}
         assert all(one.live_bytes for one in twin.generations()[:2])

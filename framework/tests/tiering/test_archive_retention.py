@@ -40,7 +40,7 @@ def test_what_is_too_old_is_archived_and_stays(db: ts.Database, tmp_path: Path, 
     assert (report.rotated, report.dropped, report.archived) == (3, (), (1,))
     assert (report.messages, report.live_bytes) == (10, held.live_bytes)
     assert stored(db) == before
-    assert db.archived() == {1: tmp_path / "export"}
+    assert db.archives.list() == {1: tmp_path / "export"}
     clock.now += 1_000 * SECOND
     assert db.retention.run().archived == (2,)
     assert db.retention.run() == ts.RetentionReport(
@@ -69,7 +69,7 @@ def test_archived_ones_are_not_dropped_for_room(db: ts.Database, tmp_path: Path,
         fill(db, 50)
         db.add_generation()
     sizes = [one.live_bytes for one in db.generations()]
-    db.archive(tmp_path / "export", generations=[1, 2])
+    db.archives.archive(tmp_path / "export", generations=[1, 2])
     db.retention.set(max_bytes=sizes[3], when_full="drop")
     assert db.retention.run().dropped == (3,)
     db.retention.set(max_age=1)
@@ -85,7 +85,7 @@ def test_where_it_can_not_be_archived_it_stays_and_says_so(db: ts.Database, tmp_
     db.retention.set(max_age=1, archive_to=str(tmp_path / "export"))
     with pytest.raises(OSError, match="export"):
         db.retention.run(db.clock() + 10 * SECOND)
-    assert (stored(db), db.archived()) == (before, {})
+    assert (stored(db), db.archives.list()) == (before, {})
     (tmp_path / "export").unlink()
     assert db.retention.run(db.clock() + 10 * SECOND).archived == (1,)
     assert stored(db) == before
@@ -97,7 +97,7 @@ def test_a_relative_place_lies_from_the_database(db: ts.Database, tmp_path: Path
     before = stored(db)
     db.retention.set(max_age=1, archive_to="../cold")
     db.retention.run(db.clock() + 10 * SECOND)
-    assert db.archived() == {1: tmp_path / "cold"}
+    assert db.archives.list() == {1: tmp_path / "cold"}
     db.close()
     (tmp_path / "new").mkdir()
     for name in ("db", "cold"):
@@ -115,9 +115,9 @@ def test_it_is_archived_by_itself_when_something_is_stored(tmp_path: Path, clock
         db.add_generation()
         clock.now += 200 * SECOND
         fill(db, 1)
-        assert db.retention._thread is not None
-        db.retention._wake.set()
-        wait_until(lambda: db.archived() or db.retention.failure, "the generation to be archived")
+        assert db.retention._task._thread is not None
+        db.retention._task.wake()
+        wait_until(lambda: db.archives.list() or db.retention.failure, "the generation to be archived")
         assert db.retention.failure is None
         assert len(stored(db)) == 45
 

@@ -110,8 +110,8 @@ def _archive_and_compare(directory: Path, backend: str, history: History) -> Non
         sealed = {one.number for one in db.generations() if one.sealed is not None}
         before = list(_answers(db, history))
         held = db.info().messages
-        db.archive(directory / "export", generations=sorted(history.archived & sealed))
-        assert set(db.archived()) == history.archived & sealed
+        db.archives.archive(directory / "export", generations=sorted(history.archived & sealed))
+        assert set(db.archives.list()) == history.archived & sealed
         assert list(_answers(db, history)) == before
         report = db.verify()
         assert (report.damages, report.messages, db.info().messages) == ([], held, held)
@@ -132,7 +132,7 @@ def _answers(db: ts.Database, history: History) -> Iterator[object]:
 
 @SMALL
 def test_each_stream_is_in_order_of_positions_and_ends(db: ts.Database, tmp_path: Path) -> None:
-    db.archive(tmp_path / "export")
+    db.archives.archive(tmp_path / "export")
     for stream in db.streams("#"):
         iterator = db.iterate(stream, "fleet/+/speed")
         positions: list[int] = []
@@ -149,13 +149,13 @@ def test_each_stream_is_in_order_of_positions_and_ends(db: ts.Database, tmp_path
 @SMALL
 def test_batches_keep_to_their_limits(db: ts.Database, tmp_path: Path) -> None:
     """Rows, payload bytes, an end in time, and a timeout that still lets it move on."""
-    db.archive(tmp_path / "export")
+    db.archives.archive(tmp_path / "export")
     stream = next(one for one in db.streams("#") if one.generation == 1)
     iterator = db.iterate(stream, "#")
     assert len(db.next(iterator, 5).batch) == 5
-    slab = db.shards[stream.shard].slab(1)
+    slab = db.storage.shards[stream.shard].slab(1)
     parsed = ts.TopicFilter("#")
-    bound = db.shards[stream.shard].watermark
+    bound = db.storage.shards[stream.shard].watermark
     step = slab.next(0, parsed, iterator.place, limit=1_000, limit_bytes=5, bound=bound, deadline=None)
     sizes = [len(payload) for payload in step.batch.payloads]
     assert sum(sizes[:-1]) < 5 <= sum(sizes)
@@ -173,8 +173,8 @@ def test_batches_keep_to_their_limits(db: ts.Database, tmp_path: Path) -> None:
 
 @SMALL
 def test_what_can_not_match_is_not_decoded(db: ts.Database, tmp_path: Path, start: int) -> None:
-    db.archive(tmp_path / "export")
-    slabs = [slab for shard in db.shards for record, slab in shard.slabs() if record.number < 3]
+    db.archives.archive(tmp_path / "export")
+    slabs = [slab for shard in db.storage.shards for record, slab in shard.slabs() if record.number < 3]
 
     def reads(topic_filter: str, *times: int) -> tuple[int, int]:
         before = [attrs.evolve(slab.counters) for slab in slabs]
@@ -193,7 +193,7 @@ def test_what_can_not_match_is_not_decoded(db: ts.Database, tmp_path: Path, star
 
 def test_a_generation_without_a_matching_topic_is_not_read(db: ts.Database, tmp_path: Path) -> None:
     """Where its topics are few, they are known without a look into its files."""
-    db.archive(tmp_path / "export")
+    db.archives.archive(tmp_path / "export")
     shutil.rmtree(tmp_path / "export" / "shard=0000" / "generation=0001")
     with pytest.raises(ts.CorruptionError):
         list(db.replay("nothing/here"))
@@ -216,7 +216,7 @@ def test_the_memory_of_row_groups_is_bounded(monkeypatch: pytest.MonkeyPatch, tm
         db.store([ts.Message("a", bytes([number % 256]) * size) for number, size in enumerate(sizes)])
         db.add_generation()
         before = list(db.replay("#"))
-        db.archive(tmp_path / "export")
+        db.archives.archive(tmp_path / "export")
         assert list(db.replay("#", batch_size=3)) == before
         assert archive._kept._size == sum(size for _, size in archive._kept._groups.values()) <= 1_000_000
 
@@ -233,7 +233,7 @@ def test_iterators_and_replays_of_before_say_so(tmp_path: Path, layout: str, fil
         iterators = [db.iterate(stream, "#") for stream in db.streams("#") if stream.sealed]
         replay = db.replay("#", batch_size=4)
         next(replay)
-        db.archive(tmp_path / "export")
+        db.archives.archive(tmp_path / "export")
         for iterator in iterators:
             with pytest.raises(ts.GenerationArchivedError):
                 db.next(iterator)
@@ -242,8 +242,8 @@ def test_iterators_and_replays_of_before_say_so(tmp_path: Path, layout: str, fil
 
 
 def test_garbage_is_no_place(db: ts.Database, tmp_path: Path) -> None:
-    db.archive(tmp_path / "export")
-    slab = db.shards[0].slab(1)
+    db.archives.archive(tmp_path / "export")
+    slab = db.storage.shards[0].slab(1)
     with pytest.raises(KeyError):
         slab.begin(1, ts.TopicFilter("#"), 0)
     for place in (b"", b"parquet\0", b"parquet\0" + bytes(9), bytes(8)):
@@ -256,7 +256,7 @@ def test_garbage_is_no_place(db: ts.Database, tmp_path: Path) -> None:
 
 @SMALL
 def test_nothing_is_deleted_from_an_export_nor_elsewhere_by_the_same_call(db: ts.Database, tmp_path: Path) -> None:
-    db.archive(tmp_path / "export", generations=[1])
+    db.archives.archive(tmp_path / "export", generations=[1])
     before = everything(db)
     with pytest.raises(ts.GenerationError, match="generation 1 lies in an export"):
         db.delete("fleet/#")
@@ -268,7 +268,7 @@ def test_nothing_is_deleted_from_an_export_nor_elsewhere_by_the_same_call(db: ts
 
 def test_the_error_says_from_when_on_something_can_be_deleted(db: ts.Database, tmp_path: Path) -> None:
     """Behind all that was archived, in one step, as a number that can be handed in."""
-    db.archive(tmp_path / "export")
+    db.archives.archive(tmp_path / "export")
     with pytest.raises(ts.GenerationError, match=r"generation 1, 2 lies .*begin at \d+ \(") as refused:
         db.delete("fleet/#")
     starts = [int(number) for number in re.findall(r"begin at (\d+)", str(refused.value))]
@@ -277,8 +277,8 @@ def test_the_error_says_from_when_on_something_can_be_deleted(db: ts.Database, t
 
 
 def test_slabs_refuse_what_would_change_them(db: ts.Database, tmp_path: Path) -> None:
-    db.archive(tmp_path / "export")
-    slab = db.shards[0].slab(1)
+    db.archives.archive(tmp_path / "export")
+    slab = db.storage.shards[0].slab(1)
     for change in (slab.committed, lambda: slab.delete(ts.TopicFilter("#"), 0, 1)):
         with pytest.raises(ts.GenerationError, match="never changed"):
             change()
@@ -286,13 +286,13 @@ def test_slabs_refuse_what_would_change_them(db: ts.Database, tmp_path: Path) ->
 
 def test_a_dropped_one_is_forgotten_and_its_files_stay(db: ts.Database, tmp_path: Path) -> None:
     target = tmp_path / "export"
-    db.archive(target)
+    db.archives.archive(target)
     files = sorted(target.rglob("*"))
     left = [one for one in db.replay("#", order="time") if int(one.payload) >= 100]
     assert db.drop_generation(1)
     assert not db.drop_generation(1)
     assert list(db.replay("#", order="time")) == left
-    assert list(db.archived()) == [2]
+    assert list(db.archives.list()) == [2]
     assert sorted(target.rglob("*")) == files
 
 
@@ -302,16 +302,16 @@ def test_a_dropped_one_is_forgotten_and_its_files_stay(db: ts.Database, tmp_path
 def test_local_bytes_go_and_it_says_where_they_are(db: ts.Database, tmp_path: Path) -> None:
     target = tmp_path / "export"
     before = db.generations()
-    db.archive(target, generations=[1])
+    db.archives.archive(target, generations=[1])
     after = db.generations()
     assert [one.live_bytes for one in after] == [0, *(one.live_bytes for one in before[1:])]
     assert [one.messages for one in after] == [one.messages for one in before]
-    assert db.archived() == {1: target}
+    assert db.archives.list() == {1: target}
     details = db.info().shards[1].slabs[1].details
     assert details["exported to"] == str(target / "shard=0001" / "generation=0001")
     keys = [
         key
-        for shard in db.shards
+        for shard in db.storage.shards
         for space, start, end in ranges_of(1)
         for chunk in shard.engine().scan(space, start, end)
         for key in chunk
@@ -326,11 +326,11 @@ def test_a_relative_export_moves_with_its_database(tmp_path: Path, monkeypatch: 
         fill(db)
         db.add_generation()
         before = everything(db)
-        db.archive("here/export")
+        db.archives.archive("here/export")
     Path("here").rename("there")
     with ts.open_existing(tmp_path / "there" / "db") as db:
         assert everything(db) == before
-        assert db.archived() == {1: tmp_path / "there" / "export"}
+        assert db.archives.list() == {1: tmp_path / "there" / "export"}
 
 
 def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: Fill) -> None:
@@ -342,11 +342,11 @@ def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.Mo
             fill(db)
             db.add_generation()
         before = everything(db)
-        db.archive("cold", generations=[1])
+        db.archives.archive("cold", generations=[1])
         monkeypatch.chdir("elsewhere")
-        db.archive("cold", generations=[2])
+        db.archives.archive("cold", generations=[2])
         db.checkpoint("../copy")
-        assert db.archived() == {1: tmp_path / "cold", 2: tmp_path / "elsewhere" / "cold"}
+        assert db.archives.list() == {1: tmp_path / "cold", 2: tmp_path / "elsewhere" / "cold"}
         assert everything(db) == before
     for name in ("db", "copy"):
         with ts.open_existing(tmp_path / name) as again:
@@ -360,7 +360,7 @@ def test_a_checkpoint_that_looks_elsewhere_for_exports_says_so(
     with ts.open("db") as db:
         fill(db)
         db.add_generation()
-        db.archive("cold")
+        db.archives.archive("cold")
         before = everything(db)
         db.checkpoint("beside")
         with pytest.warns(UserWarning, match=re.escape(f"looks for it in {tmp_path}/backup/cold")):
@@ -375,21 +375,21 @@ def test_a_checkpoint_that_looks_elsewhere_for_exports_says_so(
 def test_an_archived_one_can_be_archived_elsewhere(db: ts.Database, tmp_path: Path) -> None:
     """It is copied out of the old export, and the old one is not needed any more."""
     before = everything(db)
-    db.archive(tmp_path / "old")
-    assert db.archive(tmp_path / "new").slabs == 0
-    assert db.archive(tmp_path / "new", generations=[1, 2]).slabs == 4
+    db.archives.archive(tmp_path / "old")
+    assert db.archives.archive(tmp_path / "new").slabs == 0
+    assert db.archives.archive(tmp_path / "new", generations=[1, 2]).slabs == 4
     shutil.rmtree(tmp_path / "old")
     assert everything(db) == before
-    assert set(db.archived().values()) == {tmp_path / "new"}
+    assert set(db.archives.list().values()) == {tmp_path / "new"}
     assert db.verify().ok
 
 
 def test_an_older_version_refuses_it(db: ts.Database, tmp_path: Path) -> None:
     """It would take the generation for an empty one."""
-    versions = {record.version for shard in db.shards for record in shard.generations()}
-    db.archive(tmp_path / "export", generations=[1])
+    versions = {record.version for shard in db.storage.shards for record in shard.generations()}
+    db.archives.archive(tmp_path / "export", generations=[1])
     assert versions == {1}
-    assert [record.version for record in db.shards[0].generations()] == [2, 1, 1]
+    assert [record.version for record in db.storage.shards[0].generations()] == [2, 1, 1]
 
 
 def test_another_process_sees_it_when_it_looks_again(tmp_path: Path, fill: Fill) -> None:
@@ -398,11 +398,11 @@ def test_another_process_sees_it_when_it_looks_again(tmp_path: Path, fill: Fill)
         db.add_generation()
         before = everything(db)
         with ts.open_existing(tmp_path / "db", read_only=True) as reader:
-            db.archive(tmp_path / "export")
+            db.archives.archive(tmp_path / "export")
             assert everything(reader) == before
             reader.refresh()
             assert everything(reader) == before
-            assert reader.archived() == {1: tmp_path / "export"}
+            assert reader.archives.list() == {1: tmp_path / "export"}
 
 
 # --- beside other work ------------------------------------------------------------------
@@ -414,7 +414,7 @@ def test_a_subscription_that_lags_reads_on(db: ts.Database, tmp_path: Path) -> N
     expected = list(db.replay("fleet/#", order="time"))
     with closing(db.subscribe("fleet/#", 0, batch_size=7)) as subscription:
         got = list(subscription.fetch(timeout=PATIENCE).messages)
-        db.archive(tmp_path / "export")
+        db.archives.archive(tmp_path / "export")
         while len(got) < len(expected):
             batch = subscription.fetch(timeout=PATIENCE)
             assert (batch.dropped, bool(batch.messages)) == ((), True)
@@ -433,7 +433,7 @@ def test_a_session_reads_on_and_its_flight_too(db: ts.Database, tmp_path: Path) 
     sent = [one for one in session.deliver() if isinstance(one, Delivery)]
     assert [one.message.payload for one in sent] == [b"0", b"1", b"2", b"3"]
     db.add_generation()
-    db.archive(tmp_path / "export")
+    db.archives.archive(tmp_path / "export")
     again = Sessions(db).open("me", receive_maximum=4, expiry_interval=None)  # as the next process would find it
     got: list[bytes] = []
     while deliveries := [one for one in again.deliver() if isinstance(one, Delivery)]:
@@ -457,7 +457,7 @@ def test_readers_and_writers_beside_it_see_everything(tmp_path: Path, fill: Fill
                 for ended in replays:
                     wait_until(ended.__len__, "a replay to come to its end")
                     ended.clear()
-                db.archive(tmp_path / "export", generations=[number])
+                db.archives.archive(tmp_path / "export", generations=[number])
         finally:
             stop.set()
         for one in beside:
@@ -489,11 +489,11 @@ def test_a_delete_waits_and_then_is_refused(db: ts.Database, tmp_path: Path, mon
     def write_and_delete(*arguments: object) -> object:
         if not deleting:
             deleting.append(begin(lambda: db.delete("fleet/#")))
-            wait_until(db.shards[0].rewriting._turn.locked, "the delete to wait for the shard")
+            wait_until(db.storage.shards[0].rewriting._turn.locked, "the delete to wait for the shard")
         return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(exporting, "_write", write_and_delete)
-    db.archive(tmp_path / "export")
+    db.archives.archive(tmp_path / "export")
     with pytest.raises(ts.GenerationError):
         deleting[0].result(PATIENCE)
     assert everything(db) == before
@@ -510,7 +510,7 @@ def test_an_export_ends_with_its_database(db: ts.Database, tmp_path: Path, monke
 
     monkeypatch.setattr(exporting, "_compare", close_and_compare)
     with pytest.raises(ts.DatabaseClosedError):
-        db.archive(tmp_path / "export")
+        db.archives.archive(tmp_path / "export")
     assert list((tmp_path / "export").rglob("*.parquet")) == []
 
 
@@ -544,7 +544,7 @@ def test_rows_are_exported_as_stored_and_pass_the_plugins_once(
         fill(db)
         db.add_generation()
         before = everything(db)
-        db.archive(tmp_path / "export")
+        db.archives.archive(tmp_path / "export")
         assert everything(db) == before
     stored = pq.read_table(tmp_path / "export" / "shard=0000" / "generation=0001" / "part-00000.parquet")
     payloads = [one.payload for messages in before for one in messages]
@@ -561,7 +561,7 @@ def test_explain_and_sql_know_of_it(tmp_path: Path, fill: Fill) -> None:
         fill(db)
         db.add_generation()
         fill(db, 10)
-        db.archive(tmp_path / "export")
+        db.archives.archive(tmp_path / "export")
         explained = db.explain("fleet/+/speed")
         assert [slab.reads.visited > 0 for slab in explained.slabs] == [True, True]
         with pytest.warns(UserWarning, match=r"1 \(table\)"):

@@ -38,7 +38,7 @@ def files(target: Path) -> dict[str, bytes]:
 
 def test_other_programs_read_every_column_of_every_row(db: ts.Database, tmp_path: Path) -> None:
     """The shard, which no file has, comes from the path."""
-    report = db.export(tmp_path / "export")
+    report = db.archives.export(tmp_path / "export")
     exported = ds.dataset(tmp_path / "export", partitioning="hive").to_table().sort_by("position")
     stored = pa.concat_tables([rows(db), rows(db, "$SYS/#")]).sort_by("position").slice(0, 200)
     assert report.messages == exported.num_rows == 200
@@ -48,7 +48,7 @@ def test_other_programs_read_every_column_of_every_row(db: ts.Database, tmp_path
 
 
 def test_sql_prunes_by_shard_and_generation(db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    db.export(tmp_path / "export")
+    db.archives.export(tmp_path / "export")
     monkeypatch.chdir(tmp_path)
     glob = "export/shard=*/generation=*/*.parquet"
     types = "hive_partitioning = true, hive_types = {shard: INTEGER, generation: INTEGER}"
@@ -58,7 +58,7 @@ def test_sql_prunes_by_shard_and_generation(db: ts.Database, tmp_path: Path, mon
 
 
 def test_rows_are_in_order_of_positions_in_groups_that_say_which(db: ts.Database, tmp_path: Path) -> None:
-    db.export(tmp_path / "export")
+    db.archives.export(tmp_path / "export")
     directory = tmp_path / "export" / "shard=0000" / "generation=0001"
     contents = read_contents(directory)
     assert contents is not None
@@ -76,7 +76,7 @@ def test_rows_are_in_order_of_positions_in_groups_that_say_which(db: ts.Database
 
 
 def test_it_says_whose_it_is(db: ts.Database, tmp_path: Path) -> None:
-    db.export(tmp_path / "export")
+    db.archives.export(tmp_path / "export")
     head = read_head(tmp_path / "export")
     contents = read_contents(tmp_path / "export" / "shard=0001" / "generation=0002")
     assert head is not None
@@ -89,9 +89,9 @@ def test_it_says_whose_it_is(db: ts.Database, tmp_path: Path) -> None:
 def test_an_empty_generation_is_complete_without_a_file(db: ts.Database, tmp_path: Path) -> None:
     db.add_generation()
     db.add_generation()
-    assert db.export(tmp_path / "export", generations=[4]).slabs == 2
+    assert db.archives.export(tmp_path / "export", generations=[4]).slabs == 2
     assert {Path(name).suffix for name in files(tmp_path / "export")} == {".json"}
-    db.archive(tmp_path / "export", generations=[4])
+    db.archives.archive(tmp_path / "export", generations=[4])
     assert db.verify().ok
 
 
@@ -100,7 +100,7 @@ def test_topics_that_begin_with_a_dollar_are_found_where_the_layout_knows_them(t
     with ts.open(tmp_path / "db", backend="memory", layout=layout) as db:
         db.store([ts.Message(topic, b"") for topic in ("$aws/x", "$SYS", "a", "$aws/y/z", "$b")])
         db.add_generation()
-        assert db.export(tmp_path / "export").messages == 5
+        assert db.archives.export(tmp_path / "export").messages == 5
 
 
 @pytest.mark.parametrize(("backend", "layout"), [("memory", "reference"), ("duckdb", "table")])
@@ -110,7 +110,7 @@ def test_what_no_filter_finds_is_an_error_not_a_loss(tmp_path: Path, backend: st
         db.store([ts.Message("$aws/x", b""), ts.Message("$SYS/x", b""), ts.Message("a", b"")])
         db.add_generation()
         with pytest.raises(ts.UnsupportedError, match="1 messages have topics that begin with"):
-            db.archive(tmp_path / "export")
+            db.archives.archive(tmp_path / "export")
         assert len(list(db.replay("$aws/x"))) == 1
 
 
@@ -119,36 +119,36 @@ def test_what_no_filter_finds_is_an_error_not_a_loss(tmp_path: Path, backend: st
 
 def test_only_what_is_missing_is_written(db: ts.Database, tmp_path: Path) -> None:
     target = tmp_path / "export"
-    first = db.export(target, generations=[2])
+    first = db.archives.export(target, generations=[2])
     before = files(target)
-    second = db.export(target)
+    second = db.archives.export(target)
     assert (first.slabs, first.messages) == (2, 100)
     assert (second.slabs, second.slabs_before, second.generations) == (2, 2, (1, 2))
     assert before.items() <= files(target).items()
     db.add_generation()
-    assert db.export(target).messages == 10
-    assert db.export(target).slabs == 0
+    assert db.archives.export(target).messages == 10
+    assert db.archives.export(target).slabs == 0
 
 
 def test_what_an_export_did_not_complete_counts_for_nothing(db: ts.Database, tmp_path: Path) -> None:
     """A directory that has its name, but nothing that says it is whole, is one of somebody's half copy."""
     target = tmp_path / "export"
-    db.export(target)
+    db.archives.export(target)
     whole = files(target)
     slab = target / "shard=0000" / "generation=0001"
     (slab / "_topicstore_slab.json").unlink()
     (slab / "part-00000.parquet").write_bytes(b"half")
-    assert db.export(target).slabs == 1
+    assert db.archives.export(target).slabs == 1
     assert files(target).keys() == whole.keys()
-    assert db.archive(target).slabs == 0
+    assert db.archives.archive(target).slabs == 0
 
 
 def test_leftovers_of_killed_exports_go(db: ts.Database, tmp_path: Path) -> None:
-    db.export(tmp_path / "export", generations=[1])
+    db.archives.export(tmp_path / "export", generations=[1])
     left = tmp_path / "export" / ".unfinished-0123"
     left.mkdir()
     (left / "part-00000.parquet").write_bytes(b"half")
-    db.export(tmp_path / "export")
+    db.archives.export(tmp_path / "export")
     assert not left.exists()
 
 
@@ -186,9 +186,9 @@ def test_a_full_disk_leaves_nothing(db: ts.Database, tmp_path: Path, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="no space"):
-            db.export(tmp_path / "export")
+            db.archives.export(tmp_path / "export")
     assert files(tmp_path / "export") == {}
-    assert db.export(tmp_path / "export").slabs == 4
+    assert db.archives.export(tmp_path / "export").slabs == 4
 
 
 @pytest.mark.parametrize("inside", [".", "export", "sub/export", "../db/export"])
@@ -213,11 +213,11 @@ def test_it_goes_on_when_its_generation_is_archived(
     def archive_and_compare(*arguments: object) -> None:
         if not archived:
             archived.append(None)
-            db.archive(tmp_path / "archive")
+            db.archives.archive(tmp_path / "archive")
         compare(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(exporting, "_compare", archive_and_compare)
-    assert db.export(tmp_path / "export").messages == 200
+    assert db.archives.export(tmp_path / "export").messages == 200
     tables = [ds.dataset(tmp_path / name, partitioning="hive").to_table() for name in ("export", "archive")]
     assert tables[0].sort_by("position").equals(tables[1].sort_by("position"))
 
@@ -230,36 +230,36 @@ def test_the_export_of_a_copy_that_went_its_own_way_is_told_apart(tmp_path: Path
             for one in (copy, db):
                 one.store([ts.Message("a", b"1" if one is db else b"2")])
                 one.add_generation()
-            assert copy.export(tmp_path / "export").messages == 1
+            assert copy.archives.export(tmp_path / "export").messages == 1
         with pytest.raises(ts.ManifestMismatchError, match="of a copy of the database"):
-            db.export(tmp_path / "export")
+            db.archives.export(tmp_path / "export")
 
 
 def test_another_databases_export_is_refused(db: ts.Database, tmp_path: Path) -> None:
     target = tmp_path / "export"
-    db.export(target)
+    db.archives.export(target)
     before = files(target)
     with ts.open(tmp_path / "other", backend="memory") as other:
         other.store([ts.Message("a", b"")])
         other.add_generation()
         with pytest.raises(ts.ManifestMismatchError, match="an export of database"):
-            other.archive(target)
+            other.archives.archive(target)
         assert len(list(other.replay("#"))) == 1
         with pytest.raises(ts.ManifestMismatchError, match="is no export"):
-            other.export(tmp_path)
+            other.archives.export(tmp_path)
     assert files(target) == before
 
 
 def test_an_export_of_messages_that_were_deleted_since_is_not_replaced(db: ts.Database, tmp_path: Path) -> None:
     target = tmp_path / "export"
-    db.export(target)
+    db.archives.export(target)
     before = files(target)
     db.delete("fleet/bus-1/#")
     with pytest.raises(ts.ManifestMismatchError, match="deleted since"):
-        db.archive(target)
+        db.archives.archive(target)
     assert files(target) == before
-    assert db.archived() == {}
-    assert db.archive(tmp_path / "again").messages == sum(one.messages for one in db.generations()[:2])
+    assert db.archives.list() == {}
+    assert db.archives.archive(tmp_path / "again").messages == sum(one.messages for one in db.generations()[:2])
 
 
 def test_several_processes_export_to_one_target(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_several_processes_export_to_one_target(tmp_path: Path) -> None:
         assert sum(report.slabs for report in reports) == 12
         assert sum(report.messages for report in reports) == 1_800
         assert {report.slabs + report.slabs_before for report in reports} == {12}
-        assert db.archive(tmp_path / "export").slabs == 0
+        assert db.archives.archive(tmp_path / "export").slabs == 0
         for reader in readers:
             reader.close()
 
@@ -291,23 +291,23 @@ def test_a_reader_exports_beside_the_writer(tmp_path: Path) -> None:
         db.store([ts.Message("a", b"1")])
         db.add_generation()
         with ts.open_existing(tmp_path / "db", read_only=True) as reader:
-            assert reader.export(tmp_path / "export").messages == 1
+            assert reader.archives.export(tmp_path / "export").messages == 1
             with pytest.raises(ts.ReadOnlyDatabaseError):
-                reader.archive(tmp_path / "export")
+                reader.archives.archive(tmp_path / "export")
 
 
 def test_checksums_of_the_json_are_looked_at(db: ts.Database, tmp_path: Path) -> None:
-    db.export(tmp_path / "export")
+    db.archives.export(tmp_path / "export")
     path = tmp_path / "export" / "shard=0000" / "generation=0001" / "_topicstore_slab.json"
     written = json.loads(path.read_bytes())
     for change, error in (({"messages": 1}, ts.CorruptionError), ({"format": 9}, ts.NewerFormatError)):
         path.write_text(json.dumps({**written, **change}))
         with pytest.raises(error):
-            db.export(tmp_path / "export")
+            db.archives.export(tmp_path / "export")
 
 
 def test_what_it_did(db: ts.Database, tmp_path: Path) -> None:
-    report = db.export(tmp_path / "export")
+    report = db.archives.export(tmp_path / "export")
     sizes = sum(path.stat().st_size for path in (tmp_path / "export").rglob("*.parquet"))
     expected = ExportReport(
         target=str(tmp_path / "export"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import validation
 from .columns import Column, Constant, Indices, concat, take, to_iterable, to_list, window
-from .errors import InvalidMessageError
+from .errors import InvalidArgumentError, InvalidMessageError
 from .model import Message, MessageId
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ FIELDS = ("topics", "payloads", "client_ids", "qos", "retain", "timestamps", "pr
 class MessageBatch:
     """Messages as columns (see `topicstore.contract.columns`).
 
-    Made by `from_messages`, `from_arrow` and `replace`, which check. The constructor doesn't: it is
+    Made by `of`, `from_messages`, `from_arrow` and `replace`, which check. The constructor doesn't: it is
     for layouts, whose bytes were checked when they were stored; `Database.store` checks whatever
     batch it is handed. Treat a batch and its columns as immutable.
 
@@ -60,6 +60,26 @@ class MessageBatch:
     def empty(cls) -> MessageBatch:
         """Return a batch of no rows."""
         return cls([], [], [], [], [], [], [])
+
+    @classmethod
+    def of(cls, messages: Iterable[Message] | MessageBatch | pa.RecordBatch) -> MessageBatch:
+        """Return a batch that was checked, out of whatever messages come in.
+
+        Raises `InvalidMessageError`, and `InvalidArgumentError` for what holds no messages.
+        """
+        if isinstance(messages, MessageBatch):
+            return messages.checked()  # its constructor checks nothing
+        if hasattr(messages, "num_rows") and hasattr(messages, "schema"):
+            import pyarrow as pa
+
+            if isinstance(messages, pa.Table):
+                return cls.concat([cls.from_arrow(batch) for batch in messages.to_batches()])
+            return cls.from_arrow(messages)
+        if isinstance(messages, Iterable) and not isinstance(messages, (Message, str, bytes)):
+            return cls.from_messages(messages)
+        raise InvalidArgumentError(
+            f"store takes messages (a list, say), a MessageBatch or a RecordBatch, not a {type(messages).__name__}"
+        )
 
     @classmethod
     def from_messages(cls, messages: Iterable[Message]) -> MessageBatch:

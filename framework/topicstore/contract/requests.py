@@ -55,7 +55,7 @@ class Destinations:
 
     stored: npt.NDArray[np.bool_]
     """A value for each row: whether it goes to the streams."""
-    kept: Mapping[int, tuple[int, bytes]] = attrs.field(factory=dict)
+    keyed: Mapping[int, tuple[int, bytes]] = attrs.field(factory=dict)
     """Rows that are kept beside the streams (`topicstore.storage.keyed`), with shard and key; a key has its last."""
 
 

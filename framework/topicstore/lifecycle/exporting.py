@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
@@ -43,9 +42,11 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.shard.locks import holding
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
-from topicstore.storage import replays as replay
+from topicstore.storage import replays
 from topicstore.storage.archive_locations import archive_directory, check_apart
+from topicstore.storage.generations import live_records
 from topicstore.storage.manifest import sync_directory
+from topicstore.storage.storage import Storage
 
 from .archive_slab import ArchiveSlab, digest_of, digests_of, rows_of
 from .export_format import (
@@ -59,9 +60,6 @@ from .export_format import (
     slab_directory,
     write_contents,
 )
-
-if TYPE_CHECKING:
-    from topicstore.database import Database
 
 __all__ = ["ExportReport", "ExportedSlab", "archive", "begin", "export", "export_slab", "report_of"]
 
@@ -113,40 +111,41 @@ class ExportReport:
 # --- whole generations ------------------------------------------------------------------
 
 
-def export(db: Database, target: Path, generations: Sequence[int] | None) -> ExportReport:
-    """Export generations, by default all that are sealed; see `Database.export`."""
+def export(storage: Storage, target: Path, generations: Sequence[int] | None) -> ExportReport:
+    """Export generations, by default all that are sealed; see `Archives.export`."""
     began = time.perf_counter()
-    numbers = begin(db, target, generations)
-    slabs = [export_slab(db, shard, number, target) for number in numbers for shard in db.shards]
+    numbers = begin(storage, target, generations)
+    slabs = [export_slab(storage, shard, number, target) for number in numbers for shard in storage.shards]
     return report_of(target, numbers, slabs, began)
 
 
-def archive(db: Database, location: str, generations: Sequence[int] | None) -> ExportReport:
-    """Export generations, by default all that are sealed and local, to be read there; see `Database.archive`."""
-    for shard in db.shards:
-        shard.check_writable()
-    began, target = time.perf_counter(), archive_directory(db.path, location)
+def archive(storage: Storage, location: str, generations: Sequence[int] | None) -> ExportReport:
+    """Export generations, by default all that are sealed and local, to be read there; see `Archives.archive`."""
+    storage.check_writable()
+    began, target = time.perf_counter(), archive_directory(storage.path, location)
     if generations is None:
-        local = {record.number for shard in db.shards for record in shard.generations() if record.archive is None}
-        generations = [number for number in _sealed(db) if number in local]
+        live = live_records(storage.shards)
+        generations = [n for n in _sealed(storage) if any(record.archive is None for record in live[n])]
     slabs = []
-    numbers = begin(db, target, generations)
+    numbers = begin(storage, target, generations)
     for number in numbers:  # each as a whole, so that its room is free before the next needs some
-        with holding(shard.rewriting for shard in db.shards):  # what is deleted between, the export would still have
-            exported = [export_slab(db, shard, number, target, anew=True) for shard in db.shards]
-            for shard, slab in zip(db.shards, exported, strict=True):
+        with holding(
+            shard.rewriting for shard in storage.shards
+        ):  # what is deleted between, the export would still have
+            exported = [export_slab(storage, shard, number, target, anew=True) for shard in storage.shards]
+            for shard, slab in zip(storage.shards, exported, strict=True):
                 shard.archive(number, location, slab.messages)
         slabs += exported
-        if db.listening is not None:
-            db.listening.forget()  # scans under way are of the slabs before
+        if storage.listener is not None:
+            storage.listener.forget()  # scans under way are of the slabs before
     return report_of(target, numbers, slabs, began)
 
 
-def begin(db: Database, target: Path, generations: Sequence[int] | None) -> list[int]:
+def begin(storage: Storage, target: Path, generations: Sequence[int] | None) -> list[int]:
     """Make a directory ready for an export; return the generations to write, by default all that are sealed."""
-    check_apart(db.path, target)
-    numbers = _sealed(db) if generations is None else _checked(db, generations)
-    begin_export(target, db.manifest)
+    check_apart(storage.path, target)
+    numbers = _sealed(storage) if generations is None else _checked(storage, generations)
+    begin_export(target, storage.manifest)
     _sweep(target)
     return numbers
 
@@ -165,16 +164,16 @@ def report_of(target: Path, generations: Sequence[int], slabs: Sequence[Exported
     )
 
 
-def _sealed(db: Database) -> list[int]:
+def _sealed(storage: Storage) -> list[int]:
     """Return the numbers of the live generations that are not written any more, oldest first."""
-    found = [{record.number for record in shard.generations() if record.sealed is not None} for shard in db.shards]
-    return sorted(set.intersection(*found))
+    live = live_records(storage.shards)
+    return [number for number, records in live.items() if all(record.sealed is not None for record in records)]
 
 
-def _checked(db: Database, generations: Sequence[int]) -> list[int]:
-    there = _sealed(db)
+def _checked(storage: Storage, generations: Sequence[int]) -> list[int]:
+    there = _sealed(storage)
     for number in generations:
-        if number == db.shards[0].current:
+        if number == storage.shards[0].current:
             raise GenerationError(f"generation {number} is the current one; add another before exporting it")
         if number not in there:
             raise GenerationError(f"there is no generation {number}")
@@ -184,7 +183,7 @@ def _checked(db: Database, generations: Sequence[int]) -> list[int]:
 # --- one slab ---------------------------------------------------------------------------
 
 
-def export_slab(db: Database, shard: Shard, generation: int, target: Path, *, anew: bool = False) -> ExportedSlab:
+def export_slab(storage: Storage, shard: Shard, generation: int, target: Path, *, anew: bool = False) -> ExportedSlab:
     """Export a shard's part of a sealed generation, or see that it is there.
 
     ``anew``: hold what is there already against what is stored row by row, as what is written now always is.
@@ -196,8 +195,8 @@ def export_slab(db: Database, shard: Shard, generation: int, target: Path, *, an
         record = _record(shard, generation)
         with _draft(target) as draft:
             try:
-                contents = _write(db, shard, record, draft)
-                _compare(draft, contents, _stored(db, shard, record))
+                contents = _write(storage, shard, record, draft)
+                _compare(draft, contents, _stored(storage, shard, record))
             except (CorruptionError, UnsupportedError):
                 if _record(shard, generation).messages == record.messages:
                     raise
@@ -208,16 +207,16 @@ def export_slab(db: Database, shard: Shard, generation: int, target: Path, *, an
                 return ExportedSlab(contents.messages, contents.size, new=True)
         there = read_contents(directory)  # another process was quicker
     record = _record(shard, generation)
-    _check_same(db, record, directory, there)
+    _check_same(storage, record, directory, there)
     if anew:
-        _compare(directory, there, _stored(db, shard, record))
+        _compare(directory, there, _stored(storage, shard, record))
     return ExportedSlab(there.messages, there.size, new=False)
 
 
-def _check_same(db: Database, record: GenerationRecord, directory: Path, there: Contents) -> None:
+def _check_same(storage: Storage, record: GenerationRecord, directory: Path, there: Contents) -> None:
     """Raise `ManifestMismatchError` if it shows without reading rows that an export is not of what is stored."""
     bounds = (record.first_position, record.last_position)
-    if (there.database, there.first_position, there.last_position) != (db.manifest.id, *bounds):
+    if (there.database, there.first_position, there.last_position) != (storage.manifest.id, *bounds):
         raise ManifestMismatchError(
             f"{directory} is the export of another generation {record.number}, of a copy of the database, say; "
             "export to another directory"
@@ -300,17 +299,17 @@ def _publish(draft: Path, directory: Path) -> bool:
 # --- reading ----------------------------------------------------------------------------
 
 
-def _stored(db: Database, shard: Shard, record: GenerationRecord) -> Iterator[MessageBatch]:
+def _stored(storage: Storage, shard: Shard, record: GenerationRecord) -> Iterator[MessageBatch]:
     """Yield all messages of a slab in order of positions, as they are stored."""
     slab, last = shard.slab(record.number), record.last_position or 0
     plans = []
     for text in _filters(slab):
-        plan = shard.plan(bytes.fromhex(db.manifest.id), TopicFilter(text), record.first_position, last, since=None)
+        plan = shard.plan(storage.id, TopicFilter(text), record.first_position, last, since=None)
         chosen = [part for part in plan.generations if part.iterators[0].generation == record.number]
         plans.append(attrs.evolve(plan, generations=chosen))
 
     def fetch(iterator: StreamIterator, bound: int, limit: int) -> NextResult:
-        db._check_open()  # noqa: SLF001 - who closes it needn't wait for the end
+        storage.check_open()  # who closes it needn't wait for the end
         step, ended = shard.next(
             iterator.generation,
             iterator.stream,
@@ -324,7 +323,7 @@ def _stored(db: Database, shard: Shard, record: GenerationRecord) -> Iterator[Me
         moved = msgspec.structs.replace(iterator, place=step.place)
         return NextResult(batch=step.batch, iterator=moved, end_of_stream=ended, caught_up=step.exhausted)
 
-    return replay.run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH), fetch)
+    return replays.run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH), fetch)
 
 
 def _filters(slab: Slab) -> tuple[str, ...]:
@@ -338,15 +337,15 @@ def _filters(slab: Slab) -> tuple[str, ...]:
 # --- writing ----------------------------------------------------------------------------
 
 
-def _write(db: Database, shard: Shard, record: GenerationRecord, draft: Path) -> Contents:
+def _write(storage: Storage, shard: Shard, record: GenerationRecord, draft: Path) -> Contents:
     """Write a slab's files, and what they hold."""
     seen = _Topics()
-    tables = _tables(_stored(db, shard, record), seen)
+    tables = _tables(_stored(storage, shard, record), seen)
     parts: list[Part] = []
     for table in tables:
         parts.append(_write_part(draft / f"part-{len(parts):05}.parquet", chain([table], tables)))
     contents = Contents(
-        database=db.manifest.id,
+        database=storage.manifest.id,
         shard=shard.number,
         generation=record.number,
         layout=record.layout,
@@ -392,7 +391,7 @@ def _tables(batches: Iterator[MessageBatch], seen: _Topics) -> Iterator[pa.Table
     """Yield the row groups, and take note of their topics."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in replay.slices(batches, _BATCH):
+    for batch in replays.slices(batches, _BATCH):
         held.append(batch.to_arrow(ids=True).select(COLUMNS.names))
         rows, size = rows + len(batch), size + held[-1].nbytes
         if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
@@ -455,7 +454,7 @@ def _compare(directory: Path, contents: Contents, stored: Iterator[MessageBatch]
 
 
 def _arrow(batches: Iterator[MessageBatch]) -> Iterator[pa.RecordBatch]:
-    return (batch.to_arrow(ids=True) for batch in replay.slices(batches, _BATCH))
+    return (batch.to_arrow(ids=True) for batch in replays.slices(batches, _BATCH))
 
 
 def _difference(directory: Path, position: int) -> CorruptionError:

@@ -12,16 +12,14 @@ import attrs
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import CorruptionError, NotADatabaseError
-from topicstore.contract.replay_plan import ReplayPlan
 from topicstore.contract.topics import TopicFilter
-from topicstore.storage import replays as replay
+from topicstore.storage.storage import Storage
 
 from .archive_slab import ArchiveSlab, rows_of
 from .export_format import Head, read_contents, read_head
 
 if TYPE_CHECKING:
     from topicstore.contract.model import Message
-    from topicstore.database import Database
 
 __all__ = ["ExportedGeneration", "check_stored", "exported_generations", "is_export"]
 
@@ -89,7 +87,7 @@ def _slab(directory: Path, head: Head, shard: int, generation: int) -> ArchiveSl
     return ArchiveSlab(directory, head.database, shard, generation, contents.messages)
 
 
-def check_stored(db: Database, exported: ExportedGeneration, first: int) -> None:
+def check_stored(storage: Storage, exported: ExportedGeneration, first: int) -> None:
     """Look whether a database has every row of an exported generation, in this order and with all columns.
 
     ``first``: none of them has a lower position there. Each shard of the database is read once, from there on; what
@@ -97,19 +95,18 @@ def check_stored(db: Database, exported: ExportedGeneration, first: int) -> None
     `CorruptionError` naming the first row, in order of positions, that is missing or different.
     """
     filters = sorted({text for slab in exported.slabs for text in slab.contents.filters})
-    stored = [_messages(db, shard, filters, first) for shard in range(len(db.shards))]
+    stored = [_messages(storage, shard, filters, first) for shard in range(len(storage.shards))]
     row = 0
     for batch in exported.rows():
         for message in batch.to_messages():
             row += 1
             # Asking an iterator reads on in it to where the message is: so the order is compared, too.
-            if message not in stored[db.shard_of(message.client_id)]:
+            if message not in stored[storage.shard_of(message.client_id)]:
                 raise CorruptionError("is not in the database as it was exported", f"row {row:,}, {message.topic}")
 
 
-def _messages(db: Database, shard: int, filters: Sequence[str], first: int) -> Iterator[Message]:
+def _messages(storage: Storage, shard: int, filters: Sequence[str], first: int) -> Iterator[Message]:
     """Return an iterator over the messages of a shard in order of positions, through the plugins."""
-    view, database = db.shards[shard], bytes.fromhex(db.manifest.id)
-    plans = [view.plan(database, TopicFilter(text), first, view.watermark, since=0.0) for text in filters]
-    plan = ReplayPlan(shards=[plan for plan in plans if plan.generations], order="time", batch_size=_BATCH)
-    return chain.from_iterable(map(MessageBatch.to_messages, replay.run(plan, db.fetch)))
+    plans = [storage.plan_shard(shard, TopicFilter(text), first, None, since=0.0) for text in filters]
+    batches = storage.run_shards([plan for plan in plans if plan.generations], _BATCH)
+    return chain.from_iterable(map(MessageBatch.to_messages, batches))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import attrs
 import numpy as np
@@ -22,10 +22,7 @@ from topicstore.contract.model import Message
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.contract.topics import TopicFilter
 
-from .shared_reads import Run, Stretch
-
-if TYPE_CHECKING:
-    from .hub import Hub
+from .shared_reads import Run, SharedReads, Stretch
 
 __all__ = ["Feed", "Listener"]
 
@@ -63,7 +60,7 @@ class _Walk:
     """What comes next, read already, so that the end is known when it comes; None at the end."""
 
 
-class _Lane:
+class _ShardView:
     """A feed's view of one shard."""
 
     __slots__ = ("lock", "newest", "quiet", "recent", "telling", "unannounced", "walks")
@@ -109,33 +106,21 @@ class _Lane:
 class Feed:
     """The matching messages of all shards. Made by `Hub.feed`; all methods may be called from any thread."""
 
-    def __init__(self, hub: Hub, topic_filter: TopicFilter, shards: int) -> None:
+    def __init__(self, reads: SharedReads, topic_filter: TopicFilter) -> None:
         self.topic_filter = topic_filter
         self.listeners: dict[Listener, None] = {}
-        self._hub = hub
-        self._lanes = [_Lane() for _ in range(shards)]
-
-    def add(self, listener: Listener) -> None:
-        """Tell a listener from now on. It reads until it has caught up before it waits to be woken."""
-        self._hub.listen(self, listener)
-
-    def remove(self, listener: Listener) -> None:
-        """Tell a listener nothing more."""
-        self._hub.leave(self, listener)
-
-    def abandon(self, listener: Listener) -> None:
-        """Like `remove`, from a finalizer."""
-        self._hub.abandon(self, listener)
+        self._reads = reads
+        self._shards = [_ShardView() for _ in range(len(reads))]
 
     # --- being told ---
 
     def listen(self, shard: int, end: int) -> None:
         """Batches of a shard behind position ``end`` are announced from now on."""
-        self._lanes[shard].listen(end)
+        self._shards[shard].listen(end)
 
     def announce(self, shard: int, first: int, last: int) -> None:
         """A batch with these positions, which is about to be committed, holds messages that match."""
-        self._lanes[shard].announce(first, last)
+        self._shards[shard].announce(first, last)
 
     def wake(self, shard: int) -> None:
         """Tell the listeners that there is something to read."""
@@ -149,10 +134,10 @@ class Feed:
 
     def forget(self) -> None:
         """Keep nothing of what was read: some of it was deleted, or dropped."""
-        for lane in self._lanes:
-            with lane.lock:
-                lane.recent.clear()
-                lane.walks.clear()
+        for view in self._shards:
+            with view.lock:
+                view.recent.clear()
+                view.walks.clear()
 
     # --- reading ---
 
@@ -161,17 +146,17 @@ class Feed:
 
         Raises what reading raises; the same call may then be made again.
         """
-        lane = self._lanes[shard]
-        with lane.lock:
-            quiet = lane.quiet
-            stretch = next((recent for recent in lane.recent if recent.covers(after)), None)
+        view = self._shards[shard]
+        with view.lock:
+            quiet = view.quiet
+            stretch = next((recent for recent in view.recent if recent.covers(after)), None)
             if stretch is None:
-                stretch, ended = self._scan(lane, shard, after)
+                stretch, ended = self._scan(view, shard, after)
             else:
-                ended = stretch.position >= lane.newest
+                ended = stretch.position >= view.newest
         run = stretch.view(after, limit)
         caught_up = ended and run.position == stretch.position
-        dropped = self._hub.dropped_between(shard, after, run.position, quiet)
+        dropped = self._reads.dropped_between(shard, after, run.position, quiet)
         return attrs.evolve(run, caught_up=caught_up, dropped=dropped) if caught_up or dropped else run
 
     def fetch(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
@@ -188,42 +173,42 @@ class Feed:
     def _between(self, shard: int, first: int, last: int) -> Iterator[MessageBatch]:
         while True:
             try:
-                for batch in self._hub.scan(self.topic_filter, shard, first, last, ROWS)[0]:
+                for batch in self._reads.scan(self.topic_filter, shard, first, last, ROWS)[0]:
                     first = int(batch.positions[-1]) + 1
                     yield batch
             except GenerationDroppedError:  # under it: a new scan goes on without
                 continue
             return
 
-    def _scan(self, lane: _Lane, shard: int, after: int) -> tuple[Stretch, bool]:
+    def _scan(self, view: _ShardView, shard: int, after: int) -> tuple[Stretch, bool]:
         """Read on behind a position; return what was read, and whether it is all that can be seen."""
-        begin, end = lane.quiet
+        begin, end = view.quiet
         quiet = begin <= after <= end
         if quiet and end == _FOREVER:
             return Stretch(after, after, MessageBatch.empty()), True
-        walk = lane.walks.pop(after, None)
+        walk = view.walks.pop(after, None)
         old = walk is not None  # then it ends where everything ended that could be seen when it began
         if walk is None:
             walk = self._walk(shard, end if quiet else after)
         if walk.ahead is None:
             stretch, ended = Stretch(after, max(after, walk.bound), MessageBatch.empty()), True
         else:
-            stretch, ended = self._step(lane, walk, begin if quiet else after)
-            self._remember(lane, stretch)
+            stretch, ended = self._step(view, walk, begin if quiet else after)
+            self._remember(view, stretch)
         if ended:
-            ended = self._reached(lane, shard, stretch.position) or not old
+            ended = self._reached(view, shard, stretch.position) or not old
         return stretch, ended
 
     def _walk(self, shard: int, after: int) -> _Walk:
         """Begin a scan behind a position."""
         while True:
-            batches, bound = self._hub.scan(self.topic_filter, shard, after + 1, None, ROWS)
+            batches, bound = self._reads.scan(self.topic_filter, shard, after + 1, None, ROWS)
             try:
                 return _Walk(batches, bound, next(batches, None))
             except GenerationDroppedError:  # under it: the next plan leaves it out
                 continue
 
-    def _step(self, lane: _Lane, walk: _Walk, after: int) -> tuple[Stretch, bool]:
+    def _step(self, view: _ShardView, walk: _Walk, after: int) -> tuple[Stretch, bool]:
         """Take what a scan has read, and let it read ahead; return the stretch, and whether it was the last."""
         batch = cast("MessageBatch", walk.ahead)  # the caller has looked
         position = int(batch.positions[-1])
@@ -233,22 +218,22 @@ class Feed:
             return Stretch(after, position, batch), False
         if walk.ahead is None:
             return Stretch(after, walk.bound, batch), True
-        lane.walks[position] = walk
-        if len(lane.walks) > _WALKS:
-            del lane.walks[next(iter(lane.walks))]
+        view.walks[position] = walk
+        if len(view.walks) > _WALKS:
+            del view.walks[next(iter(view.walks))]
         return Stretch(after, position, batch), False
 
-    def _remember(self, lane: _Lane, stretch: Stretch) -> None:
-        lane.recent.append(stretch)
-        del lane.recent[:-_RECENT]
-        self._hub.remember(stretch, lane.recent)
+    def _remember(self, view: _ShardView, stretch: Stretch) -> None:
+        view.recent.append(stretch)
+        del view.recent[:-_RECENT]
+        self._reads.remember(stretch, view.recent)
 
-    def _reached(self, lane: _Lane, shard: int, position: int) -> bool:
+    def _reached(self, view: _ShardView, shard: int, position: int) -> bool:
         """Say whether everything that was announced is read; what is committed but hidden is waited for."""
-        if lane.reached(position):
+        if view.reached(position):
             return True
-        if position < lane.unannounced or self._hub.hides(shard):
-            self._hub.await_visible(self, shard, position, lane.newest)
+        if position < view.unannounced or self._reads.hides(shard):
+            self._reads.await_visible(self.wake, shard, position, view.newest)
         return False
 
 

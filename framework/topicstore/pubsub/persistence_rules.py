@@ -2,7 +2,7 @@
 
 Stored form (state keyspace of shard 0; keys begin with a byte of one, left out here)::
 
-    "pr" xxh3_128 of the value's msgpack -> checksum (see `topicstore.contract.checksums`) and msgpack array of
+    "pr" xxh3_128 of the value's msgpack -> record (see `topicstore.shard.record_codec`) of
                                             version 1, topic filter, client id or nil, least QoS
 
 Fields are only ever appended.
@@ -11,7 +11,6 @@ Fields are only ever appended.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
@@ -19,19 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from topicstore.contract.arguments import check_within
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.columns import to_iterable, to_list
-from topicstore.contract.errors import CorruptionError, InvalidArgumentError, NewerFormatError
+from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.topics import TopicFilter, check_utf8
-from topicstore.shard.state import FrameworkWrite
+from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .filter_index import FilterIndex
 
-if TYPE_CHECKING:
-    from topicstore.database import Database
-
-__all__ = ["Persistence", "PersistenceRule"]
+__all__ = ["PersistenceRule", "PersistenceRules"]
 
 _PREFIX = b"\1pr"
 _VERSION = 1
@@ -53,8 +50,7 @@ class PersistenceRule:
         TopicFilter(self.topic_filter)
         if self.client_id is not None:
             check_utf8(self.client_id, "client id", InvalidArgumentError)
-        if type(self.least_qos) is not int or not 0 <= self.least_qos <= 2:
-            raise InvalidArgumentError(f"a QoS is 0, 1 or 2, not {self.least_qos!r}")
+        check_within("least_qos", self.least_qos, 0, 2)
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +59,8 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     client_id: str | None
     least_qos: int
 
+
+_CODEC = RecordCodec(_Record, _VERSION)
 
 _Asked = str | tuple[str, str]
 """A topic, or topic and client id if some rule asks for the publisher."""
@@ -77,11 +75,11 @@ class _Decisions:
     """From which QoS on messages are stored."""
 
 
-class Persistence:
+class PersistenceRules:
     """The persistence rules of one database. Durable; all methods may be called from any thread."""
 
-    def __init__(self, db: Database) -> None:
-        self._state = db.state(0)
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
         self._changing = threading.Lock()
         self._routes: FilterIndex[PersistenceRule] = FilterIndex()
         rules = self.list()
@@ -153,16 +151,11 @@ def _undecided(rules: list[PersistenceRule]) -> _Decisions:
 
 
 def _encode(rule: PersistenceRule) -> tuple[bytes, bytes]:
-    value = msgspec.msgpack.encode(_Record(_VERSION, rule.topic_filter, rule.client_id, rule.least_qos))
-    key = _PREFIX + xxhash.xxh3_128_digest(value)
-    return key, add_checksum(key, value)
+    record = _Record(_VERSION, rule.topic_filter, rule.client_id, rule.least_qos)
+    key = _PREFIX + xxhash.xxh3_128_digest(msgspec.msgpack.encode(record))
+    return key, _CODEC.encode(key, record)
 
 
 def _decode(key: bytes, stored: bytes) -> PersistenceRule:
-    try:
-        record = msgspec.msgpack.decode(strip_checksum(key, stored), type=_Record)
-    except (CorruptionError, msgspec.DecodeError) as bad:
-        raise CorruptionError(str(bad), "shard 0, state: persistence rule") from bad
-    if record.version > _VERSION:
-        raise NewerFormatError(f"a persistence rule has version {record.version}; this reads up to {_VERSION}")
+    record = _CODEC.decode(key, stored, "shard 0, state: persistence rule")
     return PersistenceRule(record.topic_filter, client_id=record.client_id, least_qos=record.least_qos)

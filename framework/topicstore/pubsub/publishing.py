@@ -9,7 +9,6 @@ what was stored for a subscription is there as long as its generation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
@@ -21,13 +20,11 @@ from topicstore.contract.columns import Constant, to_iterable
 from topicstore.contract.model import Properties
 from topicstore.contract.requests import Destinations, StoreResult
 from topicstore.contract.state import StateWrite
+from topicstore.storage.storage import Storage
 
+from .hub import Hub
+from .persistence_rules import PersistenceRules
 from .retained import retained_rows
-
-if TYPE_CHECKING:
-    from topicstore.database import Database
-
-    from .hub import Hub
 
 __all__ = ["PERSIST", "PublishResult", "publish"]
 
@@ -49,49 +46,65 @@ class PublishResult(StoreResult):
     """How many became their topics' retained messages."""
 
 
-def publish(db: Database, batch: MessageBatch, state: Mapping[int, Sequence[StateWrite]]) -> PublishResult:
-    """Publish messages; see `Database.publish`."""
-    stored = _chosen(db, batch)
-    kept, cleared = retained_rows(db, batch)
-    for shard, writes in state.items():
-        cleared[shard] = [*cleared.get(shard, ()), *writes]
-    result = _store(db, batch, stored, kept, cleared)
-    if db.listening is not None:
-        _route(db.listening, batch, ~stored, db.clock())
+def publish(
+    storage: Storage,
+    batch: MessageBatch,
+    state: Mapping[int, Sequence[StateWrite]],
+    *,
+    rules: PersistenceRules,
+    wanted: Callable[[], Callable[[str], object]],
+    hub: Callable[[], Hub | None],
+) -> PublishResult:
+    """Publish messages that were checked; see `Database.publish`.
+
+    wanted: returns a function that says of a topic whether a durable subscription matches it; asked for only where
+            neither rules nor publishers decide.
+    hub:    returns who listens; asked for when everything was committed.
+    """
+    stored = _chosen(batch, rules, wanted)
+    keyed, writes = retained_rows(batch, storage.shard_of)
+    for shard, more in state.items():
+        writes[shard] = [*writes.get(shard, ()), *more]
+    result = _store(storage, batch, stored, keyed, writes)
+    listening = hub()
+    if listening is not None:
+        _route(listening, batch, ~stored, storage.clock())
     return PublishResult(
         count=len(batch),
         stored=result.count,
         routed=len(batch) - result.count,
-        retained=len(kept),
+        retained=len(keyed),
         lifted=result.lifted,
         rejoin=result.rejoin,
     )
 
 
 def _store(
-    db: Database,
+    storage: Storage,
     batch: MessageBatch,
     stored: npt.NDArray[np.bool_],
-    kept: Mapping[int, tuple[int, bytes]],
+    keyed: Mapping[int, tuple[int, bytes]],
     state: Mapping[int, Sequence[StateWrite]],
 ) -> StoreResult:
     """Commit what is stored and kept, and the state; what only goes by does not pass the plugins if all of it does."""
-    if not kept and stored.all():
-        return db.store_request(batch, state)
-    if kept or stored.any():
-        return db.store_request(batch, state, Destinations(stored=stored, kept=kept))
+    if not keyed and stored.all():
+        return storage.write(batch, state)
+    if keyed or stored.any():
+        return storage.write(batch, state, Destinations(stored=stored, keyed=keyed))
     if state:
-        return db.store_request(MessageBatch.empty(), state)
+        return storage.write(MessageBatch.empty(), state)
     return StoreResult(count=0, rejoin=MessageBatch.empty)
 
 
-def _chosen(db: Database, batch: MessageBatch) -> npt.NDArray[np.bool_]:
+def _chosen(
+    batch: MessageBatch, rules: PersistenceRules, wanted: Callable[[], Callable[[str], object]]
+) -> npt.NDArray[np.bool_]:
     """Say of each message whether it is to be stored: what is quickly told first."""
-    stored = db.persistence.matching(batch)
+    stored = rules.matching(batch)
     if not stored.all():
         stored |= _asked(batch.properties, len(batch))
     if not stored.all():
-        stored |= _of_topics(batch, db.sessions.wants)
+        stored |= _of_topics(batch, wanted())
     return stored
 
 

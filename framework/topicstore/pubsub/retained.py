@@ -1,6 +1,6 @@
 """Retained messages: the last message of each topic that was published to be retained (MQTT 5, section 3.3.1.3).
 
-Each is a kept message (`topicstore.storage.keyed`) under the key ``"r" topic``, in the shard of its topic. Only
+Each is a keyed message (`topicstore.storage.keyed`) under the key ``"r" topic``, in the shard of its topic. Only
 `Database.publish` sets and clears them. Whoever subscribes later gets them, whether or not the message
 was also stored in the streams.
 
@@ -10,10 +10,9 @@ time; what is left of the interval goes with it. `remove_expired` takes those aw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -26,10 +25,8 @@ from topicstore.contract.positions import COUNTER_BITS
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.state import FrameworkWrite
-from topicstore.storage.keyed import kept_batches, kept_key
-
-if TYPE_CHECKING:
-    from topicstore.database import Database
+from topicstore.storage.keyed import batches_between, state_key
+from topicstore.storage.storage import Storage
 
 __all__ = ["SEND", "SEND_IF_NEW", "SEND_NEVER", "remove_expired", "retained", "retained_for", "retained_rows"]
 
@@ -42,7 +39,7 @@ _WILDCARDS = frozenset("+#")
 _SECOND = 1_000_000
 
 
-_Kept = dict[int, tuple[int, bytes]]
+_Keyed = dict[int, tuple[int, bytes]]
 _Writes = dict[int, list[StateWrite]]
 
 
@@ -53,7 +50,7 @@ def _key(topic: str) -> bytes:
 # --- setting and clearing ---
 
 
-def retained_rows(db: Database, batch: MessageBatch) -> tuple[_Kept, _Writes]:
+def retained_rows(batch: MessageBatch, shard_of: Callable[[str], int]) -> tuple[_Keyed, _Writes]:
     """Return the rows of a batch that become retained messages, each with shard and key, and writes that clear others.
 
     The last one of a topic counts. One with an empty payload clears.
@@ -64,35 +61,35 @@ def retained_rows(db: Database, batch: MessageBatch) -> tuple[_Kept, _Writes]:
     last = {topic: row for row, (topic, flag) in enumerate(zip(to_iterable(batch.topics), flags, strict=True)) if flag}
     rows = list(last.values())
     payloads = to_list(batch.take(np.array(rows, np.intp)).payloads)
-    kept: _Kept = {}
+    keyed: _Keyed = {}
     cleared: _Writes = {}
     for topic, row, payload in zip(last, rows, payloads, strict=True):
-        shard = db.shard_of(topic)
+        shard = shard_of(topic)
         if payload:
-            kept[row] = shard, _key(topic)
+            keyed[row] = shard, _key(topic)
         else:
-            cleared.setdefault(shard, []).append(FrameworkWrite(kept_key(_key(topic)), None))
-    return kept, cleared
+            cleared.setdefault(shard, []).append(FrameworkWrite(state_key(_key(topic)), None))
+    return keyed, cleared
 
 
-def remove_expired(db: Database, now: int) -> int:
+def remove_expired(storage: Storage, now: int) -> int:
     """Remove the retained messages whose time is over; return how many. One that was replaced meanwhile stays."""
     return sum(
-        _remove_expired(db, shard, topic, now)
-        for shard in range(len(db.shards))
-        for batch in kept_batches(db, shard, *_ALL)
+        _remove_expired(storage, shard, topic, now)
+        for shard in range(len(storage.shards))
+        for batch in batches_between(storage, shard, *_ALL)
         for topic in _expired(batch, now)
     )
 
 
-def _remove_expired(db: Database, shard: int, topic: str, now: int) -> bool:
+def _remove_expired(storage: Storage, shard: int, topic: str, now: int) -> bool:
     key = _key(topic)
-    state = db.state(shard)
-    found = state.get(kept_key(key))  # before it is looked at again: what is removed is what was looked at
-    if not any(_expired(batch, now) for batch in kept_batches(db, shard, key, key + b"\0")):
+    state = storage.state(shard)
+    found = state.get(state_key(key))  # before it is looked at again: what is removed is what was looked at
+    if not any(_expired(batch, now) for batch in batches_between(storage, shard, key, key + b"\0")):
         return False
     try:
-        state.write([FrameworkWrite(kept_key(key), None, expect=found)])
+        state.write([FrameworkWrite(state_key(key), None, expect=found)])
     except StateConflictError:
         return False
     return True
@@ -101,23 +98,23 @@ def _remove_expired(db: Database, shard: int, topic: str, now: int) -> bool:
 # --- looking up ---
 
 
-def retained(db: Database, topic_filter: TopicFilter, now: int) -> list[Message]:
+def retained(storage: Storage, topic_filter: TopicFilter, now: int) -> list[Message]:
     """Return the retained messages whose topics match, in order of topics.
 
     Only topics that begin with the filter's literal levels are read.
     """
-    shards = [db.shard_of(topic_filter.text)] if topic_filter.literal else range(len(db.shards))
+    shards = [storage.shard_of(topic_filter.text)] if topic_filter.literal else range(len(storage.shards))
     found = [
         message
         for shard in shards
         for start, end in _ranges(topic_filter)
-        for batch in kept_batches(db, shard, start, end)
+        for batch in batches_between(storage, shard, start, end)
         for message in _current(batch, topic_filter, now)
     ]
     return sorted(found, key=attrgetter("topic"))
 
 
-def retained_for(db: Database, topic_filter: TopicFilter, retain_handling: int, *, existed: bool) -> list[Message]:
+def retained_for(storage: Storage, topic_filter: TopicFilter, retain_handling: int, *, existed: bool) -> list[Message]:
     """Return the retained messages that a subscription gets when it is made (MQTT 5, section 3.3.1.3).
 
     ``existed``: the session had a subscription of this filter already.
@@ -126,7 +123,7 @@ def retained_for(db: Database, topic_filter: TopicFilter, retain_handling: int, 
         raise InvalidArgumentError(f"retain handling is 0, 1 or 2, not {retain_handling!r}")
     if retain_handling == SEND_NEVER or (retain_handling == SEND_IF_NEW and existed):
         return []
-    return retained(db, topic_filter, db.clock())
+    return retained(storage, topic_filter, storage.clock())
 
 
 def _ranges(topic_filter: TopicFilter) -> list[tuple[bytes, bytes]]:

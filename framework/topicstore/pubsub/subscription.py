@@ -17,21 +17,21 @@ import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import attrs
 
+from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, SubscriptionClosedError
 from topicstore.contract.model import Message
 from topicstore.contract.positions import first_position, time_of, to_microseconds
 from topicstore.contract.topics import TopicFilter
+from topicstore.storage.storage import Storage
 
 from .feed import Feed
+from .hub import Hub
 from .shared_reads import Run
-
-if TYPE_CHECKING:
-    from topicstore.database import Database
 
 __all__ = ["Place", "Subscription", "SubscriptionBatch", "SubscriptionStatus"]
 
@@ -144,19 +144,23 @@ class Subscription:
 
     def __init__(
         self,
-        db: Database,
+        storage: Storage,
+        hub: Hub,
         topic_filter: TopicFilter,
         start: int | datetime | Place | None,
         *,
         window: int | None,
         batch_size: int,
     ) -> None:
-        self._db = db
+        check_count("batch_size", batch_size)
+        if window is not None:
+            check_count("window", window)
+        self._storage = storage  # which stays open as long as somebody follows it
         self._window = window
         self._batch_size = batch_size
-        self._hub = db.hub
-        self._feed = self._hub.feed(topic_filter)
-        self._inbox = _Inbox(len(db.shards))
+        self._hub = hub
+        self._feed = hub.feed(topic_filter)
+        self._inbox = _Inbox(len(storage.shards))
         self._reading = threading.Lock()
         self._given_back: collections.deque[SubscriptionBatch] = collections.deque()
         """Batches taken for an asyncio task that was cancelled meanwhile."""
@@ -171,12 +175,12 @@ class Subscription:
         self._full_since: float | None = None
         self._delivered: collections.deque[tuple[int, int, int]] = collections.deque()
         """Sequence, shard and position of the batches that wait to be acknowledged."""
-        self._gone = frozenset() if isinstance(start, Mapping) else self._hub.gone()  # who begins there missed nothing
-        place = None if start is None else _place(start, len(db.shards))
-        self._feed.add(self._inbox)
-        self._end = weakref.finalize(self, self._feed.abandon, self._inbox)
+        self._gone = frozenset() if isinstance(start, Mapping) else hub.reads.gone()  # who begins there missed nothing
+        place = None if start is None else _place(start, len(storage.shards))
+        hub.listen(self._feed, self._inbox)
+        self._end = weakref.finalize(self, hub.abandon, self._feed, self._inbox)
         self._end.atexit = False
-        self._place = list(self._hub.watermarks()) if place is None else place  # behind it: so nothing is missed
+        self._place = list(hub.watermarks()) if place is None else place  # behind it: so nothing is missed
         self._done = list(self._place)
 
     @property
@@ -276,8 +280,8 @@ class Subscription:
 
     def _take(self, limit: int | None) -> SubscriptionBatch | None:
         """Return what there is; None if there is nothing, or no room for it."""
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise InvalidArgumentError("limit is a whole number of at least 1")
+        if limit is not None:
+            check_count("limit", limit)
         most = self._batch_size if limit is None else min(limit, self._batch_size)
         with self._reading:
             if self._inbox.ended is not None:
@@ -405,7 +409,7 @@ class Subscription:
     def close(self) -> None:
         """Follow nothing more; who waits is let go. May be called twice."""
         if self._end.detach() is not None:
-            self._feed.remove(self._inbox)
+            self._hub.leave(self._feed, self._inbox)
         self._inbox.end(SubscriptionClosedError("the subscription was closed"))
 
     def __del__(self) -> None:

@@ -129,7 +129,7 @@ class Dispatcher:
         channel = self._channels.get(topic_filter.text)
         if channel is None:
             channel = Channel(self, self.hub.feed(topic_filter), self._shards)
-            channel.feed.add(channel)
+            self.hub.listen(channel.feed, channel)
             self._channels[topic_filter.text] = channel
         channel.users += 1
         return channel
@@ -139,7 +139,7 @@ class Dispatcher:
         channel.leave(follower)
         channel.users -= 1
         if not channel.users:
-            channel.feed.remove(channel)
+            self.hub.leave(channel.feed, channel)
             del self._channels[channel.feed.topic_filter.text]
 
     def note(self, channel: Channel) -> None:

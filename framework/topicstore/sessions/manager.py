@@ -66,16 +66,18 @@ class Sessions:
     def __init__(self, db: Database) -> None:
         self.storage = SessionState(db)
         """Internal, as `dispatcher` and `wanted` are."""
-        self.dispatcher = Dispatcher(db.hub, len(db.shards), self.storage.shard_of, db.clock)
+        self.dispatcher = Dispatcher(db.hub, len(db.storage.shards), self.storage.shard_of, db.clock)
         self.wanted = DurableFilters(self.storage.all_subscriptions, self.dispatcher.lock)
         self.shared = Groups(self.storage, self.dispatcher)
         """What shared subscriptions may be told: `Groups.slow_after`, `Groups.handover_after`."""
         self._lock = self.dispatcher.lock
         self._live: dict[str, Session] = {}
         self._failing: list[tuple[Session, Sequence[Source]]] = []
-        self._left_open: list[Iterator[str] | None] = [self.storage.left_open(shard) for shard in range(len(db.shards))]
+        self._left_open: list[Iterator[str] | None] = [
+            self.storage.left_open(shard) for shard in range(len(db.storage.shards))
+        ]
         """By shard, clients whose sessions a crash may have left open; None: all were looked at."""
-        self._next_timer: list[int | None] = [0] * len(db.shards)
+        self._next_timer: list[int | None] = [0] * len(db.storage.shards)
         """By shard, when its earliest stored timer is due at the earliest; None: there is none."""
         self._silences: list[tuple[int, int, Session]] = []
         """When to look whether a client kept silent for too long: a heap."""

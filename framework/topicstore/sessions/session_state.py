@@ -20,7 +20,7 @@ from topicstore.contract.errors import DatabaseClosedError, StateConflictError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite
-from topicstore.storage.keyed import kept_key
+from topicstore.storage.keyed import message_under, state_key, store_under
 
 from .inflight import InflightWindow
 from .model import Will
@@ -76,7 +76,7 @@ class SessionState:
 
     def __init__(self, db: Database) -> None:
         self._db = weakref.ref(db)  # else a database that nobody holds would not be closed
-        self.states = [db.state(shard) for shard in range(len(db.shards))]
+        self.states = [db.state(shard) for shard in range(len(db.storage.shards))]
         """By shard."""
         self.clock = db.clock
         self.shard_of = db.shard_map.of
@@ -226,16 +226,22 @@ class SessionState:
     @staticmethod
     def will_key(keys: Keys) -> bytes:
         """Return the state key of a session's will."""
-        return kept_key(keys.will)
+        return state_key(keys.will)
 
     def write_with_will(self, client_id: str, will: Will, writes: list[StateWrite]) -> None:
         """Commit writes together with a will."""
         shard = self.shard_of(client_id)
-        self.db.store_kept([will.message], [Keys(client_id).will], shards=[shard], state={shard: writes})
+        store_under(
+            self.db.storage,
+            [will.message],
+            [Keys(client_id).will],
+            shards=[shard],
+            state={shard: writes},
+        )
 
     def will(self, client_id: str) -> Message | None:
         """Return the will of a session, or None."""
-        return self.db.kept_get(self.shard_of(client_id), Keys(client_id).will)
+        return message_under(self.db.storage, self.shard_of(client_id), Keys(client_id).will)
 
 
 def _timers(keys: Keys, record: SessionRecord) -> set[bytes]:

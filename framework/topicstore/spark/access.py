@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,12 +16,11 @@ import attrs
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import GenerationDroppedError
-from topicstore.contract.replay_plan import Order, ReplayPlan
+from topicstore.contract.replay_plan import Order
 from topicstore.contract.topics import TopicFilter
-from topicstore.database import Database
+from topicstore.opening import open_lazily
 from topicstore.shard.shard import Shard
-from topicstore.storage import replays as replay
-from topicstore.storage.manifest import existing_manifest
+from topicstore.storage.storage import Storage
 
 from .selection import Selection
 
@@ -45,33 +45,25 @@ class Piece:
     last: int
 
 
-def open_to_read(path: str) -> Database:
+def open_to_read(path: str) -> AbstractContextManager[Storage]:
     """Open a database to read it; each shard only when it is needed."""
-    directory = Path(path)
-    manifest = existing_manifest(directory)
-    return Database(
-        directory, manifest, manifest.options, manifest.plugins, _now, auto_compact=False, read_only=True, lazily=True
-    )
+    return closing(open_lazily(Path(path)))
 
 
-def _now() -> int:
-    return time.time_ns() // 1_000
-
-
-def pieces_of(db: Database, selection: Selection, least: int = 1) -> list[Piece]:
+def pieces_of(storage: Storage, selection: Selection, least: int = 1) -> list[Piece]:
     """Return what there is to read at this moment: a piece for each shard and generation.
 
     If that is less than ``least`` pieces, those of many messages are cut into equal spans of positions.
     """
-    numbers = [number for number in range(db.manifest.shards) if selection.of_shard(number)]
-    found = [piece for number in numbers for piece in _pieces_of_shard(db.shards[number], selection)]
+    numbers = [number for number in range(storage.manifest.shards) if selection.of_shard(number)]
+    found = [piece for number in numbers for piece in _pieces_of_shard(storage.shards[number], selection)]
     if len(found) >= least:
         return [piece for piece, _ in found]
     messages = sum(count for _, count in found)
     return [
         part
         for piece, count in found
-        for part in _cut(db, piece, min(count // _WORTH_CUTTING, -(-least * count // max(messages, 1))))
+        for part in _cut(storage, piece, min(count // _WORTH_CUTTING, -(-least * count // max(messages, 1))))
     ]
 
 
@@ -84,32 +76,32 @@ def _pieces_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[Piece
             yield Piece(shard.number, record.number, first, last), record.messages
 
 
-def _cut(db: Database, piece: Piece, parts: int) -> Iterator[Piece]:
+def _cut(storage: Storage, piece: Piece, parts: int) -> Iterator[Piece]:
     """Yield ``parts`` pieces that together are ``piece``, each of as long a span from its oldest message on."""
     if parts < 2:
         yield piece
         return
-    oldest = next((int(batch.positions[0]) for batch in read(db, piece, ("#",), order="time")), piece.last)
+    oldest = next((int(batch.positions[0]) for batch in read(storage, piece, ("#",), order="time")), piece.last)
     starts = [piece.first, *(oldest + (piece.last - oldest) * part // parts for part in range(1, parts))]
     for start, after in pairwise([*starts, piece.last + 1]):
         if start < after:
             yield attrs.evolve(piece, first=start, last=after - 1)
 
 
-def read(db: Database, piece: Piece, filters: tuple[str, ...], *, order: Order | None = None) -> Iterator[MessageBatch]:
+def read(
+    storage: Storage, piece: Piece, filters: tuple[str, ...], *, order: Order | None = None
+) -> Iterator[MessageBatch]:
     """Yield the messages of a piece that match one of ``filters``, which overlap nowhere, filter by filter.
 
     ``order``: as for `Database.replay`.
     Raises `GenerationDroppedError` if some of them were dropped since the piece was planned.
     """
-    shard = db.shards[piece.shard]
+    shard = storage.shards[piece.shard]
     _check_there(shard, piece)
     for text in filters:
-        database, bound = bytes.fromhex(db.manifest.id), min(piece.last, shard.watermark)
-        whole = shard.plan(database, TopicFilter(text), piece.first, bound, since=time.monotonic())
+        whole = storage.plan_shard(piece.shard, TopicFilter(text), piece.first, piece.last, since=time.monotonic())
         chosen = [part for part in whole.generations if piece.generation in (None, part.iterators[0].generation)]
-        plan = ReplayPlan(shards=[attrs.evolve(whole, generations=chosen)], order=order, batch_size=_BATCH)
-        yield from replay.run(plan, db.fetch)
+        yield from storage.run_shards([attrs.evolve(whole, generations=chosen)], _BATCH, order)
 
 
 def _check_there(shard: Shard, piece: Piece) -> None:

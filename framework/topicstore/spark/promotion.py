@@ -152,7 +152,7 @@ class _Promotion:
         self._staging = staging
         self._batch = batch
         self._key = _PREFIX + (batch.writer or f"write {batch.write}").encode()
-        found = {shard.number: self._load(shard.number) for shard in db.shards}
+        found = {shard.number: self._load(shard.number) for shard in db.storage.shards}
         self._latest = found[0]
         self._begun = {shard: p for shard, p in found.items() if p is not None and p.batch == batch.number}
         """What an earlier commit of the batch noted."""

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from topicstore.database import Database
 from topicstore.storage.manifest import existing_manifest
+from topicstore.storage.storage import Storage
 
 from .access import Piece, open_to_read, pieces_of, read
 from .schema import Shape
@@ -28,12 +28,12 @@ class PiecesPartition(InputPartition):
         self.filters = filters
 
 
-def partitions_of(db: Database, pieces: Sequence[Piece], filters: tuple[str, ...]) -> list[InputPartition]:
+def partitions_of(storage: Storage, pieces: Sequence[Piece], filters: tuple[str, ...]) -> list[InputPartition]:
     """Return a partition a piece, or one for all where only one process can have the database open.
 
     Never none at all, which Spark can't plan.
     """
-    if db.reading == "owner" or not pieces:
+    if storage.mode == "owner" or not pieces:
         return [PiecesPartition(tuple(pieces), filters)]
     return [PiecesPartition((piece,), filters) for piece in pieces]
 
@@ -43,9 +43,9 @@ def rows_of(path: str, partition: InputPartition, shape: Shape) -> Iterator[pa.R
     assert isinstance(partition, PiecesPartition)  # noqa: S101 - Spark hands back what it was given
     if not partition.pieces:
         return
-    with open_to_read(path) as db:
+    with open_to_read(path) as storage:
         for piece in partition.pieces:
-            for batch in read(db, piece, partition.filters):
+            for batch in read(storage, piece, partition.filters):
                 yield shape.of(batch.to_arrow(ids=shape.ids))
 
 
@@ -85,8 +85,8 @@ class TopicstoreReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the pieces that are there now."""
-        with open_to_read(self._path) as db:
-            return partitions_of(db, pieces_of(db, self._selection, self._least), self._selection.filters)
+        with open_to_read(self._path) as storage:
+            return partitions_of(storage, pieces_of(storage, self._selection, self._least), self._selection.filters)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""

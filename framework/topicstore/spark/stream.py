@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.positions import Positions
-from topicstore.database import Database
+from topicstore.storage.storage import Storage
 
 from .access import Piece, open_to_read, read
 from .scan import partitions_of, rows_of
@@ -40,18 +40,18 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Return the place before the first message at ``start``, or the oldest there is."""
-        with open_to_read(self._path) as db:
-            oldest = {str(shard.number): shard.generations()[0].first_position for shard in db.shards}
+        with open_to_read(self._path) as storage:
+            oldest = {str(shard.number): shard.generations()[0].first_position for shard in storage.shards}
         return {number: max(first, self._selection.first) - 1 for number, first in oldest.items()}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         """Return the end of the next batch: everything there is, or the first messages of it."""
-        with open_to_read(self._path) as db:
-            latest = self._target or _latest(db)
+        with open_to_read(self._path) as storage:
+            latest = self._target or _latest(storage)
             # A position never goes back, but this process may see less than the one before it did.
             end = {number: max(last, latest.get(number, last)) for number, last in start.items()}
             if isinstance(limit, ReadMaxRows):
-                return self._limited(db, start, end, limit.max_rows)
+                return self._limited(storage, start, end, limit.max_rows)
         return end
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -60,25 +60,25 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Note where the query is to end."""
-        with open_to_read(self._path) as db:
-            self._target = _latest(db)
+        with open_to_read(self._path) as storage:
+            self._target = _latest(storage)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return a piece for each shard that has something between the offsets."""
-        with open_to_read(self._path) as db:
+        with open_to_read(self._path) as storage:
             pieces = _pieces(start, end)
             for piece in pieces[:1]:
-                db.shards[piece.shard].reader()  # opens it, which tells how the database can be read
-            return partitions_of(db, pieces, self._selection.filters)
+                storage.shards[piece.shard].reader()  # opens it, which tells how the database can be read
+            return partitions_of(storage, pieces, self._selection.filters)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
         return rows_of(self._path, partition, self._shape)
 
-    def _limited(self, db: Database, start: Offset, end: Offset, rows: int) -> Offset:
+    def _limited(self, storage: Storage, start: Offset, end: Offset, rows: int) -> Offset:
         """Return where the first ``rows`` messages end, in order of positions over all shards."""
         filters = self._selection.filters
-        ahead = {str(p.shard): _positions(db, p, filters, rows) for p in _pieces(start, end)}
+        ahead = {str(p.shard): _positions(storage, p, filters, rows) for p in _pieces(start, end)}
         numbers = np.repeat(np.arange(len(ahead)), [len(positions) for positions in ahead.values()])
         positions = np.concatenate([*ahead.values(), np.empty(0, dtype=np.uint64)])
         chosen = np.bincount(numbers[np.lexsort((numbers, positions))[:rows]], minlength=len(ahead)).tolist()
@@ -90,18 +90,18 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return offset
 
 
-def _latest(db: Database) -> Offset:
-    return {str(shard.number): shard.watermark for shard in db.shards}
+def _latest(storage: Storage) -> Offset:
+    return {str(shard.number): shard.watermark for shard in storage.shards}
 
 
 def _pieces(start: Offset, end: Offset) -> list[Piece]:
     return [Piece(int(n), None, last + 1, end[n]) for n, last in start.items() if last < end[n]]
 
 
-def _positions(db: Database, piece: Piece, filters: tuple[str, ...], rows: int) -> Positions:
+def _positions(storage: Storage, piece: Piece, filters: tuple[str, ...], rows: int) -> Positions:
     """Return the positions of the first messages of a piece, in their order."""
     found: list[Positions] = [np.empty(0, dtype=np.uint64)]
-    for batch in read(db, piece, filters, order="time"):
+    for batch in read(storage, piece, filters, order="time"):
         found.append(batch.positions)
         if sum(map(len, found)) >= rows:
             break

@@ -36,10 +36,10 @@ def export(
     """
     began = time.perf_counter()
     source, directory = str(Path(path).resolve()), Path(target).resolve()
-    with open_to_read(source) as db:
-        numbers = begin(db, directory, generations)
-        slabs = [(generation, shard.number) for generation in numbers for shard in db.shards]
-        alone = db.reading == "owner"
+    with open_to_read(source) as storage:
+        numbers = begin(storage, directory, generations)
+        slabs = [(generation, shard.number) for generation in numbers for shard in storage.shards]
+        alone = storage.mode == "owner"
     tasks: list[_Task] = [tuple(slabs)] if alone else [(slab,) for slab in slabs]
     done: list[ExportedSlab] = []
     if slabs:
@@ -50,5 +50,5 @@ def export(
 
 def _export(path: str, target: Path, slabs: _Task) -> list[ExportedSlab]:
     """Export some slabs. In a task."""
-    with open_to_read(path) as db:
-        return [export_slab(db, db.shards[shard], generation, target) for generation, shard in slabs]
+    with open_to_read(path) as storage:
+        return [export_slab(storage, storage.shards[shard], generation, target) for generation, shard in slabs]

@@ -30,8 +30,8 @@ from topicstore.shard.locks import holding
 from topicstore.shard.shard import Shard
 from topicstore.shard.write_path import Prepared
 
-from .keyed import GENERATION as KEPT
-from .keyed import encode_kept, read_kept
+from .keyed_format import GENERATION as KEYED
+from .keyed_format import encode_keyed, read_keyed
 from .shard_map import ShardMap
 
 __all__ = ["DataPath"]
@@ -45,26 +45,23 @@ _Rows = np.ndarray | None
 class DataPath:
     """Stores to, lists, reads and plans over the shards of one database."""
 
-    def __init__(self, database: bytes, shard_map: ShardMap, clock: Callable[[], int]) -> None:
+    def __init__(self, database: bytes, shards: Sequence[Shard], shard_map: ShardMap, clock: Callable[[], int]) -> None:
         self._database = database
+        self._shards = shards
         self._shard_map = shard_map
         self._clock = clock
-        self.shards: Sequence[Shard] = ()
-        """Set when they are open, and again when a database that is only read is refreshed."""
 
     @hookimpl
     def topicstore_store(self, request: StoreRequest) -> StoreResult:
         """Commit each shard's part; all parts are checked before the first is committed."""
         parts = _parts(request, self._shard_map)
-        touched = [self.shards[number] for number, _, _ in parts]
+        touched = [self._shards[number] for number, _, _ in parts]
         tickets: list[Ticket] = []
         try:
             with holding(shard.lock for shard in touched):
                 prepared = _prepare_all(parts, touched, request)
-                _keep(request, parts, prepared, self._clock)
-                prepared = [shard.encode(ready) for shard, ready in zip(touched, prepared, strict=True)]
-                for shard, ready in zip(touched, prepared, strict=True):
-                    tickets.append(shard.commit(ready))
+                _add_keyed(request, parts, prepared, self._clock)
+                _submit(touched, prepared, tickets)
         finally:  # also if a shard failed: the others have committed
             _settle_all(touched[: len(tickets)], tickets)
         rejoin = functools.partial(_rejoin, parts, prepared)
@@ -83,7 +80,7 @@ class DataPath:
                 pattern=info.pattern,
                 sealed=record.sealed is not None,
             )
-            for shard in self.shards
+            for shard in self._shards
             for record, slab in shard.slabs()
             if record.last_position is None or record.last_position >= first
             for info in slab.streams(request.topic_filter)
@@ -93,13 +90,13 @@ class DataPath:
     def topicstore_iterate(self, request: IterateRequest) -> NextResult:
         """Read on from the iterator's place."""
         iterator = request.iterator
-        if iterator.generation == KEPT:
-            return read_kept(request, self.shards[iterator.shard])
+        if iterator.generation == KEYED:
+            return read_keyed(request, self._shards[iterator.shard])
         bound = request.bound
         if request.until is not None:
             before = first_position(request.until) - 1
             bound = before if bound is None else min(bound, before)
-        step, ended = self.shards[iterator.shard].next(
+        step, ended = self._shards[iterator.shard].next(
             iterator.generation,
             iterator.stream,
             TopicFilter(iterator.topic_filter),
@@ -124,11 +121,11 @@ class DataPath:
     def topicstore_replay(self, request: ReplayRequest) -> ReplayPlan:
         """Read each shard's generations in turn, by the streams that its layout finds cheapest."""
         began = time.monotonic()
-        bounds = [_bound(shard, request) for shard in self.shards]  # of one moment: planning may wait
+        bounds = [_bound(shard, request) for shard in self._shards]  # of one moment: planning may wait
         first = first_position(request.start)
         plans = [
             shard.plan(self._database, request.topic_filter, first, bound, since=began)
-            for shard, bound in zip(self.shards, bounds, strict=True)
+            for shard, bound in zip(self._shards, bounds, strict=True)
         ]
         plans = [plan for plan in plans if plan.generations]
         return ReplayPlan(shards=plans, order=request.order, batch_size=request.batch_size)
@@ -142,8 +139,8 @@ def _parts(request: StoreRequest, shard_map: ShardMap) -> list[tuple[int, _Rows,
         for shard, rows in _split(batch, shard_map)
     }
     nothing = np.empty(0, dtype=np.intp)
-    kept = () if request.destinations is None else request.destinations.kept.values()
-    for shard in (*request.state, *(shard for shard, _ in kept)):
+    keyed = () if request.destinations is None else request.destinations.keyed.values()
+    for shard in (*request.state, *(shard for shard, _ in keyed)):
         parts.setdefault(shard, (nothing, MessageBatch.empty()))
     return [(shard, rows, part) for shard, (rows, part) in sorted(parts.items())]
 
@@ -166,22 +163,33 @@ def _within(chosen: _Rows, rows: _Rows) -> _Rows:
     return chosen[rows]
 
 
-def _keep(
+def _add_keyed(
     request: StoreRequest,
     parts: list[tuple[int, _Rows, MessageBatch]],
     prepared: list[Prepared],
     clock: Callable[[], int],
 ) -> None:
     """Add the messages that are kept beside the streams to the writes of their shards."""
-    if request.destinations is not None and request.destinations.kept:
+    if request.destinations is not None and request.destinations.keyed:
         writes = {shard: ready.write for (shard, _, _), ready in zip(parts, prepared, strict=True)}
         placed = _rejoin(parts, prepared)
-        for shard, key, value in encode_kept(request.batch, request.destinations, placed, clock()):
+        for shard, key, value in encode_keyed(request.batch, request.destinations, placed, clock()):
             writes[shard].put(STATE, key, value)
 
 
 def _split(batch: MessageBatch, shard_map: ShardMap) -> list[tuple[int, _Rows]]:
     return shard_map.split(batch.client_ids) if len(batch) else []
+
+
+def _submit(shards: list[Shard], prepared: list[Prepared], tickets: list[Ticket]) -> None:
+    """Give every shard's part its stored form, and commit them: none before the last has its form.
+
+    Each ticket is added when its part is committed, so that also those before one that fails are settled.
+    """
+    for number, shard in enumerate(shards):
+        prepared[number] = shard.encode(prepared[number])
+    for shard, ready in zip(shards, prepared, strict=True):
+        tickets.append(shard.commit(ready))
 
 
 def _settle_all(shards: list[Shard], tickets: list[Ticket]) -> None:

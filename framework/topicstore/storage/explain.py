@@ -9,24 +9,20 @@ in, and so is a compaction's reading if its layout counts that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from time import perf_counter
 from typing import Literal
 
 import attrs
 
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.iterators import Iterator as StreamIterator
 from topicstore.contract.layout import ReadCounters, Slab
-from topicstore.contract.positions import first_position, time_of, to_microseconds
-from topicstore.contract.replay_plan import Order, ReplayPlan
+from topicstore.contract.positions import first_position, time_of
 from topicstore.contract.requests import NextResult, ReplayRequest
-from topicstore.contract.topics import TopicFilter
-from topicstore.database import BATCH_SIZE, Database
 from topicstore.shard.records import GenerationRecord
 
 from .replays import run
+from .storage import Storage
 
 __all__ = ["LEGEND", "Explanation", "SlabCost", "UnreadSlab", "explain"]
 
@@ -131,33 +127,16 @@ class _Fetches:
     seconds: float = 0.0
 
 
-def explain(
-    db: Database,
-    topic_filter: str,
-    start: int | datetime = 0,
-    until: int | datetime | None = None,
-    *,
-    order: Order | None = None,
-) -> Explanation:
-    """Run a replay and return what it cost. Arguments and errors are those of `Database.replay`."""
-    if order not in (None, "time"):
-        raise InvalidArgumentError(f"order is None or 'time', not {order!r}")
-    request = ReplayRequest(
-        db=db,
-        topic_filter=TopicFilter(topic_filter),
-        start=to_microseconds(start),
-        until=None if until is None else to_microseconds(until),
-        order=order,
-        batch_size=BATCH_SIZE,
-    )
-    return _Run(db, request).explanation()
+def explain(storage: Storage, request: ReplayRequest) -> Explanation:
+    """Run a replay and return what it cost; see `Database.explain`."""
+    return _Run(storage, request).explanation()
 
 
 class _Run:
     """One replay that is measured."""
 
-    def __init__(self, db: Database, request: ReplayRequest) -> None:
-        self._db = db
+    def __init__(self, storage: Storage, request: ReplayRequest) -> None:
+        self._storage = storage
         self._request = request
         self._fetches: dict[_SlabKey, _Fetches] = {}
         self._messages = self._payload_bytes = 0
@@ -166,8 +145,8 @@ class _Run:
     def explanation(self) -> Explanation:
         """Run it, and put together what was counted."""
         request = self._request
-        slabs = {(s.number, record.number): (record, slab) for s in self._db.shards for record, slab in s.slabs()}
-        counted = {(s.number, record.number): record for s in self._db.shards for record in s.generations()}
+        slabs = {(s.number, record.number): (record, slab) for s in self._storage.shards for record, slab in s.slabs()}
+        counted = {(s.number, record.number): record for s in self._storage.shards for record in s.generations()}
         before = {key: attrs.evolve(slab.counters) for key, (_, slab) in slabs.items()}
         self._replay()
         patterns = self._patterns()
@@ -195,7 +174,7 @@ class _Run:
 
     def _replay(self) -> None:
         began = perf_counter()
-        plan: ReplayPlan = self._db._hooks.topicstore_replay(request=self._request)  # noqa: SLF001 - as its replay
+        plan = self._storage.plan(self._request)
         for shard in plan.shards:
             for generation in shard.generations:
                 for iterator in generation.iterators:
@@ -207,7 +186,7 @@ class _Run:
 
     def _fetch(self, iterator: StreamIterator, bound: int, limit: int) -> NextResult:
         began = perf_counter()
-        result = self._db._next(iterator, limit, bound=bound)  # noqa: SLF001 - as its replay
+        result = self._storage.fetch(iterator, bound, limit)
         fetches = self._fetches[iterator.shard, iterator.generation]
         fetches.batches += 1
         fetches.seconds += perf_counter() - began
@@ -229,7 +208,7 @@ class _Run:
     def _patterns(self) -> dict[_SlabKey, list[str]]:
         """Return the patterns of the streams that may match, by slab."""
         found: dict[_SlabKey, list[str]] = {}
-        for stream in self._db.streams(self._request.topic_filter.text):
+        for stream in self._storage.streams(self._request.topic_filter, 0):
             found.setdefault((stream.shard, stream.generation), []).append(stream.pattern)
         return found
 

@@ -23,13 +23,13 @@ from topicstore.shard.shard import Shard
 
 from .directory_lock import DirectoryLock
 
-__all__ = ["Mode", "ReadOnlyShards", "ShardViews"]
+__all__ = ["Mode", "ReadOnlyShards"]
 
 Mode = Literal["read-only", "owner"]
 """``"read-only"``: beside whoever writes; ``"owner"``: nobody else has the database open, or can open it."""
 
 
-class ShardViews(Sequence[Shard]):
+class _Views(Sequence[Shard]):
     """The shards as they are at one moment each: when they are first asked for."""
 
     def __init__(self, count: int, open_shard: Callable[[int], Shard]) -> None:
@@ -67,8 +67,8 @@ class ShardViews(Sequence[Shard]):
                     closing.callback(shard.close)
 
 
-class ReadOnlyShards:
-    """How one database is read. Open from its making until `close`."""
+class ReadOnlyShards(Sequence[Shard]):
+    """The shards of a database that is only read, as of one moment, which `refresh` moves. Open until `close`."""
 
     def __init__(
         self, path: Path, shards: int, backend: Backend, make_shard: Callable[[int, Engine], Shard], *, lazily: bool
@@ -81,29 +81,40 @@ class ReadOnlyShards:
         self._make_shard = make_shard
         self._lazily = lazily
         self._lock: DirectoryLock | None = None
-        self.shards = ShardViews(shards, self._open_shard)
+        self._views = _Views(shards, self._open_shard)
         try:
-            self.shards = self._views()
+            self._views = self._view()
         except BaseException:
             self.close()
             raise
 
-    def refresh(self) -> ShardViews:
-        """Return the shards as they are now. Those from before stay open as long as somebody reads in them."""
+    @overload
+    def __getitem__(self, index: int) -> Shard: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Shard]: ...
+
+    def __getitem__(self, index: int | slice) -> Shard | list[Shard]:
+        return self._views[index]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def refresh(self) -> None:
+        """See the shards as they are now. Those from before stay open as long as somebody reads in them."""
         if self.mode == "read-only":
-            self.shards = self._views()
-        return self.shards
+            self._views = self._view()
 
     def close(self) -> None:
         """Close the shards and give back the lock. May be called twice."""
         try:
-            self.shards.close()
+            self._views.close()
         finally:
             if self._lock is not None:
                 self._lock.release()
 
-    def _views(self) -> ShardViews:
-        views = ShardViews(self._count, self._open_shard)
+    def _view(self) -> _Views:
+        views = _Views(self._count, self._open_shard)
         if not self._lazily:
             try:
                 list(views)

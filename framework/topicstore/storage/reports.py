@@ -1,32 +1,20 @@
-"""What `Database.info`, `Database.generations` and `Database.verify` answer."""
+"""What can be told of a database: its shards in numbers, what layouts learned, and what is damaged."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from itertools import chain
 
 import attrs
 
-from topicstore.contract.layout import Damage, ReadCounters, SlabInfo
-from topicstore.lifecycle.retention import RetentionSettings
+from topicstore.contract.layout import Damage, ReadCounters, SlabInfo, TopicNode
 from topicstore.shard.counters import ShardCounters
+from topicstore.shard.shard import Shard
 
-__all__ = ["CompactReport", "DatabaseInfo", "GenerationInfo", "ShardInfo", "VerifyReport"]
+from .keyed_format import damaged_keyed
+from .storage import Storage
 
-
-@attrs.frozen(kw_only=True)
-class GenerationInfo:
-    """One generation over all shards. Times are microseconds since the epoch."""
-
-    number: int
-    layout: str
-    options: dict[str, Any]
-    created: int
-    sealed: int | None
-    """None for the current generation."""
-    messages: int
-    """Live messages."""
-    live_bytes: int
-    """Bytes of the values written for them; deletes don't lower it, dropping does."""
+__all__ = ["ShardInfo", "VerifyReport", "learned_topics", "shard_info", "verify"]
 
 
 @attrs.frozen(kw_only=True)
@@ -55,49 +43,36 @@ class ShardInfo:
     """What the engine says of itself."""
 
 
-@attrs.frozen(kw_only=True)
-class DatabaseInfo:
-    """A database at one moment."""
-
-    path: str
-    id: str
-    backend: str
-    layout: str
-    """Of the current generation."""
-    durability: str
-    timestamps: str
-    plugins: tuple[str, ...]
-    streams: int
-    """Over all live generations."""
-    messages: int
-    live_bytes: int
-    disk_bytes: int
-    compaction_failure: str | None
-    """Why background compaction has ended before the database was closed."""
-    retention: RetentionSettings
-    retention_failure: str | None
-    """Why background retention failed the last time; None if it did not."""
-    generations: list[GenerationInfo]
-    shards: list[ShardInfo]
-
-    @property
-    def total(self) -> ShardCounters:
-        """Return the shards' counters, added up."""
-        rows = [attrs.astuple(shard.counters) for shard in self.shards]
-        return ShardCounters(*(sum(column) for column in zip(*rows, strict=True)))
+def shard_info(shard: Shard) -> ShardInfo:
+    """Return a shard in numbers. Cheap: reads no messages."""
+    stats = shard.engine().stats()
+    slabs = {record.number: slab for record, slab in shard.slabs()}
+    return ShardInfo(
+        number=shard.number,
+        watermark=shard.watermark,
+        last_position=shard.last_position,
+        ahead=shard.ahead(),
+        lifted=shard.lifted,
+        failure=shard.failure,
+        disk_bytes=stats.disk_bytes,
+        memory_bytes=stats.memory_bytes,
+        counters=shard.counters,
+        reads={number: slab.counters for number, slab in slabs.items()},
+        slabs={number: slab.info() for number, slab in slabs.items()},
+        engine=dict(stats.details),
+    )
 
 
-@attrs.frozen(kw_only=True)
-class CompactReport:
-    """What a compaction did."""
-
-    messages: int
-    """Rewritten; one that was merged twice counts twice."""
-    live_bytes_before: int
-    live_bytes_after: int
-    disk_bytes_before: int
-    disk_bytes_after: int
-    seconds: float
+def learned_topics(storage: Storage, generation: int | None) -> dict[tuple[int, int], list[TopicNode]]:
+    """Return what layouts learned of the topics' structure; see `Database.topics`."""
+    storage.check_open()
+    found = {
+        (shard.number, record.number): list(slab.learned())
+        for shard in storage.shards
+        for record, slab in shard.slabs()
+        if generation in (None, record.number)
+    }
+    return {place: nodes for place, nodes in found.items() if nodes}
 
 
 @attrs.frozen(kw_only=True)
@@ -112,3 +87,18 @@ class VerifyReport:
     def ok(self) -> bool:
         """True if nothing is damaged."""
         return not self.damages
+
+
+def verify(storage: Storage, progress: Callable[[int], None] | None) -> VerifyReport:
+    """Read everything, and say what is damaged; see `Database.verify`."""
+    storage.check_open()
+    messages, damages = 0, []
+    for shard in storage.shards:
+        for found in chain(shard.verify(), damaged_keyed(shard)):
+            if isinstance(found, Damage):
+                damages.append(found)
+            else:
+                messages += found
+                if progress is not None:
+                    progress(messages)
+    return VerifyReport(messages=messages, damages=damages)

@@ -6,14 +6,14 @@ import threading
 import time
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, InvalidMessageError, PluginError
 from topicstore.contract.model import Message, MessageId
 
-if TYPE_CHECKING:
-    from topicstore.database import Database
+from .storage import Storage
 
 __all__ = ["Writer"]
 
@@ -47,12 +47,11 @@ class Writer:
     As a context manager it flushes at the end, whatever ended it.
     """
 
-    def __init__(self, db: Database, max_items: int = 1_000, flush_interval: float = 0.1) -> None:
-        if type(max_items) is not int or max_items < 1:
-            raise InvalidArgumentError("max_items is a whole number of at least 1")
+    def __init__(self, storage: Storage, max_items: int = 1_000, flush_interval: float = 0.1) -> None:
+        check_count("max_items", max_items)
         if not 0 < flush_interval <= threading.TIMEOUT_MAX:
             raise InvalidArgumentError(f"flush_interval is seconds above 0, not {flush_interval!r}")
-        self._db = db
+        self._storage = storage
         self._max_items = max_items
         self._interval = flush_interval
         self._buffer: list[_Item] = []
@@ -104,7 +103,7 @@ class Writer:
         refused: list[_Outcome] = []
         while items:
             try:
-                result = self._db.store([message for message, _ in items])
+                result = self._storage.write(MessageBatch.from_messages([message for message, _ in items]), {})
                 ids = result.ids
             except InvalidMessageError as bad:  # nothing of the batch was stored
                 if bad.index is None:

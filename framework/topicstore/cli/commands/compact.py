@@ -42,7 +42,7 @@ def compact(path: Path, *, as_json: bool) -> None:
 
 def _kept(db: topicstore.Database) -> str:
     """Return a sentence on the layouts in use if none of them ever merges, else nothing."""
-    slabs = [(record.layout, slab) for shard in db.shards for record, slab in shard.slabs()]
+    slabs = [(record.layout, slab) for shard in db.storage.shards for record, slab in shard.slabs()]
     if any(type(slab).compact is not Slab.compact or isinstance(slab, DamagedSlab) for _, slab in slabs):
         return ""
     names = sorted({layout for layout, _ in slabs})

@@ -49,11 +49,11 @@ def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool
     report = _through_spark(path, target, chosen) if spark else None
     if drop:
         with topicstore.open_existing(path, auto_compact=False) as db:
-            archived = db.archive(target, generations=chosen)
+            archived = db.archives.archive(target, generations=chosen)
         report = archived if report is None else attrs.evolve(report, seconds=report.seconds + archived.seconds)
     elif report is None:
         with topicstore.open_existing(path, read_only=True) as db:
-            report = db.export(target, generations=chosen)
+            report = db.archives.export(target, generations=chosen)
     report = attrs.evolve(report, target=str(target))  # as it was given, whoever wrote it
     if as_json:
         display.print_json({"path": str(path), **attrs.asdict(report), "dropped": drop})

@@ -13,7 +13,7 @@ import msgspec
 
 import topicstore
 from topicstore.cli.terminal.options import PATH, json_option, read_options
-from topicstore.storage.reports import GenerationInfo
+from topicstore.storage.generations import GenerationInfo
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,7 +47,7 @@ def list_(path: Path, *, as_json: bool) -> None:
     from topicstore.cli.terminal import display
 
     with topicstore.open_existing(path, auto_compact=False) as db:
-        found, archived = db.generations(), db.archived()
+        found, archived = db.generations(), db.archives.list()
     if as_json:
         document = {"path": str(path), "generations": [attrs.asdict(one) for one in found]}
         display.print_json({**document, "archived": {number: str(place) for number, place in archived.items()}})

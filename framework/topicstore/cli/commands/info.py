@@ -14,8 +14,9 @@ from topicstore.cli.terminal.exits import DAMAGED
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.layout import Damage
 from topicstore.contract.positions import span_text, time_of
+from topicstore.database_info import DatabaseInfo
 from topicstore.storage.manifest import Manifest
-from topicstore.storage.reports import DatabaseInfo, VerifyReport
+from topicstore.storage.reports import VerifyReport
 from topicstore.times import TIME, TIME_HELP, format_time
 
 from .generations import generations_table
@@ -43,7 +44,7 @@ def streams(path: Path, topic_filter: str, *, start: int, as_json: bool) -> None
 
     with topicstore.open_existing(path, auto_compact=False) as db:
         found = sorted(db.streams(topic_filter, start), key=lambda one: display.natural(one.pattern))
-        alone = display.single(shards=len(db.shards), generations=len(db.generations()))
+        alone = display.single(shards=len(db.storage.shards), generations=len(db.generations()))
     if as_json:
         display.print_json({"path": str(path), "filter": topic_filter, "streams": found})
         return
@@ -70,7 +71,7 @@ def info(path: Path, *, as_json: bool) -> None:
     from topicstore.cli.terminal import display
 
     with topicstore.open_existing(path, auto_compact=False) as db:
-        found, manifest, archived = db.info(), db.manifest, db.archived()
+        found, manifest, archived = db.info(), db.manifest, db.archives.list()
     if as_json:
         display.print_json({**attrs.asdict(found), "created_with": attrs.asdict(manifest)})
         return

@@ -64,7 +64,7 @@ def read(path: Path, name: str, *, limit: int | None, commit: bool, file_format:
     file_format = file_format or format_of(None, terminal=sys.stdout.isatty())
     with topicstore.open_existing(path, auto_compact=False) as db:
         _check_there(db, name)
-        one = db.queue(name)
+        one = db.queues.open(name)
         last = 0
 
         def batches() -> Iterator[list[topicstore.Message]]:
@@ -102,7 +102,7 @@ def drop(path: Path, name: str, *, yes: bool, as_json: bool) -> None:
         raise click.UsageError("dropping needs --yes where nobody can be asked")
     with topicstore.open_existing(path, auto_compact=False) as db:
         _check_there(db, name)
-        waiting = len(db.queue(name))
+        waiting = len(db.queues.open(name))
         question = f"Drop queue {visible(name)} with {count_of(waiting, 'message')}?"
         if waiting and not yes and not click.confirm(question, err=True):
             click.echo("nothing was dropped", err=True)

@@ -13,7 +13,7 @@ import topicstore
 from topicstore.cli.terminal.groups import GroupWithDefault
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.positions import span_text
-from topicstore.lifecycle.retention import RetentionSettings
+from topicstore.lifecycle.retention_policy import RetentionSettings
 from topicstore.storage.archive_locations import location_of
 from topicstore.times import parse_when
 

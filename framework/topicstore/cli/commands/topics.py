@@ -15,7 +15,7 @@ from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.layout import TopicNode
 from topicstore.contract.topics import TopicFilter
-from topicstore.storage.reports import GenerationInfo
+from topicstore.storage.generations import GenerationInfo
 
 __all__ = ["topics"]
 
@@ -174,8 +174,8 @@ def _find(db: topicstore.Database, generation: int | None, topic_filter: str | N
         root=root,
         generations=generations,
         unlearned=unlearned,
-        archived=db.archived().keys(),
-        shards=len(db.shards),
+        archived=db.archives.list().keys(),
+        shards=len(db.storage.shards),
         counted=counted,
     )
 
@@ -235,11 +235,11 @@ def _count(
 
 def _batches(db: topicstore.Database, slab: _Slab, filters: list[TopicFilter]) -> Iterator[topicstore.MessageBatch]:
     number, generation = slab
-    shard = db.shards[number]
+    shard = db.storage.shards[number]
     shard.end_epoch(generation, shard.watermark, wait=True)
     for topic_filter in filters:
         for stream in shard.slab(generation).cover(topic_filter):
-            iterator = db.iterator_at(number, generation, stream, topic_filter, 0)
+            iterator = db.storage.begin(number, generation, stream, topic_filter, 0)
             ended = False
             while not ended:
                 result = db.next(iterator, _BATCH)

@@ -14,7 +14,7 @@ from topicstore.contract.engine import STATE, WriteBatch
 from topicstore.contract.iterators import Iterator as Place
 from topicstore.plugins import Registry
 from topicstore.shard.state import FrameworkWrite
-from topicstore.storage.keyed import kept_key
+from topicstore.storage.keyed import message_under, messages_under, state_key, store_under
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.subjects.needing import need
 from topicstore_conformance.subjects.pairs import known
@@ -57,7 +57,7 @@ def plugins_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = [EntryPoint(name, name, plugins.GROUP) for name in ("xor_", "thinning_")]
     registry = Registry([*built_in, *mine])
-    monkeypatch.setattr("topicstore.database.registry", lambda: registry)
+    monkeypatch.setattr("topicstore.storage.opening.registry", lambda: registry)
     yield
     for name in ("xor_", "thinning_"):
         sys.modules.pop(name, None)
@@ -67,37 +67,41 @@ def test_a_message_is_kept_whole_under_its_key(db: ts.Database) -> None:
     """All fields come back; the time is that of the commit; it is in no stream."""
     properties = ts.Properties(message_expiry_interval=7, user_properties=(("a", "b"), ("a", "c")))
     message = ts.Message("$sys/x", b"\0payload", "me", 2, True, None, properties)
-    result = db.store_kept([message], [b"wme\0"])
+    result = store_under(db.storage, [message], [b"wme\0"])
     assert (0, []) == (result.count, result.ids)
     shard = db.shard_of("me")
-    assert ts.Message("$sys/x", b"\0payload", "me", 2, True, START, properties) == db.kept_get(shard, b"wme\0")
+    assert ts.Message("$sys/x", b"\0payload", "me", 2, True, START, properties) == message_under(
+        db.storage, shard, b"wme\0"
+    )
     assert [] == list(db.replay("$sys/x"))
 
 
 def test_the_last_one_of_a_key_is_there(db: ts.Database) -> None:
     """In one batch and over several."""
-    db.store_kept([ts.Message("a", b"%d" % n, "me") for n in range(3)], [b"wx", None, b"wx"])
-    assert [b"2"] == [message.payload for _, message in db.kept(db.shard_of("me"), b"w")]
-    db.store_kept([ts.Message("a", b"3", "me")], [b"wx"])
-    assert [b"3"] == [message.payload for _, message in db.kept(db.shard_of("me"), b"w")]
+    store_under(db.storage, [ts.Message("a", b"%d" % n, "me") for n in range(3)], [b"wx", None, b"wx"])
+    assert [b"2"] == [message.payload for _, message in messages_under(db.storage, db.shard_of("me"), b"w")]
+    store_under(db.storage, [ts.Message("a", b"3", "me")], [b"wx"])
+    assert [b"3"] == [message.payload for _, message in messages_under(db.storage, db.shard_of("me"), b"w")]
 
 
 def test_they_come_by_prefix_in_order_of_keys(db: ts.Database) -> None:
     """A prefix takes what begins so and nothing else, keys of any bytes among them."""
     keys = [b"wb", b"wa\xff\xff", b"w", b"wa", b"x", b"wa\xff", b"v", b"wa\0"]
-    db.store_kept([ts.Message("a", key) for key in keys], keys, shards=[1] * len(keys))
-    assert [b"wa", b"wa\0", b"wa\xff", b"wa\xff\xff"] == [key for key, _ in db.kept(1, b"wa")]
-    assert [b"wa\xff", b"wa\xff\xff"] == [key for key, _ in db.kept(1, b"wa\xff")]
-    assert [(key, key) for key in sorted(keys)] == [(k, m.payload) for p in b"vwx" for k, m in db.kept(1, bytes((p,)))]
-    assert [] == list(db.kept(0, b"w"))
+    store_under(db.storage, [ts.Message("a", key) for key in keys], keys, shards=[1] * len(keys))
+    assert [b"wa", b"wa\0", b"wa\xff", b"wa\xff\xff"] == [key for key, _ in messages_under(db.storage, 1, b"wa")]
+    assert [b"wa\xff", b"wa\xff\xff"] == [key for key, _ in messages_under(db.storage, 1, b"wa\xff")]
+    assert [(key, key) for key in sorted(keys)] == [
+        (k, m.payload) for p in b"vwx" for k, m in messages_under(db.storage, 1, bytes((p,)))
+    ]
+    assert [] == list(messages_under(db.storage, 0, b"w"))
 
 
 def test_one_is_removed_by_its_state_key(db: ts.Database) -> None:
     """Like any state, in one write with other things."""
     shard = db.shard_of("me")
-    db.store_kept([ts.Message("a", b"1", "me")], [b"wx"])
-    db.store([ts.Message("b", b"2", "me")], state={shard: [FrameworkWrite(kept_key(b"wx"), None)]})
-    assert db.kept_get(shard, b"wx") is None
+    store_under(db.storage, [ts.Message("a", b"1", "me")], [b"wx"])
+    db.store([ts.Message("b", b"2", "me")], state={shard: [FrameworkWrite(state_key(b"wx"), None)]})
+    assert message_under(db.storage, shard, b"wx") is None
 
 
 def test_rows_go_where_they_are_sent(db: ts.Database) -> None:
@@ -105,7 +109,7 @@ def test_rows_go_where_they_are_sent(db: ts.Database) -> None:
     rows = [ts.Message("a", b"%d" % n, f"client {n}") for n in range(40)]
     keys = [b"w%02d" % n if n % 2 else None for n in range(40)]
     stored = [n % 3 == 0 for n in range(40)]
-    result = db.store_kept(rows, keys, shards=[n % 3 for n in range(40)], stored=stored)
+    result = store_under(db.storage, rows, keys, shards=[n % 3 for n in range(40)], stored=stored)
     assert [row.payload for row, flag in zip(rows, stored, strict=True) if flag] == [
         message.payload for message in result.batch.to_messages()
     ]
@@ -113,7 +117,9 @@ def test_rows_go_where_they_are_sent(db: ts.Database) -> None:
         one.shard for one in result.ids
     ]
     assert sorted(b"%d" % n for n in range(0, 40, 3)) == sorted(message.payload for message in db.replay("a"))
-    found = [(shard, key, message.payload) for shard in range(3) for key, message in db.kept(shard, b"w")]
+    found = [
+        (shard, key, message.payload) for shard in range(3) for key, message in messages_under(db.storage, shard, b"w")
+    ]
     assert sorted((n % 3, b"w%02d" % n, b"%d" % n) for n in range(1, 40, 2)) == found
 
 
@@ -121,8 +127,8 @@ def test_a_stored_message_keeps_its_own_time(tmp_path: Path) -> None:
     """With positions from the messages' times, the kept copy has that of the stored one."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", clock=Clock()) as db:
         rows = [ts.Message("a", b"1", timestamp=5_000_000), ts.Message("b", b"2"), ts.Message("c", b"3", timestamp=7)]
-        db.store_kept(rows, [b"wa", b"wb", b"wc"], stored=[True, True, False])
-        assert [5_000_000, START, 7] == [message.timestamp for _, message in db.kept(0, b"w")]
+        store_under(db.storage, rows, [b"wa", b"wb", b"wc"], stored=[True, True, False])
+        assert [5_000_000, START, 7] == [message.timestamp for _, message in messages_under(db.storage, 0, b"w")]
         assert [5_000_000, START] == [message.timestamp for message in db.replay("#", order="time")]
 
 
@@ -131,11 +137,13 @@ def test_state_and_kept_commit_together_or_not_at_all(db: ts.Database) -> None:
     shard = db.shard_of("me")
     wrong = {shard: [ts.StateWrite(b"z", b"1", expect=b"other")]}
     with pytest.raises(ts.StateConflictError):
-        db.store_kept([ts.Message("a", b"1", "me")], [b"wx"], stored=[True], state=wrong)
-    assert (None, []) == (db.kept_get(shard, b"wx"), list(db.replay("#")))
-    db.store_kept([ts.Message("a", b"1", "me")], [b"wx"], state={shard: [ts.StateWrite(b"z", b"1", expect=None)]})
+        store_under(db.storage, [ts.Message("a", b"1", "me")], [b"wx"], stored=[True], state=wrong)
+    assert (None, []) == (message_under(db.storage, shard, b"wx"), list(db.replay("#")))
+    store_under(
+        db.storage, [ts.Message("a", b"1", "me")], [b"wx"], state={shard: [ts.StateWrite(b"z", b"1", expect=None)]}
+    )
     assert b"1" == db.state(shard).get(b"z")
-    assert db.kept_get(shard, b"wx") is not None
+    assert message_under(db.storage, shard, b"wx") is not None
 
 
 @pytest.mark.parametrize("backend", sorted({pair.backend for pair in known("persistent")}))
@@ -143,18 +151,18 @@ def test_they_outlive_generations_and_restarts(tmp_path: Path, backend: str) -> 
     """Neither dropping what was stored then nor opening anew takes them."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend) as db:
-        db.store_kept([ts.Message("a", b"1")], [b"wx"], stored=[True])
+        store_under(db.storage, [ts.Message("a", b"1")], [b"wx"], stored=[True])
         db.add_generation()
         db.drop_generation(1)
         assert [] == list(db.replay("#"))
     with ts.open(tmp_path / "db") as db:
-        assert [(b"wx", b"1")] == [(key, message.payload) for key, message in db.kept(0, b"w")]
+        assert [(b"wx", b"1")] == [(key, message.payload) for key, message in messages_under(db.storage, 0, b"w")]
 
 
 def test_more_than_one_fetch(db: ts.Database) -> None:
     """However many there are, all come, in order."""
     keys = [b"w%05d" % n for n in range(3_000)]
-    db.store_kept([ts.Message("a", key) for key in keys], keys, shards=[0] * len(keys))
+    store_under(db.storage, [ts.Message("a", key) for key in keys], keys, shards=[0] * len(keys))
     identity = bytes.fromhex(db.manifest.id)
     iterator, found, ended = Place(identity, 0, 0, 0, "#", b"\x92\xc4\x01w\xc4\x01x"), [], False
     while not ended:
@@ -167,7 +175,9 @@ def test_more_than_one_fetch(db: ts.Database) -> None:
 
 def test_a_large_payload_ends_a_fetch(db: ts.Database) -> None:
     """Memory holds some megabytes of them at a time."""
-    db.store_kept([ts.Message("a", bytes(6 << 20)) for _ in range(3)], [b"w1", b"w2", b"w3"], shards=[0, 0, 0])
+    store_under(
+        db.storage, [ts.Message("a", bytes(6 << 20)) for _ in range(3)], [b"w1", b"w2", b"w3"], shards=[0, 0, 0]
+    )
     place = Place(bytes.fromhex(db.manifest.id), 0, 0, 0, "#", b"\x92\xc4\x01w\xc4\x01x")
     first = db.next(place, 100)
     assert (2, False) == (len(first.batch), first.end_of_stream)
@@ -189,14 +199,14 @@ def test_a_large_payload_ends_a_fetch(db: ts.Database) -> None:
 def test_what_does_not_fit_is_refused(db: ts.Database, arguments: dict[str, object]) -> None:
     """Nothing is stored then."""
     with pytest.raises(ts.InvalidArgumentError):
-        db.store_kept([ts.Message("a", b"1"), ts.Message("b", b"2")], **arguments)  # type: ignore[arg-type]
-    assert [] == [found for shard in range(3) for found in db.kept(shard, b"w")]
+        store_under(db.storage, [ts.Message("a", b"1"), ts.Message("b", b"2")], **arguments)  # type: ignore[arg-type]
+    assert [] == [found for shard in range(3) for found in messages_under(db.storage, shard, b"w")]
 
 
 def test_a_bad_message_is_named_by_its_row(db: ts.Database) -> None:
     """Also where rows before it go elsewhere, and where only the shard can tell."""
     with pytest.raises(ts.InvalidMessageError) as refused:
-        db.store_kept([ts.Message("a", b"1"), ts.Message("a/#", b"2")], [None, b"w"])
+        store_under(db.storage, [ts.Message("a", b"1"), ts.Message("a/#", b"2")], [None, b"w"])
     assert 1 == refused.value.index
 
 
@@ -205,9 +215,9 @@ def test_a_late_message_is_named_by_its_row(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", clock=Clock()) as db:
         rows = [ts.Message("a", b"1", timestamp=time) for time in (1, 9_000, 2, 3)]
         with pytest.raises(ts.LateMessageError) as refused:
-            db.store_kept(rows, [b"w", None, None, None], stored=[False, True, False, True])
+            store_under(db.storage, rows, [b"w", None, None, None], stored=[False, True, False, True])
         assert 3 == refused.value.index
-        assert db.kept_get(0, b"w") is None
+        assert message_under(db.storage, 0, b"w") is None
 
 
 def test_iterators_that_are_not_over_kept_messages_are_refused(db: ts.Database) -> None:
@@ -223,19 +233,19 @@ def test_iterators_that_are_not_over_kept_messages_are_refused(db: ts.Database) 
 def test_damage_is_an_error_that_names_the_key(db: ts.Database) -> None:
     """A flipped bit, or another key's value, is never handed out."""
     shard = db.shard_of("me")
-    db.store_kept([ts.Message("a", b"1", "me"), ts.Message("a", b"2", "me")], [b"wx", b"wy"])
-    engine = db.shards[shard].engine()
-    value = engine.get(STATE, kept_key(b"wx"))
+    store_under(db.storage, [ts.Message("a", b"1", "me"), ts.Message("a", b"2", "me")], [b"wx", b"wy"])
+    engine = db.storage.shards[shard].engine()
+    value = engine.get(STATE, state_key(b"wx"))
     assert value is not None
-    for wrong in (value[:-1] + bytes((value[-1] ^ 1,)), engine.get(STATE, kept_key(b"wy")), b""):
+    for wrong in (value[:-1] + bytes((value[-1] ^ 1,)), engine.get(STATE, state_key(b"wy")), b""):
         write = WriteBatch()
-        write.put(STATE, kept_key(b"wx"), wrong)
+        write.put(STATE, state_key(b"wx"), wrong)
         engine.write(write)
-        with pytest.raises(ts.CorruptionError, match=r"kept message b'wx'"):
-            db.kept_get(shard, b"wx")
+        with pytest.raises(ts.CorruptionError, match=r"keyed message b'wx'"):
+            message_under(db.storage, shard, b"wx")
         damages = db.verify().damages
-        assert [f"shard {shard}, state: kept message b'wx'"] == [damage.place for damage in damages]
-    assert db.kept_get(shard, b"wy") is not None
+        assert [f"shard {shard}, state: keyed message b'wx'"] == [damage.place for damage in damages]
+    assert message_under(db.storage, shard, b"wy") is not None
 
 
 # --- plugins ---
@@ -247,11 +257,14 @@ def test_a_transforming_plugin_sees_them_on_both_ways(tmp_path: Path, stored: bo
     """What lies on the disk is what the plugin made of it, what comes back is what was kept."""
     secret = b"a very secret payload"
     with ts.open(tmp_path / "db", plugins=["xor_"]) as db:
-        db.store_kept([ts.Message("a", secret)], [b"wx"], stored=[stored])
+        store_under(db.storage, [ts.Message("a", secret)], [b"wx"], stored=[stored])
         db.publish([ts.Message("b", secret, retain=True)])
-        assert (secret, [secret]) == (db.kept_get(0, b"wx").payload, [m.payload for m in db.retained("#")])  # type: ignore[union-attr]
+        assert (secret, [secret]) == (
+            message_under(db.storage, 0, b"wx").payload,
+            [m.payload for m in db.retained("#")],
+        )  # type: ignore[union-attr]
         assert [secret] * stored == [message.payload for message in db.replay("#")]
-        raw = db.state(0).get(kept_key(b"wx"))
+        raw = db.state(0).get(state_key(b"wx"))
         assert raw is not None
         assert secret not in raw
         db.flush()
@@ -269,5 +282,5 @@ def test_a_plugin_that_changes_the_number_of_rows_is_refused(tmp_path: Path) -> 
         two = [ts.Message("a", b"1"), ts.Message("b", b"2")]
         assert 1 == db.store(two).count
         with pytest.raises(ts.PluginError, match="number of messages"):
-            db.store_kept(two, [b"wx", b"wy"])
-        assert [] == list(db.kept(0, b"w"))
+            store_under(db.storage, two, [b"wx", b"wy"])
+        assert [] == list(messages_under(db.storage, 0, b"w"))

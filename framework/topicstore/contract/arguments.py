@@ -1,0 +1,19 @@
+"""Checks of arguments that many methods take."""
+
+from __future__ import annotations
+
+from .errors import InvalidArgumentError
+
+__all__ = ["check_count", "check_within"]
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise `InvalidArgumentError` unless a value is a whole number, and no bool, of at least ``least``."""
+    if type(value) is not int or value < least:
+        raise InvalidArgumentError(f"{name} is a whole number of at least {least}, not {value!r}")
+
+
+def check_within(name: str, value: object, least: int, most: int) -> None:
+    """Raise `InvalidArgumentError` unless a value is a whole number, and no bool, from ``least`` to ``most``."""
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidArgumentError(f"{name} is a whole number from {least} to {most}, not {value!r}")

@@ -1,0 +1,126 @@
+"""What is stored of a queue: where it stands, its messages, and which of them find room. Pure functions.
+
+Stored form, in the queue's own database::
+
+    messages of topic "queue": the payload is a msgpack array of topic, client id and payload
+    state: 01 "q" -> record (see `topicstore.shard.record_codec`) of version 1, name, head, messages, bytes, dropped,
+                     max_messages or nil, max_bytes or nil, overflow
+
+The head is a position: what lies up to it was committed, or dropped. Fields are only ever appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import attrs
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.columns import Constant, to_iterable
+from topicstore.contract.errors import CorruptionError, QuotaExceededError
+from topicstore.contract.model import Message
+from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.state import FrameworkWrite, ShardState
+
+__all__ = ["TOPIC", "Overflow", "QueueRecord", "Taken", "load", "pack", "save", "taken", "unpack"]
+
+Overflow = Literal["refuse", "drop_oldest", "drop_newest"]
+
+TOPIC = "queue"
+"""Of everything in a queue's database."""
+_KEY = b"\1q"
+_VERSION = 1
+_PACK = msgspec.msgpack.Encoder().encode
+_UNPACK = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
+
+
+class QueueRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Where a queue stands."""
+
+    version: int = _VERSION
+    name: str
+    head: int = 0
+    messages: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    overflow: Overflow = "refuse"
+
+
+_CODEC = RecordCodec(QueueRecord, _VERSION)
+
+
+def save(record: QueueRecord) -> FrameworkWrite:
+    """Return the write that stores where a queue stands."""
+    return FrameworkWrite(_KEY, _CODEC.encode(_KEY, record))
+
+
+def load(state: ShardState) -> QueueRecord | None:
+    """Return where the queue of a database stands; None if it is new."""
+    stored = state.get(_KEY)
+    return None if stored is None else _CODEC.decode(_KEY, stored, "shard 0, state: queue")
+
+
+@attrs.frozen
+class Taken:
+    """Which messages are put into a queue, and what must go for them."""
+
+    rows: npt.NDArray[np.intp]
+    messages_over: int = 0
+    """At least so many of the oldest messages go."""
+    bytes_over: int = 0
+    """At least so many bytes of the oldest messages go."""
+
+
+def taken(record: QueueRecord, sizes: npt.NDArray[np.int64]) -> Taken:
+    """Return which of the messages of these sizes are put into a queue. Raises `QuotaExceededError`."""
+    rows, size = np.arange(len(sizes)), int(sizes.sum())
+    most = len(sizes) + record.messages if record.max_messages is None else record.max_messages
+    most_bytes = size + record.bytes if record.max_bytes is None else record.max_bytes
+    if record.overflow == "drop_oldest":
+        return _newest(record, sizes, most, most_bytes)
+    room, room_bytes = max(most - record.messages, 0), most_bytes - record.bytes
+    if record.overflow == "drop_newest":
+        fitting = int(np.searchsorted(np.cumsum(sizes), room_bytes, side="right"))
+        return Taken(rows[: min(fitting, room)])
+    if len(sizes) > room or size > room_bytes:
+        raise QuotaExceededError(
+            f"queue {record.name!r} has no room for {len(sizes):,} messages of {size:,} bytes: it holds "
+            f"{record.messages:,} of {record.bytes:,} bytes; commit what was forwarded, or raise its bounds"
+        )
+    return Taken(rows)
+
+
+def _newest(record: QueueRecord, sizes: npt.NDArray[np.int64], most: int, most_bytes: int) -> Taken:
+    """Return what `taken` does where the oldest make room: in effect one message after the other is put."""
+    rows = np.flatnonzero(sizes <= most_bytes)
+    fitting = min(int(np.searchsorted(np.cumsum(sizes[rows][::-1]), most_bytes, side="right")), most)
+    if fitting < len(rows):  # some of these must go already: so must all that are older
+        return Taken(rows[len(rows) - fitting :], messages_over=record.messages)
+    size = record.bytes + int(sizes[rows].sum())
+    return Taken(rows, max(0, record.messages + len(rows) - most), max(0, size - most_bytes))
+
+
+def pack(messages: Iterable[Message] | MessageBatch) -> MessageBatch:
+    """Return messages as they are stored: of one topic and publisher, theirs in the payload."""
+    batch = MessageBatch.of(messages)
+    columns = zip(to_iterable(batch.topics), to_iterable(batch.client_ids), to_iterable(batch.payloads), strict=True)
+    rows = len(batch)
+    return batch.replace(
+        payloads=list(map(_PACK, columns)), topics=Constant(TOPIC, rows), client_ids=Constant("", rows)
+    )
+
+
+def unpack(batch: MessageBatch) -> Iterator[Message]:
+    """Yield the messages as they were appended."""
+    try:
+        for row, payload in zip(batch.to_messages(), to_iterable(batch.payloads), strict=True):
+            topic, client_id, own = _UNPACK(payload)
+            yield Message(topic, own, client_id, row.qos, row.retain, row.timestamp, row.properties)
+    except msgspec.DecodeError as bad:
+        raise CorruptionError(f"a message of the queue can't be read: {bad}", "shard 0") from bad

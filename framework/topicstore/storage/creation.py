@@ -1,0 +1,94 @@
+"""What a database is created with, and that later openings don't contradict it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from topicstore._version import __version__
+from topicstore.contract.arguments import check_within
+from topicstore.contract.errors import DatabaseNotFoundError, InvalidArgumentError, ManifestMismatchError
+from topicstore.plugins import registry
+
+from .manifest import Manifest, existing_manifest
+
+__all__ = ["check_same", "finished_manifest", "merged_options", "new_manifest", "wanted_fields"]
+
+MAX_SHARDS = 4_096
+
+
+def finished_manifest(directory: Path) -> Manifest:
+    """Return the manifest of a database that is there as a whole."""
+    manifest = existing_manifest(directory)
+    if not manifest.complete:
+        raise DatabaseNotFoundError(f"the database at {directory} has not been made to its end; open it to write")
+    return manifest
+
+
+_CHOICES = {"durability": ("commit", "sync"), "timestamps": ("commit", "message"), "late": ("raise", "lift")}
+_DEFAULTS = {
+    "backend": "rocksdb",
+    "layout": "block",
+    "shards": 1,
+    "durability": "commit",
+    "timestamps": "commit",
+    "late": "raise",
+    "max_skew": 60.0,
+}
+
+
+def wanted_fields(**arguments: Any) -> dict[str, Any]:
+    """Check the arguments that were given."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name, choices in _CHOICES.items():
+        if name in given and given[name] not in choices:
+            raise InvalidArgumentError(f"{name} is one of {', '.join(choices)}, not {given[name]!r}")
+    shards, skew = given.get("shards", 1), given.get("max_skew", 0.0)
+    for name in ("backend", "layout"):
+        if not isinstance(given.get(name, ""), str):
+            raise InvalidArgumentError(f"{name} is the name of a plugin")
+    check_within("shards", shards, 1, MAX_SHARDS)
+    if not isinstance(skew, (int, float)) or isinstance(skew, bool) or not 0 <= skew < 1e9:
+        raise InvalidArgumentError(f"max_skew is a number of seconds, not {skew!r}")
+    return given
+
+
+def new_manifest(wanted: dict[str, Any], plugins: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> Manifest:
+    """Return the manifest of a database that is about to be made."""
+    fields = {**_DEFAULTS, **wanted}
+    return Manifest(
+        id=uuid.uuid4().hex,
+        **{**fields, "max_skew": float(fields["max_skew"])},
+        plugins=tuple(plugins),
+        options={name: dict(values) for name, values in options.items()},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_by=f"topicstore {__version__}",
+    )
+
+
+def check_same(
+    directory: Path, manifest: Manifest, wanted: dict[str, Any], options: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuse arguments that contradict what the database was created with."""
+    for name, value in wanted.items():
+        is_ = getattr(manifest, name)
+        if value != is_:
+            raise ManifestMismatchError(f"{directory} was created with {name}={is_!r}, not {value!r}")
+    for plugin, values in options.items():
+        if plugin != manifest.backend and registry().full_options(plugin, values) != registry().full_options(
+            plugin, manifest.options.get(plugin, {})
+        ):
+            raise ManifestMismatchError(
+                f"{directory} has its own options of {plugin!r}; a new generation may have others"
+            )
+
+
+def merged_options(manifest: Manifest, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the manifest's options, the backend's changed by those given."""
+    merged: dict[str, Mapping[str, Any]] = {**manifest.options}
+    if manifest.backend in options:
+        merged[manifest.backend] = {**merged.get(manifest.backend, {}), **options[manifest.backend]}
+    return merged

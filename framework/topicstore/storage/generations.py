@@ -1,0 +1,143 @@
+"""Generations over all shards of a database: what one shard has done, all do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from topicstore.contract.options import options_dict
+from topicstore.contract.positions import first_position
+from topicstore.contract.topics import TopicFilter
+from topicstore.plugins import registry
+from topicstore.shard.generations import check_local
+from topicstore.shard.records import GenerationRecord
+from topicstore.shard.shard import Shard
+
+from .storage import Storage
+
+__all__ = [
+    "GenerationInfo",
+    "add_generation",
+    "complete_generations",
+    "delete",
+    "drop_generation",
+    "generation_infos",
+    "live_records",
+]
+
+
+@attrs.frozen(kw_only=True)
+class GenerationInfo:
+    """One generation over all shards. Times are microseconds since the epoch."""
+
+    number: int
+    layout: str
+    options: dict[str, Any]
+    created: int
+    sealed: int | None
+    """None for the current generation."""
+    messages: int
+    """Live messages."""
+    live_bytes: int
+    """Bytes of the values written for them; deletes don't lower it, dropping does."""
+
+
+def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
+    """Return the generations that all shards have, oldest first, each with its record in every shard."""
+    by_shard = [{record.number: record for record in shard.generations()} for shard in shards]
+    everywhere = sorted(set.intersection(*map(set, by_shard)))
+    return {number: [records[number] for records in by_shard] for number in everywhere}
+
+
+def generation_infos(storage: Storage) -> list[GenerationInfo]:
+    """Return the live generations, oldest first."""
+    storage.check_open()
+    with storage.locked():  # else one shard may tell of a generation that another has dropped
+        live = live_records(storage.shards)
+    return [
+        GenerationInfo(
+            number=number,
+            layout=one.layout,
+            options=options_dict(registry().full_options(one.layout, one.options)),
+            created=min(record.created for record in records),
+            sealed=None if one.sealed is None else max(record.sealed or 0 for record in records),
+            messages=sum(record.messages for record in records),
+            live_bytes=sum(record.live_bytes for record in records),
+        )
+        for number, records in live.items()
+        for one in records[:1]
+    ]
+
+
+def complete_generations(shards: Sequence[Shard], layout: str, options: Mapping[str, Any]) -> None:
+    """Finish what was interrupted between shards; new ones get a first generation of ``layout``."""
+    newest = max(shards, key=lambda shard: shard.current)
+    if newest.current == 0:
+        newest.add_generation(layout, dict(options))
+    wanted = {record.number: record for shard in shards for record in shard.generations()}
+    for shard in shards:
+        for number in range(shard.current + 1, newest.current + 1):
+            record = wanted.get(number, wanted[newest.current])  # one dropped since is only passed through
+            shard.add_generation(record.layout, record.options)
+    live = live_records(shards)
+    for shard in shards:
+        for record in shard.generations():
+            if record.number not in live:
+                shard.drop_generation(record.number)
+        shard.remove_dropped()
+
+
+def add_generation(storage: Storage, layout: str | None = None, options: Mapping[str, Any] | None = None) -> int:
+    """Seal the current generation of every shard and begin a new one; see `Database.add_generation`."""
+    storage.check_may_write()
+    before = storage.shards[0].generations()
+    name = layout or before[-1].layout
+    if options is None:
+        options = next((record.options for record in reversed(before) if record.layout == name), {})
+    storage.make_layout(name, options)
+    with storage.locked():
+        storage.check_writable()
+        number = min(shard.current for shard in storage.shards) + 1
+        for shard in storage.shards:
+            if shard.current < number:  # else it was here that an earlier call was interrupted
+                shard.add_generation(name, dict(options))
+    storage.flush()
+    storage.hooks.topicstore_generation_added(db=storage, generation=number)
+    return number
+
+
+def drop_generation(storage: Storage, generation: int) -> bool:
+    """Drop a sealed generation with all its messages; see `Database.drop_generation`."""
+    storage.check_may_write()
+    with storage.locked():
+        storage.check_writable()
+        for shard in storage.shards:
+            shard.check_droppable(generation)  # all, before the first does it
+        dropped = [shard.drop_generation(generation) for shard in storage.shards]
+    if storage.listener is not None and any(dropped):
+        storage.listener.dropped()
+    storage.flush()
+    for shard in storage.shards:
+        shard.remove_dropped()
+    if any(dropped):
+        storage.hooks.topicstore_generation_dropped(db=storage, generation=generation)
+    return any(dropped)
+
+
+def delete(storage: Storage, topic_filter: TopicFilter, start: int, until: int | None) -> int:
+    """Delete the matching messages of a time; see `Database.delete`."""
+    storage.check_may_write()
+    first = first_position(start)
+    ends = [(shard, shard.watermark) for shard in storage.shards]
+    if until is not None:
+        last = first_position(until) - 1
+        ends = [(shard, min(mark, last)) for shard, mark in ends]
+    # Of all shards, before the first deletes anything.
+    check_local(found for shard, end in ends for found in shard.archived_in(first, end))
+    try:
+        return sum(shard.delete(topic_filter, first, end) for shard, end in ends if first <= end)
+    finally:
+        if storage.listener is not None:
+            storage.listener.forget()

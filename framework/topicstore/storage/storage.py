@@ -1,0 +1,314 @@
+"""`Storage`: the shards of one open database, behind its hooks. `topicstore.storage.opening` makes one.
+
+Everything that keeps a database open holds this: iterators of replays, subscriptions, features. What listens,
+retention, compaction, queues, registers with it (`after_store`, `on_close`) and holds it weakly, so that a database
+that nobody holds any more is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from topicstore.contract.arguments import check_count
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import (
+    DatabaseClosedError,
+    InvalidArgumentError,
+    InvalidIteratorError,
+    ReadOnlyDatabaseError,
+    WrongDatabaseError,
+)
+from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.layout import Layout
+from topicstore.contract.replay_plan import Order, ReplayPlan, ShardPlan
+from topicstore.contract.requests import (
+    Destinations,
+    IterateRequest,
+    NextResult,
+    ReplayRequest,
+    StoreRequest,
+    StoreResult,
+    Stream,
+    StreamsRequest,
+)
+from topicstore.contract.state import StateWrite
+from topicstore.contract.topics import TopicFilter
+from topicstore.shard.commit_log import CommitListener
+from topicstore.shard.locks import holding
+from topicstore.shard.shard import Shard
+from topicstore.shard.state import ShardState
+
+from . import replays
+from .manifest import Manifest
+from .read_only import Mode, ReadOnlyShards
+from .shard_map import ShardMap
+
+__all__ = ["Storage", "StorageListener"]
+
+
+class StorageListener(CommitListener, Protocol):
+    """Who is told what happens to stored messages: see `CommitListener` for commits."""
+
+    def dropped(self) -> None:
+        """A generation was dropped. Called under the locks of no shard."""
+
+    def forget(self) -> None:
+        """Messages were deleted or archived: what was read before may not be handed out any more."""
+
+
+class Storage:
+    """The shards of one open database, behind its hooks. All methods may be called from any thread.
+
+    Times are microseconds since the epoch. Close it; one that is dropped unclosed warns, and closes itself.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        shards: Sequence[Shard],
+        hooks: Any,
+        *,
+        plugins: Sequence[str],
+        capabilities: Collection[str],
+        make_layout: Callable[[str, Mapping[str, Any]], Layout],
+        shard_map: ShardMap,
+        clock: Callable[[], int],
+        release: Callable[[], None],
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.id = bytes.fromhex(manifest.id)
+        """Sixteen bytes, the same for all copies of the database, and in every iterator."""
+        self.shards = shards
+        """Always the same object; `refresh` changes what it gives."""
+        self.plugins = tuple(plugins)
+        """Names of those that stand around the data path, outermost first."""
+        self.capabilities = frozenset(capabilities)
+        """Of the backend."""
+        self.make_layout = make_layout
+        """Makes a layout by name and options, or says why it can't run on the backend."""
+        self.shard_map = shard_map
+        self.hooks = hooks
+        """The data path, with its plugins."""
+        self.clock = clock
+        """Returns the present."""
+        self.before_store: list[Callable[[], object]] = []
+        """Called before messages are stored; may refuse by raising. Guarded by nothing: set while it is opened."""
+        self.after_store: list[Callable[[int], object]] = []
+        """Called with the number of messages that were stored. Guarded by nothing: set while it is opened."""
+        self.listener: StorageListener | None = None
+        """None as long as nobody follows what is stored; see `listen`."""
+        self._release = release
+        self._on_close: list[tuple[Callable[[], object], Callable[[], object] | None]] = []
+        self._closing = threading.Lock()
+        self._closed = False
+        self._owner = os.getpid()
+
+    # --- writing ---
+
+    def write(
+        self,
+        batch: MessageBatch,
+        state: Mapping[int, Sequence[StateWrite]],
+        destinations: Destinations | None = None,
+    ) -> StoreResult:
+        """Store a checked batch, and state by shard, through the hooks. Errors are those of `Database.store`."""
+        self.check_may_write()
+        for shard in state:
+            self.check_shard(shard)
+        if len(batch) and (destinations is None or destinations.stored.any()):
+            for admit in self.before_store:
+                admit()
+        request = StoreRequest(db=self, batch=batch, state=state, destinations=destinations)
+        result: StoreResult = self.hooks.topicstore_store(request=request)
+        for stored in self.after_store:
+            stored(result.count)
+        return result
+
+    def state(self, shard: int) -> ShardState:
+        """Return the state keyspace of a shard: small values beside the messages."""
+        self.check_shard(shard)
+        found = self.shards[shard]
+        return ShardState(found.reader, found.write_state)
+
+    def shard_of(self, client_id: str) -> int:
+        """Return the number of the shard that a publisher's messages go to."""
+        return self.shard_map.of(client_id)
+
+    def flush(self) -> None:
+        """Return when everything stored so far is on disk, whatever the durability."""
+        self.check_open()
+        for shard in self.shards:
+            shard.flush()
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the locks of all shards, in ascending order."""
+        return holding(shard.lock for shard in self.shards)
+
+    # --- reading ---
+
+    def streams(self, topic_filter: TopicFilter, start: int) -> list[Stream]:
+        """Return the streams that may hold matching messages at or after a time."""
+        self.check_open()
+        request = StreamsRequest(db=self, topic_filter=topic_filter, start=start)
+        streams: list[Stream] = self.hooks.topicstore_streams(request=request)
+        return streams
+
+    def begin(
+        self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int
+    ) -> StreamIterator:
+        """Return an iterator over a stream, from a position on. Raises what `Database.iterate` raises."""
+        self.check_shard(shard)
+        try:
+            place = self.shards[shard].slab(generation).begin(stream, topic_filter, position)
+        except KeyError as unknown:
+            raise InvalidIteratorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
+        return StreamIterator(self.id, shard, generation, stream, topic_filter.text, place)
+
+    def next(
+        self,
+        iterator: StreamIterator,
+        limit: int,
+        *,
+        until: int | None = None,
+        bound: int | None = None,
+        timeout: float | None = None,
+    ) -> NextResult:
+        """Fetch the next batch of an iterator, up to a time ``until`` and the position ``bound``."""
+        self.check_open()
+        if not isinstance(iterator, StreamIterator):
+            raise InvalidIteratorError(f"a {type(iterator).__name__} is not an iterator")
+        if iterator.database != self.id:
+            raise WrongDatabaseError("the iterator was made by another database")
+        if not 0 <= iterator.shard < len(self.shards):
+            raise InvalidIteratorError(f"there is no shard {iterator.shard}")
+        check_count("limit", limit)
+        request = IterateRequest(db=self, iterator=iterator, limit=limit, until=until, bound=bound, timeout=timeout)
+        result: NextResult = self.hooks.topicstore_iterate(request=request)
+        return result
+
+    def fetch(self, iterator: StreamIterator, bound: int, limit: int) -> NextResult:
+        """Fetch the next batch of an iterator up to a position: what a replay is run with."""
+        return self.next(iterator, limit, bound=bound)
+
+    def plan(self, request: ReplayRequest) -> ReplayPlan:
+        """Return which streams a replay of everything stored before the call reads; `fetch` reads them."""
+        self.check_open()
+        if request.order not in (None, "time"):
+            raise InvalidArgumentError(f"order is None or 'time', not {request.order!r}")
+        check_count("batch_size", request.batch_size)
+        plan: ReplayPlan = self.hooks.topicstore_replay(request=request)
+        return plan
+
+    def plan_shard(
+        self, shard: int, topic_filter: TopicFilter, first: int, last: int | None, *, since: float | None = None
+    ) -> ShardPlan:
+        """Plan to read a shard's matching messages with positions from ``first`` to ``last`` (None: all there are).
+
+        ``since``: as in `topicstore.shard.reads.Reads.plan`; None: what a layout still hides is left out.
+        """
+        found = self.shards[shard]
+        bound = found.watermark if last is None else min(last, found.watermark)
+        return found.plan(self.id, topic_filter, first, bound, since=since)
+
+    def run_shards(self, plans: Sequence[ShardPlan], rows: int, order: Order | None = "time") -> Iterator[MessageBatch]:
+        """Yield the batches of plans that `plan_shard` made, of about as many rows at most."""
+        return replays.run(ReplayPlan(shards=list(plans), order=order, batch_size=rows), self.fetch)
+
+    # --- being told ---
+
+    def listen(self, listener: StorageListener) -> None:
+        """Tell a listener, the only one, of everything that is committed from now on."""
+        self.listener = listener
+        for shard in self.shards:
+            with shard.lock:
+                shard.log.listener = listener
+
+    # --- as a reader ---
+
+    @property
+    def mode(self) -> Mode | None:
+        """How it is read that was opened to be read only; None: it may be written."""
+        return self.shards.mode if isinstance(self.shards, ReadOnlyShards) else None
+
+    def refresh(self) -> None:
+        """See what was stored since it was opened to be read only, or last refreshed; see `Database.refresh`."""
+        with self._closing:
+            self.check_open()
+            if isinstance(self.shards, ReadOnlyShards):
+                self.shards.refresh()
+
+    # --- the end ---
+
+    def on_close(self, stop: Callable[[], object], ended: Callable[[], object] | None = None) -> None:
+        """Call ``stop`` before the shards are closed, and ``ended`` after it. Who registers last is stopped first."""
+        self._on_close.append((stop, ended))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is being."""
+        return self._closed
+
+    def close(self) -> None:
+        """Close the shards and give back the lock. May be called twice."""
+        with self._closing:
+            if not self._closed:
+                try:
+                    self.hooks.topicstore_closed(db=self)
+                finally:
+                    self.abandon()
+
+    def abandon(self) -> None:
+        """Close it without telling the plugins."""
+        self._closed = True
+        with contextlib.ExitStack() as undo:  # each of these is done, whatever another raises
+            for _, ended in self._on_close:
+                if ended is not None:
+                    undo.callback(ended)
+            undo.callback(self._release)
+            for stop, _ in self._on_close:
+                undo.callback(stop)
+
+    def check_open(self) -> None:
+        """Raise `DatabaseClosedError` if it was closed, or belongs to another process."""
+        if self._closed:
+            raise DatabaseClosedError(f"the database at {self.path} is closed")
+        if os.getpid() != self._owner:
+            raise DatabaseClosedError(
+                f"the database at {self.path} was opened by process {self._owner}; a fork can't use it"
+            )
+
+    def check_may_write(self) -> None:
+        """Raise what `check_open` raises, and `ReadOnlyDatabaseError` if it was opened to be read only."""
+        self.check_open()
+        if isinstance(self.shards, ReadOnlyShards):
+            raise ReadOnlyDatabaseError(
+                f"the database at {self.path} was opened with read_only=True: it can be read and refreshed, no more"
+            )
+
+    def check_writable(self) -> None:
+        """Raise `ShardReadOnlyError` if a shard takes no writes."""
+        for shard in self.shards:
+            shard.check_writable()
+
+    def check_shard(self, shard: int) -> None:
+        """Raise `InvalidArgumentError` if there is no such shard."""
+        self.check_open()
+        if not isinstance(shard, int) or not 0 <= shard < len(self.shards):
+            raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {len(self.shards) - 1}")
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and os.getpid() == self._owner:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            self.abandon()
+
+    def __repr__(self) -> str:
+        named = f"{self.manifest.backend}/{self.manifest.layout}"
+        return f"<Database {self.path} {named}{' closed' * self._closed}>"
