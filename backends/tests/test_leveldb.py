@@ -36,7 +36,7 @@ from topicstore_conformance.subjects.pairs import absent
 pytest.importorskip("plyvel", reason=absent().get("leveldb", ""))
 
 import plyvel
-from topicstore_backends.leveldb import LeveldbBackend, LeveldbEngine, LeveldbOptions, reading
+from topicstore_backends.leveldb import LeveldbBackend, LeveldbEngine, LeveldbOptions, scans
 from topicstore_backends.leveldb import engine as engine_module
 from topicstore_backends.leveldb.keys import HiddenRanges
 
@@ -190,14 +190,14 @@ def test_what_was_read_is_given_back(tmp_path: Path) -> None:
     within = snapshot.scan(DATA)
     for scan in (ended, closed, dropped, within):
         next(scan)
-    assert len(engine._held._given) == 4
+    assert len(engine._instance._given) == 4
     closed.close()  # type: ignore[attr-defined]
     del dropped, scan
-    assert len(engine._held._given) == 2
+    assert len(engine._instance._given) == 2
     del snapshot
     assert len(pairs_of(within)) == 500 - 16
     del within
-    assert not engine._held._given
+    assert not engine._instance._given
     engine.close()
 
 
@@ -336,7 +336,7 @@ def test_ranges_delete_at_once(steps: list[Any], deletes: int, removed: int) -> 
         patch.setattr(engine_module, "MOST_DELETES", deletes)
         patch.setattr(engine_module, "REMOVED_A_WRITE", removed)
         patch.setattr(engine_module, "REMOVED_AT_ONCE", removed + 1)
-        patch.setattr(reading, "PART_PAIRS", 3)
+        patch.setattr(scans, "PART_PAIRS", 3)
         twin = Twin(Path(directory) / "shard")
         before = twin.engine.snapshot(), dict(twin.model)
         for changes, ranges, reopening in steps:
