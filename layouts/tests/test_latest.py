@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message, TopicFilter
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_layouts.latest import LatestPositions
+from topicstore_layouts.shared.latest_positions import LatestPositions
 
 _STREAMS = st.integers(1, 100)
 _BATCHES = st.lists(st.lists(_STREAMS, min_size=1, max_size=20), max_size=8)

@@ -18,7 +18,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.faults.threads import Beside
 from topicstore_conformance.oracle.strategies import EDGE_TOPICS, filters, filters_of, topics
-from topicstore_layouts.learned import CAPACITY, MAX_LEVELS, LearnedTopics
+from topicstore_layouts.shared.learned_topics import CAPACITY, MAX_LEVELS, LearnedTopics
 
 GENERATION = 3
 EDGE, LEAF = encode_generation(GENERATION) + b"\x01", encode_generation(GENERATION) + b"\x02"

@@ -21,7 +21,7 @@ from topicstore.contract.layout import Damage, ReadCounters
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.oracle import strategies
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.skipstream.entries import Entries
 from topicstore_layouts.skipstream.keys import entry_keys, message_keys
 from topicstore_layouts.skipstream.layout import SkipstreamLayout, SkipstreamOptions
@@ -568,7 +568,7 @@ def test_dangling_entries() -> None:
     store.check("50")
 
 
-def test_the_audit_sees_one_moment() -> None:
+def test_verification_sees_one_moment() -> None:
     """What is stored and deleted while it runs makes no difference to it."""
     store = Store(thresholds=(0,))
     store.put([message(f"{n}") for n in range(6_000)])

@@ -24,7 +24,7 @@ from .format import MIXED, Block, Columns, encode_frame
 from .reading import Reading
 from .segments import FrameSpan, Segment, make_segment
 
-__all__ = ["Merger"]
+__all__ = ["Compaction"]
 
 T = TypeVar("T")
 
@@ -40,13 +40,13 @@ MOST_BLOCKS = 8_192
 """Blocks that one step merges, however small they are."""
 
 
-class Merger:
+class Compaction:
     """Merges what lies in one slab."""
 
     def __init__(self, engine: Engine, reading: Reading, compress: Compressor) -> None:
         self._engine = engine
         self._reading = reading
-        self._fresh = reading.fresh
+        self._blocks = reading.blocks
         self._segments = reading.segments
         self._compress = compress
 
@@ -61,10 +61,10 @@ class Merger:
             yield from self._join_small(bound)
 
     def _take(self, bound: int, *, whole: bool) -> list[Block]:
-        """Return the oldest fresh blocks, whole batches, as many as make a segment; fewer only if it is worth it."""
+        """Return the oldest blocks, whole batches, as many as make a segment; fewer only if it is worth it."""
         taken: list[Block] = []
         rows = size = 0
-        runs = self._fresh.batches(self._engine, self._segments.end(self._engine) + 1, bound)
+        runs = self._blocks.batches(self._engine, self._segments.end(self._engine) + 1, bound)
         for _, batch in groupby(runs, lambda run: run[0].base):
             together = list(chain.from_iterable(batch))
             more, bytes_ = sum(b.rows for b in together), sum(b.raw_bytes for b in together)
@@ -108,7 +108,7 @@ class Merger:
         for segment in segments:
             self._segments.remove(segment, write)
         if blocks:
-            write.delete_range(DATA, self._fresh.key(blocks[0].last), self._fresh.key(end + 1))
+            write.delete_range(DATA, self._blocks.key(blocks[0].last), self._blocks.key(end + 1))
         columns, streams = self._sorted([*frames, *blocks])
         values, spans = [], []
         small = _small(streams)

@@ -16,7 +16,7 @@ from topicstore.contract.columns import Coded, Column, Constant
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.topics import TopicFilter
 
-from topicstore_layouts.names import NameTable
+from topicstore_layouts.shared.name_table import NameTable
 
 __all__ = ["Mask", "Matcher", "Matchers", "Range", "topic_range"]
 

@@ -16,7 +16,7 @@ from topicstore import TopicFilter
 from topicstore.contract.columns import Column, to_list
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.shared.learned_topics import LearnedTopics
 
 from .keys import Numbers
 

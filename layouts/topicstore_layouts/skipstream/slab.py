@@ -2,11 +2,11 @@
 
 Stored form, version 1: keyspace ``keys`` (see `keys` for the keys)::
 
-    message (stream, position)     -> the message (see `topicstore_layouts.rows`)
+    message (stream, position)     -> the message (see `topicstore_layouts.shared.message_rows`)
     index entry (hash, position)   -> nothing; a message has one for each level of its topic that
                                       varies within its stream
 
-and keyspace ``meta`` the learned topic structure (see `topicstore_layouts.learned`). ``hash`` is
+and keyspace ``meta`` the learned topic structure (see `topicstore_layouts.shared.learned_topics`). ``hash`` is
 xxh3, 64 bits, of the level's text in UTF-8, with ``stream << 16 | number of the level, counted
 from 0`` as seed. The levels that vary are those learned as ``+``, and the
 first eight that a last ``#`` stands for. Hashes of two levels may be the same: what a reader finds
@@ -27,14 +27,14 @@ from topicstore.contract.engine import KEYS, Engine, Reader, WriteBatch
 from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
 from topicstore.contract.positions import Positions
 
-from topicstore_layouts.latest import LatestPositions
-from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.rows import Row, batch_of, encode_rows, read_rows
+from topicstore_layouts.shared.latest_positions import LatestPositions
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.message_rows import Row, batch_of, encode_rows, read_rows
 
-from .audit import Audit
 from .entries import Entries
 from .keys import entry_keys, message_keys
 from .postings import Postings, common
+from .verification import Verification
 
 __all__ = ["SkipstreamSlab"]
 
@@ -321,4 +321,4 @@ class SkipstreamSlab(Slab):
     def verify(self, bound: int) -> Iterator[Damage | int]:
         """Read every message of the moment, check that it lies where its topic leads, and compare with the index."""
         with self._engine.snapshot() as view:
-            yield from Audit(view, self._shard, self._generation, self.trie, self._entries, bound).run()
+            yield from Verification(view, self._shard, self._generation, self.trie, self._entries, bound).run()

@@ -14,7 +14,7 @@ from topicstore.contract.layout import TopicNode
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.contract.topics import TopicFilter
 
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.shared.learned_topics import LearnedTopics
 
 from .keymapper import KeyFilter, KeyMapper, Range, Source
 from .place import Epochs, Span
