@@ -11,8 +11,9 @@ from weakref import WeakValueDictionary
 from topicstore.contract.errors import DatabaseClosedError, EngineError
 
 from topicstore_backends import forking
+from topicstore_backends.calls import Calls
 
-from .calls import Calls
+from .errors import Translated
 
 __all__ = ["Instance"]
 
@@ -26,7 +27,7 @@ class Instance:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.database: Any = None
-        self.calls = Calls(path)
+        self.calls = Calls(Translated(path))
         self._given: set[Any] = set()
         """plyvel's iterators and snapshots."""
         self._left_to_parent = False

@@ -12,10 +12,10 @@ from typing import Any
 import plyvel
 from topicstore.contract.engine import Key, Keyspace, Snapshot
 
+from topicstore_backends.calls import Calls
 from topicstore_backends.keyspaces import ByKeyspace
 
-from .calls import Calls
-from .errors import lost
+from .errors import Translated, lost
 from .instance import Instance
 from .keys import FORMAT, LAST, HiddenRanges, Pair, Space
 
@@ -79,7 +79,7 @@ class Past:
     def __init__(self, instance: Instance, snapshot: Any, hidden: HiddenRanges) -> None:
         self.instance = instance
         self.reader = snapshot
-        self.calls = Calls(instance.path)
+        self.calls = Calls(Translated(instance.path))
         self._hidden = hidden
 
     def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:

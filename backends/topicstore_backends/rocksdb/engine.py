@@ -24,10 +24,10 @@ from topicstore.contract.errors import (
 )
 
 from topicstore_backends import forking
+from topicstore_backends.calls import Calls
 from topicstore_backends.files import disk_bytes, sync
 from topicstore_backends.keyspaces import ByKeyspace
 
-from .calls import Calls
 from .errors import Translated, file_named
 from .families import Family
 from .scans import Cursor, RocksdbSnapshot, Scan, values_of
@@ -58,7 +58,7 @@ class RocksdbEngine(Engine):
         """Held by a write, and while iterators are made: those of a snapshot must see the same writes."""
         # Weak, so that a scan that is dropped half way gives its iterator back at once.
         self._cursors: WeakSet[Cursor] = WeakSet()
-        self._calls = Calls()
+        self._calls = Calls(self._translated)
         self._closed = False
         forking.remember(self)
 
@@ -100,13 +100,13 @@ class RocksdbEngine(Engine):
 
     def flush_log(self) -> None:
         """Return when everything written so far is on disk. Other threads run meanwhile."""
-        with self._translated, self._calls:
+        with self._calls:
             self._database.flush_wal(True)
 
     def reclaim(self, keyspace: Keyspace, start: Key, end: Key) -> None:
         """Compact the range now. Other threads run meanwhile."""
         family = self._family(keyspace)
-        with self._translated, self._calls:
+        with self._calls:
             self._database.flush(True)  # all families: they are only ever written out together
             family.data.compact_range(family.encode(start), family.encode(end))
 
@@ -127,7 +127,7 @@ class RocksdbEngine(Engine):
             cursor = self._open_cursor(family, None, caching=False)
             with self._translated, cursor.lock:
                 return values_of(cursor.open_iterator(), encoded)
-        with self._translated, self._calls:
+        with self._calls:
             return cast("list[bytes | None]", family.data.get(encoded))
 
     def scan(
@@ -159,7 +159,7 @@ class RocksdbEngine(Engine):
 
     def stats(self) -> EngineStats:
         """Return the bytes of all files in the directory, and of buffers, open tables and the shared cache."""
-        with self._translated, self._calls:
+        with self._calls:
             buffers = self._property("rocksdb.cur-size-all-mem-tables")
             tables = self._property("rocksdb.estimate-table-readers-mem")
             details: dict[str, str | int] = {
@@ -187,7 +187,7 @@ class RocksdbEngine(Engine):
         """
         if path.exists():
             raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")
-        with self._translated, self._calls:
+        with self._calls:
             rocksdict.Checkpoint(self._database).create_checkpoint(str(path))
             sync(path.parent)
 
@@ -197,9 +197,10 @@ class RocksdbEngine(Engine):
         Waits for calls of other threads that are inside RocksDB. When writing out fails the error is
         raised after everything was given back; the data is in the log.
         """
-        if not self._calls.end():
-            return
+        self._calls.end()
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             families, self._families = list(self._families.values()), ByKeyspace()
             cursors = list(self._cursors)
@@ -280,7 +281,7 @@ class RocksdbEngine(Engine):
         name = file_named(damage.reason)
         if name is None:
             return None
-        with self._translated, self._calls:
+        with self._calls:
             ends = [file["end_key"] for file in self._database.live_files() if file["name"].endswith(name)]
         return next((end + b"\0" for end in ends if end is not None and end >= start), None)
 

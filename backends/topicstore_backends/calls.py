@@ -1,34 +1,32 @@
-"""Who is inside LevelDB."""
+"""Who is inside an engine's library, where its calls let other threads run: closing waits for them."""
 
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
+from contextlib import AbstractContextManager
 from threading import Event
 from types import TracebackType
 
 from topicstore.contract.errors import DatabaseClosedError
 
-from .errors import Translated
-
 __all__ = ["Calls"]
 
 
 class Calls:
-    """Counts the calls that are inside LevelDB, and translates what they raise; closing waits for them.
+    """Counts the calls that are inside, and translates what they raise.
 
-    plyvel lets other threads run inside every call. Nothing here waits for a lock, so that a snapshot
-    can be given back wherever Python collects garbage.
+    No call waits for a lock, so that a snapshot can be given back wherever Python collects garbage.
     """
 
     __slots__ = ("_closed", "_inside", "_left", "_translated")
 
-    def __init__(self, path: Path) -> None:
-        self._translated = Translated(path)
+    def __init__(self, translated: AbstractContextManager[None]) -> None:
+        self._translated = translated
         self._inside: deque[None] = deque()
         """One entry a call: unlike a number's, its changes are atomic."""
         self._closed = False
         self._left = Event()
+        """Set once nobody is inside after closing began: who comes then is sent away."""
 
     def __enter__(self) -> None:
         self._inside.append(None)
@@ -53,7 +51,6 @@ class Calls:
         self._closed = True
         while self._inside:
             self._left.wait()
-            self._left.clear()
 
     def abandon(self) -> None:
         """Let no more calls in; those inside are of threads that a fork left behind."""
