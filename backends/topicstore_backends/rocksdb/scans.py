@@ -94,8 +94,10 @@ class Scan(Iterator[list[tuple[Key, bytes]]]):
             if cursor.standing is not self._token:
                 self._seek(iterator)
                 cursor.standing = self._token
+            elif self._behind and self._reverse:
+                iterator.prev()
             elif self._behind:
-                self._step(iterator)
+                iterator.next()
             chunk = self._take(iterator)
         if self._done or not chunk:
             self.close()
@@ -129,12 +131,6 @@ class Scan(Iterator[list[tuple[Key, bytes]]]):
             iterator.seek_for_prev(self._end)
             if iterator.key() == self._end:
                 iterator.prev()
-
-    def _step(self, iterator: rocksdict.RdictIter) -> None:
-        if self._reverse:
-            iterator.prev()
-        else:
-            iterator.next()
 
     def _take(self, iterator: rocksdict.RdictIter) -> list[tuple[Key, bytes]]:
         """Collect pairs up to the end of the range, the limit, or the size of a list.

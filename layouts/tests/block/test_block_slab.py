@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -666,13 +665,9 @@ def test_a_place_survives_the_deletion_of_what_it_stood_before(store: Store) -> 
 # --- persistence --------------------------------------------------------------------
 
 
-def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
+def test_reopening_finds_it_on_disk(open_rocksdb: Callable[[], Engine]) -> None:
     """Split, mixed and cut batches, deletes, and streams that stay the same."""
-    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
-    from topicstore_backends import rocksdb
-
-    backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
-    store = Store(backend.open_shard(tmp_path / "shard", KEYSPACES, create=True))
+    store = Store(open_rocksdb())
     known: dict[str, int] = {}
     for number in range(3):
         store.put(messages(["a", "b", "c/d"], 900))
@@ -680,7 +675,7 @@ def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
         store.put(messages([f"bus-{number}-{n}" for n in range(9)], 50, 2_000))
         store.delete("a", START + 100 * number, store.last - 100)
         store.engine.close()
-        store.engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
+        store.engine = open_rocksdb()
         store.reopen()
         topics = {message.topic for _, message in store.rows}
         assert known == {topic: store.stream(topic) for topic in known}

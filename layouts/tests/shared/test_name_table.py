@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -214,17 +213,13 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
         assert [] == list(names.verify(stream_of))
 
 
-def test_reopening_finds_them_on_disk(tmp_path: Path) -> None:
+def test_reopening_finds_them_on_disk(open_rocksdb: Callable[[], Engine]) -> None:
     """With a real engine between, and names of every length that gets a number."""
-    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
-    from topicstore_backends import rocksdb
-
-    backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
-    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
+    engine = open_rocksdb()
     learn = ["", "a", "\U0001f68c/é", "\U0001f68c" * LONGEST, *map(str, range(300))]
     filled(engine, learn)
     engine.close()
-    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
+    engine = open_rocksdb()
     names = table(engine)
     assert learn == to_list(names.names(np.arange(len(learn))))
     assert list(range(len(learn))) == to_list(table(engine).encode(learn))

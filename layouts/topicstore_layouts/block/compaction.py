@@ -248,11 +248,8 @@ def _cuts(start: int, end: int, ends: npt.NDArray[np.int64]) -> Iterator[tuple[i
     frames = -(-(end - start) // FRAME_ROWS)
     rows = -(-(end - start) // frames)
     while start < end:
-        full = int(np.searchsorted(ends, _before(ends, start) + FRAME_BYTES)) + 1
+        before = int(ends[start - 1]) if start else 0
+        full = int(np.searchsorted(ends, before + FRAME_BYTES)) + 1
         stop = min(start + rows, full, end)
         yield start, stop
         start = stop
-
-
-def _before(ends: npt.NDArray[np.int64], row: int) -> int:
-    return int(ends[row - 1]) if row else 0

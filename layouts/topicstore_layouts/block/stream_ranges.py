@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 from topicstore import TopicFilter
 
-from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.learned_topics import LearnedTopics, covers
 
 from .matching import Range, topic_range
 
@@ -73,27 +73,14 @@ class StreamRangesCache:
         if stream is None:
             streams = self._trie.match(topic_filter)
         else:
-            streams = [] if self._hidden(topic_filter, stream) else [stream]
+            # A filter that begins with a wildcard sees nothing of a stream that begins with "$".
+            hidden = topic_filter.levels[0] in ("+", "#") and self._trie.pattern(stream).startswith("$")
+            streams = [] if hidden else [stream]
         levels = [self._trie.levels(number) for number in streams]
-        covered = frozenset(s for s, learned in zip(streams, levels, strict=True) if _covers(topic_filter, learned))
+        covered = frozenset(s for s, learned in zip(streams, levels, strict=True) if covers(topic_filter, learned))
         ranges = [
             (s, *(_WHOLE if s in covered else topic_range(learned, topic_filter)))
             for s, learned in zip(streams, levels, strict=True)
         ]
         by_stream = {stream: (low, high) for stream, low, high in ranges}
         return StreamRanges(ranges, len(covered) == len(self._trie), covered, by_stream)
-
-    def _hidden(self, topic_filter: TopicFilter, stream: int) -> bool:
-        """Say whether a filter begins with a wildcard, and so sees nothing of a stream that begins with ``$``."""
-        return topic_filter.levels[0] in ("+", "#") and self._trie.pattern(stream).startswith("$")
-
-
-def _covers(topic_filter: TopicFilter, learned: tuple[str, ...]) -> bool:
-    """Say whether a filter that matches some topics of a stream matches all of them."""
-    wanted = topic_filter.levels
-    for want, level in zip(wanted, learned, strict=False):
-        if want == "#":
-            return True
-        if level == "#" or want not in ("+", level):
-            return False
-    return len(wanted) == len(learned) or wanted[len(learned) :] == ("#",)

@@ -111,7 +111,7 @@ class SkipstreamSlab(Slab):
         self._queries: dict[tuple[int, str], _Query] = {}
         self._messages = message_keys(generation)
         self._index = entry_keys(generation)
-        self._latest = LatestPositions(self._look_up_latest)
+        self._latest = LatestPositions(engine, self._latest_in)
 
     # --- writing ---
 
@@ -143,10 +143,6 @@ class SkipstreamSlab(Slab):
     def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
         """Return the streams that the filter may touch, but those that end in front of ``first``."""
         return self._latest.reaching(self.trie.match(topic_filter), first)
-
-    def _look_up_latest(self, streams: Sequence[int]) -> list[int]:
-        with self._engine.snapshot() as view:  # whose scans cost a third of the engine's own
-            return [self._latest_in(view, stream) for stream in streams]
 
     def _latest_in(self, view: Reader, stream: int) -> int:
         for chunk in view.scan(KEYS, *self._messages.of_number(stream), reverse=True, limit=1):

@@ -139,7 +139,7 @@ class WildcardSlab(Slab):
         self._generation = generation
         self._number = shard << 32 | generation
         self._streams = Streams(generation, trie, options)
-        self._latest = LatestPositions(self._look_up_latest)
+        self._latest = LatestPositions(engine, self._latest_in)
 
     # --- writing ---
 
@@ -167,10 +167,6 @@ class WildcardSlab(Slab):
     def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
         """Return the streams that the filter may touch, but those that end in front of ``first``."""
         return self._latest.reaching(self._streams.match(topic_filter), first)
-
-    def _look_up_latest(self, streams: Sequence[int]) -> list[int]:
-        with self._engine.snapshot() as view:  # whose scans cost a third of the engine's own
-            return [self._latest_in(view, stream) for stream in streams]
 
     def _latest_in(self, view: Reader, stream: int) -> int:
         """Return the end of the last epoch with a message: where in it the last one lies is not in their order."""
