@@ -15,7 +15,7 @@ from topicstore.contract.positions import commit_positions, message_positions
 from topicstore_conformance.subjects.pairs import layouts_on
 from topicstore_layouts.block.compression import CODECS, Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.shared.learned_topics import LearnedTopics
 
 pytest.importorskip("pytest_benchmark", reason='needs pytest-benchmark: pip install "topicstore[bench]"')
 

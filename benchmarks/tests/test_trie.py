@@ -14,7 +14,7 @@ from topicstore import TopicFilter
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
 
 from topicstore_benchmarks.figures.trie import Outcome, devices, flood, measure_trie
-from topicstore_layouts.learned import CAPACITY, LearnedTopics
+from topicstore_layouts.shared.learned_topics import CAPACITY, LearnedTopics
 
 TOPICS = 4_000
 

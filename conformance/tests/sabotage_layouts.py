@@ -30,8 +30,8 @@ from topicstore_conformance.layout.suite import LayoutSuite
 from topicstore_conformance.subjects.plugins import LayoutSubject
 from topicstore_layouts import reference
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
-from topicstore_layouts.learned import LearnedTopics
 from topicstore_layouts.reference import ReferenceLayout, ReferenceOptions, ReferenceSlab
+from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.skipstream.layout import SkipstreamLayout, SkipstreamOptions
 from topicstore_layouts.skipstream.slab import SkipstreamSlab
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,16 +131,12 @@ def test_slabs_keep_apart() -> None:
     assert [[each] for each in rows] == [read(opened(engine, generation)) for generation in (1, 2, 3)]
 
 
-def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
+def test_reopening_finds_it_on_disk(open_rocksdb: Callable[[], Engine]) -> None:
     """With a real engine between."""
-    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
-    from topicstore_backends import rocksdb
-
-    backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
-    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
+    engine = open_rocksdb()
     rows = put(engine, opened(engine), plain(100))
     engine.close()
-    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
+    engine = open_rocksdb()
     assert [rows] == read(opened(engine))
     engine.close()
 

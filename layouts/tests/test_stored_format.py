@@ -25,9 +25,9 @@ from topicstore_layouts.block.compression import Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block, encode_frame, frame_seed
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
 from topicstore_layouts.block.slab import BlockSlab
-from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.names import NameTable, coded
 from topicstore_layouts.reference import ReferenceLayout, ReferenceOptions
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.name_table import NameTable, coded
 
 FIRST = 1 << 60
 TIME = FIRST >> COUNTER_BITS

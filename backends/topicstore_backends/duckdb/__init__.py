@@ -33,8 +33,7 @@ Why it is done so, with DuckDB 2.0.0
       The engine does that, so that what was acknowledged stays readable.
 """
 
-from __future__ import annotations
-
-from .engine import DuckdbBackend, DuckdbEngine, DuckdbOptions
+from .backend import DuckdbBackend, DuckdbOptions
+from .engine import DuckdbEngine
 
 __all__ = ["DuckdbBackend", "DuckdbEngine", "DuckdbOptions"]

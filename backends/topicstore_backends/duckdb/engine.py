@@ -1,126 +1,42 @@
-"""The backend and its engines."""
+"""The engine: transactions, reads through views, and care."""
 
 # ruff: noqa: S608 - statements are put together of names that are quoted; values are parameters
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-import attrs
 import duckdb
 import pyarrow as pa
-from topicstore.contract.engine import Backend, Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
+from topicstore.contract.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
 from topicstore.contract.errors import (
     CorruptionError,
     DatabaseClosedError,
     EngineError,
     InvalidArgumentError,
-    UnsupportedError,
 )
 
+from topicstore_backends import forking
+from topicstore_backends.files import make_directory, sync
+from topicstore_backends.keyspaces import ByKeyspace
+
+from .errors import INVALIDATED, StatementRefused, Translated
 from .instance import Instance, View, fetch, quoted, run
 from .tables import FIRST_KEYS, GROWTH, Columns, Span, Table, lists
-from .translation import INVALIDATED, StatementRefused, Translated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DuckdbBackend", "DuckdbEngine", "DuckdbOptions"]
+__all__ = ["FILE", "DuckdbEngine"]
 
 FILE = "shard.duckdb"
 _LISTED = "tables_of_rows"
-
-
-@attrs.frozen(kw_only=True)
-class DuckdbOptions:
-    """How DuckDB is tuned. All of it may differ from one opening to the next."""
-
-    threads: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
-    """Threads that one statement may use, for all shards of a database together.
-
-    Reads and writes of different threads run beside each other anyway. More help statements of
-    `Database.sql` over many messages.
-    """
-    memory_bytes: int = attrs.field(
-        default=1 << 30, validator=[attrs.validators.instance_of(int), attrs.validators.ge(64 << 20)]
-    )
-    """Bytes that DuckDB may use for all shards of a database; sorts that need more go to the disk.
-
-    A batch must fit in it about three times.
-    """
-    log_bytes: int = attrs.field(
-        default=64 << 20, validator=[attrs.validators.instance_of(int), attrs.validators.ge(64 << 10)]
-    )
-    """Bytes of a shard's log at which a commit writes it into the file. Opening reads the log, at about
-    100 MB a second."""
-
-
-class DuckdbBackend(Backend):
-    """Opens files of DuckDB, attached to one DuckDB in memory."""
-
-    Options: ClassVar[type] = DuckdbOptions
-
-    def __init__(self, options: DuckdbOptions) -> None:
-        super().__init__(options)
-        self._instance = Instance(
-            threads=options.threads, memory_bytes=options.memory_bytes, log_bytes=options.log_bytes
-        )
-
-    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> DuckdbEngine:
-        """Open the file in the directory ``path``; with ``create`` make it unless it is there already.
-
-        Raises `EngineError` when there is none, when it is open already, here or in another process,
-        or when it holds other keyspaces, and `CorruptionError` when it or its log is damaged.
-        """
-        file = path / FILE
-        if create:
-            _make_directory(path)
-        elif not file.exists():
-            raise EngineError(f"{path}: there is no DuckDB database")
-        return self._attach(file, keyspaces, create=create)
-
-    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> DuckdbEngine:
-        """Open the file in the directory ``path`` and leave it, and its log, as they are.
-
-        Raises `UnsupportedError` unless ``alone``: beside a writer DuckDB lets nobody read.
-        """
-        if not alone:
-            raise UnsupportedError("DuckDB opens no file that another process may write")
-        if not (path / FILE).exists():
-            raise EngineError(f"{path}: there is no DuckDB database")
-        return self._attach(path / FILE, keyspaces, read_only=True)
-
-    def _attach(
-        self, file: Path, keyspaces: Sequence[Keyspace], *, create: bool = False, read_only: bool = False
-    ) -> DuckdbEngine:
-        with Translated(file):
-            name = self._instance.attach(file, read_only=read_only)
-        try:
-            return DuckdbEngine(self._instance, name, file, keyspaces, create=create)
-        except BaseException:
-            with suppress(duckdb.Error):
-                self._instance.detach(name)
-            raise
-
-
-def _make_directory(path: Path) -> None:
-    """Make the directory and see that its parent's entry for it outlives a power failure."""
-    with Translated(path):
-        path.mkdir(parents=True, exist_ok=True)
-        for directory in (path, path.parent):
-            descriptor = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
 
 # --- reading ----------------------------------------------------------------------------
@@ -157,19 +73,6 @@ class _DuckdbSnapshot(Snapshot):
 # --- the engine -------------------------------------------------------------------------
 
 
-_engines: WeakSet[DuckdbEngine] = WeakSet()
-
-
-def _leave_to_parent() -> None:
-    """In a forked child, keep files from ever being closed: closing one writes its log into it."""
-    for engine in list(_engines):
-        for held in engine.connections():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
-
-
 class DuckdbEngine(Engine):
     """One file of DuckDB. Every commit is synced, whether ``sync`` is asked for or not."""
 
@@ -180,7 +83,7 @@ class DuckdbEngine(Engine):
         self._name = name
         self._file = file
         self._translated = Translated(file)
-        self._tables = {keyspace.name: Table(name, keyspace) for keyspace in keyspaces}
+        self._tables = ByKeyspace({keyspace.name: Table(name, keyspace) for keyspace in keyspaces})
         self._rows: dict[str, Columns] = {}
         """The tables of `WriteBatch.put_rows`, and which of their columns are keys."""
         self._write_lock = Lock()
@@ -194,7 +97,7 @@ class DuckdbEngine(Engine):
             if create:
                 self._create()
             self._look()
-        _engines.add(self)
+        forking.remember(self)
 
     def _create(self) -> None:
         self._writer.begin()
@@ -212,7 +115,7 @@ class DuckdbEngine(Engine):
             if self._columns_of(name) != table.definition:
                 raise EngineError(f"{self._file}: there is no keyspace {name!r} of the shape that was asked for")
         for name, of in fetch(self._writer, f"SELECT name, keyspace FROM {self._qualified(_LISTED)}"):
-            keyspace = self._table_named(of).columns.keyspace
+            keyspace = self._tables[of].columns.keyspace
             names = [column[1:-1] for column, _ in self._columns_of(name)[: len(keyspace.shape or ())]]
             self._rows[name] = Columns.of(keyspace, names)
 
@@ -224,9 +127,10 @@ class DuckdbEngine(Engine):
             return []
         return [(quoted(name), str(kind)) for name, kind in zip(found.columns, found.types, strict=True)]
 
-    def connections(self) -> list[object]:
-        """Return all that must not be closed in a forked child."""
-        return [self, self._writer, self._instance.root(), *(view.connection() for view in list(self._views))]
+    def leave_to_parent(self) -> None:
+        """Leak DuckDB's connections: closing the last one writes the log into the file."""
+        views = (view.connection() for view in list(self._views))
+        forking.leak(self, self._writer, self._instance.root(), *views)
 
     # --- writing ----------------------------------------------------------------------
 
@@ -254,15 +158,13 @@ class DuckdbEngine(Engine):
     def _checked(self, batch: WriteBatch) -> list[tuple[Table, dict[Key, bytes | None]]]:
         """Return the last value of each key by keyspace; refuse the whole batch if one doesn't fit."""
         for keyspace, start, end in batch.ranges:
-            table = self._table(keyspace)
-            table.columns.check(start)
-            table.columns.check(end)
+            self._tables[keyspace.name].columns.keys.encode_all([start, end])
         final: dict[str, dict[Key, bytes | None]] = {}
         for keyspace, keys, values in batch.runs:
-            self._table(keyspace).columns.check_all(keys)
+            self._tables[keyspace.name].columns.keys.encode_all(keys)
             final.setdefault(keyspace.name, {}).update(zip(keys, values, strict=True))
         for keyspace, name, rows in batch.rows:
-            self._check_rows(self._table(keyspace).columns.keyspace, name, rows)
+            self._check_rows(self._tables[keyspace.name].columns.keyspace, name, rows)
         return [(self._tables[name], values) for name, values in final.items()]
 
     def _check_rows(self, keyspace: Keyspace, name: str, rows: pa.Table) -> None:
@@ -358,13 +260,13 @@ class DuckdbEngine(Engine):
 
     def get_in(self, view: View, keyspace: Keyspace, key: Key) -> bytes | None:
         """Return what a view sees under ``key``."""
-        table = self._table(keyspace)
+        table = self._tables[keyspace.name]
         with self._translated, view.use() as connection:
             return table.get(connection, key)
 
     def get_many_in(self, view: View, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
         """Return what a view sees under each of ``keys``."""
-        table = self._table(keyspace)
+        table = self._tables[keyspace.name]
         with self._translated, view.use() as connection:
             return table.get_many(connection, keys)
 
@@ -372,7 +274,7 @@ class DuckdbEngine(Engine):
         self, view: View | None, keyspace: Keyspace, span: Span, reverse: bool, limit: int | None
     ) -> Iterator[list[tuple[Key, bytes]]]:
         """Yield what a view, or one opened at the first list, sees of a range."""
-        table = self._table(keyspace)
+        table = self._tables[keyspace.name]
         table.columns.condition(span)  # refuses keys that don't fit now, not at the first list
         return self._lists(view, table, span, reverse, limit)
 
@@ -475,7 +377,9 @@ class DuckdbEngine(Engine):
         """Write a copy of the shard, as it is now, into the new directory ``path``: row by row, without dead ones."""
         if path.exists():
             raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")
-        _make_directory(path)
+        with Translated(path):
+            make_directory(path)
+            sync(path)
         self._check_open()
         with Translated(path / FILE):
             copy = self._instance.attach(path / FILE)
@@ -515,15 +419,6 @@ class DuckdbEngine(Engine):
     def _check_open(self) -> None:
         if self._closed:
             raise DatabaseClosedError(f"{self._file}: the engine is closed")
-
-    def _table(self, keyspace: Keyspace) -> Table:
-        return self._table_named(keyspace.name)
-
-    def _table_named(self, name: str) -> Table:
-        try:
-            return self._tables[name]
-        except KeyError:
-            raise InvalidArgumentError(f"the engine was opened without keyspace {name!r}") from None
 
     def _open_view(self) -> View:
         with self._lock:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from topicstore.contract.engine import Key, Keyspace
-from topicstore.contract.errors import CorruptionError, InvalidArgumentError
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.key_encoding import KeyEncoding
 
 from .instance import fetch, quoted, run
 
@@ -56,9 +56,14 @@ class Span(NamedTuple):
 class Columns:
     """The columns of a table that hold the keys of a keyspace, by name, and their types."""
 
-    keyspace: Keyspace
+    keys: KeyEncoding
     names: tuple[str, ...]
     types: tuple[str, ...]
+
+    @property
+    def keyspace(self) -> Keyspace:
+        """The keyspace that the keys are of."""
+        return self.keys.keyspace
 
     @classmethod
     def of(cls, keyspace: Keyspace, names: Sequence[str] = ()) -> Columns:
@@ -69,7 +74,7 @@ class Columns:
         else:
             types = tuple({4: "UINTEGER", 8: "UBIGINT"}[width] for width in keyspace.shape)
             names = names or tuple(f"key_{number}" for number in range(len(types)))
-        return cls(keyspace, tuple(map(quoted, names)), types)
+        return cls(KeyEncoding(keyspace), tuple(map(quoted, names)), types)
 
     def condition(self, span: Span) -> tuple[str, list[Any]]:
         """Return the condition that a key lies in a span, and its parameters."""
@@ -91,45 +96,17 @@ class Columns:
     def _parts(self, key: Key | None) -> tuple[Any, ...]:
         if key is None:
             return ()
-        self.check(key)
+        self.keys.encode(key)  # refuses a key of another shape
         return (key,) if self.keyspace.shape is None else tuple(key)
-
-    def check(self, key: Key) -> None:
-        """Raise `InvalidArgumentError` if a key doesn't have the keyspace's shape."""
-        self._packed([key])
-
-    def check_all(self, keys: Sequence[Key]) -> None:
-        """Raise `InvalidArgumentError` if one of the keys doesn't have the keyspace's shape."""
-        self._packed(keys)
 
     def arrow(self, keys: Sequence[Key]) -> pa.Table:
         """Return keys as columns. Raises `InvalidArgumentError` if one doesn't have the keyspace's shape."""
-        packed, shape = self._packed(keys), self.keyspace.shape
+        encoded, shape = self.keys.encode_all(keys), self.keyspace.shape
         if shape is None:
-            return pa.table({"key_0": pa.array(packed, pa.large_binary())})
-        kinds = np.dtype([(f"key_{number}", f"<u{width}") for number, width in enumerate(shape)])
-        numbers = np.frombuffer(b"".join(packed), dtype=kinds)
-        return pa.table({name: np.ascontiguousarray(numbers[name]) for name in kinds.names or ()})
-
-    def _packed(self, keys: Sequence[Key]) -> list[bytes]:
-        """Return keys as bytes, which only those of the right shape become."""
-        shape, packed = self.keyspace.shape, []
-        if shape is None:
-            for key in keys:
-                if type(key) is not bytes:
-                    raise self._misfit(key)
-            return list(keys)
-        pack = struct.Struct("<" + "".join({4: "I", 8: "Q"}[width] for width in shape)).pack
-        for key in keys:
-            try:
-                packed.append(pack(*key))
-            except (struct.error, TypeError) as error:
-                raise self._misfit(key) from error
-        return packed
-
-    def _misfit(self, key: object) -> InvalidArgumentError:
-        keyspace = self.keyspace
-        return InvalidArgumentError(f"{key!r} is not a key of keyspace {keyspace.name!r} (shape {keyspace.shape})")
+            return pa.table({"key_0": pa.array(encoded, pa.large_binary())})
+        kinds = np.dtype([(f"key_{number}", f">u{width}") for number, width in enumerate(shape)])
+        numbers = np.frombuffer(b"".join(encoded), dtype=kinds)
+        return pa.table({name: numbers[name].astype(f"=u{kinds[name].itemsize}") for name in kinds.names or ()})
 
     def from_arrow(self, columns: pa.Table) -> list[Key]:
         """Return the keys in the first columns of a table."""

@@ -31,7 +31,7 @@ What plyvel 1.5.1 (LevelDB 1.22) does wrong without a word, and what is done abo
     * After a failed write LevelDB may append behind a torn record of its log, and not find what is
       behind it later. The engine takes no writes from then on.
     * Opening a database twice in one process fails, and lets go of the lock that keeps other processes
-      out, as closing any file named LOCK does. Nothing here opens a directory that is open (`Held`).
+      out, as closing any file named LOCK does. Nothing here opens a directory that is open (`Instance`).
     * Closing frees what other threads are using: calls are counted (`Calls`), and closing waits.
 
 plyvel lets other threads run in all calls but one: closing holds the interpreter's lock, for as long as

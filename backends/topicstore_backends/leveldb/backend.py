@@ -14,8 +14,12 @@ import plyvel
 from topicstore.contract.engine import Backend, Keyspace
 from topicstore.contract.errors import EngineError, UnsupportedError
 
+from topicstore_backends.files import link_files, make_directory
+from topicstore_backends.options import whole_number
+
 from .engine import LeveldbEngine
-from .held import Held, Translated, sync
+from .errors import Translated
+from .instance import Instance
 from .keys import FORMAT, FORMAT_NAME, LAST
 
 __all__ = ["LeveldbBackend", "LeveldbOptions"]
@@ -23,32 +27,28 @@ __all__ = ["LeveldbBackend", "LeveldbOptions"]
 _COMPRESSION = {"none": None, "snappy": "snappy"}
 
 
-def _size(least: int, default: int) -> Any:
-    return attrs.field(default=default, validator=[attrs.validators.instance_of(int), attrs.validators.ge(least)])
-
-
 @attrs.frozen(kw_only=True)
 class LeveldbOptions:
     """How LevelDB is tuned. All of it may differ from one opening to the next."""
 
-    write_buffer_bytes: int = _size(64 << 10, 64 << 20)
+    write_buffer_bytes: int = whole_number(64 << 20, least=64 << 10)
     """Bytes a shard keeps in memory before it writes them out as a table file.
 
     While they are written out as many again may come in. Logs grow to about this size, and are read
     when the shard is opened.
     """
-    cache_bytes: int = _size(0, 8 << 20)
+    cache_bytes: int = whole_number(8 << 20, least=0)
     """Bytes of table blocks kept in memory, for each shard. Indexes of open tables come on top."""
-    block_bytes: int = _size(1 << 10, 16 << 10)
+    block_bytes: int = whole_number(16 << 10, least=1 << 10)
     """Bytes of a table block before compression. A value that is larger gets a block of its own."""
-    file_bytes: int = _size(1 << 20, 16 << 20)
+    file_bytes: int = whole_number(16 << 20, least=1 << 20)
     """Bytes of a table file that compaction writes; LevelDB takes 1 GB at most."""
     compression: str = attrs.field(default="none", validator=attrs.validators.in_(tuple(_COMPRESSION)))
     """Of table blocks: ``none`` or ``snappy``; the log is never compressed.
 
     ``none`` suits layouts that compress their values themselves, as ``block`` does.
     """
-    max_open_files: int = _size(74, 256)
+    max_open_files: int = whole_number(256, least=74)
     """Table files a shard keeps open. Each takes a descriptor and the memory of its index."""
     recovery: str = attrs.field(default="strict", validator=attrs.validators.in_(("strict", "salvage")))
     """What opening does with a damaged log.
@@ -73,18 +73,17 @@ class LeveldbBackend(Backend):
         """
         if create:
             with Translated(path):
-                path.mkdir(parents=True, exist_ok=True)
-                sync(path.parent)
+                make_directory(path)
         elif not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no LevelDB database")
         with Translated(path, opening=True):
-            held = Held(path)
+            instance = Instance(path)
             try:
-                held.database = _open_database(path, self.options)
-                _check_format(path, held.database, keyspaces)
-                return LeveldbEngine(path, held, keyspaces)
+                instance.database = _open_database(path, self.options)
+                _check_format(path, instance.database, keyspaces)
+                return LeveldbEngine(path, instance, keyspaces)
             except BaseException:
-                held.close()
+                instance.close()
                 raise
 
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> LeveldbEngine:
@@ -98,9 +97,7 @@ class LeveldbBackend(Backend):
         if not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no LevelDB database")
         links = tempfile.TemporaryDirectory(prefix="topicstore-reader-")
-        for entry in path.iterdir():
-            if entry.name not in ("LOCK", "LOG", "LOG.old"):
-                Path(links.name, entry.name).symlink_to(entry.resolve())
+        link_files(path, links.name, without=("LOCK", "LOG", "LOG.old"))
         try:
             engine = self.open_shard(Path(links.name), keyspaces, create=False)
         except BaseException:
@@ -136,5 +133,5 @@ def _check_format(path: Path, database: Any, keyspaces: Sequence[Keyspace]) -> N
     elif found is None:
         raise EngineError(f"{path}: the LevelDB database is not one of topicstore's")
     elif found != expected:
-        held = ", ".join(found.decode(errors="replace").split("\n"))
-        raise EngineError(f"{path}: the LevelDB database holds {held}; expected {', '.join([FORMAT_NAME, *lines])}")
+        there = ", ".join(found.decode(errors="replace").split("\n"))
+        raise EngineError(f"{path}: the LevelDB database holds {there}; expected {', '.join([FORMAT_NAME, *lines])}")

@@ -10,15 +10,19 @@ from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
-from weakref import WeakSet
 
 import plyvel
 from topicstore.contract.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
 from topicstore.contract.errors import EngineError
 
-from .held import Held, lost, sync, text_of
-from .keys import HIDDEN, KEYSPACE, LAST, HiddenRanges, Pair, Space, space_of
-from .reading import LeveldbSnapshot, Past, Present, Scan, values_of
+from topicstore_backends import forking
+from topicstore_backends.files import disk_bytes, sync
+from topicstore_backends.keyspaces import ByKeyspace
+
+from .errors import lost, text_of
+from .instance import Instance
+from .keys import HIDDEN, KEYSPACE, LAST, HiddenRanges, Pair, Space
+from .scans import LeveldbSnapshot, Past, Present, Scan, values_of
 
 __all__ = ["LeveldbEngine"]
 
@@ -45,18 +49,6 @@ def _records(database: Any) -> Iterator[tuple[bytes, bytes]]:
             raise lost()
 
 
-_engines: WeakSet[LeveldbEngine] = WeakSet()
-
-
-def _leave_to_parent() -> None:
-    """In a forked child, keep databases from ever being closed: that would wait for threads a fork lacks."""
-    for engine in list(_engines):
-        engine.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
-
-
 class LeveldbEngine(Engine):
     """One LevelDB database.
 
@@ -64,25 +56,25 @@ class LeveldbEngine(Engine):
     returns; with it the logs are synced as well, in a second step that lets other threads write.
     """
 
-    def __init__(self, path: Path, held: Held, keyspaces: Sequence[Keyspace]) -> None:
+    def __init__(self, path: Path, instance: Instance, keyspaces: Sequence[Keyspace]) -> None:
         self._path = path
-        self._held = held
-        self._database = database = held.database
-        self._calls = held.calls
-        self._present = Present(self._held)
-        self._spaces = {keyspace.name: Space(keyspace, number) for number, keyspace in enumerate(keyspaces)}
+        self._instance = instance
+        self._database = instance.database
+        self._calls = instance.calls
+        self._present = Present(instance)
+        self._spaces = ByKeyspace({keyspace.name: Space(keyspace, number) for number, keyspace in enumerate(keyspaces)})
         self._writing = Lock()
         self._failed = False
         self._damaged: set[bytes] = set()
         """Where hidden ranges begin that can't be removed, because of damage within."""
         self._synced: set[str] = set()
         """Logs whose names in the directory are on disk."""
-        self._present.hidden = HiddenRanges(_records(database))
-        _engines.add(self)
+        self._present.hidden = HiddenRanges(_records(self._database))
+        forking.remember(self)
 
     def leave_to_parent(self) -> None:
         """Let go of the database in a forked child, where the engine is closed from now on."""
-        self._held.leave_to_parent()
+        self._instance.leave_to_parent()
 
     # --- writing ----------------------------------------------------------------------
 
@@ -138,12 +130,11 @@ class LeveldbEngine(Engine):
         """Add puts and deletes to a batch."""
         put, delete = changes.put, changes.delete
         for keyspace, keys, values in runs:
-            encode = space_of(self._spaces, keyspace).encode
-            for key, value in zip(keys, values, strict=True):
+            for key, value in zip(self._spaces[keyspace.name].encode_all(keys), values, strict=True):
                 if value is None:
-                    delete(encode(key))
+                    delete(key)
                 else:
-                    put(encode(key), value)
+                    put(key, value)
 
     # --- deleting ranges ----------------------------------------------------------------
 
@@ -153,7 +144,7 @@ class LeveldbEngine(Engine):
         """Delete the keys of small ranges; return what is hidden with the large ones."""
         large = []
         for keyspace, start, end in ranges:
-            space = space_of(self._spaces, keyspace)
+            space = self._spaces[keyspace.name]
             first, last = space.encode(start), space.encode(end)
             keys = self._few_keys(first, last) if first < last else []
             if keys is None:
@@ -206,7 +197,7 @@ class LeveldbEngine(Engine):
         a buffer with puts and their deletes may have come to lie as it was. So a second compaction
         carries the deletes of two keys that aren't there, around all others of the range, down to it.
         """
-        space = space_of(self._spaces, keyspace)
+        space = self._spaces[keyspace.name]
         first, last = space.encode(start), space.encode(end)
         if first >= last:
             return
@@ -244,7 +235,7 @@ class LeveldbEngine(Engine):
 
     def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
         """Return the value of ``key``, or None where there is none."""
-        stored = space_of(self._spaces, keyspace).encode(key)
+        stored = self._spaces[keyspace.name].encode(key)
         with self._calls:
             with self._present.changing:
                 hidden = self._present.hidden
@@ -252,7 +243,7 @@ class LeveldbEngine(Engine):
 
     def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
         """Return the value of each key, None where there is none; all of them at one moment."""
-        stored = list(map(space_of(self._spaces, keyspace).encode, keys))
+        stored = self._spaces[keyspace.name].encode_all(keys)
         with self._calls:
             return self._present.get_many(stored)
 
@@ -271,15 +262,15 @@ class LeveldbEngine(Engine):
         block is damaged, the pairs before it come first and `CorruptionError` after them; going
         backwards, the pair next to it may be missing.
         """
-        space = space_of(self._spaces, keyspace)
+        space = self._spaces[keyspace.name]
         return Scan(self._present, space, space.encode_span(start, end), reverse, limit)
 
     def snapshot(self) -> Snapshot:
         """Return a view of now. While it is open LevelDB keeps the versions that it sees."""
         with self._calls:
             with self._present.changing:
-                snapshot, hidden = self._held.give(self._database.snapshot()), self._present.hidden
-            return LeveldbSnapshot(Past(self._held, snapshot, hidden), self._spaces)
+                snapshot, hidden = self._instance.give(self._database.snapshot()), self._present.hidden
+            return LeveldbSnapshot(Past(self._instance, snapshot, hidden), self._spaces)
 
     # --- the rest ---------------------------------------------------------------------
 
@@ -310,17 +301,10 @@ class LeveldbEngine(Engine):
                 "table_files": sum(self._property(f"num-files-at-level{level}") for level in range(7)),
                 "hidden_ranges": len(self._present.hidden),
             }
-            return EngineStats(disk_bytes=self._disk_bytes(), memory_bytes=memory, details=details)
+            return EngineStats(disk_bytes=disk_bytes(self._path), memory_bytes=memory, details=details)
 
     def _property(self, name: str) -> int:
         return int(self._database.get_property(b"leveldb." + name.encode()) or 0)
-
-    def _disk_bytes(self) -> int:
-        total = 0
-        for entry in self._path.iterdir():
-            with suppress(FileNotFoundError):  # LevelDB deletes files whenever it likes
-                total += entry.stat().st_size
-        return total
 
     def verify(self) -> Iterator[str]:
         """Read every table block that holds a pair, checking its checksum; yield a sentence a damage.
@@ -347,7 +331,7 @@ class LeveldbEngine(Engine):
         iterator = None
         try:
             with self._calls:
-                iterator = self._held.give(
+                iterator = self._instance.give(
                     self._database.iterator(start=start, include_value=False, verify_checksums=True, fill_cache=False)
                 )
             while True:
@@ -363,7 +347,7 @@ class LeveldbEngine(Engine):
             return last, error
         finally:
             if iterator is not None:
-                self._held.take_back(iterator)
+                self._instance.take_back(iterator)
 
     def _behind(self, key: bytes) -> bytes | None:
         """Return the first stored key behind a damage that is behind ``key``."""
@@ -384,4 +368,4 @@ class LeveldbEngine(Engine):
 
         Waits for calls of other threads that are inside LevelDB. What is in buffers is in the log.
         """
-        self._held.close()
+        self._instance.close()

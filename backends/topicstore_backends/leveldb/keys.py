@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from topicstore.contract.engine import Key, Keyspace
-from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.key_encoding import KeyEncoding
 
-__all__ = ["FORMAT", "FORMAT_NAME", "HIDDEN", "KEYSPACE", "LAST", "HiddenRanges", "Pair", "Space", "space_of"]
+__all__ = ["FORMAT", "FORMAT_NAME", "HIDDEN", "KEYSPACE", "LAST", "HiddenRanges", "Pair", "Space"]
 
 FORMAT, HIDDEN, KEYSPACE, LAST = b"\x00", b"\x01", 0x10, b"\xff"
 FORMAT_NAME = "topicstore leveldb 1"
@@ -22,44 +20,14 @@ Pair = tuple[Any, bytes]
 class Space:
     """A keyspace's stored keys: its byte, and behind it the key."""
 
-    __slots__ = ("_unpack", "encode", "end", "keyspace", "start")
+    __slots__ = ("decode", "encode", "encode_all", "end", "keyspace", "start")
 
     def __init__(self, keyspace: Keyspace, number: int) -> None:
         self.keyspace = keyspace
         self.start = bytes([KEYSPACE + number])
         self.end = bytes([KEYSPACE + number + 1])
-        self.encode: Callable[[Key], bytes]
-        """Returns the stored key. Raises `InvalidArgumentError` for one of another shape."""
-        self._unpack: Callable[[bytes], tuple[Any, ...]] | None = None
-        if keyspace.shape is None:
-            self.encode = self._bytes_encoder()
-        else:
-            numbers = "".join({4: "I", 8: "Q"}[width] for width in keyspace.shape)
-            self.encode = self._tuple_encoder(struct.Struct(">B" + numbers))
-            self._unpack = struct.Struct(">x" + numbers).unpack
-
-    def _bytes_encoder(self) -> Callable[[Key], bytes]:
-        start, name = self.start, self.keyspace.name
-
-        def encode(key: Key) -> bytes:
-            if type(key) is bytes:
-                return start + key
-            raise InvalidArgumentError(f"{key!r} is not a key of keyspace {name!r}, whose keys are bytes")
-
-        return encode
-
-    def _tuple_encoder(self, codec: struct.Struct) -> Callable[[Key], bytes]:
-        pack, keyspace = partial(codec.pack, self.start[0]), self.keyspace
-
-        def encode(key: Key) -> bytes:
-            try:
-                if type(key) is not bytes:  # whose numbers would do as well
-                    return pack(*key)
-            except (struct.error, TypeError):
-                pass
-            raise InvalidArgumentError(f"{key!r} is not a key of keyspace {keyspace.name!r} (shape {keyspace.shape})")
-
-        return encode
+        encoding = KeyEncoding(keyspace, self.start)
+        self.encode, self.encode_all, self.decode = encoding.encode, encoding.encode_all, encoding.decode
 
     def encode_span(self, start: Key | None, end: Key | None) -> tuple[bytes, bytes]:
         """Return the stored keys of a range's ends."""
@@ -67,17 +35,6 @@ class Space:
             self.start if start is None else self.encode(start),
             self.end if end is None else self.encode(end),
         )
-
-    def decode(self, key: bytes) -> Key:
-        """Return the key of a stored one."""
-        return key[1:] if self._unpack is None else self._unpack(key)
-
-    def decode_all(self, pairs: list[Pair]) -> list[Pair]:
-        """Return pairs with the keys of stored ones."""
-        unpack = self._unpack
-        if unpack is None:
-            return [(key[1:], value) for key, value in pairs]
-        return [(unpack(key), value) for key, value in pairs]
 
 
 class HiddenRanges:
@@ -126,11 +83,3 @@ class HiddenRanges:
                 at = key + b"\0"
             ranges.append((at, end))
         return HiddenRanges(ranges)
-
-
-def space_of(spaces: dict[str, Space], keyspace: Keyspace) -> Space:
-    """Return a keyspace's. Raises `InvalidArgumentError` for one that the engine was opened without."""
-    try:
-        return spaces[keyspace.name]
-    except KeyError:
-        raise InvalidArgumentError(f"the engine was opened without keyspace {keyspace.name!r}") from None

@@ -19,7 +19,7 @@ import attrs
 from topicstore.contract.engine import KEYSPACES, Engine, WriteBatch
 from topicstore.contract.topics import TopicFilter
 from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.shared.learned_topics import LearnedTopics
 
 from topicstore_benchmarks.timing import timed
 

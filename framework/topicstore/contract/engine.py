@@ -85,7 +85,7 @@ class Keyspace:
     """One ordered map of an engine.
 
     ``shape`` is None for keys of bytes, else the widths in bytes (4 or 8) of the unsigned
-    numbers in its tuples. Byte-ordered engines store those big-endian, one behind the other.
+    numbers in its tuples. Engines whose keys are bytes store them as `topicstore.contract.key_encoding` does.
     """
 
     name: str

@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from topicstore.contract.engine import DATA, Reader
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
-from .block_cache import RecentBlocks
+from .block_cache import BlockCache
 from .compression import Compressor
 from .format import Block, Columns, block_seed, encode_block
 
-__all__ = ["FreshBlocks"]
+__all__ = ["BatchBlocks"]
 
 _RUN = 0
 
 
-class FreshBlocks:
-    """Where the fresh blocks of a slab lie, and what is in them."""
+class BatchBlocks:
+    """Where these blocks of a slab lie, and what is in them."""
 
     def __init__(self, shard: int, generation: int, compress: Compressor) -> None:
-        self.recent = RecentBlocks()
+        self.cache = BlockCache()
         self._shard = shard
         self._generation = generation
         self._slab = shard << 32 | generation
@@ -72,4 +72,4 @@ class FreshBlocks:
     def _scan(self, reader: Reader, first: int) -> Iterator[Block]:
         for chunk in reader.scan(DATA, self.key(first), self.end()):
             for key, value in chunk:
-                yield self.recent.get(key[2], value) or self.decode(key[2], value)
+                yield self.cache.get(key[2], value) or self.decode(key[2], value)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from .format import Block
 
-__all__ = ["RecentBlocks"]
+__all__ = ["BlockCache"]
 
 _KEPT = 8
 
 
-class RecentBlocks:
+class BlockCache:
     """The decoded blocks that were cut by a reader's limit last, eight at most; for any thread.
 
     A block is used again only for the very bytes it was decoded from, so deletes need no notice.

@@ -24,7 +24,7 @@ from .format import MIXED, Block, Columns, encode_frame
 from .reading import Reading
 from .segments import FrameSpan, Segment, make_segment
 
-__all__ = ["Merger"]
+__all__ = ["Compaction"]
 
 T = TypeVar("T")
 
@@ -40,13 +40,13 @@ MOST_BLOCKS = 8_192
 """Blocks that one step merges, however small they are."""
 
 
-class Merger:
+class Compaction:
     """Merges what lies in one slab."""
 
     def __init__(self, engine: Engine, reading: Reading, compress: Compressor) -> None:
         self._engine = engine
         self._reading = reading
-        self._fresh = reading.fresh
+        self._blocks = reading.blocks
         self._segments = reading.segments
         self._compress = compress
 
@@ -61,10 +61,10 @@ class Merger:
             yield from self._join_small(bound)
 
     def _take(self, bound: int, *, whole: bool) -> list[Block]:
-        """Return the oldest fresh blocks, whole batches, as many as make a segment; fewer only if it is worth it."""
+        """Return the oldest blocks, whole batches, as many as make a segment; fewer only if it is worth it."""
         taken: list[Block] = []
         rows = size = 0
-        runs = self._fresh.batches(self._engine, self._segments.end(self._engine) + 1, bound)
+        runs = self._blocks.batches(self._engine, self._segments.end(self._engine) + 1, bound)
         for _, batch in groupby(runs, lambda run: run[0].base):
             together = list(chain.from_iterable(batch))
             more, bytes_ = sum(b.rows for b in together), sum(b.raw_bytes for b in together)
@@ -108,7 +108,7 @@ class Merger:
         for segment in segments:
             self._segments.remove(segment, write)
         if blocks:
-            write.delete_range(DATA, self._fresh.key(blocks[0].last), self._fresh.key(end + 1))
+            write.delete_range(DATA, self._blocks.key(blocks[0].last), self._blocks.key(end + 1))
         columns, streams = self._sorted([*frames, *blocks])
         values, spans = [], []
         small = _small(streams)
@@ -248,11 +248,8 @@ def _cuts(start: int, end: int, ends: npt.NDArray[np.int64]) -> Iterator[tuple[i
     frames = -(-(end - start) // FRAME_ROWS)
     rows = -(-(end - start) // frames)
     while start < end:
-        full = int(np.searchsorted(ends, _before(ends, start) + FRAME_BYTES)) + 1
+        before = int(ends[start - 1]) if start else 0
+        full = int(np.searchsorted(ends, before + FRAME_BYTES)) + 1
         stop = min(start + rows, full, end)
         yield start, stop
         start = stop
-
-
-def _before(ends: npt.NDArray[np.int64], row: int) -> int:
-    return int(ends[row - 1]) if row else 0

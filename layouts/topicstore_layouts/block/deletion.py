@@ -16,20 +16,20 @@ from .gathered_rows import Rows
 from .reading import ALL, Reading
 from .segments import Segment
 
-__all__ = ["Deleter"]
+__all__ = ["Deletion"]
 
 _LOOKED_AT = 16
 """Blocks or frames that one step looks at: writers wait for it, some 10 ms if they are full."""
 
 
-class Deleter:
+class Deletion:
     """Deletes from one slab."""
 
     def __init__(self, engine: Engine, reading: Reading, compress_merged: Compressor) -> None:
         self._engine = engine
         self._reading = reading
         self._segments = reading.segments
-        self._fresh = reading.fresh
+        self._blocks = reading.blocks
         self._compress = compress_merged
 
     def steps(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
@@ -77,14 +77,14 @@ class Deleter:
         while more:
             write, deleted, freed, seen = WriteBatch(), 0, 0, 0
             more = False
-            for together in self._fresh.batches(self._engine, first, last):
+            for together in self._blocks.batches(self._engine, first, last):
                 for block in together:
                     rows = self._reading.match(block, ALL, topic_filter, first, last)
                     if not isinstance(rows, bool):
                         keep = _others(block, rows)
                         value = self._block(block, keep) if len(keep) else None
                         deleted += block.rows - len(keep)
-                        freed += block.size - _replace(self._fresh.key(block.last), value, write)
+                        freed += block.size - _replace(self._blocks.key(block.last), value, write)
                 first = together[-1].last + 1
                 seen += len(together)
                 if seen >= _LOOKED_AT:
@@ -94,7 +94,7 @@ class Deleter:
             self._reading.deletes += 1
 
     def _block(self, block: Block, keep: Indices) -> bytes:
-        return self._fresh.encode(block.columns().take(keep), block.stream, block.base, block.last)
+        return self._blocks.encode(block.columns().take(keep), block.stream, block.base, block.last)
 
 
 def _others(block: Block, rows: Rows) -> Indices:

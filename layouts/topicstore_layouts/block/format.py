@@ -24,7 +24,7 @@ little-endian)::
     positions   nil if they count up from ``first`` by one; else bytes: in a block, numbers to add to
                 ``first``; in a frame, the difference of each to the one before (of the first to
                 ``first``) modulo 2 ** 64, first the lowest bytes of all of them, then the next ones
-    names       numbers of names in the slab's dictionary (see `topicstore_layouts.names`), or
+    names       numbers of names in the slab's dictionary (see `topicstore_layouts.shared.name_table`), or
                 [array of texts, numbers: places in that array]
     topics      names of kind 0x10
     client ids  names of kind 0x20

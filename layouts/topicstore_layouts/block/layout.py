@@ -8,7 +8,7 @@ import attrs
 from topicstore.contract.engine import Engine, WriteBatch
 from topicstore.contract.layout import Layout, Slab
 
-from topicstore_layouts.learned import LearnedTopics, check_thresholds
+from topicstore_layouts.shared.learned_topics import LearnedTopics, check_thresholds
 
 from .compression import CODECS, Compressor
 from .slab import BlockSlab
@@ -47,6 +47,6 @@ class BlockLayout(Layout):
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
         """Load the learned structure, which is small; everything else is read when needed."""
         trie = LearnedTopics.load(engine, generation, self.options.thresholds)
-        fresh = Compressor(self.options.compression, self.options.level)
+        written = Compressor(self.options.compression, self.options.level)
         merged = Compressor(self.options.merged_compression, self.options.level)
-        return BlockSlab(engine, shard, generation, trie, fresh, merged)
+        return BlockSlab(engine, shard, generation, trie, written, merged)

@@ -16,7 +16,7 @@ from topicstore.contract.columns import Coded, Column, Constant
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.topics import TopicFilter
 
-from topicstore_layouts.names import NameTable
+from topicstore_layouts.shared.name_table import NameTable
 
 __all__ = ["Mask", "Matcher", "Matchers", "Range", "topic_range"]
 
@@ -55,7 +55,9 @@ class Matcher:
         """
         if isinstance(topics, Constant):
             return self._one(topics.value)
-        return _simplified(self._texts(topics) if isinstance(topics, Coded) else self._judge(topics))
+        if isinstance(topics, Coded):
+            return _simplified(self.judge_texts(topics.texts.values.tolist())[topics.codes])
+        return _simplified(self._judge(topics))
 
     def _one(self, topic: int | str) -> bool:
         if isinstance(topic, str):
@@ -73,10 +75,6 @@ class Matcher:
         verdicts = np.zeros(len(texts), dtype=bool)
         verdicts[start:stop] = self.judge_texts(texts[start:stop])
         return _simplified(verdicts[topics.codes])
-
-    def _texts(self, topics: Coded) -> Mask:
-        mask: Mask = self.judge_texts(topics.texts.values.tolist())[topics.codes]
-        return mask
 
     def judge_texts(self, texts: list[str]) -> Mask:
         """Say of each text whether it matches."""

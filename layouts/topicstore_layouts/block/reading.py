@@ -1,4 +1,4 @@
-"""Reading a slab in order of position, piece by piece: from the segments, then from the fresh blocks."""
+"""Reading a slab in order of position, piece by piece: from the segments, then from the blocks of batches."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from topicstore.contract.engine import Engine, Reader
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import ReadCounters
 
-from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.names import NameTable
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.name_table import NameTable
 
-from .batch_blocks import FreshBlocks
+from .batch_blocks import BatchBlocks
 from .format import MIXED, Array, Block
 from .gathered_rows import Rows, gather
 from .matching import Mask, Matchers
 from .segments import Segment, Segments
-from .stream_ranges import Wanted, WantedStreams
+from .stream_ranges import StreamRanges, StreamRangesCache
 
 __all__ = ["ALL", "Piece", "Reading"]
 
@@ -112,7 +112,7 @@ class Reading:
         engine: Engine,
         shard: int,
         place: str,
-        fresh: FreshBlocks,
+        blocks: BatchBlocks,
         segments: Segments,
         trie: LearnedTopics,
         names: tuple[NameTable, NameTable],
@@ -122,12 +122,12 @@ class Reading:
         self.shard = shard
         self.place = place
         """Of the slab, in the words of errors."""
-        self.fresh = fresh
+        self.blocks = blocks
         self.segments = segments
         self.trie = trie
         self.topics, self.clients = names
         self.counters = counters
-        self._wanted = WantedStreams(trie)
+        self._wanted = StreamRangesCache(trie)
         self.deletes = 0
         """Changes whenever messages were deleted, so that what is kept isn't used any more."""
         self._kept: dict[tuple[int, int, str], _Kept] = {}
@@ -138,12 +138,12 @@ class Reading:
         if at > bound:
             return
         if at > self.segments.reach:
-            fresh = self._fresh_pieces(self.engine, _Ask(stream, topic_filter, at, bound))
-            first = next(fresh, None)  # this opens the scan
+            behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound))
+            first = next(behind, None)  # this opens the scan
             if at > self.segments.reach:  # still: so nothing from here on was merged before the scan was opened
                 if first is not None:
                     yield first
-                    yield from fresh
+                    yield from behind
                 return
         begun = self._begun_piece(_Ask(stream, topic_filter, at, bound))
         if begun is not None:
@@ -159,14 +159,14 @@ class Reading:
                 at = segment.end + 1
                 if at > bound:
                     return
-            yield from self._fresh_pieces(view, _Ask(stream, topic_filter, at, bound))
+            yield from self._batch_pieces(view, _Ask(stream, topic_filter, at, bound))
 
-    def _fresh_pieces(self, reader: Reader, ask: _Ask) -> Iterator[Piece]:
+    def _batch_pieces(self, reader: Reader, ask: _Ask) -> Iterator[Piece]:
         if ask.at > ask.bound:
             return
         self.counters.seeks += 1
-        for blocks in self.fresh.batches(reader, ask.at, ask.bound):
-            yield FreshPiece(self, blocks, ask)
+        for blocks in self.blocks.batches(reader, ask.at, ask.bound):
+            yield BatchPiece(self, blocks, ask)
 
     def _begun_piece(self, ask: _Ask) -> SegmentPiece | None:
         """Return the segment that a reader is in the middle of."""
@@ -241,7 +241,7 @@ class Reading:
         self.counters.visited += 1
         return None if len(rows) == block.rows else rows
 
-    def _mask(self, block: Block, topic_filter: TopicFilter, wanted: Wanted) -> Mask | bool:
+    def _mask(self, block: Block, topic_filter: TopicFilter, wanted: StreamRanges) -> Mask | bool:
         matcher, topics = self._matchers.of(topic_filter), block.topics()
         if not block.frame or block.stream == MIXED:
             return matcher.rows(topics)
@@ -266,7 +266,7 @@ class Reading:
             raise CorruptionError(bad.reason, f"{self.place}, learned topics") from bad
 
     def batch(self, block: Block, rows: Rows) -> MessageBatch:
-        """Return rows of a fresh block."""
+        """Return rows of a block of a batch."""
         positions = block.positions()
         return MessageBatch(
             topics=self.texts(self.topics, _pick(block.topics(), rows)),
@@ -288,7 +288,7 @@ class Reading:
         return names if isinstance(names, Coded) else table.names(names)
 
 
-class FreshPiece(Piece):
+class BatchPiece(Piece):
     """The blocks of a batch."""
 
     def __init__(self, reading: Reading, blocks: Sequence[Block], ask: _Ask) -> None:
@@ -311,7 +311,7 @@ class FreshPiece(Piece):
                     self.picked = self.picked or rows is not None
                     self.bytes += block.payload_bytes if rows is None else parts[-1].payload_bytes()
             except CorruptionError as bad:
-                raise CorruptionError(bad.reason, reading.fresh.place(block.last)) from bad
+                raise CorruptionError(bad.reason, reading.blocks.place(block.last)) from bad
         behind = min(self.last, ask.bound) + 1
         if not parts:
             return MessageBatch.empty(), behind
@@ -320,7 +320,7 @@ class FreshPiece(Piece):
             joined = MessageBatch.concat(parts)
             batch = joined.take(np.argsort(joined.positions, kind="stable"))
         if len(batch) > limit:
-            reading.fresh.recent.keep(self._blocks)
+            reading.blocks.cache.keep(self._blocks)
             batch = batch[:limit]
             behind = int(batch.positions[-1]) + 1
         return batch, behind

@@ -43,7 +43,7 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .compression import ZSTD, decompress
 from .format import Array, Block, Columns, frame_seed
-from .stream_ranges import Wanted
+from .stream_ranges import StreamRanges
 
 __all__ = ["FrameSpan", "Segment", "Segments", "make_segment"]
 
@@ -115,7 +115,7 @@ class Segment:
         """How many messages it holds."""
         return int(self.rows.sum())
 
-    def select(self, wanted: Wanted, first: int, bound: int) -> Indices:
+    def select(self, wanted: StreamRanges, first: int, bound: int) -> Indices:
         """Return the numbers of the frames that may hold wanted topics with positions from ``first`` to ``bound``."""
         alive = (self.rows > 0) & (self.highest >= np.uint64(first)) & (self.lowest <= np.uint64(bound))
         if not wanted.everything:

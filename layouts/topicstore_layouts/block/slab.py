@@ -1,6 +1,6 @@
 """A slab of blocks: first merged segments, then blocks as they were written; both in order of position.
 
-Writing adds a block a batch (`fresh`). Merging (`merging`) turns the oldest blocks into a segment,
+Writing adds a block a batch (`writing`, `batch_blocks`). Compaction turns the oldest blocks into a segment,
 sorted by stream and topic (`segments`). Reading goes through the segments, putting what it wants of
 each back in order of position, and then through the blocks: one moment's view of both, so that it
 never matters when a merge commits. Stream 0 is everything.
@@ -14,10 +14,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-import numpy as np
 from topicstore import MessageBatch, TopicFilter
-from topicstore.contract.columns import Coded, Constant, to_list
-from topicstore.contract.engine import DATA, Engine, WriteBatch
+from topicstore.contract.engine import Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import (
     CompactStep,
@@ -31,26 +29,21 @@ from topicstore.contract.layout import (
     TopicNode,
 )
 
-from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.names import NameTable
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.name_table import NameTable
 
-from .batch_blocks import FreshBlocks
-from .compaction import Merger
+from .batch_blocks import BatchBlocks
+from .compaction import Compaction
 from .compression import Compressor
-from .deletion import Deleter
-from .format import MIXED, Array, Columns
+from .deletion import Deletion
 from .reading import ALL, Reading
 from .segments import Segments
-from .verification import Auditor
+from .verification import Verification
+from .writing import Writing
 
 __all__ = ["BlockSlab"]
 
 _TOPICS, _CLIENTS = 0x10, 0x20
-_MOST_ROWS = 8_192
-_MOST_BYTES = 1 << 20
-"""Payload bytes after which a block ends: what a reader of one message may have to decompress."""
-_SPLIT_ROWS = 256
-"""A batch is split by stream if each would get this many rows on average; smaller blocks cost more than they save."""
 _ENOUGH = 512
 """Rows after which a batch that is read ends. Smaller blocks are joined; joining larger ones costs
 more, in copies and cold memory, than the next call does. Rows picked out of blocks are copies anyway: of
@@ -74,71 +67,24 @@ class BlockSlab(Slab):
         place = f"shard {shard}, generation {generation}"
         self._topics = NameTable(engine, generation, _TOPICS, trie.learn, f"{place}, topic names")
         self._clients = NameTable(engine, generation, _CLIENTS, lambda _: 0, f"{place}, client id names")
-        self._fresh = FreshBlocks(shard, generation, compress)
+        names = self._topics, self._clients
+        blocks = BatchBlocks(shard, generation, compress)
         self._segments = Segments(engine, shard, generation)
-        self._reading = Reading(
-            engine, shard, place, self._fresh, self._segments, trie, (self._topics, self._clients), self.counters
-        )
-        self._merger = Merger(engine, self._reading, compress_merged)
-        self._deleter = Deleter(engine, self._reading, compress_merged)
-        self._auditor = Auditor(engine, self._reading)
+        self._writing = Writing(blocks, trie, names)
+        self._reading = Reading(engine, shard, place, blocks, self._segments, trie, names, self.counters)
+        self._compaction = Compaction(engine, self._reading, compress_merged)
+        self._deletion = Deletion(engine, self._reading, compress_merged)
+        self._verification = Verification(engine, self._reading)
 
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
         """Put the batch as blocks, with the names and the learned structure that are new in it."""
-        payloads = to_list(batch.payloads)
-        columns = Columns(
-            np.asarray(batch.positions),
-            self._topics.encode(batch.topics),
-            self._clients.encode(batch.client_ids),
-            batch.qos,
-            batch.retain,
-            batch.timestamps,
-            batch.properties,
-            payloads,
-            list(map(len, payloads)),
-        )
-        for part in _by_size(columns):
-            self._put(part, write)
-        self.trie.save(write)
-        self._topics.save(write)
-        self._clients.save(write)
-
-    def _put(self, columns: Columns, write: WriteBatch) -> None:
-        base = int(columns.positions[0])
-        for stream, part in self._by_stream(columns):
-            last = int(part.positions[-1])
-            write.put(DATA, self._fresh.key(last), self._fresh.encode(part, stream, base, last))
-
-    def _by_stream(self, columns: Columns) -> list[tuple[int, Columns]]:
-        streams = self._streams(columns)
-        if isinstance(streams, int):
-            return [(streams, columns)]
-        if (streams == streams[0]).all():
-            return [(int(streams[0]), columns)]
-        touched = np.unique(streams).tolist()
-        if len(streams) < _SPLIT_ROWS * len(touched):
-            return [(MIXED, columns)]
-        return [(stream, columns.take(np.flatnonzero(streams == stream))) for stream in touched]
-
-    def _streams(self, columns: Columns) -> int | Array:
-        """Return the stream of each row, or the one of all; topics that have no number are learned here."""
-        topics = columns.topics
-        if isinstance(topics, Constant):
-            known = isinstance(topics.value, int)
-            return self._topics.stream(topics.value) if known else self.trie.learn(topics.value)
-        if isinstance(topics, Coded):
-            used, places = np.unique(topics.codes, return_inverse=True)
-            streams: Array = np.array(self.trie.learn_all(topics.texts.values[used].tolist()))[places]
-            return streams
-        return self._topics.streams(topics)
+        self._writing.store(batch, write)
 
     def committed(self) -> None:
         """Names and structure are saved."""
-        self.trie.saved()
-        self._topics.saved()
-        self._clients.saved()
+        self._writing.committed()
 
     # --- streams ---
 
@@ -207,7 +153,7 @@ class BlockSlab(Slab):
 
     def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
         """Rewrite what holds matching messages under the same keys; each step looks at a few blocks."""
-        return self._deleter.steps(topic_filter, first, last)
+        return self._deletion.steps(topic_filter, first, last)
 
     def backlog(self, messages: int) -> int:
         """Return how many messages are in no segment."""
@@ -215,7 +161,7 @@ class BlockSlab(Slab):
 
     def compact(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
         """Merge blocks into segments."""
-        return self._merger.steps(bound, whole=whole)
+        return self._compaction.steps(bound, whole=whole)
 
     def learned(self) -> Iterator[TopicNode]:
         """Yield the trie's nodes."""
@@ -235,19 +181,4 @@ class BlockSlab(Slab):
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
         """Decode every block and frame, check each against its neighbours, and check the dictionaries."""
-        return self._auditor.run(bound)
-
-
-def _by_size(columns: Columns) -> Iterator[Columns]:
-    """Cut a large batch so that no block has too many rows or bytes."""
-    sizes = columns.sizes
-    if len(sizes) <= _MOST_ROWS and sum(sizes) <= _MOST_BYTES:
-        yield columns
-        return
-    ends = np.cumsum(sizes)
-    start = filled = 0
-    while start < len(sizes):
-        fit = int(np.searchsorted(ends, filled + _MOST_BYTES, side="right"))
-        stop = min(max(fit, start + 1), start + _MOST_ROWS)
-        yield columns.window(start, stop)
-        start, filled = stop, int(ends[stop - 1])
+        return self._verification.run(bound)

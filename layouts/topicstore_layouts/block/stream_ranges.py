@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import attrs
 from topicstore import TopicFilter
 
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.shared.learned_topics import LearnedTopics, covers
 
 from .matching import Range, topic_range
 
-__all__ = ["Wanted", "WantedStreams"]
+__all__ = ["StreamRanges", "StreamRangesCache"]
 
 _KEPT, _KEPT_BYTES = 64, 16 << 20
 """Filters whose streams are kept, and the memory that those may take, about, unless they are of one filter."""
@@ -21,7 +21,7 @@ _WHOLE: Range = ("", None)
 
 
 @attrs.frozen
-class Wanted:
+class StreamRanges:
     """What one filter wants of one stream, or of all."""
 
     ranges: Sequence[tuple[int, str, str | None]]
@@ -40,15 +40,15 @@ class Wanted:
         return _STREAM_BYTES * len(self.ranges) + texts
 
 
-class WantedStreams:
+class StreamRangesCache:
     """What the filters used last want. Worked out anew when the trie has grown."""
 
     def __init__(self, trie: LearnedTopics) -> None:
         self._trie = trie
-        self._kept: dict[tuple[str, int | None], tuple[int, Wanted, int]] = {}
+        self._kept: dict[tuple[str, int | None], tuple[int, StreamRanges, int]] = {}
         """By filter and stream: with how many streams it was found, and the memory that it takes."""
 
-    def of(self, topic_filter: TopicFilter, stream: int | None) -> Wanted:
+    def of(self, topic_filter: TopicFilter, stream: int | None) -> StreamRanges:
         """Return what a filter wants of a stream; None: of all."""
         key, size = (topic_filter.text, stream), len(self._trie)
         known, wanted, _ = self._kept.get(key, (-1, None, 0))
@@ -57,7 +57,7 @@ class WantedStreams:
             self._keep(key, size, wanted)
         return wanted
 
-    def _keep(self, key: tuple[str, int | None], size: int, wanted: Wanted) -> None:
+    def _keep(self, key: tuple[str, int | None], size: int, wanted: StreamRanges) -> None:
         """Keep what was found, and as many of those before as there is room for, the newest first."""
         memory = wanted.memory
         held, room = [(key, (size, wanted, memory))], _KEPT_BYTES - memory
@@ -69,31 +69,18 @@ class WantedStreams:
                 held.append((other, each))
         self._kept = dict(reversed(held))
 
-    def _find(self, topic_filter: TopicFilter, stream: int | None) -> Wanted:
+    def _find(self, topic_filter: TopicFilter, stream: int | None) -> StreamRanges:
         if stream is None:
             streams = self._trie.match(topic_filter)
         else:
-            streams = [] if self._hidden(topic_filter, stream) else [stream]
+            # A filter that begins with a wildcard sees nothing of a stream that begins with "$".
+            hidden = topic_filter.levels[0] in ("+", "#") and self._trie.pattern(stream).startswith("$")
+            streams = [] if hidden else [stream]
         levels = [self._trie.levels(number) for number in streams]
-        covered = frozenset(s for s, learned in zip(streams, levels, strict=True) if _covers(topic_filter, learned))
+        covered = frozenset(s for s, learned in zip(streams, levels, strict=True) if covers(topic_filter, learned))
         ranges = [
             (s, *(_WHOLE if s in covered else topic_range(learned, topic_filter)))
             for s, learned in zip(streams, levels, strict=True)
         ]
         by_stream = {stream: (low, high) for stream, low, high in ranges}
-        return Wanted(ranges, len(covered) == len(self._trie), covered, by_stream)
-
-    def _hidden(self, topic_filter: TopicFilter, stream: int) -> bool:
-        """Say whether a filter begins with a wildcard, and so sees nothing of a stream that begins with ``$``."""
-        return topic_filter.levels[0] in ("+", "#") and self._trie.pattern(stream).startswith("$")
-
-
-def _covers(topic_filter: TopicFilter, learned: tuple[str, ...]) -> bool:
-    """Say whether a filter that matches some topics of a stream matches all of them."""
-    wanted = topic_filter.levels
-    for want, level in zip(wanted, learned, strict=False):
-        if want == "#":
-            return True
-        if level == "#" or want not in ("+", level):
-            return False
-    return len(wanted) == len(learned) or wanted[len(learned) :] == ("#",)
+        return StreamRanges(ranges, len(covered) == len(self._trie), covered, by_stream)

@@ -14,17 +14,17 @@ from .format import MIXED, Block, Columns
 from .reading import Reading
 from .segments import Segment
 
-__all__ = ["Auditor"]
+__all__ = ["Verification"]
 
 
-class Auditor:
+class Verification:
     """Verifies one slab."""
 
     def __init__(self, engine: Engine, reading: Reading) -> None:
         self._engine = engine
         self._reading = reading
         self._segments = reading.segments
-        self._fresh = reading.fresh
+        self._blocks = reading.blocks
         self._trie = reading.trie
 
     def run(self, bound: int) -> Iterator[Damage | int]:
@@ -89,11 +89,11 @@ class Auditor:
 
     def _all_blocks(self, view: Reader, bound: int) -> Iterator[Damage | int]:
         end_of_batch_before = end = base = self._segments.end(view)
-        for chunk in view.scan(DATA, self._fresh.key(0), self._fresh.end()):
+        for chunk in view.scan(DATA, self._blocks.key(0), self._blocks.end()):
             for key, value in chunk:
                 last = key[2]
                 try:
-                    block = self._fresh.decode(last, value)
+                    block = self._blocks.decode(last, value)
                     if block.base > bound:
                         return
                     if block.base != base:
@@ -101,7 +101,7 @@ class Auditor:
                     end = last
                     self._check_block(block, end_of_batch_before)
                 except (CorruptionError, NewerFormatError) as bad:
-                    yield _damage(self._fresh.place(last), bad)
+                    yield _damage(self._blocks.place(last), bad)
                 else:
                     yield block.rows
 

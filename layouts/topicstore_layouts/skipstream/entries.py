@@ -7,7 +7,7 @@ entry's hash is of the stream, the level's number and its text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
@@ -16,7 +16,8 @@ from topicstore import TopicFilter
 from topicstore.contract.columns import Column, to_list
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.topic_parts import TopicParts
 
 from .keys import Numbers
 
@@ -37,12 +38,10 @@ class Entries:
     """
 
     def __init__(self, trie: LearnedTopics, bits: int = 64) -> None:
-        self._trie = trie
         self._dropped = 64 - bits
         self._varying = _VaryingOf(trie)
-        self._known: dict[str, bytes] = {}
-        """Of a topic its stream and hashes, 8 bytes each: a cache of the writer's."""
-        self._characters = 0
+        self._parts = TopicParts(trie, self._part, _KNOWN_TOPICS, _KNOWN_CHARACTERS)
+        """Of a topic its stream and hashes, 8 bytes each."""
 
     # --- topics ---
 
@@ -55,30 +54,13 @@ class Entries:
 
         Streams are learned where topics are new. For the writer alone.
         """
-        names = to_list(topics)
-        try:
-            parts = list(map(self._known.__getitem__, names))
-        except KeyError:
-            self._learn(names)
-            parts = list(map(self._known.__getitem__, names))
-        return self._split(parts)
-
-    def _learn(self, names: Iterable[str]) -> None:
-        """Put all of these topics into the cache, in place of all others if it is full."""
-        distinct = dict.fromkeys(names)
-        missing = [name for name in distinct if name not in self._known]
-        if len(self._known) + len(missing) > _KNOWN_TOPICS or self._characters > _KNOWN_CHARACTERS:
-            self._known, self._characters, missing = {}, 0, list(distinct)
-        self._known.update(zip(missing, map(self._part, self._trie.learn_all(missing), missing), strict=True))
-        self._characters += sum(map(len, missing))
+        return self._split(self._parts.of(to_list(topics)))
 
     def _part(self, stream: int, topic: str) -> bytes:
         """Return a topic's stream and its hashes, all bits of them, as words of 8 bytes."""
         varying, levels = self._varying[stream], topic.encode().split(b"/")
-        depths: Iterable[int] = varying.depths
-        if varying.depths and varying.depths[-1] >= len(
-            levels
-        ):  # the topic has not all levels that a "#" may stand for
+        depths: Sequence[int] = varying.depths
+        if depths and depths[-1] >= len(levels):  # the topic has not all levels that a "#" may stand for
             depths = [depth for depth in depths if depth < len(levels)]
         return varying.head + b"".join(map(xxh3_64_digest, map(levels.__getitem__, depths), varying.seeds))
 

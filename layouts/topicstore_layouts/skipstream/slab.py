@@ -2,11 +2,11 @@
 
 Stored form, version 1: keyspace ``keys`` (see `keys` for the keys)::
 
-    message (stream, position)     -> the message (see `topicstore_layouts.rows`)
+    message (stream, position)     -> the message (see `topicstore_layouts.shared.message_rows`)
     index entry (hash, position)   -> nothing; a message has one for each level of its topic that
                                       varies within its stream
 
-and keyspace ``meta`` the learned topic structure (see `topicstore_layouts.learned`). ``hash`` is
+and keyspace ``meta`` the learned topic structure (see `topicstore_layouts.shared.learned_topics`). ``hash`` is
 xxh3, 64 bits, of the level's text in UTF-8, with ``stream << 16 | number of the level, counted
 from 0`` as seed. The levels that vary are those learned as ``+``, and the
 first eight that a last ``#`` stands for. Hashes of two levels may be the same: what a reader finds
@@ -27,14 +27,14 @@ from topicstore.contract.engine import KEYS, Engine, Reader, WriteBatch
 from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
 from topicstore.contract.positions import Positions
 
-from topicstore_layouts.latest import LatestPositions
-from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.rows import Row, batch_of, encode_rows, read_rows
+from topicstore_layouts.shared.latest_positions import LatestPositions
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.message_rows import Row, batch_of, encode_rows, read_rows
 
-from .audit import Audit
 from .entries import Entries
 from .keys import entry_keys, message_keys
 from .postings import Postings, common
+from .verification import Verification
 
 __all__ = ["SkipstreamSlab"]
 
@@ -111,7 +111,7 @@ class SkipstreamSlab(Slab):
         self._queries: dict[tuple[int, str], _Query] = {}
         self._messages = message_keys(generation)
         self._index = entry_keys(generation)
-        self._latest = LatestPositions(self._look_up_latest)
+        self._latest = LatestPositions(engine, self._latest_in)
 
     # --- writing ---
 
@@ -143,10 +143,6 @@ class SkipstreamSlab(Slab):
     def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
         """Return the streams that the filter may touch, but those that end in front of ``first``."""
         return self._latest.reaching(self.trie.match(topic_filter), first)
-
-    def _look_up_latest(self, streams: Sequence[int]) -> list[int]:
-        with self._engine.snapshot() as view:  # whose scans cost a third of the engine's own
-            return [self._latest_in(view, stream) for stream in streams]
 
     def _latest_in(self, view: Reader, stream: int) -> int:
         for chunk in view.scan(KEYS, *self._messages.of_number(stream), reverse=True, limit=1):
@@ -321,4 +317,4 @@ class SkipstreamSlab(Slab):
     def verify(self, bound: int) -> Iterator[Damage | int]:
         """Read every message of the moment, check that it lies where its topic leads, and compare with the index."""
         with self._engine.snapshot() as view:
-            yield from Audit(view, self._shard, self._generation, self.trie, self._entries, bound).run()
+            yield from Verification(view, self._shard, self._generation, self.trie, self._entries, bound).run()

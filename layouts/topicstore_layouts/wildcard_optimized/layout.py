@@ -7,7 +7,7 @@ from attrs.validators import ge, le
 from topicstore.contract.engine import Engine, WriteBatch
 from topicstore.contract.layout import Layout, Slab
 
-from topicstore_layouts.learned import LearnedTopics, check_thresholds
+from topicstore_layouts.shared.learned_topics import LearnedTopics, check_thresholds
 
 from .slab import WildcardSlab
 from .streams import KeyOptions

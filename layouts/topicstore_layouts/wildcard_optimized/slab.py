@@ -7,13 +7,13 @@ Stored form, version 1 (keyspace ``keys``; fields are unsigned, from the most si
 
 with the options I = ``topic_index_bytes``, B = ``bits_per_topic_level`` and E = ``epoch_bits``.
 ``index`` is the number of the topic's stream in the learned topic structure (keyspace ``meta``,
-see `topicstore_layouts.learned`). Each ``+`` of the stream's pattern, of the first ten, has a hash:
+see `topicstore_layouts.shared.learned_topics`). Each ``+`` of the stream's pattern, of the first ten, has a hash:
 the highest B bits of the 64-bit xxh3 digest of the topic's level, in UTF-8. Further ones and what
 a pattern's ``#`` stands for have none. ``epoch`` and ``low`` are the higher and the lower bits of
 the position; zero bits fill up the last byte. The second form is that of streams whose pattern
 has no ``+``, and of the highest index, which serves every stream of that number and above.
 
-Rows are as in `topicstore_layouts.rows`, and the place of a reader as in `place`.
+Rows are as in `topicstore_layouts.shared.message_rows`, and the place of a reader as in `place`.
 
 A read goes to the lowest key at or above its place that its filter lets through, walks on as long
 as such keys come, and leaps from where they end to the next one that can be there. Hashes may
@@ -36,9 +36,9 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
 from topicstore.contract.positions import COUNTER_BITS
 
-from topicstore_layouts.latest import LatestPositions
-from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.rows import Row, batch_of, encode_rows, read_rows
+from topicstore_layouts.shared.latest_positions import LatestPositions
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.message_rows import Row, batch_of, encode_rows, read_rows
 
 from .keymapper import KeyFilter
 from .place import Place, Span
@@ -139,7 +139,7 @@ class WildcardSlab(Slab):
         self._generation = generation
         self._number = shard << 32 | generation
         self._streams = Streams(generation, trie, options)
-        self._latest = LatestPositions(self._look_up_latest)
+        self._latest = LatestPositions(engine, self._latest_in)
 
     # --- writing ---
 
@@ -167,10 +167,6 @@ class WildcardSlab(Slab):
     def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
         """Return the streams that the filter may touch, but those that end in front of ``first``."""
         return self._latest.reaching(self._streams.match(topic_filter), first)
-
-    def _look_up_latest(self, streams: Sequence[int]) -> list[int]:
-        with self._engine.snapshot() as view:  # whose scans cost a third of the engine's own
-            return [self._latest_in(view, stream) for stream in streams]
 
     def _latest_in(self, view: Reader, stream: int) -> int:
         """Return the end of the last epoch with a message: where in it the last one lies is not in their order."""

@@ -14,7 +14,8 @@ from topicstore.contract.layout import TopicNode
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.contract.topics import TopicFilter
 
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.shared.learned_topics import LearnedTopics, covers
+from topicstore_layouts.shared.topic_parts import TopicParts
 
 from .keymapper import KeyFilter, KeyMapper, Range, Source
 from .place import Epochs, Span
@@ -100,12 +101,7 @@ class StreamKeys:
         pattern = self.pattern
         if pattern[0] == "#" or (pattern[0][:1] == "$" and topic_filter.levels[0] in ("+", "#")):
             return False  # there may be topics among them that begin with $, which no wildcard matches
-        for depth, level in enumerate(topic_filter.levels):
-            if level == "#":
-                return True
-            if depth == len(pattern) or pattern[depth] == "#" or level not in ("+", pattern[depth]):
-                return False
-        return len(pattern) == len(topic_filter.levels)
+        return covers(topic_filter, pattern)
 
 
 class Streams:
@@ -122,9 +118,7 @@ class Streams:
         self._mappers = [_mapper(levels, options) for levels in range(MOST_LEVELS + 1)]
         self._epochs = [_epochs(mapper, options) for mapper in self._mappers]
         self._keys: dict[int, StreamKeys] = {}
-        self._topics: dict[str, bytes] = {}
-        self._characters = 0
-        """Of all of them."""
+        self._topics = TopicParts(trie, self._part, _CACHED, _CACHED_CHARACTERS)
 
     # --- streams ---
 
@@ -213,12 +207,7 @@ class Streams:
     def learn(self, topics: Column) -> Parts:
         """Return the topics' parts; streams are learned where topics are new. For the writer alone."""
         names = [topics.value] if isinstance(topics, Constant) else to_list(topics)
-        try:
-            joined = b"".join(map(self._topics.__getitem__, names))
-        except KeyError:
-            self._learn(names)
-            joined = b"".join(map(self._topics.__getitem__, names))
-        parts = _parts(joined)
+        parts = _parts(b"".join(self._topics.of(names)))
         return np.repeat(parts, len(topics), axis=0) if isinstance(topics, Constant) else parts
 
     def parts(self, topics: Sequence[str], stream: int) -> Parts:
@@ -227,18 +216,9 @@ class Streams:
         known = {topic: keys.part(topic) for topic in set(topics)}
         return _parts(b"".join(map(known.__getitem__, topics)))
 
-    def _learn(self, names: Sequence[str]) -> None:
-        """Put all of these topics into memory, in place of all others if it is full."""
-        distinct = dict.fromkeys(names)
-        missing = [name for name in distinct if name not in self._topics]
-        characters = self._characters + sum(map(len, missing))
-        if len(self._topics) + len(missing) > _CACHED or characters > _CACHED_CHARACTERS:
-            self._topics, missing = {}, list(distinct)
-            characters = sum(map(len, missing))
-        self._characters = characters
-        known, topics = self._keys.get, self._topics
-        for name, stream in zip(missing, self._trie.learn_all(missing), strict=True):
-            topics[name] = (known(stream) or self.keys(min(stream, self._shared))).part(name)
+    def _part(self, stream: int, topic: str) -> bytes:
+        keys = self._keys.get(stream) or self.keys(min(stream, self._shared))
+        return keys.part(topic)
 
 
 def _hash(level: str) -> bytes:

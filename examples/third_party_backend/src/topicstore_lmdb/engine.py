@@ -28,8 +28,9 @@ from topicstore.contract.errors import (
     InvalidArgumentError,
     StorageFullError,
 )
+from topicstore.contract.key_encoding import KeyEncoding
 
-from .keys import entry_of, is_bucket, packer, pairs_of, value_of
+from .keys import entry_of, is_bucket, pairs_of, value_of
 
 _CHUNK_PAIRS, _CHUNK_BYTES = 1_000, 1 << 20
 """What a list of a scan holds at most, unless it is one pair."""
@@ -202,7 +203,7 @@ class LmdbEngine(Engine):
         except BaseException:
             os.close(self._descriptor)
             raise
-        self._packers = {each.name: packer(each.shape) for each in keyspaces}
+        self._encodings = {each.name: KeyEncoding(each) for each in keyspaces}
         self._closed = False
 
     # --- used by views ---
@@ -225,11 +226,7 @@ class LmdbEngine(Engine):
 
     def pack(self, keyspace, key):
         """Return a key as bytes. Raises `InvalidArgumentError` if it doesn't fit its keyspace."""
-        pack, _ = self._named(self._packers, keyspace)
-        try:
-            return pack(key)
-        except Exception as bad:
-            raise InvalidArgumentError(f"{key!r} is not a key of keyspace {keyspace.name!r}") from bad
+        return self._named(self._encodings, keyspace).encode(key)
 
     def _named(self, table, keyspace):
         try:
@@ -246,7 +243,7 @@ class LmdbEngine(Engine):
 
     def chunks(self, take_view, keyspace, start, end, reverse, limit):
         """Yield the lists of a scan over a view that is taken when the first one is asked for."""
-        _, unpack = self._named(self._packers, keyspace)
+        unpack = self._named(self._encodings, keyspace).decode
         start, end = (None if key is None else self.pack(keyspace, key) for key in (start, end))
 
         def generate():

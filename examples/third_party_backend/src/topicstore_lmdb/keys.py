@@ -6,30 +6,13 @@ key, value], in order of the rest. The order stays the same: a bucket's entry is
 other, so it comes behind the keys that it begins with, as its keys do.
 """
 
-import struct
-
 import msgspec
 
 HEAD = 510
 """Bytes of a key that an entry has room for. Keys with as many, or more, go into buckets."""
 _MARK = b"k"
-_FORMATS = {4: "I", 8: "Q"}
 _decode = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]]).decode
 _encode = msgspec.msgpack.Encoder().encode
-
-
-def packer(shape):
-    """Return a function that makes bytes of a keyspace's keys, in the same order, and one that turns them back."""
-    if shape is None:
-        return _only_bytes, bytes
-    codec = struct.Struct(">" + "".join(_FORMATS[width] for width in shape))
-    return (lambda key: codec.pack(*key)), codec.unpack
-
-
-def _only_bytes(key):
-    if type(key) is not bytes:
-        raise TypeError("not bytes")
-    return key
 
 
 def entry_of(packed):

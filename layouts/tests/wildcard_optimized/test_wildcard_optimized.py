@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -499,19 +498,15 @@ def test_a_generation_inherits_the_structure() -> None:
     assert not first
 
 
-def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
+def test_reopening_finds_it_on_disk(open_rocksdb: Callable[[], Engine]) -> None:
     """On a real engine, with streams that stay the same."""
-    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
-    from topicstore_backends import rocksdb
-
-    backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
-    store = Store(backend.open_shard(tmp_path / "shard", KEYSPACES, create=True))
+    store = Store(open_rocksdb())
     for number in range(3):
         store.put(messages(TOPICS, 700), gap=17)
         store.put(messages([f"more/{number}/{n}" for n in range(9)], 50, 2_000))
         store.delete("f/+/4/#", START + 1_000 * number, store.last - 100)
         store.engine.close()
-        store.engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
+        store.engine = open_rocksdb()
         store.reopen()
         for topic_filter in FILTERS:
             store.check(topic_filter, limit=400)

@@ -6,10 +6,11 @@ first asked for, which costs about as much as finding nothing in the stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+from topicstore.contract.engine import Engine, Reader
 from topicstore.contract.positions import Positions
 
 __all__ = ["LatestPositions"]
@@ -23,11 +24,12 @@ _LEAST_ROOM = 64
 class LatestPositions:
     """For one writer and any number of readers.
 
-    ``look_up`` returns, of each of some streams, a position behind which it has nothing stored, or 0 if it
+    ``look_up`` returns, of a stream as a view has it, a position behind which it has nothing stored, or 0 if it
     has nothing at all. Deletes are not noted: a stream may have less than is said here, and never has more.
     """
 
-    def __init__(self, look_up: Callable[[Sequence[int]], Sequence[int]]) -> None:
+    def __init__(self, engine: Engine, look_up: Callable[[Reader, int], int]) -> None:
+        self._engine = engine
         self._look_up = look_up
         self._noted = np.zeros(_LEAST_ROOM, dtype=np.uint64)
         # Apart from what the writer notes: a reader may come to write down what it has found after
@@ -59,5 +61,6 @@ class LatestPositions:
     def _stored(self, streams: list[int]) -> list[int]:
         missing = [stream for stream in streams if stream not in self._found]
         if missing:
-            self._found.update(zip(missing, self._look_up(missing), strict=True))
+            with self._engine.snapshot() as view:  # whose scans cost a third of the engine's own
+                self._found.update((stream, self._look_up(view, stream)) for stream in missing)
         return list(map(self._found.__getitem__, streams))

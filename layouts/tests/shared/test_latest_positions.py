@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,10 @@ import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message, TopicFilter
+from topicstore.contract.engine import KEYSPACES, Reader
+from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_layouts.latest import LatestPositions
+from topicstore_layouts.shared.latest_positions import LatestPositions
 
 _STREAMS = st.integers(1, 100)
 _BATCHES = st.lists(st.lists(_STREAMS, min_size=1, max_size=20), max_size=8)
@@ -24,9 +25,9 @@ def test_what_it_leaves_out(before: list[list[int]], since: list[list[int]], fir
     latest: dict[int, int] = {}
     asked: list[int] = []
 
-    def look_up(streams: Sequence[int]) -> list[int]:
-        asked.extend(streams)
-        return [stored.get(stream, 0) for stream in streams]
+    def look_up(_: Reader, stream: int) -> int:
+        asked.append(stream)
+        return stored.get(stream, 0)
 
     position = 0
     for batch in before:
@@ -34,7 +35,7 @@ def test_what_it_leaves_out(before: list[list[int]], since: list[list[int]], fir
             position += 1
             latest[stream] = position
     stored = dict(latest)
-    positions = LatestPositions(look_up)
+    positions = LatestPositions(MemoryEngine(KEYSPACES), look_up)
     every = list(range(1, 101))
     for batch in since:
         at = np.arange(position + 1, position + 1 + len(batch), dtype=np.uint64)

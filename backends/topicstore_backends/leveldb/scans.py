@@ -12,8 +12,12 @@ from typing import Any
 import plyvel
 from topicstore.contract.engine import Key, Keyspace, Snapshot
 
-from .held import Calls, Held, lost
-from .keys import FORMAT, LAST, HiddenRanges, Pair, Space, space_of
+from topicstore_backends.calls import Calls
+from topicstore_backends.keyspaces import ByKeyspace
+
+from .errors import Translated, lost
+from .instance import Instance
+from .keys import FORMAT, LAST, HiddenRanges, Pair, Space
 
 __all__ = ["LeveldbSnapshot", "Past", "Present", "Scan", "values_of"]
 
@@ -31,10 +35,10 @@ _VALUE = itemgetter(1)
 class Present:
     """The engine as it is: where a scan or a get begins."""
 
-    def __init__(self, held: Held) -> None:
-        self.held = held
-        self.reader = held.database
-        self.calls = held.calls
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.reader = instance.database
+        self.calls = instance.calls
         self.hidden = HiddenRanges()
         self.changing = Lock()
         """Held while a batch is written that changes what is hidden: nobody sees one without the other."""
@@ -53,7 +57,7 @@ class Present:
                 iterator = _iterator(keyspace, (span[0][1:], stop), reverse)
             else:
                 iterator = _iterator(self.reader, span, reverse)
-            return self.held.give(iterator), self.hidden, bare
+            return self.instance.give(iterator), self.hidden, bare
 
     def raw_iterator(self) -> Any:
         """Return an iterator that tells of every damage, for a short while."""
@@ -72,15 +76,15 @@ class Present:
 class Past:
     """What a snapshot sees. Scans refer to it, so that it is there as long as one of them is."""
 
-    def __init__(self, held: Held, snapshot: Any, hidden: HiddenRanges) -> None:
-        self.held = held
+    def __init__(self, instance: Instance, snapshot: Any, hidden: HiddenRanges) -> None:
+        self.instance = instance
         self.reader = snapshot
-        self.calls = Calls(held.path)
+        self.calls = Calls(Translated(instance.path))
         self._hidden = hidden
 
     def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:
         """Return an iterator, and what is hidden; its keys are whole."""
-        return self.held.give(_iterator(self.reader, span, reverse)), self._hidden, False
+        return self.instance.give(_iterator(self.reader, span, reverse)), self._hidden, False
 
     def raw_iterator(self) -> Any:
         """Return an iterator that tells of every damage, for a short while."""
@@ -93,7 +97,7 @@ class Past:
     def close(self) -> None:
         """Give the snapshot back, after whoever reads from it at this moment."""
         self.calls.end()
-        self.held.take_back(self.reader)
+        self.instance.take_back(self.reader)
 
     def __del__(self) -> None:
         self.close()
@@ -141,7 +145,7 @@ class Scan(Iterator[list[Pair]]):
     def __next__(self) -> list[Pair]:
         if self._done:
             raise StopIteration
-        with self._source.held.calls, self._source.calls, self._lock:
+        with self._source.instance.calls, self._source.calls, self._lock:
             if self._iterator is None:
                 begun = self._source.begin(self._space, self._span, self._reverse)
                 self._iterator, self._hidden, self._bare = begun
@@ -152,7 +156,10 @@ class Scan(Iterator[list[Pair]]):
             raise StopIteration
         self._pairs = min(self._pairs * GROWTH, MOST_PAIRS)
         self._bytes = min(self._bytes * GROWTH, MOST_BYTES)
-        return chunk if self._bare else self._space.decode_all(chunk)
+        if self._bare:
+            return chunk
+        decode = self._space.decode
+        return [(decode(key), value) for key, value in chunk]
 
     def close(self) -> None:
         """End the scan. Dropping it does the same."""
@@ -160,7 +167,7 @@ class Scan(Iterator[list[Pair]]):
             self._done = True
             iterator, self._iterator = self._iterator, None
         if iterator is not None:
-            self._source.held.take_back(iterator)
+            self._source.instance.take_back(iterator)
 
     def __del__(self) -> None:
         self.close()
@@ -279,7 +286,7 @@ def _fitting(part: list[Pair], room: int) -> int:
 class LeveldbSnapshot(Snapshot):
     """A snapshot of LevelDB, and what was hidden when it was made."""
 
-    def __init__(self, past: Past, spaces: dict[str, Space]) -> None:
+    def __init__(self, past: Past, spaces: ByKeyspace[Space]) -> None:
         self._past = past
         self._spaces = spaces
 
@@ -289,8 +296,8 @@ class LeveldbSnapshot(Snapshot):
 
     def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
         """Return the value of each key, None where there was none."""
-        stored = list(map(space_of(self._spaces, keyspace).encode, keys))
-        with self._past.held.calls, self._past.calls:
+        stored = self._spaces[keyspace.name].encode_all(keys)
+        with self._past.instance.calls, self._past.calls:
             return self._past.get_many(stored)
 
     def scan(
@@ -303,7 +310,7 @@ class LeveldbSnapshot(Snapshot):
         limit: int | None = None,
     ) -> Iterator[list[Pair]]:
         """Yield the pairs of a range as they were; see `LeveldbEngine.scan`."""
-        space = space_of(self._spaces, keyspace)
+        space = self._spaces[keyspace.name]
         return Scan(self._past, space, space.encode_span(start, end), reverse, limit)
 
     def close(self) -> None:

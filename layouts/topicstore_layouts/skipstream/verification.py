@@ -20,13 +20,13 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import Damage
 from topicstore.contract.positions import Positions
 
-from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.rows import read_rows
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.message_rows import read_rows
 
 from .entries import Entries
 from .keys import Numbers, entry_keys, message_keys
 
-__all__ = ["Audit"]
+__all__ = ["Verification"]
 
 _SUM_BITS = 16
 _MOST_COMPARED = 64
@@ -46,7 +46,7 @@ class _Read:
     """By position what is wrong with the others."""
 
 
-class Audit:
+class Verification:
     """One verification of a slab, up to ``bound``, over a view that doesn't change."""
 
     def __init__(

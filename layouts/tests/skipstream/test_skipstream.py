@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +20,7 @@ from topicstore.contract.layout import Damage, ReadCounters
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.oracle import strategies
-from topicstore_layouts.learned import LearnedTopics
+from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.skipstream.entries import Entries
 from topicstore_layouts.skipstream.keys import entry_keys, message_keys
 from topicstore_layouts.skipstream.layout import SkipstreamLayout, SkipstreamOptions
@@ -482,17 +481,13 @@ def test_bad_options(thresholds: tuple[int, ...]) -> None:
         SkipstreamOptions(thresholds=thresholds)
 
 
-def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
+def test_reopening_finds_it_on_disk(open_rocksdb: Callable[[], Engine]) -> None:
     """With a real engine between, and its way to hand out what lies in a range."""
-    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
-    from topicstore_backends import rocksdb
-
-    backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
-    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
+    engine = open_rocksdb()
     store = Store(thresholds=(1, 0), engine=engine)
     store.put(buses(3_000))
     engine.close()
-    store.engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
+    store.engine = open_rocksdb()
     store.reopen()
     for text in ("#", "t/+/7/x", store.rows[2_000][1].topic):
         store.check(text)
@@ -568,7 +563,7 @@ def test_dangling_entries() -> None:
     store.check("50")
 
 
-def test_the_audit_sees_one_moment() -> None:
+def test_verification_sees_one_moment() -> None:
     """What is stored and deleted while it runs makes no difference to it."""
     store = Store(thresholds=(0,))
     store.put([message(f"{n}") for n in range(6_000)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -33,16 +32,13 @@ from topicstore.contract.positions import COUNTER_BITS
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.faults.threads import Beside
 from topicstore_conformance.oracle import strategies
-from topicstore_layouts import names as names_module
-from topicstore_layouts.block import batch_blocks as fresh
-from topicstore_layouts.block import compaction as merging
-from topicstore_layouts.block import deletion as deleting
-from topicstore_layouts.block import reading, segments
+from topicstore_layouts.block import batch_blocks, compaction, deletion, reading, segments, writing
 from topicstore_layouts.block import slab as slab_module
 from topicstore_layouts.block.compression import Compressor
 from topicstore_layouts.block.format import MIXED, Block, block_seed, encode_block
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
 from topicstore_layouts.block.slab import BlockSlab
+from topicstore_layouts.shared import name_table
 
 SHARD, GENERATION = 4, 2
 ALL = 0
@@ -196,9 +192,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shrink(patch: pytest.MonkeyPatch) -> None:
     for module, values in {
-        slab_module: {"_SPLIT_ROWS": 3, "_MOST_ROWS": 12, "_MOST_BYTES": 300, "_ENOUGH": 6},
-        deleting: {"_LOOKED_AT": 2},
-        merging: {
+        writing: {"_SPLIT_ROWS": 3, "_MOST_ROWS": 12, "_MOST_BYTES": 300},
+        slab_module: {"_ENOUGH": 6},
+        deletion: {"_LOOKED_AT": 2},
+        compaction: {
             "SEGMENT_ROWS": 40,
             "SEGMENT_BYTES": 2_000,
             "FRAME_ROWS": 6,
@@ -208,7 +205,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
         },
         segments: {"_ROWS_A_TOPIC": 2},
         reading: {"_FEW_FRAMES": 1},
-        names_module: {"CAPACITY": 5, "LONGEST": 60},
+        name_table: {"CAPACITY": 5, "LONGEST": 60},
     }.items():
         for name, value in values.items():
             patch.setattr(module, name, value)
@@ -402,7 +399,7 @@ def test_a_reader_with_a_small_limit_decodes_a_block_once(store: Store, monkeypa
             opened.append(last)
             super().__init__(value, last, seed)
 
-    monkeypatch.setattr(fresh, "Block", Counted)
+    monkeypatch.setattr(batch_blocks, "Block", Counted)
     assert 60 == store.check(limit=10)
     assert 2 == len(opened)
     store.check("a", limit=10)
@@ -668,13 +665,9 @@ def test_a_place_survives_the_deletion_of_what_it_stood_before(store: Store) -> 
 # --- persistence --------------------------------------------------------------------
 
 
-def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
+def test_reopening_finds_it_on_disk(open_rocksdb: Callable[[], Engine]) -> None:
     """Split, mixed and cut batches, deletes, and streams that stay the same."""
-    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
-    from topicstore_backends import rocksdb
-
-    backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
-    store = Store(backend.open_shard(tmp_path / "shard", KEYSPACES, create=True))
+    store = Store(open_rocksdb())
     known: dict[str, int] = {}
     for number in range(3):
         store.put(messages(["a", "b", "c/d"], 900))
@@ -682,7 +675,7 @@ def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
         store.put(messages([f"bus-{number}-{n}" for n in range(9)], 50, 2_000))
         store.delete("a", START + 100 * number, store.last - 100)
         store.engine.close()
-        store.engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
+        store.engine = open_rocksdb()
         store.reopen()
         topics = {message.topic for _, message in store.rows}
         assert known == {topic: store.stream(topic) for topic in known}

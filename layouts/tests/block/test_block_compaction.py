@@ -20,12 +20,10 @@ from topicstore_conformance.oracle.checks import drain
 from topicstore_conformance.subjects.needing import need
 from topicstore_conformance.subjects.pairs import Pair, known
 from topicstore_conformance.subjects.profiles import MACHINE, tries
-from topicstore_layouts import names
-from topicstore_layouts.block import compaction as merging
-from topicstore_layouts.block import deletion as deleting
-from topicstore_layouts.block import reading, segments, slab
+from topicstore_layouts.block import compaction, deletion, reading, segments, slab, writing
 from topicstore_layouts.block.segments import Segment, Segments
 from topicstore_layouts.block.slab import BlockSlab
+from topicstore_layouts.shared import name_table
 
 every_block, every_persistent = (
     pytest.mark.parametrize("pair", [pair for pair in found if pair.layout == "block"], ids=str, indirect=True)
@@ -45,9 +43,10 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 def shrink(patch: pytest.MonkeyPatch) -> None:
     """Make everything so small that few messages meet every case."""
     for module, values in {
-        slab: {"_SPLIT_ROWS": 3, "_MOST_ROWS": 30, "_MOST_BYTES": 2_000, "_ENOUGH": 10},
-        deleting: {"_LOOKED_AT": 2},
-        merging: {
+        writing: {"_SPLIT_ROWS": 3, "_MOST_ROWS": 30, "_MOST_BYTES": 2_000},
+        slab: {"_ENOUGH": 10},
+        deletion: {"_LOOKED_AT": 2},
+        compaction: {
             "SEGMENT_ROWS": 50,
             "SEGMENT_BYTES": 200_000,
             "FRAME_ROWS": 8,
@@ -57,7 +56,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
         },
         segments: {"_ROWS_A_TOPIC": 2},
         reading: {"_FEW_FRAMES": 1},
-        names: {"CAPACITY": 12, "LONGEST": 50},
+        name_table: {"CAPACITY": 12, "LONGEST": 50},
     }.items():
         for name, value in values.items():
             patch.setattr(module, name, value)
@@ -160,8 +159,8 @@ class Machine(DatabaseMachine):
         for shard in self.db.storage.shards:
             for record in shard.generations():
                 for segment in segments_of(self.db, record.number, shard.number) if record.layout == "block" else ():
-                    assert segment.messages <= merging.SEGMENT_ROWS
-                    assert segment.raw_bytes < merging.SEGMENT_BYTES + 5_000 or segment.messages == 1
+                    assert segment.messages <= compaction.SEGMENT_ROWS
+                    assert segment.raw_bytes < compaction.SEGMENT_BYTES + 5_000 or segment.messages == 1
 
 
 @every_block
@@ -210,15 +209,15 @@ def test_each_message_is_rewritten_a_few_times(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, most: int, size: int, blocks: int, times: float
 ) -> None:
     """However long storing goes on: twice at most, but where batches are so small that a step can't take enough."""
-    monkeypatch.setattr(merging, "MOST_BLOCKS", blocks)
+    monkeypatch.setattr(compaction, "MOST_BLOCKS", blocks)
     source, stored, rewritten = random.Random(most), 0, 0
     while stored < 1_500:
         rows = source.randint(1, most)
         db.store(numbered(stored, rows, size=size))
         stored += rows
         rewritten += db.storage.shards[0].compact(whole=False)
-    assert stored <= rewritten + merging.WORTH_ROWS + most <= times * stored
-    assert db.storage.shards[0].backlog() < merging.WORTH_ROWS
+    assert stored <= rewritten + compaction.WORTH_ROWS + most <= times * stored
+    assert db.storage.shards[0].backlog() < compaction.WORTH_ROWS
     assert list(range(stored)) == everything(db)
 
 
@@ -258,7 +257,7 @@ def grouped(sizes: list[int]) -> list[int]:
     """Join neighbours from the left as long as they fit."""
     groups: list[int] = []
     for size in sizes:
-        if groups and groups[-1] + size <= merging.SEGMENT_ROWS:
+        if groups and groups[-1] + size <= compaction.SEGMENT_ROWS:
             groups[-1] += size
         else:
             groups.append(size)
@@ -312,7 +311,7 @@ def test_steps_of_many_small_batches(db: ts.Database) -> None:
     """Ten thousand batches of one message take a few steps, each of a bounded number of blocks."""
     for start in range(10_000):
         db.store(numbered(start, 1))
-    assert [merging.MOST_BLOCKS, 10_000] == [step.messages for step in steps_of(db, whole=True)]
+    assert [compaction.MOST_BLOCKS, 10_000] == [step.messages for step in steps_of(db, whole=True)]
     assert [10_000] == [segment.messages for segment in segments_of(db)]
     assert list(range(10_000)) == everything(db)
 
@@ -324,9 +323,9 @@ def test_steps_of_large_payloads(db: ts.Database) -> None:
     for number, size in enumerate(sizes):
         db.store([Message(f"t/{number % 3}", number.to_bytes(8, "big") + source.randbytes(size - 8), "c")])
     for step in steps_of(db, whole=True):
-        assert step.write.size <= merging.SEGMENT_BYTES + 100_000 or step.messages == 1
+        assert step.write.size <= compaction.SEGMENT_BYTES + 100_000 or step.messages == 1
     for segment in segments_of(db):
-        assert segment.raw_bytes <= merging.SEGMENT_BYTES or segment.messages == 1
+        assert segment.raw_bytes <= compaction.SEGMENT_BYTES or segment.messages == 1
         assert all(rows == 1 or rows <= 4 for rows in segment.rows)
     assert list(range(len(sizes))) == sorted(int.from_bytes(m.payload[:8], "big") for m in db.replay("#"))
     assert [40 << 20] == [len(m.payload) for m in db.replay("#") if len(m.payload) > 5 << 20]
@@ -340,7 +339,7 @@ def test_steps_of_long_names(db: ts.Database) -> None:
     for start in range(0, 400, 40):
         db.store([Message(f"{n % 25}/{padding}", b"", "c") for n in range(start, start + 40)])
     assert [540, 660] == [step.messages for step in steps_of(db, whole=True)]
-    assert all(segment.raw_bytes <= merging.SEGMENT_BYTES for segment in segments_of(db))
+    assert all(segment.raw_bytes <= compaction.SEGMENT_BYTES for segment in segments_of(db))
     assert 17 == len(list(db.replay(f"3/{padding}")))
     assert 1_200 == len(list(db.replay("#")))
     assert db.verify().ok
@@ -359,14 +358,14 @@ def test_200000_topics(tmp_path: Path) -> None:
             check_topics(db, topics)
             db.compact()
         assert [100, 100] == [
-            len(table) * 100 // names.CAPACITY for table in (slab_of(db)._topics, slab_of(db)._clients)
+            len(table) * 100 // name_table.CAPACITY for table in (slab_of(db)._topics, slab_of(db)._clients)
         ]
-        assert len(slab_of(db)._topics._ids) <= names.CAPACITY
+        assert len(slab_of(db)._topics._ids) <= name_table.CAPACITY
         assert sum(len(segment.rows) for segment in segments_of(db)) < 400
 
 
 def check_topics(db: ts.Database, topics: list[str]) -> None:
-    for number in (0, names.CAPACITY - 1, names.CAPACITY, 199_999):
+    for number in (0, name_table.CAPACITY - 1, name_table.CAPACITY, 199_999):
         assert [topics[number].encode()] == [message.payload for message in db.replay(topics[number])]
     assert [topic.encode() for topic in topics[7::50]] == [m.payload for m in db.replay("f/7/+", order="time")]
     assert [] == list(db.replay("f/7/8"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,6 +14,8 @@ from topicstore.contract.errors import (
     StorageFullError,
 )
 
+from topicstore_backends.files import is_full
+
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
@@ -23,8 +24,6 @@ __all__ = ["INVALIDATED", "StatementRefused", "Translated"]
 
 INVALIDATED = re.compile(r"has been invalidated|autocheckpoint failed")
 """The file can't be used before it is attached again."""
-_FULL = re.compile(r"No space left on device|File too large|Disk quota exceeded|ENOSPC", re.IGNORECASE)
-_FULL_ERRNO = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 _CORRUPT = re.compile(
     r"corrupt|checksum|not a valid DuckDB database|magic bytes|deserializ|WAL.*(replay|checksum)", re.IGNORECASE
 )
@@ -54,7 +53,7 @@ class Translated:
         text = _first_paragraph(error)
         if isinstance(error, (duckdb.InterruptException, duckdb.ConnectionException)):
             raise DatabaseClosedError(f"{self._path}: the engine was closed ({text})") from error
-        if _FULL.search(text) or (isinstance(error, OSError) and error.errno in _FULL_ERRNO):
+        if is_full(error, text):
             raise StorageFullError(f"{self._path}: {text}") from error
         if _LOCKED.search(text):
             raise EngineError(_locked(self._path, text)) from error

@@ -18,9 +18,9 @@ from topicstore_conformance.oracle import strategies
 from topicstore_layouts.block import matching
 from topicstore_layouts.block import stream_ranges as wanted
 from topicstore_layouts.block.matching import Matcher, Matchers, topic_range
-from topicstore_layouts.block.stream_ranges import WantedStreams
-from topicstore_layouts.learned import LearnedTopics
-from topicstore_layouts.names import NameTable, coded
+from topicstore_layouts.block.stream_ranges import StreamRangesCache
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.name_table import NameTable, coded
 
 careful = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 learned_topics = st.lists(strategies.topics(), min_size=1, max_size=12)
@@ -178,7 +178,7 @@ def test_what_is_wanted(topics: list[str], data: st.DataObject | None) -> None:
     capacity = 1 << 16 if data is None else data.draw(st.sampled_from([4, 1 << 16]))
     topic_filter = TopicFilter(text)
     trie = learned(topics, capacity)
-    streams = WantedStreams(trie)
+    streams = StreamRangesCache(trie)
     whole = streams.of(topic_filter, None)
     ranges = {stream: (low, high) for stream, low, high in whole.ranges}
     assert ranges == whole.by_stream
@@ -206,7 +206,7 @@ def test_what_covers() -> None:
     trie = learned(["a/1/x", "a/2/x", "b", "$x/1", "$x/2", "c/1/2"])
     patterns = {trie.pattern(stream): stream for stream in range(1, len(trie) + 1)}
     assert ["a/1/x", "a/+/x", "b", "$x/1", "$x/+", "+/1/2"] == list(patterns)
-    streams = WantedStreams(trie)
+    streams = StreamRangesCache(trie)
 
     def covered(text: str) -> list[str]:
         found = streams.of(TopicFilter(text), None)
@@ -229,14 +229,14 @@ def test_a_stream_of_dollar_is_hidden_from_wildcards() -> None:
     assert ["$a/1", "$b/1", "$+/1"] == [trie.pattern(stream) for stream in range(1, len(trie) + 1)]
     for stream in range(1, len(trie) + 1):
         for text in ("#", "+/+", "+/#", "+/1"):
-            found = WantedStreams(trie).of(TopicFilter(text), stream)
+            found = StreamRangesCache(trie).of(TopicFilter(text), stream)
             assert (False, frozenset()) == (found.everything, found.covered)
 
 
 def test_what_is_wanted_changes_when_a_stream_is_new() -> None:
     """And is kept as long as there is none."""
     trie = learned(["a/1"])
-    streams = WantedStreams(trie)
+    streams = StreamRangesCache(trie)
     before = streams.of(TopicFilter("a/#"), None)
     assert before.everything
     assert before is streams.of(TopicFilter("a/#"), None)
@@ -250,7 +250,7 @@ def test_what_is_wanted_changes_when_a_stream_is_new() -> None:
 def test_the_filters_used_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not many more."""
     monkeypatch.setattr(wanted, "_KEPT", 4)
-    streams = WantedStreams(learned(["a"]))
+    streams = StreamRangesCache(learned(["a"]))
     made = [streams.of(TopicFilter(f"{n}"), None) for n in range(4)]
     assert all(made[n] is streams.of(TopicFilter(f"{n}"), None) for n in range(4))
     streams.of(TopicFilter("4"), None)
@@ -264,7 +264,7 @@ def test_sorted_texts(topics: list[str], seed: int, data: st.DataObject) -> None
     """Of a stream's topics in order only those in its range are looked at, and that is enough."""
     trie, source = learned(topics), random.Random(seed)
     topic_filter = TopicFilter(data.draw(strategies.filters(st.sampled_from(topics)) | st.sampled_from(topics)))
-    matcher, found = Matcher(topic_filter, table()), WantedStreams(trie).of(topic_filter, None)
+    matcher, found = Matcher(topic_filter, table()), StreamRangesCache(trie).of(topic_filter, None)
     for stream, between in found.by_stream.items():
         mine = sorted({topic for topic in topics if trie.learn(topic) == stream})
         if not mine:
@@ -282,7 +282,7 @@ def test_what_filters_want_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch)
     trie = LearnedTopics(1, (10**6,))
     trie.learn_all(f"{'x' * 50}/{number}" for number in range(1_000))
     monkeypatch.setattr(wanted, "_KEPT_BYTES", 3_000_000)
-    filters = WantedStreams(trie)
+    filters = StreamRangesCache(trie)
     kept = []
     for number in range(20):
         found = filters.of(TopicFilter(f"{'x' * 50}/+{'/#' * (number % 2)}"), None)

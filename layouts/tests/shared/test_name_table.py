@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from topicstore.contract.engine import KEYSPACES, META, Engine, WriteBatch, enco
 from topicstore.contract.errors import CorruptionError
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.faults.threads import Beside
-from topicstore_layouts import names as names_module
-from topicstore_layouts.names import CAPACITY, LONGEST, NameTable, coded
+from topicstore_layouts.shared import name_table
+from topicstore_layouts.shared.name_table import CAPACITY, LONGEST, NameTable, coded
 
 GENERATION, KIND = 7, 0x10
 FORWARD, BACK = encode_generation(GENERATION) + b"\x10", encode_generation(GENERATION) + b"\x11"
@@ -76,7 +75,7 @@ def engine() -> MemoryEngine:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let a table take eight names."""
-    monkeypatch.setattr(names_module, "CAPACITY", 8)
+    monkeypatch.setattr(name_table, "CAPACITY", 8)
     return 8
 
 
@@ -180,8 +179,8 @@ def test_what_was_never_written_is_given_out_again(engine: MemoryEngine) -> None
 def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> None:
     """Whatever is learned, saved and loaded, with room for eight names of up to three characters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(names_module, "CAPACITY", 8)
-        patch.setattr(names_module, "LONGEST", 3)
+        patch.setattr(name_table, "CAPACITY", 8)
+        patch.setattr(name_table, "LONGEST", 3)
         engine = MemoryEngine(KEYSPACES)
         names = table(engine)
         known: dict[str, int] = {}
@@ -214,17 +213,13 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
         assert [] == list(names.verify(stream_of))
 
 
-def test_reopening_finds_them_on_disk(tmp_path: Path) -> None:
+def test_reopening_finds_them_on_disk(open_rocksdb: Callable[[], Engine]) -> None:
     """With a real engine between, and names of every length that gets a number."""
-    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
-    from topicstore_backends import rocksdb
-
-    backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
-    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
+    engine = open_rocksdb()
     learn = ["", "a", "\U0001f68c/é", "\U0001f68c" * LONGEST, *map(str, range(300))]
     filled(engine, learn)
     engine.close()
-    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
+    engine = open_rocksdb()
     names = table(engine)
     assert learn == to_list(names.names(np.arange(len(learn))))
     assert list(range(len(learn))) == to_list(table(engine).encode(learn))
@@ -455,7 +450,7 @@ def test_every_flipped_bit_and_truncation_is_found(engine: MemoryEngine) -> None
 
 def test_readers_run_beside_the_writer(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """They read what is committed, load names into the memory, and break nothing of it, also when it gets full."""
-    monkeypatch.setattr(names_module, "CAPACITY", 300)
+    monkeypatch.setattr(name_table, "CAPACITY", 300)
     learn = [f"n{number}" for number in range(400)]
     committed = 200
     filled(engine, learn[:committed])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +17,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.faults.threads import Beside
 from topicstore_conformance.oracle.strategies import EDGE_TOPICS, filters, filters_of, topics
-from topicstore_layouts.learned import CAPACITY, MAX_LEVELS, LearnedTopics
+from topicstore_layouts.shared.learned_topics import CAPACITY, MAX_LEVELS, LearnedTopics
 
 GENERATION = 3
 EDGE, LEAF = encode_generation(GENERATION) + b"\x01", encode_generation(GENERATION) + b"\x02"
@@ -559,18 +558,14 @@ def test_saved_is_what_was_put_last() -> None:
     assert [EDGE + u32(0) + b"b", LEAF + u32(3)] == [key for _, key, _ in write.operations]
 
 
-def test_reopening_finds_it_on_disk(tmp_path: Path) -> None:
+def test_reopening_finds_it_on_disk(open_rocksdb: Callable[[], Engine]) -> None:
     """Every kind of token, with a real engine between."""
-    pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
-    from topicstore_backends import rocksdb
-
-    backend = rocksdb.RocksdbBackend(rocksdb.RocksdbOptions())
-    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=True)
+    engine = open_rocksdb()
     trie = learned(EDGE_TOPICS, 9, 2)
     known = {topic: trie.learn(topic) for topic in EDGE_TOPICS}
     save(trie, engine)
     engine.close()
-    engine = backend.open_shard(tmp_path / "shard", KEYSPACES, create=False)
+    engine = open_rocksdb()
     loaded = LearnedTopics.load(engine, GENERATION, (9, 2))
     assert known == {topic: loaded.learn(topic) for topic in EDGE_TOPICS}
     engine.close()

@@ -32,7 +32,7 @@ from topicstore_layouts.block.format import (
 )
 from topicstore_layouts.block.layout import BlockOptions
 from topicstore_layouts.block.payloads import PackedPayloads
-from topicstore_layouts.names import coded
+from topicstore_layouts.shared.name_table import coded
 
 HEADER = struct.Struct("<BBBBIIIIIQQ")
 VERSION, HEAD_CODEC, PAYLOAD_CODEC, FLAGS, ROWS, STREAM, HEAD_SIZE, RAW_HEAD, RAW_PAYLOADS, BASE, FIRST = range(11)

@@ -30,13 +30,14 @@ from topicstore.contract.engine import (
     WriteBatch,
 )
 from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError, UnsupportedError
+from topicstore_conformance.backend.fixtures import remove
 from topicstore_conformance.faults.threads import PATIENCE, Beside, wait_until
 from topicstore_conformance.subjects.pairs import absent
 
 pytest.importorskip("plyvel", reason=absent().get("leveldb", ""))
 
 import plyvel
-from topicstore_backends.leveldb import LeveldbBackend, LeveldbEngine, LeveldbOptions, reading
+from topicstore_backends.leveldb import LeveldbBackend, LeveldbEngine, LeveldbOptions, scans
 from topicstore_backends.leveldb import engine as engine_module
 from topicstore_backends.leveldb.keys import HiddenRanges
 
@@ -54,12 +55,6 @@ def put(engine: Engine, keyspace: Keyspace, pairs: Iterable[tuple[Key, bytes]]) 
     batch = WriteBatch()
     for key, value in pairs:
         batch.put(keyspace, key, value)
-    engine.write(batch)
-
-
-def delete_range(engine: Engine, keyspace: Keyspace, start: Key, end: Key) -> None:
-    batch = WriteBatch()
-    batch.delete_range(keyspace, start, end)
     engine.write(batch)
 
 
@@ -190,14 +185,14 @@ def test_what_was_read_is_given_back(tmp_path: Path) -> None:
     within = snapshot.scan(DATA)
     for scan in (ended, closed, dropped, within):
         next(scan)
-    assert len(engine._held._given) == 4
+    assert len(engine._instance._given) == 4
     closed.close()  # type: ignore[attr-defined]
     del dropped, scan
-    assert len(engine._held._given) == 2
+    assert len(engine._instance._given) == 2
     del snapshot
     assert len(pairs_of(within)) == 500 - 16
     del within
-    assert not engine._held._given
+    assert not engine._instance._given
     engine.close()
 
 
@@ -336,7 +331,7 @@ def test_ranges_delete_at_once(steps: list[Any], deletes: int, removed: int) -> 
         patch.setattr(engine_module, "MOST_DELETES", deletes)
         patch.setattr(engine_module, "REMOVED_A_WRITE", removed)
         patch.setattr(engine_module, "REMOVED_AT_ONCE", removed + 1)
-        patch.setattr(reading, "PART_PAIRS", 3)
+        patch.setattr(scans, "PART_PAIRS", 3)
         twin = Twin(Path(directory) / "shard")
         before = twin.engine.snapshot(), dict(twin.model)
         for changes, ranges, reopening in steps:
@@ -383,7 +378,7 @@ def test_a_wide_range_is_hidden_and_then_removed(wide: LeveldbEngine) -> None:
     """The batch stays small; writes remove what is hidden bit by bit, and later openings go on."""
     engine, path = wide, wide._path
     log = sum(file.stat().st_size for file in files(path, ".log"))
-    delete_range(engine, DATA, *WHOLE)
+    remove(engine, DATA, *WHOLE)
     assert sum(file.stat().st_size for file in files(path, ".log")) < log + 1000
     assert pairs_of(engine.scan(DATA)) == [((2, 0, 0), b"neighbour")] == pairs_of(engine.scan(DATA, reverse=True))
     assert None is engine.get(DATA, (1, 0, 5))
@@ -405,7 +400,7 @@ def test_reclaim_gives_the_disk_space_back(wide: LeveldbEngine) -> None:
     """All of it, with no write after the delete."""
     full = wide.stats().disk_bytes
     assert full > 6_000_000
-    delete_range(wide, DATA, *WHOLE)
+    remove(wide, DATA, *WHOLE)
     wide.reclaim(DATA, *WHOLE)
     tables = sum(file.stat().st_size for file in files(wide._path, ".ldb"))
     assert tables < 10_000
@@ -427,7 +422,7 @@ def test_reclaim_reaches_what_was_never_written_out(tmp_path: Path, keyspace: Ke
         kept[2:2] = [(start + b"\0", b"second")]
     for _ in range(2):
         put(engine, keyspace, ((key(1, number), random.Random(number).randbytes(1000)) for number in range(5000)))
-        delete_range(engine, keyspace, start, end)
+        remove(engine, keyspace, start, end)
         put(engine, keyspace, kept)
         engine.reclaim(keyspace, start, end)
         assert engine.stats().disk_bytes < 100_000
@@ -463,7 +458,7 @@ def test_a_range_with_damage_can_be_deleted(tmp_path: Path) -> None:
     open_engine(tmp_path / "shard").close()  # writes the table
     damage(files(tmp_path / "shard", ".ldb")[0])
     engine = open_engine(tmp_path / "shard", create=False)
-    delete_range(engine, DATA, *WHOLE)
+    remove(engine, DATA, *WHOLE)
     for number in range(5):
         put(engine, DATA, [((1, 0, number), b"again")])
     assert len(pairs_of(engine.scan(DATA))) == 5
@@ -736,7 +731,7 @@ def test_leaps_backwards_stay_in_the_range(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(engine_module, "REMOVED_A_WRITE", 0)
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(100, 1))
-    delete_range(engine, DATA, (1, 0, 20), (1, 0, 80))
+    remove(engine, DATA, (1, 0, 20), (1, 0, 80))
     assert stored_keys(engine) == 100
 
     def numbers(start: int, end: int) -> list[int]:

@@ -43,7 +43,7 @@ from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import TopicNode
 from topicstore.contract.topics import TopicFilter
 
-__all__ = ["CAPACITY", "MAX_LEVELS", "LearnedTopics", "check_thresholds"]
+__all__ = ["CAPACITY", "MAX_LEVELS", "LearnedTopics", "check_thresholds", "covers"]
 
 MAX_LEVELS = 32
 """Levels of a topic that are learned."""
@@ -353,6 +353,17 @@ class LearnedTopics:
 
     def _root_of(self, text: str) -> _Node:
         return self._dollar if text[0] == "$" else self._root
+
+
+def covers(topic_filter: TopicFilter, learned: Sequence[str]) -> bool:
+    """Say whether a filter that matches some topics of a stream with these levels matches all of them."""
+    wanted = topic_filter.levels
+    for want, level in zip(wanted, learned, strict=False):
+        if want == "#":
+            return True
+        if level == "#" or want not in ("+", level):
+            return False
+    return len(wanted) == len(learned) or wanted[len(learned) :] == ("#",)
 
 
 def _children(nodes: list[_Node]) -> list[_Node]:

@@ -15,7 +15,7 @@ from topicstore.contract.columns import Constant
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore_conformance.oracle import strategies
-from topicstore_layouts.rows import batch_of, decode_rows, encode_rows, read_rows
+from topicstore_layouts.shared.message_rows import batch_of, decode_rows, encode_rows, read_rows
 
 SHARD, GENERATION = 4, 2
 SLAB = SHARD << 32 | GENERATION

@@ -19,11 +19,11 @@ from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, Engine, Key, Keyspace, WriteBatch
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore_backends.memory import MemoryEngine
-from topicstore_layouts.block import compaction as merging
+from topicstore_layouts.block import compaction
 from topicstore_layouts.block.compression import Compressor
 from topicstore_layouts.block.format import Columns, encode_frame, frame_seed
 from topicstore_layouts.block.segments import Segment, Segments
-from topicstore_layouts.block.stream_ranges import Wanted
+from topicstore_layouts.block.stream_ranges import StreamRanges
 
 SHARD, GENERATION = 4, 2
 START = 1_700_000_000_000_000
@@ -159,7 +159,9 @@ def test_frames_are_selected_by_what_they_span(drawn: tuple[Segment, list[list[R
     bounds = st.tuples(st.sampled_from(TOPICS), st.sampled_from([*TOPICS, None]))
     by_stream = dict(sorted(data.draw(st.dictionaries(st.integers(1, 10), bounds, max_size=4)).items()))
     everything = data.draw(st.sampled_from([False, False, True]))
-    wanted = Wanted([(stream, *between) for stream, between in by_stream.items()], everything, frozenset(), by_stream)
+    wanted = StreamRanges(
+        [(stream, *between) for stream, between in by_stream.items()], everything, frozenset(), by_stream
+    )
     first, bound = data.draw(st.integers(5, 45)), data.draw(st.integers(5, 45))
     selected = segment.select(wanted, first, bound).tolist()
     for number, rows in enumerate(frames):
@@ -328,7 +330,7 @@ SENT = [
 def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Merged]:
     """Make segments of eight frames: three of each large stream, two that the small ones share."""
     for name, value in {"SEGMENT_ROWS": 60, "FRAME_ROWS": 10}.items():
-        monkeypatch.setattr(merging, name, value)
+        monkeypatch.setattr(compaction, name, value)
     with ts.open(tmp_path / "db", backend="memory", auto_compact=False, clock=lambda: START) as db:
         for start in range(0, 180, 20):
             db.store(SENT[start : start + 20])

@@ -1,0 +1,66 @@
+"""What plyvel raises, turned into topicstore's errors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import plyvel
+from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError, StorageFullError
+
+from topicstore_backends.files import is_full
+
+__all__ = ["Translated", "lost", "text_of"]
+
+_RECOVERY_HINT = (
+    '. If its log is damaged, opening with options={"leveldb": {"recovery": "salvage"}} drops what can\'t be read'
+    " of it. If table files or the manifest are, plyvel.repair_db(path) makes a database of what can be"
+    " read; copy the directory before"
+)
+_FILE = re.compile(r"\d{6,}\.(?:ldb|sst|log)|MANIFEST-\d+|CURRENT")
+
+
+class Translated:
+    """Turns what plyvel raises into our errors."""
+
+    __slots__ = ("_opening", "_path")
+
+    def __init__(self, path: Path, *, opening: bool = False) -> None:
+        self._path = path
+        self._opening = opening
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, plyvel.Error | OSError):
+            self._raise(error)
+        if kind is RuntimeError and "is closed" in str(error):
+            raise DatabaseClosedError("the engine or the snapshot is closed") from error
+
+    def _raise(self, error: Exception) -> NoReturn:
+        text = text_of(error)
+        if isinstance(error, plyvel.CorruptionError):
+            named = _FILE.search(text)
+            place = str(self._path / named.group()) if named else str(self._path)
+            raise CorruptionError(text + (_RECOVERY_HINT if self._opening else ""), place=place) from error
+        if is_full(error, text):
+            raise StorageFullError(f"{self._path}: {text}") from error
+        if self._opening and "LOCK" in text:
+            raise EngineError(f"{self._path}: the LevelDB database is open already ({text})") from error
+        raise EngineError(f"{self._path}: {text}") from error
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's words; plyvel hands LevelDB's on as bytes."""
+    first = error.args[0] if error.args else b""
+    return first.decode(errors="replace") if isinstance(first, bytes) else str(error)
+
+
+def lost() -> plyvel.CorruptionError:
+    """Return the error for damage that took one of the keys around all others."""
+    return plyvel.CorruptionError(b"Corruption: a key that is always there can't be found")

@@ -1,0 +1,231 @@
+"""Iterators of RocksDB, and what goes with them: scans, snapshots, and gets of many keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import Lock
+
+import rocksdict
+from topicstore.contract.engine import Key, Keyspace, Snapshot
+from topicstore.contract.errors import DatabaseClosedError
+
+from topicstore_backends.keyspaces import ByKeyspace
+
+from .errors import Translated
+from .families import Family
+
+__all__ = ["Cursor", "RocksdbSnapshot", "Scan", "values_of"]
+
+# A scan's first list is small, so that a leap costs microseconds; the next ones grow to these.
+FIRST_PAIRS, MOST_PAIRS = 16, 4096
+FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 20
+GROWTH = 4
+
+
+class Cursor:
+    """The one place where an iterator of RocksDB lives, so that closing can find and drop it."""
+
+    __slots__ = ("__weakref__", "bound", "bounded", "iterator", "lock", "standing")
+
+    def __init__(self, family: Family, bound: bytes | None = None, *, caching: bool = True) -> None:
+        self.lock = Lock()
+        self.standing: object = None
+        """Whose place the iterator is at; scans of one snapshot take turns."""
+        options = rocksdict.ReadOptions()
+        if not caching:
+            options.fill_cache(False)  # type: ignore[call-arg]  # the stub forgot the argument
+        if bound is not None:
+            # Without it RocksDB would walk through everything deleted behind the range, up to the
+            # next key that is alive.
+            options.set_iterate_upper_bound(bound)
+        self.bounded = bound is not None
+        self.bound = (options, bound)
+        """The iterator has pointers to these, but keeps no references of its own."""
+        self.iterator: rocksdict.RdictIter | None = family.data.iter(options)
+
+    def open_iterator(self) -> rocksdict.RdictIter:
+        """Return the iterator; call it under the lock."""
+        if self.iterator is None:
+            raise DatabaseClosedError("the engine or the snapshot is closed")
+        return self.iterator
+
+    def close(self) -> None:
+        """Drop the iterator, after whoever uses it at this moment."""
+        with self.lock:
+            self.iterator = None
+
+
+class Scan(Iterator[list[tuple[Key, bytes]]]):
+    """The pairs of one range, a list at a time."""
+
+    def __init__(
+        self,
+        translated: Translated,
+        family: Family,
+        open_cursor: Callable[[Family, bytes | None], Cursor],
+        span: tuple[bytes | None, bytes | None],
+        reverse: bool,
+        limit: int | None,
+    ) -> None:
+        self._translated = translated
+        self._family = family
+        self._open_cursor = open_cursor
+        self._start, self._end = span
+        self._reverse = reverse
+        self._left = limit
+        self._cursor: Cursor | None = None
+        self._token = object()
+        self._behind = False
+        """Whether the iterator stands on the last pair handed out, not on the next."""
+        self._pairs, self._bytes = FIRST_PAIRS, FIRST_BYTES
+        self._done = limit is not None and limit <= 0
+        self._past = self._far_end()
+
+    def __next__(self) -> list[tuple[Key, bytes]]:
+        if self._done:
+            raise StopIteration
+        if self._cursor is None:
+            self._cursor = self._open_cursor(self._family, self._end)
+            if self._cursor.bounded and not self._reverse:
+                self._past = None  # RocksDB looks after the end
+        cursor = self._cursor
+        with self._translated, cursor.lock:
+            iterator = cursor.open_iterator()
+            if cursor.standing is not self._token:
+                self._seek(iterator)
+                cursor.standing = self._token
+            elif self._behind and self._reverse:
+                iterator.prev()
+            elif self._behind:
+                iterator.next()
+            chunk = self._take(iterator)
+        if self._done or not chunk:
+            self.close()
+        if not chunk:
+            raise StopIteration
+        self._pairs = min(self._pairs * GROWTH, MOST_PAIRS)
+        self._bytes = min(self._bytes * GROWTH, MOST_BYTES)
+        return chunk
+
+    def close(self) -> None:
+        """End the scan. Dropping it does the same."""
+        self._done = True
+        self._cursor = None
+
+    def _far_end(self) -> Callable[[bytes], bool] | None:
+        """Return what tells whether a key lies past the range, in the direction of the scan."""
+        if self._reverse:
+            return None if self._start is None else self._start.__gt__
+        return None if self._end is None else self._end.__le__
+
+    def _seek(self, iterator: rocksdict.RdictIter) -> None:
+        """Go to the first pair not handed out yet."""
+        if not self._reverse:
+            if self._start is None:
+                iterator.seek_to_first()
+            else:
+                iterator.seek(self._start)
+        elif self._end is None:
+            iterator.seek_to_last()
+        else:
+            iterator.seek_for_prev(self._end)
+            if iterator.key() == self._end:
+                iterator.prev()
+
+    def _take(self, iterator: rocksdict.RdictIter) -> list[tuple[Key, bytes]]:
+        """Collect pairs up to the end of the range, the limit, or the size of a list.
+
+        Pair by pair, because only so is a list of large values bounded and nothing read for
+        nothing: a value past the end, or past the limit, may be a block of its own on disk.
+        """
+        chunk: list[tuple[Key, bytes]] = []
+        append, get_key, get_value = chunk.append, iterator.key, iterator.value
+        advance = iterator.prev if self._reverse else iterator.next
+        past, decode, room = self._past, self._family.decode, self._bytes
+        count = self._pairs if self._left is None else min(self._pairs, self._left)
+        last = None
+        self._behind = False
+        for left in range(count, 0, -1):
+            key = get_key()
+            if key is None:
+                if not chunk:  # else hand out what comes before the damage, if damage it is
+                    iterator.status()
+                break
+            if past is not None and past(key):
+                self._done = True
+                break
+            value = get_value()
+            size = len(value)
+            if size > room and chunk:
+                break
+            append((key if decode is None else decode(key), value))
+            last = key
+            room -= size
+            if left == 1 or room < size:
+                self._behind = True
+                break
+            advance()
+        if last is not None:
+            self._note(last, len(chunk))
+        return chunk
+
+    def _note(self, last: bytes, taken: int) -> None:
+        """Remember where to go on, should another scan move the iterator."""
+        if self._reverse:
+            self._end = last
+        else:
+            self._start = last + b"\0"
+        if self._left is not None:
+            self._left -= taken
+            self._done = self._done or not self._left
+
+
+class RocksdbSnapshot(Snapshot):
+    """An open iterator a keyspace: those see what was there when they were made."""
+
+    def __init__(self, translated: Translated, cursors: ByKeyspace[tuple[Family, Cursor]]) -> None:
+        self._translated = translated
+        self._cursors = cursors
+
+    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+        """Return the value of ``key``, or None where there was none."""
+        return self.get_many(keyspace, [key])[0]
+
+    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+        """Return the value of each key, None where there was none."""
+        family, cursor = self._cursors[keyspace.name]
+        encoded = family.encode_all(keys)
+        with self._translated, cursor.lock:
+            cursor.standing = None
+            return values_of(cursor.open_iterator(), encoded)
+
+    def scan(
+        self,
+        keyspace: Keyspace,
+        start: Key | None = None,
+        end: Key | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[tuple[Key, bytes]]]:
+        """Yield the pairs of a range as they were; see `RocksdbEngine.scan`."""
+        family, cursor = self._cursors[keyspace.name]
+        span = family.encode_span(start, end)
+        return Scan(self._translated, family, lambda _family, _end: cursor, span, reverse, limit)
+
+    def close(self) -> None:
+        """Drop the iterators. Scans end. May be called twice."""
+        for _, cursor in self._cursors.values():
+            cursor.close()
+
+
+def values_of(iterator: rocksdict.RdictIter, keys: Iterable[bytes]) -> list[bytes | None]:
+    """Go from key to key; return the values."""
+    values: list[bytes | None] = []
+    for key in keys:
+        iterator.seek(key)
+        found = iterator.key()
+        if found is None:
+            iterator.status()
+        values.append(iterator.value() if found == key else None)
+    return values

@@ -1,0 +1,100 @@
+"""Writing: a batch becomes columns, the columns become parts by size and stream, and each part a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from topicstore import MessageBatch
+from topicstore.contract.columns import Coded, Constant, to_list
+from topicstore.contract.engine import DATA, WriteBatch
+
+from topicstore_layouts.shared.learned_topics import LearnedTopics
+from topicstore_layouts.shared.name_table import NameTable
+
+from .batch_blocks import BatchBlocks
+from .format import MIXED, Array, Columns
+
+__all__ = ["Writing"]
+
+_MOST_ROWS = 8_192
+_MOST_BYTES = 1 << 20
+"""Payload bytes after which a block ends: what a reader of one message may have to decompress."""
+_SPLIT_ROWS = 256
+"""A batch is split by stream if each would get this many rows on average; smaller blocks cost more than they save."""
+
+
+class Writing:
+    """Writes into one slab; for one thread at a time."""
+
+    def __init__(self, blocks: BatchBlocks, trie: LearnedTopics, names: tuple[NameTable, NameTable]) -> None:
+        self._blocks = blocks
+        self._trie = trie
+        self._topics, self._clients = names
+
+    def store(self, batch: MessageBatch, write: WriteBatch) -> None:
+        """Put the batch as blocks, with the names and the learned structure that are new in it."""
+        payloads = to_list(batch.payloads)
+        columns = Columns(
+            np.asarray(batch.positions),
+            self._topics.encode(batch.topics),
+            self._clients.encode(batch.client_ids),
+            batch.qos,
+            batch.retain,
+            batch.timestamps,
+            batch.properties,
+            payloads,
+            list(map(len, payloads)),
+        )
+        for part in _by_size(columns):
+            base = int(part.positions[0])
+            for stream, rows in self._by_stream(part):
+                last = int(rows.positions[-1])
+                write.put(DATA, self._blocks.key(last), self._blocks.encode(rows, stream, base, last))
+        self._trie.save(write)
+        self._topics.save(write)
+        self._clients.save(write)
+
+    def committed(self) -> None:
+        """Names and structure are saved."""
+        self._trie.saved()
+        self._topics.saved()
+        self._clients.saved()
+
+    def _by_stream(self, columns: Columns) -> list[tuple[int, Columns]]:
+        streams = self._streams(columns)
+        if isinstance(streams, int):
+            return [(streams, columns)]
+        if (streams == streams[0]).all():
+            return [(int(streams[0]), columns)]
+        touched = np.unique(streams).tolist()
+        if len(streams) < _SPLIT_ROWS * len(touched):
+            return [(MIXED, columns)]
+        return [(stream, columns.take(np.flatnonzero(streams == stream))) for stream in touched]
+
+    def _streams(self, columns: Columns) -> int | Array:
+        """Return the stream of each row, or the one of all; topics that have no number are learned here."""
+        topics = columns.topics
+        if isinstance(topics, Constant):
+            known = isinstance(topics.value, int)
+            return self._topics.stream(topics.value) if known else self._trie.learn(topics.value)
+        if isinstance(topics, Coded):
+            used, places = np.unique(topics.codes, return_inverse=True)
+            streams: Array = np.array(self._trie.learn_all(topics.texts.values[used].tolist()))[places]
+            return streams
+        return self._topics.streams(topics)
+
+
+def _by_size(columns: Columns) -> Iterator[Columns]:
+    """Cut a large batch so that no block has too many rows or bytes."""
+    sizes = columns.sizes
+    if len(sizes) <= _MOST_ROWS and sum(sizes) <= _MOST_BYTES:
+        yield columns
+        return
+    ends = np.cumsum(sizes)
+    start = filled = 0
+    while start < len(sizes):
+        fit = int(np.searchsorted(ends, filled + _MOST_BYTES, side="right"))
+        stop = min(max(fit, start + 1), start + _MOST_ROWS)
+        yield columns.window(start, stop)
+        start, filled = stop, int(ends[stop - 1])
