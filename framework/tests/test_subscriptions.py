@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import topicstore as ts
+from topicstore.pubsub.bell import Bell, ListeningThread
 from topicstore.pubsub.subscription import Subscription
 from topicstore_conformance.faults.threads import PATIENCE, begin, together, wait_until
 
@@ -53,11 +54,16 @@ def take(subscription: Subscription, count: int, limit: int | None = None) -> li
     return taken
 
 
+def blocked(bell: Bell) -> int:
+    """Return how many threads wait for a bell at this moment."""
+    threads = [one for one in list(bell.listening) if isinstance(one, ListeningThread)]
+    return sum(bool(thread._woken._cond._waiters) for thread in threads)  # type: ignore[attr-defined]
+
+
 def waiting(subscription: Subscription, work: Callable[[], object]) -> Future[Any]:
     """Run in a thread what waits for a subscription; return when it does."""
-    waits = subscription._inbox.changed._waiters  # type: ignore[attr-defined]
-    before, future = len(waits), begin(work)
-    wait_until(lambda: len(waits) > before, "a thread to wait for the subscription")
+    before, future = blocked(subscription._inbox.bell), begin(work)
+    wait_until(lambda: blocked(subscription._inbox.bell) > before, "a thread to wait for the subscription")
     return future
 
 

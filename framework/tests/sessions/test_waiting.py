@@ -16,6 +16,7 @@ import topicstore as ts
 from topicstore import plugins
 from topicstore.contract.state import StateWrite
 from topicstore.plugins import Registry
+from topicstore.pubsub.bell import Bell, ListeningThread
 from topicstore.sessions import Delivery, Session, Sessions
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
@@ -51,11 +52,16 @@ def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions,
     assert other.ended is None
 
 
+def blocked(bell: Bell) -> bool:
+    """Say whether a thread waits for a bell at this moment."""
+    threads = [one for one in list(bell.listening) if isinstance(one, ListeningThread)]
+    return any(thread._woken._cond._waiters for thread in threads)  # type: ignore[attr-defined]
+
+
 def waiting(sessions: Sessions) -> Future[bool]:
     """Wait for the sessions in a thread; return when it does."""
-    bell = sessions.dispatcher._bell._cond._waiters  # type: ignore[attr-defined]
     future = begin(sessions.wait)
-    wait_until(lambda: bell, "a thread to wait for the sessions")
+    wait_until(lambda: blocked(sessions.dispatcher.bell), "a thread to wait for the sessions")
     return future
 
 

@@ -4,31 +4,29 @@ Sources that have read everything wait in the `Channel` of their filter, which a
 process that follow the filter share. A commit tells the channel; the sources that wait there for its
 shard become ready, and their sessions with them. So a session without traffic costs nothing.
 
-Everything of sessions runs under `Dispatcher.lock`, except what the storing thread calls: that only
+Everything of sessions runs under `Channels.lock`, except what the storing thread calls: that only
 notes what happened.
 """
 
 from __future__ import annotations
 
-import asyncio
 import collections
-import contextlib
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import Generic, Protocol, TypeVar
 
 from topicstore.contract.errors import DatabaseClosedError
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.bell import Bell, ListeningTask, ListeningThread
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
 
-if TYPE_CHECKING:
-    from .session import Session
+__all__ = ["Channel", "Channels", "Dispatcher", "Follower"]
 
-__all__ = ["Channel", "Dispatcher", "Follower"]
+R = TypeVar("R", bound=Hashable)
+"""What gets ready: a connected session."""
 
 _ROUTED = 1_024
 """Batches of messages that are stored nowhere which a channel keeps until somebody looks."""
@@ -47,14 +45,14 @@ class Follower(Protocol):
 class Channel:
     """One filter, and who in this process follows it."""
 
-    __slots__ = ("_dispatcher", "_noted", "_routed", "_waiting", "feed", "live", "users")
+    __slots__ = ("_channels", "_noted", "_routed", "_waiting", "feed", "live", "users")
 
-    def __init__(self, dispatcher: Dispatcher, feed: Feed, shards: int) -> None:
+    def __init__(self, channels: Channels, feed: Feed, shards: int) -> None:
         self.feed = feed
         self.users = 0
         self.live: dict[Follower, None] = {}
         """Who wants messages that are stored nowhere."""
-        self._dispatcher = dispatcher
+        self._channels = channels
         self._waiting: list[dict[Follower, None]] = [{} for _ in range(shards)]
         self._noted: dict[int, None] = {}
         self._routed: list[tuple[list[Message], list[int], int]] = []
@@ -75,19 +73,18 @@ class Channel:
         """Note that there is something to read in a shard."""
         if shard not in self._noted:
             self._noted[shard] = None
-            self._dispatcher.note(self)
+            self._channels.note(self)
 
     def routed(self, feed: Feed, messages: list[Message]) -> None:
         """Note messages that are stored nowhere, if somebody wants them."""
         if self.live:
-            self._routed.append((messages, self._dispatcher.hub.watermarks(), self._dispatcher.clock()))
+            self._routed.append((messages, self._channels.hub.watermarks(), self._channels.clock()))
             del self._routed[:-_ROUTED]
-            self._dispatcher.note(self)
+            self._channels.note(self)
 
     def closed(self) -> None:
         """Wake who waits for something to do."""
-        self._dispatcher.closed = True
-        self._dispatcher.ring()
+        self._channels.close()
 
     # --- under the dispatcher's lock ---
 
@@ -104,25 +101,23 @@ class Channel:
                 follower.take_live(messages, marks, now)
 
 
-class Dispatcher:
-    """What is shared by the sessions of one open database."""
+class Channels:
+    """The channels of one open database, and the lock of everything that its sessions do."""
 
     def __init__(self, hub: Hub, shards: int, shard_of: Callable[[str], int], clock: Callable[[], int]) -> None:
         self.hub = hub
         self.shard_of = shard_of
         self.clock = clock
         self.lock = threading.RLock()
-        self.dirty: dict[Session, None] = {}
-        """Sessions with acknowledgements that are not committed."""
+        self.bell = Bell()
+        """Rings when there may be something to do."""
         self.closed = False
+        """Set once, by whoever closes; a glance needs no lock."""
         self._shards = shards
-        self._ready: dict[Session, None] = {}
         self._channels: dict[str, Channel] = {}
+        """By filter. Guarded by `lock`."""
         self._noted: collections.deque[Channel] = collections.deque()
-        self._bell = threading.Event()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-
-    # --- channels ---
+        """Channels in which something happened. Any thread appends to it, without a lock."""
 
     def channel(self, topic_filter: TopicFilter) -> Channel:
         """Return the channel of a filter, with one user more."""
@@ -145,82 +140,77 @@ class Dispatcher:
     def note(self, channel: Channel) -> None:
         """Something happened in a channel. In any thread, without the lock."""
         self._noted.append(channel)
-        self.ring()
-
-    # --- who is ready ---
-
-    def ready(self, session: Session) -> None:
-        """A session has something to do."""
-        self._ready[session] = None
-        self.ring()
-
-    def again(self, session: Session) -> None:
-        """A session that had its turn has more to do: behind the others."""
-        self._ready.pop(session, None)
-        self.ready(session)
-
-    def idle(self, session: Session) -> None:
-        """A session has nothing to do."""
-        self._ready.pop(session, None)
+        self.bell.ring()
 
     def listen(self) -> None:
         """Take note of what happened since."""
         while self._noted:
             self._noted.popleft().pass_on()
 
-    def next_ready(self, limit: int) -> list[Session]:
-        """Return at most ``limit`` sessions that have something to do."""
+    def close(self) -> None:
+        """Wake who waits, to be told that the database is closed. In any thread, without the lock."""
+        self.closed = True
+        self.bell.ring()
+
+
+class Dispatcher(Channels, Generic[R]):
+    """The channels, and who has something to do. Used under the lock, but for the waiting."""
+
+    def __init__(self, hub: Hub, shards: int, shard_of: Callable[[str], int], clock: Callable[[], int]) -> None:
+        super().__init__(hub, shards, shard_of, clock)
+        self.dirty: dict[R, None] = {}
+        """Those with acknowledgements that are not committed."""
+        self.failed: dict[R, None] = {}
+        """Those for which something failed that is to be tried again."""
+        self._ready: dict[R, None] = {}
+        """Those that have something to do, in the order of their turns."""
+
+    def ready(self, one: R) -> None:
+        """One has something to do."""
+        self._ready[one] = None
+        self.bell.ring()
+
+    def again(self, one: R) -> None:
+        """One that had its turn has more to do: after the others."""
+        self._ready.pop(one, None)
+        self.ready(one)
+
+    def idle(self, one: R) -> None:
+        """One has nothing to do."""
+        self._ready.pop(one, None)
+
+    def next_ready(self, limit: int) -> list[R]:
+        """Return at most ``limit`` that have something to do."""
         self.listen()
         return list(islice(self._ready, limit))
 
-    def forget(self, session: Session) -> None:
-        """A session is over."""
-        self._ready.pop(session, None)
-        self.dirty.pop(session, None)
+    def forget(self, one: R) -> None:
+        """One is over."""
+        self._ready.pop(one, None)
+        self.dirty.pop(one, None)
+        self.failed.pop(one, None)
 
-    # --- waiting ---
-
-    def ring(self) -> None:
-        """Wake who waits. In any thread."""
-        if not self._bell.is_set():
-            self._bell.set()
-            for loop, event in list(self._waiters):
-                with contextlib.suppress(RuntimeError):  # the loop was closed
-                    loop.call_soon_threadsafe(event.set)
+    # --- waiting, in any thread, without the lock ---
 
     def wait(self, timeout: float | None) -> bool:
-        """Return True as soon as a session has something to do, False if none has after ``timeout`` seconds."""
-        left = _countdown(timeout)
-        while not self._look():
-            if not self._bell.wait(left()):
-                return False
+        """Return True as soon as one has something to do, False if none has after ``timeout`` seconds."""
+        with ListeningThread(self.bell, timeout) as listening:
+            while not self._look():
+                if not listening.wait():
+                    return False
         return True
 
     async def wait_async(self, timeout: float | None) -> bool:
         """Do the same without holding up the event loop."""
-        left, waiter = _countdown(timeout), (asyncio.get_running_loop(), asyncio.Event())
-        self._waiters.append(waiter)
-        try:
+        with ListeningTask(self.bell, timeout) as listening:
             while not self._look():
-                try:
-                    await asyncio.wait_for(waiter[1].wait(), left())
-                except TimeoutError:
+                if not await listening.wait():
                     return False
-                waiter[1].clear()
-            return True
-        finally:
-            self._waiters.remove(waiter)
+        return True
 
     def _look(self) -> bool:
         with self.lock:
-            self._bell.clear()  # before looking: what happens from here on rings again
             if self.closed:
                 raise DatabaseClosedError("the database is closed")
             self.listen()
             return bool(self._ready)
-
-
-def _countdown(timeout: float | None) -> Callable[[], float | None]:
-    """Return a function that says how many seconds are left."""
-    end = None if timeout is None else time.monotonic() + timeout
-    return lambda: None if end is None else max(0.0, end - time.monotonic())

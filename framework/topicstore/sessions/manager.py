@@ -66,7 +66,7 @@ class Sessions:
     def __init__(self, db: Database) -> None:
         self.storage = SessionState(db)
         """Internal, as `dispatcher` and `wanted` are."""
-        self.dispatcher = Dispatcher(db.hub, len(db.shards), self.storage.shard_of, db.clock)
+        self.dispatcher: Dispatcher[Session] = Dispatcher(db.hub, len(db.shards), self.storage.shard_of, db.clock)
         self.wanted = DurableFilters(self.storage.all_subscriptions, self.dispatcher.lock)
         self.shared = Groups(self.storage, self.dispatcher)
         """What shared subscriptions may be told: `Groups.slow_after`, `Groups.handover_after`."""
@@ -366,8 +366,7 @@ class Sessions:
                     self.end(session, Ended.CLOSED, send_will=True)
                 except TopicstoreError:  # its mark stays, so the next opening deals with it
                     self._over(session, Ended.CLOSED, told=True)
-            self.dispatcher.closed = True
-            self.dispatcher.ring()
+            self.dispatcher.close()
 
     # --- looking ---
 
@@ -433,9 +432,13 @@ class Sessions:
                 self._recover(shard, now)
                 self._run_timers(shard, now)
             self._end_silent(now)
-            self.shared.tick(now)
+            self.shared.tick(now, self._stuck_since)
             self._checkpoint_in_time(now)
             return self._pause(now)
+
+    def _stuck_since(self, client_id: str) -> int | None:
+        session = self._live.get(client_id)
+        return None if session is None else session.stuck_since
 
     def _pause(self, now: int) -> float:
         waiting = [time for time in (*self._next_timer, self._checkpoint_due) if time is not None]

@@ -151,9 +151,10 @@ class FlightRecord(msgspec.Struct, frozen=True, array_like=True):
 class Keys:
     """The keys of one session's state."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_client", "client_id")
 
     def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
         self._client = client_id.encode()
 
     @property

@@ -132,7 +132,7 @@ class Session:
         """When the client was last heard of, if it has a keep-alive."""
         self.stuck_since: int | None = None
         self._sessions = sessions
-        self._dispatcher: Dispatcher = sessions.dispatcher
+        self._dispatcher: Dispatcher[Session] = sessions.dispatcher
         self._found = found
         self._guard = found.guard
         self._window = window
@@ -260,7 +260,9 @@ class Session:
                 raise
             return
         groups = self._sessions.shared
-        source = groups.join(self, self._numbers, text, options, places_of(start, self._dispatcher.hub.watermarks()))
+        source = groups.join(
+            self.keys, self._numbers, text, options, places_of(start, self._dispatcher.hub.watermarks()), self.wake
+        )
         try:
             self._commit(source.everything())
         except BaseException:
@@ -295,7 +297,7 @@ class Session:
             self._numbers = number + 1
             if is_shared(record.topic_filter):
                 options = record.eras[-1].options
-                shared = self._sessions.shared.join(self, number, record.topic_filter, options, marks)
+                shared = self._sessions.shared.join(self.keys, number, record.topic_filter, options, marks, self.wake)
                 self._sources[record.topic_filter] = shared
                 shared.group.attach(shared)
                 continue

@@ -17,7 +17,7 @@ from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.state import FrameworkWrite
 
-from .dispatch import Channel, Dispatcher
+from .dispatch import Channel, Channels
 from .model import SubscribeOptions
 from .portions import Portion, expiry_of, portion_of, rows_until
 from .records import VERSION, Era, Keys, SubscriptionRecord, put
@@ -83,8 +83,8 @@ class FeedSource(Source):
     __slots__ = (
         "_behind",
         "_channel",
+        "_channels",
         "_client_id",
-        "_dispatcher",
         "_ended",
         "_eras",
         "_failing",
@@ -103,7 +103,7 @@ class FeedSource(Source):
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        channels: Channels,
         keys: Keys,
         number: int,
         topic_filter: TopicFilter,
@@ -115,11 +115,11 @@ class FeedSource(Source):
         self.topic_filter = topic_filter
         self.dropped: tuple[int, ...] = ()
         self.missed = 0
-        self._dispatcher = dispatcher
+        self._channels = channels
         self._keys = keys
         self._client_id = client_id
         self._ready = ready
-        self._channel: Channel = dispatcher.channel(topic_filter)
+        self._channel: Channel = channels.channel(topic_filter)
         self._places: list[int] = []
         self._settled: list[int] = []
         self._moved = False
@@ -201,7 +201,7 @@ class FeedSource(Source):
         """Messages came by that are stored nowhere, at ``now``."""
         if self._live is None:
             self._live = collections.deque()
-        shard_of, options = self._dispatcher.shard_of, self.options
+        shard_of, options = self._channels.shard_of, self.options
         for message in messages:
             if not (options.no_local and message.client_id == self._client_id):
                 shard = shard_of(message.client_id)
@@ -318,7 +318,7 @@ class FeedSource(Source):
 
     def close(self) -> None:
         """Leave the filter's channel."""
-        self._dispatcher.leave(self._channel, self)
+        self._channels.leave(self._channel, self)
 
 
 class RetainedSource(Source):
