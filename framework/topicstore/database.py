@@ -586,10 +586,20 @@ class Database:
         """The durable sessions of the database (`topicstore.sessions`)."""
         with self._beginning:
             if self._sessions is None:
-                from .sessions import Sessions
+                from .sessions import DatabaseParts, Sessions
 
                 self._check_open()
-                self._sessions = Sessions(self)
+                self._sessions = Sessions(
+                    DatabaseParts(
+                        states=[self.state(shard) for shard in range(len(self.shards))],
+                        shard_of=self._shard_map.of,
+                        clock=self.clock,
+                        hub=self.hub,
+                        publish=self.publish,
+                        retained=self.retained,
+                        keyed=self,
+                    )
+                )
             return self._sessions
 
     @property

@@ -45,6 +45,7 @@ __all__ = [
     "EXPIRY",
     "INCOMING",
     "LIVE",
+    "NEVER",
     "SESSION",
     "SUBSCRIPTION",
     "TIMER",
@@ -67,6 +68,8 @@ __all__ = [
 ]
 
 VERSION = 1
+NEVER = -1
+"""Stands for a time that never comes."""
 
 SESSION = b"\1sr"
 LIVE = b"\1sl"
