@@ -120,15 +120,15 @@ class Sessions:
             live = LiveSession(
                 opened,
                 self.states.window(client_id),
+                self.states.incoming(client_id),
                 self.dispatcher,
                 self._filters,
                 self._context.retained,
                 receive_maximum=receive_maximum,
                 keep_alive=keep_alive,
             )
-            incoming, present = self.states.incoming(client_id), found is not None
-            session = Session(self._context, live, incoming, present=present, on_end=on_end)
-            if present:
+            session = Session(self._context, live, present=found is not None, on_end=on_end)
+            if session.present:
                 self.dispatcher.listen()  # what came before is not for it
                 try:
                     resume(self._context, live)

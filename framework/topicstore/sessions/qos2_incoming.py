@@ -1,7 +1,7 @@
-"""`IncomingQos2`: what a client publishes at QoS 2 is stored exactly once, however often it is sent.
+"""What a client publishes at QoS 2 is stored exactly once, however often it is sent.
 
 The packet id of such a message is committed in one engine write with it. Until its PUBREL comes, a message with the
-same id is a repetition.
+same id is a repetition. All of it is used under the dispatcher's lock, but for the checks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .delivery import LiveSession
 from .inflight import MAX_PACKET_ID
 from .records import VERSION, put
 
-__all__ = ["IncomingQos2", "qos2_ids"]
+__all__ = ["publish_once", "qos2_ids", "release"]
 
 
 def qos2_ids(messages: Sequence[Message], packet_ids: Sequence[int] | None) -> list[int]:
@@ -33,38 +33,31 @@ def qos2_ids(messages: Sequence[Message], packet_ids: Sequence[int] | None) -> l
     return ids
 
 
-class IncomingQos2:
-    """The packet ids of incoming messages whose PUBREL has not come. Used under the dispatcher's lock."""
+def publish_once(
+    context: SessionContext, session: LiveSession, messages: list[Message], ids: list[int]
+) -> PublishResult:
+    """Publish messages but those whose packet id is in use, and commit the ids that are new."""
+    new: dict[int, Message] = {}
+    for message, packet_id in zip(messages, ids, strict=True):
+        if packet_id not in session.incoming:
+            new.setdefault(packet_id or -1 - len(new), message)  # any other key for those that have no id
+    fresh = [packet_id for packet_id in new if packet_id > 0]
+    writes = [session.guard, *(put(session.keys.incoming(packet_id), (VERSION,)) for packet_id in fresh)]
+    shard = context.states.shard_of(session.client_id)
+    try:
+        result = context.publish(new.values(), state={shard: writes})
+    except StateConflictError as conflict:
+        raise context.commits.overtaken(session) from conflict
+    session.incoming.update(dict.fromkeys(fresh))
+    return result
 
-    __slots__ = ("_context", "_ids", "_session")
 
-    def __init__(self, context: SessionContext, session: LiveSession, ids: Iterable[int]) -> None:
-        self._context = context
-        self._session = session
-        self._ids = dict.fromkeys(ids)  # an empty set takes more than three times the room, also in an idle session
-
-    def publish(self, messages: list[Message], ids: list[int]) -> PublishResult:
-        """Publish messages but those whose packet id is in use, and commit the ids that are new."""
-        session, new = self._session, dict[int, Message]()
-        for message, packet_id in zip(messages, ids, strict=True):
-            if packet_id not in self._ids:
-                new.setdefault(packet_id or -1 - len(new), message)  # any other key for those that have no id
-        fresh = [packet_id for packet_id in new if packet_id > 0]
-        writes = [session.guard, *(put(session.keys.incoming(packet_id), (VERSION,)) for packet_id in fresh)]
-        shard = self._context.states.shard_of(session.client_id)
-        try:
-            result = self._context.publish(new.values(), state={shard: writes})
-        except StateConflictError as conflict:
-            raise self._context.commits.overtaken(session) from conflict
-        self._ids.update(dict.fromkeys(fresh))
-        return result
-
-    def release(self, packet_ids: Iterable[int]) -> int:
-        """Free the packet ids of which the PUBREL came, in one commit; return how many were in use."""
-        session, known = self._session, self._ids.keys() & packet_ids
-        if known:
-            writes = [FrameworkWrite(session.keys.incoming(packet_id), None) for packet_id in known]
-            self._context.commits.write(session, [session.guard, *writes])
-            for packet_id in known:
-                del self._ids[packet_id]
-        return len(known)
+def release(context: SessionContext, session: LiveSession, packet_ids: Iterable[int]) -> int:
+    """Free the packet ids of which the PUBREL came, in one commit; return how many were in use."""
+    known = session.incoming.keys() & packet_ids
+    if known:
+        writes = [FrameworkWrite(session.keys.incoming(packet_id), None) for packet_id in known]
+        context.commits.write(session, [session.guard, *writes])
+        for packet_id in known:
+            del session.incoming[packet_id]
+    return len(known)

@@ -12,7 +12,7 @@ from topicstore.pubsub.publishing import PublishResult
 from .context import SessionContext
 from .delivery import LiveSession
 from .model import KEEP, Delivery, Ended, Keep, Release, SessionStatus, Start, SubscribeOptions
-from .qos2_incoming import IncomingQos2, qos2_ids
+from .qos2_incoming import publish_once, qos2_ids, release
 from .subscribing import status_of, subscribe, unsubscribe
 
 __all__ = ["Session"]
@@ -31,7 +31,6 @@ class Session:
     __slots__ = (
         "__weakref__",
         "_context",
-        "_incoming",
         "_live",
         "_lock",
         "_window",
@@ -44,7 +43,6 @@ class Session:
         self,
         context: SessionContext,
         live: LiveSession,
-        incoming: Iterable[int],
         *,
         present: bool,
         on_end: Callable[[Session, Ended], None] | None,
@@ -58,7 +56,6 @@ class Session:
         """Guards what follows."""
         self._live = live
         self._window = live.window
-        self._incoming = IncomingQos2(context, live, incoming)
 
     @property
     def receive_maximum(self) -> int:
@@ -222,7 +219,7 @@ class Session:
         with self._lock:
             self._heard_locked()
             if any(ids):
-                return self._incoming.publish(batch, ids)
+                return publish_once(self._context, self._live, batch, ids)
         return self._context.publish(batch)
 
     def release(self, packet_id: int) -> bool:
@@ -236,7 +233,7 @@ class Session:
         """Do the same for several at once, in one commit; return how many were in use."""
         with self._lock:
             self._heard_locked()
-            return self._incoming.release(packet_ids)
+            return release(self._context, self._live, packet_ids)
 
     # --- its end ---
 

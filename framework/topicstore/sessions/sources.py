@@ -84,7 +84,6 @@ class FeedSource(Source):
         "_behind",
         "_channel",
         "_channels",
-        "_client_id",
         "_ended",
         "_eras",
         "_failing",
@@ -107,7 +106,6 @@ class FeedSource(Source):
         keys: Keys,
         number: int,
         topic_filter: TopicFilter,
-        client_id: str,
         eras: tuple[Era, ...],
         ready: Callable[[Source], None],
     ) -> None:
@@ -117,7 +115,6 @@ class FeedSource(Source):
         self.missed = 0
         self._channels = channels
         self._keys = keys
-        self._client_id = client_id
         self._ready = ready
         self._channel: Channel = channels.channel(topic_filter)
         self._places: list[int] = []
@@ -203,7 +200,7 @@ class FeedSource(Source):
             self._live = collections.deque()
         shard_of, options = self._channels.shard_of, self.options
         for message in messages:
-            if not (options.no_local and message.client_id == self._client_id):
+            if not (options.no_local and message.client_id == self._keys.client_id):
                 shard = shard_of(message.client_id)
                 self._live.append((shard, marks[shard], now, message, options))
         while len(self._live) > _LIVE:
@@ -250,7 +247,7 @@ class FeedSource(Source):
             self._channel.wait(self, shard)
         else:
             self._behind[shard] = None  # behind the other shards
-        return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._client_id, now)
+        return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._keys.client_id, now)
 
     def _read_live(self, live: collections.deque[_Live], limit: int, now: int) -> Portion:
         """Take messages stored nowhere that came under the same options, as far as what was stored before is read."""

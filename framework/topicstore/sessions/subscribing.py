@@ -163,7 +163,7 @@ def resume(context: SessionContext, session: LiveSession) -> None:
 def _source(
     context: SessionContext, session: LiveSession, number: int, topic_filter: TopicFilter, eras: tuple[Era, ...]
 ) -> FeedSource:
-    return FeedSource(context.dispatcher, session.keys, number, topic_filter, session.client_id, eras, session.wake)
+    return FeedSource(context.dispatcher, session.keys, number, topic_filter, eras, session.wake)
 
 
 def _commit(context: SessionContext, session: LiveSession, writes: list[StateWrite]) -> None:
