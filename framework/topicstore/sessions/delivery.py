@@ -212,7 +212,7 @@ class LiveSession:
         was_limited = source.limited
         source.settled()
         if was_limited and not source.limited:
-            self._filters.remove(source.topic_filter.text)
+            self._filters.remove_locked(source.topic_filter.text)
         if isinstance(source, RetainedSource) and source.done and self.retained.get(source.number) is source:
             del self.retained[source.number]
 
@@ -226,7 +226,7 @@ class LiveSession:
     def stall(self, failure: TopicstoreError) -> None:
         """It can't go on: let it wait for the next tick."""
         self._stalled = True
-        self._dispatcher.idle(self)
+        self._dispatcher.idle_locked(self)
         self.failed(failure)
 
     def failed(self, failure: TopicstoreError) -> None:
@@ -246,7 +246,7 @@ class LiveSession:
         for source in unread:
             source.try_again()
             self.wake(source)
-        self._dispatcher.ready(self)
+        self._dispatcher.ready_locked(self)
 
     def rewind(self) -> None:
         """Read again what was not handed out: something came in between."""
@@ -299,9 +299,9 @@ class LiveSession:
         self._blocked = waiting and not room
         at_once = self._outbox or window.received or any(not source.limited for source in self._behind)
         if at_once or (waiting and room):
-            self._dispatcher.again(self)
+            self._dispatcher.again_locked(self)
         else:
-            self._dispatcher.idle(self)
+            self._dispatcher.idle_locked(self)
         if self._blocked:
             self.stuck_since = self.stuck_since or self._dispatcher.clock()
 
@@ -309,7 +309,7 @@ class LiveSession:
         """A source has something to read."""
         self._behind[source] = None
         if not (self._stalled or (self._blocked and source.limited)):
-            self._dispatcher.ready(self)
+            self._dispatcher.ready_locked(self)
 
     def forget(self, source: Source) -> None:
         """A source is not read any more."""
@@ -331,7 +331,7 @@ class LiveSession:
         if self._blocked or self.window.received:
             self._blocked = False
             self.stuck_since = None
-            self._dispatcher.ready(self)
+            self._dispatcher.ready_locked(self)
         return True
 
     def touched(self) -> None:
@@ -350,7 +350,7 @@ class LiveSession:
     def end(self, why: Ended) -> None:
         """Be of no more use."""
         self.ended = why
-        self._dispatcher.forget(self)
+        self._dispatcher.forget_locked(self)
         for source in (*self.sources.values(), *self.retained.values()):
             source.close()
         self.sources.clear()

@@ -4,8 +4,8 @@ Sources that have read everything wait in the `Channel` of their filter, which a
 process that follow the filter share. A commit tells the channel; the sources that wait there for its
 shard become ready, and their sessions with them. So a session without traffic costs nothing.
 
-Everything of sessions runs under `Channels.lock`, except what the storing thread calls: that only
-notes what happened.
+Everything of sessions runs under `Channels.lock`, which "the dispatcher's lock" means, except what the
+storing thread calls: that only notes what happened.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Hashable
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
+
+import attrs
 
 from topicstore.contract.errors import DatabaseClosedError
 from topicstore.contract.model import Message
@@ -42,6 +44,16 @@ class Follower(Protocol):
         """Messages that are stored nowhere came by at ``now``; ``marks``: the shards' highest visible positions."""
 
 
+@attrs.frozen
+class _Routed:
+    """Messages that came by and are stored nowhere."""
+
+    messages: list[Message]
+    marks: list[int]
+    """The shards' highest visible positions at that moment."""
+    time: int
+
+
 class Channel:
     """One filter, and who in this process follows it."""
 
@@ -54,14 +66,17 @@ class Channel:
         """Who wants messages that are stored nowhere."""
         self._channels = channels
         self._waiting: list[dict[Follower, None]] = [{} for _ in range(shards)]
+        """By shard, who waits for something to read. Guarded by the dispatcher's lock, as `users` and `live` are."""
         self._noted: dict[int, None] = {}
-        self._routed: list[tuple[list[Message], list[int], int]] = []
+        """Shards with something to read. The storing thread adds to it without a lock."""
+        self._routed: list[_Routed] = []
+        """What came by and is stored nowhere. The storing thread adds to it without a lock."""
 
-    def wait(self, follower: Follower, shard: int) -> None:
+    def wait_locked(self, follower: Follower, shard: int) -> None:
         """Wake a follower when there is something to read in a shard."""
         self._waiting[shard][follower] = None
 
-    def leave(self, follower: Follower) -> None:
+    def leave_locked(self, follower: Follower) -> None:
         """Forget a follower."""
         self.live.pop(follower, None)
         for waiting in self._waiting:
@@ -78,7 +93,7 @@ class Channel:
     def routed(self, feed: Feed, messages: list[Message]) -> None:
         """Note messages that are stored nowhere, if somebody wants them."""
         if self.live:
-            self._routed.append((messages, self._channels.hub.watermarks(), self._channels.clock()))
+            self._routed.append(_Routed(messages, self._channels.hub.watermarks(), self._channels.clock()))
             del self._routed[:-_ROUTED]
             self._channels.note(self)
 
@@ -88,7 +103,7 @@ class Channel:
 
     # --- under the dispatcher's lock ---
 
-    def pass_on(self) -> None:
+    def pass_on_locked(self) -> None:
         """Wake the followers that what was noted concerns."""
         while self._noted:
             shard, _ = self._noted.popitem()  # before who waits is looked at: what is noted later comes again
@@ -96,9 +111,9 @@ class Channel:
             for follower in waiting:
                 follower.wake(shard)
         while self._routed:
-            messages, marks, now = self._routed.pop(0)
+            routed = self._routed.pop(0)
             for follower in list(self.live):
-                follower.take_live(messages, marks, now)
+                follower.take_live(routed.messages, routed.marks, routed.time)
 
 
 class Channels:
@@ -119,7 +134,7 @@ class Channels:
         self._noted: collections.deque[Channel] = collections.deque()
         """Channels in which something happened. Any thread appends to it, without a lock."""
 
-    def channel(self, topic_filter: TopicFilter) -> Channel:
+    def channel_locked(self, topic_filter: TopicFilter) -> Channel:
         """Return the channel of a filter, with one user more."""
         channel = self._channels.get(topic_filter.text)
         if channel is None:
@@ -129,9 +144,9 @@ class Channels:
         channel.users += 1
         return channel
 
-    def leave(self, channel: Channel, follower: Follower) -> None:
+    def leave_locked(self, channel: Channel, follower: Follower) -> None:
         """Take a follower from its channel."""
-        channel.leave(follower)
+        channel.leave_locked(follower)
         channel.users -= 1
         if not channel.users:
             channel.feed.remove(channel)
@@ -142,10 +157,10 @@ class Channels:
         self._noted.append(channel)
         self.bell.ring()
 
-    def listen(self) -> None:
+    def listen_locked(self) -> None:
         """Take note of what happened since."""
         while self._noted:
-            self._noted.popleft().pass_on()
+            self._noted.popleft().pass_on_locked()
 
     def close(self) -> None:
         """Wake who waits, to be told that the database is closed. In any thread, without the lock."""
@@ -154,37 +169,37 @@ class Channels:
 
 
 class Dispatcher(Channels, Generic[R]):
-    """The channels, and who has something to do. Used under the lock, but for the waiting."""
+    """The channels, and who has something to do."""
 
     def __init__(self, hub: Hub, shards: int, shard_of: Callable[[str], int], clock: Callable[[], int]) -> None:
         super().__init__(hub, shards, shard_of, clock)
         self.dirty: dict[R, None] = {}
-        """Those with acknowledgements that are not committed."""
+        """Those with acknowledgements that are not committed. Guarded by the lock, as the next two."""
         self.failed: dict[R, None] = {}
         """Those for which something failed that is to be tried again."""
         self._ready: dict[R, None] = {}
         """Those that have something to do, in the order of their turns."""
 
-    def ready(self, one: R) -> None:
+    def ready_locked(self, one: R) -> None:
         """One has something to do."""
         self._ready[one] = None
         self.bell.ring()
 
-    def again(self, one: R) -> None:
+    def again_locked(self, one: R) -> None:
         """One that had its turn has more to do: after the others."""
         self._ready.pop(one, None)
-        self.ready(one)
+        self.ready_locked(one)
 
-    def idle(self, one: R) -> None:
+    def idle_locked(self, one: R) -> None:
         """One has nothing to do."""
         self._ready.pop(one, None)
 
-    def next_ready(self, limit: int) -> list[R]:
+    def next_ready_locked(self, limit: int) -> list[R]:
         """Return at most ``limit`` that have something to do."""
-        self.listen()
+        self.listen_locked()
         return list(islice(self._ready, limit))
 
-    def forget(self, one: R) -> None:
+    def forget_locked(self, one: R) -> None:
         """One is over."""
         self._ready.pop(one, None)
         self.dirty.pop(one, None)
@@ -212,5 +227,5 @@ class Dispatcher(Channels, Generic[R]):
         with self.lock:
             if self.closed:
                 raise DatabaseClosedError("the database is closed")
-            self.listen()
+            self.listen_locked()
             return bool(self._ready)

@@ -27,6 +27,7 @@ from .records import (
     VERSION,
     FlightRecord,
     Keys,
+    PackedPositions,
     decode,
     pack_ids,
     pack_positions,
@@ -70,7 +71,7 @@ class Flight:
         qos: int | Sequence[int],
         positions: Positions,
         topics: Sequence[str] = (),
-        packed: tuple[int, bytes, int] | None = None,
+        packed: PackedPositions | None = None,
     ) -> None:
         self.number = number
         self.topic_filter = topic_filter

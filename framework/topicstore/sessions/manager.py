@@ -129,7 +129,7 @@ class Sessions:
             )
             session = Session(self._context, live, present=found is not None, on_end=on_end)
             if session.present:
-                self.dispatcher.listen()  # what came before is not for it
+                self.dispatcher.listen_locked()  # what came before is not for it
                 try:
                     resume(self._context, live)
                 except BaseException:
@@ -192,7 +192,7 @@ class Sessions:
         """
         with self._lock:
             self._check_open()
-            ready = self.dispatcher.next_ready(_TOGETHER)
+            ready = self.dispatcher.next_ready_locked(_TOGETHER)
             try:
                 drafts = [draft for live in ready if (draft := live.draft(limit_each)) is not None]
                 self._commits.commit(drafts)
@@ -295,7 +295,7 @@ class Sessions:
         """Return the shared subscriptions, sorted by filter, with their members, connected or not."""
         with self._lock:
             self._check_open()
-            self.dispatcher.listen()
+            self.dispatcher.listen_locked()
             return self.shared.list()
 
     def list(self) -> list[SessionInfo]:

@@ -136,7 +136,7 @@ class Session:
         live = self._live
         with self._lock:
             live.check()
-            self._context.dispatcher.listen()
+            self._context.dispatcher.listen_locked()
             live.go_on()
             try:
                 draft = live.draft(limit)
@@ -270,7 +270,7 @@ class Session:
         """Return what it has in flight, what it waits for, and how far each subscription has come."""
         live = self._live
         with self._lock:
-            self._context.dispatcher.listen()
+            self._context.dispatcher.listen_locked()
             marks = self._context.dispatcher.hub.watermarks()
             sources = list(live.sources.values())
             return SessionStatus(

@@ -32,6 +32,7 @@ from .records import (
     Keys,
     SessionRecord,
     SubscriptionRecord,
+    Timer,
     client_of,
     decode,
     put,
@@ -193,14 +194,14 @@ class SessionState:
 
     # --- timers ---
 
-    def timers(self, shard: int) -> Iterator[tuple[int, bytes, str]]:
-        """Yield (time, kind, client id) of a shard's timers, the earliest first."""
+    def timers(self, shard: int) -> Iterator[Timer]:
+        """Yield a shard's timers, the earliest first."""
         for key, _ in self.states[shard].scan(TIMER):
             yield timer_of(key)
 
-    def forget_timer(self, time: int, kind: bytes, client_id: str) -> None:
+    def forget_timer(self, timer: Timer) -> None:
         """Remove a timer that no session's record names."""
-        self.write_for(client_id, [FrameworkWrite(Keys(client_id).timer(time, kind), None)])
+        self.write_for(timer.client_id, [FrameworkWrite(Keys(timer.client_id).timer(timer.time, timer.kind), None)])
 
 
 def will_key(keys: Keys) -> bytes:

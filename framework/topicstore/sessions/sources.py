@@ -116,7 +116,7 @@ class FeedSource(Source):
         self._channels = channels
         self._keys = keys
         self._ready = ready
-        self._channel: Channel = channels.channel(topic_filter)
+        self._channel: Channel = channels.channel_locked(topic_filter)
         self._places: list[int] = []
         self._settled: list[int] = []
         self._moved = False
@@ -244,7 +244,7 @@ class FeedSource(Source):
         self._ended |= era.until is not None and self._places[shard] >= era.until[shard]
         del self._behind[shard]
         if run.caught_up and run.position <= end:
-            self._channel.wait(self, shard)
+            self._channel.wait_locked(self, shard)
         else:
             self._behind[shard] = None  # behind the other shards
         return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._keys.client_id, now)
@@ -315,7 +315,7 @@ class FeedSource(Source):
 
     def close(self) -> None:
         """Leave the filter's channel."""
-        self._channels.leave(self._channel, self)
+        self._channels.leave_locked(self._channel, self)
 
 
 class RetainedSource(Source):

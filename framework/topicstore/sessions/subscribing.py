@@ -23,7 +23,7 @@ def subscribe(
     context: SessionContext, session: LiveSession, topic_filter: TopicFilter, options: SubscribeOptions, start: Start
 ) -> bool:
     """Subscribe, or change the options of a subscription; return whether there was one."""
-    context.dispatcher.listen()  # what came before is for those who were there, by the options there were
+    context.dispatcher.listen_locked()  # what came before is for those who were there, by the options there were
     known = session.sources.get(topic_filter.text)
     if is_shared(topic_filter.text):
         _share(context, session, topic_filter.text, options, start)
@@ -52,7 +52,7 @@ def unsubscribe(context: SessionContext, session: LiveSession, topic_filter: str
     if isinstance(source, SharedSource):
         context.groups.leave(source.group, session.client_id)
     if source.limited or isinstance(source, SharedSource):
-        context.filters.remove(topic_filter)
+        context.filters.remove_locked(topic_filter)
     return True
 
 
@@ -70,7 +70,7 @@ def _add(
     session.numbers += 1
     session.sources[topic_filter.text] = source
     if source.limited:
-        context.filters.add(topic_filter.text)
+        context.filters.add_locked(topic_filter.text)
 
 
 def _change(
@@ -88,9 +88,9 @@ def _change(
         source.undo(eras)
         raise
     if source.limited and not was_limited:
-        context.filters.add(source.topic_filter.text)
+        context.filters.add_locked(source.topic_filter.text)
     elif was_limited and not source.limited:
-        context.filters.remove(source.topic_filter.text)
+        context.filters.remove_locked(source.topic_filter.text)
 
 
 def _share(context: SessionContext, session: LiveSession, text: str, options: SubscribeOptions, start: Start) -> None:
@@ -116,7 +116,7 @@ def _share(context: SessionContext, session: LiveSession, text: str, options: Su
         raise
     session.numbers += 1
     session.sources[text] = source
-    context.filters.add(text)
+    context.filters.add_locked(text)
     source.group.attach(source)
 
 

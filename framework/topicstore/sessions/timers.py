@@ -9,6 +9,7 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.state import StateWrite
@@ -17,7 +18,7 @@ from .context import SessionContext
 from .delivery import LiveSession
 from .durable_filters import is_durable
 from .model import Ended
-from .records import EXPIRY, NEVER
+from .records import EXPIRY, NEVER, Timer
 from .session_state import Found, encode_session
 from .takeover import Connections
 from .wills import Wills, disconnected
@@ -34,6 +35,15 @@ _LONGEST_PAUSE = 1_000_000
 """Microseconds between ticks at most."""
 
 
+class _Silence(NamedTuple):
+    """When to look whether a client was heard of."""
+
+    deadline: int
+    order: int
+    """Another number for each, so that sessions are not compared."""
+    session: LiveSession
+
+
 class Timers:
     """The timers of one open database's sessions. Used under the dispatcher's lock."""
 
@@ -48,8 +58,8 @@ class Timers:
         """By shard, clients whose sessions a crash may have left open; None: all were looked at."""
         self._next_timer: list[int | None] = [0 for _ in shards]
         """By shard, when its earliest stored timer is due at the earliest; None: there is none."""
-        self._silences: list[tuple[int, int, LiveSession]] = []
-        """When to look whether a client kept silent for too long: a heap; the second number is another for each."""
+        self._silences: list[_Silence] = []
+        """When to look whether a client kept silent for too long: a heap."""
         self._order = itertools.count()
         self._checkpoint_due: int | None = None
 
@@ -69,7 +79,7 @@ class Timers:
 
     def _pause(self, now: int) -> float:
         waiting = [time for time in (*self._next_timer, self._checkpoint_due) if time is not None]
-        waiting += [time for time, _, _ in self._silences[:1]]
+        waiting += [silence.deadline for silence in self._silences[:1]]
         if any(left is not None for left in self._left_open):
             return 0.0
         return min(max(min(waiting, default=now + _LONGEST_PAUSE) - now, 0), _LONGEST_PAUSE) / 1e6
@@ -88,11 +98,11 @@ class Timers:
     def watch(self, session: LiveSession) -> None:
         """Look after a client that has a keep-alive."""
         deadline = session.seen + microseconds(session.keep_alive * _SILENCE)
-        heapq.heappush(self._silences, (deadline, next(self._order), session))
+        heapq.heappush(self._silences, _Silence(deadline, next(self._order), session))
 
     def _end_silent(self, now: int) -> None:
-        while self._silences and self._silences[0][0] <= now:
-            session = heapq.heappop(self._silences)[2]
+        while self._silences and self._silences[0].deadline <= now:
+            session = heapq.heappop(self._silences).session
             if session.ended is not None:
                 continue
             if session.seen + microseconds(session.keep_alive * _SILENCE) <= now:
@@ -100,7 +110,7 @@ class Timers:
                     self._context.end(session, Ended.KEEP_ALIVE, send_will=True)
                 except TopicstoreError as failure:
                     session.failed(failure)
-                    heapq.heappush(self._silences, (now + _LONGEST_PAUSE, next(self._order), session))
+                    heapq.heappush(self._silences, _Silence(now + _LONGEST_PAUSE, next(self._order), session))
             else:
                 self.watch(session)
 
@@ -152,27 +162,27 @@ class Timers:
         self._next_timer[shard] = None
         failed = False
         timers = self._states.timers(shard)
-        for time, kind, client_id in islice(timers, _CHUNK):
-            if time > now:
-                self._expect_at(shard, time)
+        for timer in islice(timers, _CHUNK):
+            if timer.time > now:
+                self._expect_at(shard, timer.time)
                 break
             try:
-                self._fire(time, kind, client_id)
+                self._fire(timer)
             except TopicstoreError:
                 failed = True  # the others go on
         else:
-            for time, _, _ in timers:
-                self._expect_at(shard, time)
+            for timer in timers:
+                self._expect_at(shard, timer.time)
                 break
         if failed:
             self._expect_at(shard, now + _LONGEST_PAUSE)
 
-    def _fire(self, time: int, kind: bytes, client_id: str) -> None:
-        found = self._states.find(client_id)
-        due = None if found is None else found.record.expires if kind == EXPIRY else found.record.will_due
-        if found is None or due != time:
-            self._states.forget_timer(time, kind, client_id)
-        elif kind == EXPIRY:
+    def _fire(self, timer: Timer) -> None:
+        found, expiry = self._states.find(timer.client_id), timer.kind == EXPIRY
+        due = None if found is None else found.record.expires if expiry else found.record.will_due
+        if found is None or due != timer.time:
+            self._states.forget_timer(timer)
+        elif expiry:
             self.remove(found)
         else:
             self._wills.publish(found)
@@ -187,7 +197,7 @@ class Timers:
             self._context.groups.ended(found.client_id, records)
             for record in records:
                 if is_durable(record):
-                    self._context.filters.remove(record.topic_filter)
+                    self._context.filters.remove_locked(record.topic_filter)
 
 
 def microseconds(seconds: float) -> int:

@@ -8,7 +8,7 @@ read everything, so that a message wakes only the member it is for. Used under t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import attrs
 import numpy as np
@@ -25,7 +25,7 @@ from topicstore.shard.state import FrameworkWrite, ShardState
 from .assignment import moves
 from .filters import SharedFilter
 from .records import GroupKeys, GroupRecord, MemberRecord, Returned, messages_of, returned
-from .slices import SLICES, Places, Slices, pack_places, slices_of
+from .slices import SLICES, Places, Slices, pack_places, slices_of_locked
 
 __all__ = ["ROWS", "Group", "Loan", "Member", "Membership"]
 
@@ -102,6 +102,15 @@ class Membership:
     """What it had in flight when it went was taken from it."""
 
 
+class _Move(NamedTuple):
+    """A slice that is to change hands."""
+
+    shard: int
+    number: int
+    owner: Member
+    """Who is to have it."""
+
+
 class Group:
     """One group. ``states``: those of all shards. ``changed`` is called with it when `update` has something to do."""
 
@@ -166,7 +175,7 @@ class Group:
         """A member is connected: it gets its share."""
         self.members[member.client_id] = Membership(member.number, None)
         if self._channel is None:
-            self._channel = self._channels.channel(self.filter.topic_filter)
+            self._channel = self._channels.channel_locked(self.filter.topic_filter)
         self.connected[member] = None
         self._changed(self)
 
@@ -187,7 +196,7 @@ class Group:
         member.loans.clear()
         self.unsaved = True
         if not self.connected and self._channel is not None:
-            self._channels.leave(self._channel, self)
+            self._channels.leave_locked(self._channel, self)
             self._channel = None
         self._changed(self)
 
@@ -204,25 +213,25 @@ class Group:
         members = quick or list(self.connected)
         planned = self._planned(members) if members else []
         if not quick or any(member.drafting for member in self.connected):  # then nothing is taken from anybody
-            planned = [(shard, number, to) for shard, number, to in planned if self._owners[shard][number] is None]
+            planned = [move for move in planned if self._owners[move.shard][move.number] is None]
         else:
             self._take_from_slow()
-        for shard, number, _ in planned:
-            self._take(shard, number)
+        for move in planned:
+            self._take(move.shard, move.number)
         if self.unsaved:
             self.save()  # before others begin
-        for shard, number, member in planned:
-            self._give(shard, number, member)
+        for move in planned:
+            self._give(move.shard, move.number, move.owner)
         for loan in self.loans if members else ():
             if loan.owner is None:
                 loan.owner = min(members, key=lambda member: len(member.loans))
                 loan.owner.lend(loan)
 
-    def _planned(self, members: Iterable[Member]) -> list[tuple[int, int, Member]]:
-        """Return which slices should change hands, as (shard, slice, new owner)."""
+    def _planned(self, members: Iterable[Member]) -> list[_Move]:
+        """Return which slices should change hands."""
         total = dict.fromkeys(members, 0)
         return [
-            (shard, number, member)
+            _Move(shard, number, member)
             for shard, owners in enumerate(self._owners)
             for number, member in moves(owners, total, total)
         ]
@@ -293,7 +302,7 @@ class Group:
         resting[member] = None
         self._heads[shard] |= member.mine[shard]
         if self._channel is not None:
-            self._channel.wait(self, shard)
+            self._channel.wait_locked(self, shard)
 
     def wake(self, shard: int) -> None:
         """Find whom what came into a shard is for; the others are past it."""
@@ -315,7 +324,7 @@ class Group:
             if run.caught_up:
                 break
         if resting and self._channel is not None:
-            self._channel.wait(self, shard)
+            self._channel.wait_locked(self, shard)
 
     def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
         """Nothing comes by that is not stored: `wake` tells."""
@@ -324,7 +333,7 @@ class Group:
         """Return the resting members that a run has something for."""
         if not len(run):
             return []
-        slices = slices_of(run.stretch)[run.rows]
+        slices = slices_of_locked(run.stretch)[run.rows]
         new = run.stretch.batch.positions[run.rows] > self.places[shard][slices]
         hit = np.flatnonzero(np.bincount(slices[new], minlength=SLICES))
         owners = {self._owners[shard][number]: None for number in hit.tolist()}

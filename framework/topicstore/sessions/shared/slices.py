@@ -16,7 +16,7 @@ from topicstore.pubsub.shared_reads import Stretch
 
 from .records import PackedPlaces
 
-__all__ = ["SLICES", "Places", "Slices", "pack_places", "raise_places", "slice_of", "slices_of"]
+__all__ = ["SLICES", "Places", "Slices", "pack_places", "raise_places", "slice_of", "slices_of_locked"]
 
 SLICES = 64
 """Of each shard."""
@@ -36,8 +36,8 @@ def slice_of(topic: str) -> int:
     return xxhash.xxh64_intdigest(topic.encode()) % SLICES
 
 
-def slices_of(stretch: Stretch) -> npt.NDArray[np.uint8]:
-    """Return the slice of each row; found out once for all who read the stretch. With the dispatcher's lock."""
+def slices_of_locked(stretch: Stretch) -> npt.NDArray[np.uint8]:
+    """Return the slice of each row; found out once for all who read the stretch."""
     slices = _of_stretches.get(stretch)
     if slices is None:
         slices = _of_stretches[stretch] = _slices_of_topics(to_list(stretch.batch.topics))

@@ -19,7 +19,7 @@ from topicstore.sessions.sources import Source
 
 from .group import ROWS, Group, Loan
 from .records import LeaseRecord
-from .slices import Slices, pack_places, slices_of
+from .slices import Slices, pack_places, slices_of_locked
 
 __all__ = ["SharedSource"]
 
@@ -148,7 +148,7 @@ class SharedSource(Source):
         if not len(run):
             return np.empty(0, np.intp)
         behind = np.where(self.mine[shard], places, _NOBODYS)
-        own = run.stretch.batch.positions[run.rows] > behind[slices_of(run.stretch)[run.rows]]
+        own = run.stretch.batch.positions[run.rows] > behind[slices_of_locked(run.stretch)[run.rows]]
         rows: npt.NDArray[np.intp] = np.flatnonzero(own) + run.rows.start
         return rows
 
