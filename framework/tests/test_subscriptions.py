@@ -180,6 +180,18 @@ def test_the_window_holds_back(plain: ts.Database) -> None:
         assert not subscription.status().stuck
 
 
+def test_the_window_holds_back_what_is_stored_nowhere(plain: ts.Database) -> None:
+    """Who fetches gets nothing, at once or when the time is over, until something is acknowledged."""
+    with plain.subscribe("#", window=1) as subscription:
+        plain.publish([ts.Message("a", b"1", "c"), ts.Message("a", b"2", "c")])
+        first = subscription.fetch(timeout=PATIENCE)
+        assert [b"1"] == [message.payload for message in first.messages]
+        for nothing in (subscription.fetch(timeout=0), asyncio.run(subscription.fetch_async(timeout=0))):
+            assert (0, True) == (len(nothing), nothing.stuck)
+        subscription.acknowledge(1)
+        assert [b"2"] == [message.payload for message in subscription.fetch(timeout=PATIENCE).messages]
+
+
 def test_acknowledging_lets_a_waiting_thread_go_on(plain: ts.Database) -> None:
     """Who waits for room in the window is woken by the acknowledgement."""
     plain.store(numbered(0, 20))

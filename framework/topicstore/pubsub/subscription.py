@@ -236,9 +236,8 @@ class Subscription:
 
     def _worth_a_look(self) -> bool:
         inbox = self._inbox
-        return (
-            bool(self._given_back) or inbox.ended is not None or bool(inbox.live) or bool(inbox.ready and self._room())
-        )
+        unread = inbox.live or inbox.ready  # with a full window neither can be had
+        return bool(self._given_back) or inbox.ended is not None or bool(unread and self._room())
 
     def _room(self) -> int:
         """Return how many messages the window lets through."""
