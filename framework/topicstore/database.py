@@ -586,7 +586,8 @@ class Database:
         """The durable sessions of the database (`topicstore.sessions`)."""
         with self._beginning:
             if self._sessions is None:
-                from .sessions import DatabaseParts, Sessions
+                from .sessions import Sessions
+                from .sessions.database_parts import DatabaseParts
 
                 self._check_open()
                 self._sessions = Sessions(

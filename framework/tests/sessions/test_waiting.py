@@ -210,6 +210,28 @@ def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: tuple[ts.Databas
     assert session.puback_many([1, 2])
 
 
+def test_a_session_that_could_not_be_opened_is_opened_later(failing: tuple[ts.Database, ModuleType]) -> None:
+    """What it followed by then holds up no other, and is delivered once."""
+    db, plugin = failing
+    sessions = db.sessions
+    here = next(name for name in map(str, range(100)) if db.shard_of(name) == 0)
+    db.publish([ts.Message(here, b"kept", "p", 1, retain=True)])
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a/#", 1)
+    session.subscribe(here, 1)
+    session.disconnect()
+    plugin.shard = 0
+    with pytest.raises(ts.StorageFullError):
+        sessions.open("client", expiry_interval=None)
+    assert sessions.get("client") is None
+    plugin.shard = None
+    store(db, "1", "p")
+    assert not sessions.wait(0)
+    assert [] == sessions.deliver()
+    sessions.open("client", expiry_interval=None)
+    assert {"kept", "1"} == {payload for _, items in sessions.deliver() for payload in payloads(items)}
+
+
 def test_what_cannot_be_read_again_is_sent_again_later(failing: tuple[ts.Database, ModuleType]) -> None:
     """Nothing in flight is taken for vanished because of an error."""
     db, plugin = failing

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from topicstore.contract.errors import SessionEndedError, SessionNotFoundError, SessionTakenOverError
 
-from .database_parts import DatabaseParts
 from .manager import Sessions
 from .model import (
     START_PROPERTY,
@@ -37,7 +36,6 @@ from .session import Session
 
 __all__ = [
     "START_PROPERTY",
-    "DatabaseParts",
     "Delivery",
     "Ended",
     "GroupInfo",
