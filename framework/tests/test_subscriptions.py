@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import topicstore as ts
+from topicstore.pubsub.bell import Bell, ListeningThread
 from topicstore.pubsub.subscription import Subscription
 from topicstore_conformance.faults.threads import PATIENCE, begin, together, wait_until
 
@@ -53,11 +54,16 @@ def take(subscription: Subscription, count: int, limit: int | None = None) -> li
     return taken
 
 
+def blocked(bell: Bell) -> int:
+    """Return how many threads wait for a bell at this moment."""
+    threads = [one for one in list(bell.listening) if isinstance(one, ListeningThread)]
+    return sum(bool(thread._woken._cond._waiters) for thread in threads)  # type: ignore[attr-defined]
+
+
 def waiting(subscription: Subscription, work: Callable[[], object]) -> Future[Any]:
     """Run in a thread what waits for a subscription; return when it does."""
-    waits = subscription._inbox.changed._waiters  # type: ignore[attr-defined]
-    before, future = len(waits), begin(work)
-    wait_until(lambda: len(waits) > before, "a thread to wait for the subscription")
+    before, future = blocked(subscription._inbox.bell), begin(work)
+    wait_until(lambda: blocked(subscription._inbox.bell) > before, "a thread to wait for the subscription")
     return future
 
 
@@ -172,6 +178,18 @@ def test_the_window_holds_back(plain: ts.Database) -> None:
         assert len(subscription.fetch(timeout=PATIENCE)) == 4
         subscription.acknowledge(14)
         assert not subscription.status().stuck
+
+
+def test_the_window_holds_back_what_is_stored_nowhere(plain: ts.Database) -> None:
+    """Who fetches gets nothing, at once or when the time is over, until something is acknowledged."""
+    with plain.subscribe("#", window=1) as subscription:
+        plain.publish([ts.Message("a", b"1", "c"), ts.Message("a", b"2", "c")])
+        first = subscription.fetch(timeout=PATIENCE)
+        assert [b"1"] == [message.payload for message in first.messages]
+        for nothing in (subscription.fetch(timeout=0), asyncio.run(subscription.fetch_async(timeout=0))):
+            assert (0, True) == (len(nothing), nothing.stuck)
+        subscription.acknowledge(1)
+        assert [b"2"] == [message.payload for message in subscription.fetch(timeout=PATIENCE).messages]
 
 
 def test_acknowledging_lets_a_waiting_thread_go_on(plain: ts.Database) -> None:

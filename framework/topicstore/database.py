@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .contract.batch import MessageBatch
-from .contract.errors import InvalidArgumentError
+from .contract.errors import DatabaseClosedError, InvalidArgumentError
 from .contract.iterators import Iterator as StreamIterator
 from .contract.layout import TopicNode
 from .contract.model import Message
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .pubsub.persistence_rules import PersistenceRules
     from .pubsub.subscription import Subscription
     from .sessions import Sessions
+    from .sessions.database_parts import DatabaseParts
     from .storage.explain import Explanation
 
 __all__ = ["BATCH_SIZE", "Database"]
@@ -326,8 +327,30 @@ class Database:
                 from .sessions import Sessions
 
                 self.storage.check_open()
-                self._sessions = Sessions(self)
+                self._sessions = Sessions(self._parts())
             return self._sessions
+
+    def _parts(self) -> DatabaseParts:
+        """Return what sessions need. They hold the database weakly, else one that nobody holds would not be closed."""
+        from .sessions.database_parts import DatabaseParts
+
+        this = weakref.ref(self)
+
+        def database() -> Database:
+            found = this()
+            if found is None:
+                raise DatabaseClosedError("the database is closed")
+            return found
+
+        return DatabaseParts(
+            states=[self.state(shard) for shard in range(len(self.storage.shards))],
+            shard_of=self.shard_map.of,
+            clock=self.storage.clock,
+            hub=self.hub,
+            publish=lambda messages, *, state=None: database().publish(messages, state=state),
+            retained=lambda topic_filter: database().retained(topic_filter),
+            storage=lambda: database().storage,
+        )
 
     @property
     def reading(self) -> Mode | None:

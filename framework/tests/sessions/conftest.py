@@ -30,7 +30,15 @@ def sessions(db: ts.Database) -> Sessions:
 @pytest.fixture
 def crash(db: ts.Database) -> Callable[[], Sessions]:
     """Return what gives the sessions as the next process would find them: by what is committed alone."""
-    return lambda: Sessions(db)
+
+    def crash() -> Sessions:
+        former, db._sessions = db.sessions, None
+        try:
+            return db.sessions
+        finally:
+            db._sessions = former
+
+    return crash
 
 
 @pytest.fixture

@@ -212,10 +212,10 @@ def test_clean_up_is_fenced(sessions: Sessions, clock: Clock, publish: Publish, 
     clock.now += 1
     session = sessions.open("subscriber", expiry_interval=10)
     clock.now += 100 * SECOND
-    found = other.storage.find("subscriber")
+    found = other.states.find("subscriber")
     assert found is not None
     session = sessions.open("subscriber", expiry_interval=10)
-    assert not other.storage.remove(found)
+    assert not other.states.remove(found)
     sessions.tick()
     publish("1")
     assert ["1"] == everything(session)

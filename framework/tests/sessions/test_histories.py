@@ -113,7 +113,7 @@ class Here:
     def crash(self, now: int) -> None:
         db = self._store.db
         self._older += [session for client in CLIENTS if (session := db.sessions.get(client)) is not None]
-        db._sessions = Sessions(db)
+        db._sessions = None
 
     def older(self, client: str) -> Session | None:
         """Return a session object of this client that a crash left behind, if there is one."""

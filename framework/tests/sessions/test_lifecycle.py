@@ -203,13 +203,13 @@ def test_a_session_that_came_back_is_not_reaped(sessions: Sessions, clock: Clock
     """Neither by the timer of its former absence, nor by who found it before."""
     sessions.open("client", expiry_interval=10).disconnect()
     other = crash()
-    found = other.storage.find("client")
+    found = other.states.find("client")
     assert found is not None
     session = sessions.open("client", expiry_interval=10)
     session.subscribe("a")
     clock.now += 100 * SECOND
     sessions.tick()
-    assert not other.storage.remove(found)
+    assert not other.states.remove(found)
     assert session.ended is None
     session.deliver()
     assert 1 == len(sessions.inspect("client").subscriptions)

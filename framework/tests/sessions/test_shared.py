@@ -12,8 +12,9 @@ import pytest
 import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
 from topicstore.sessions import Delivery, Session, Sessions
+from topicstore.sessions.shared.assignment import moves
 from topicstore.sessions.shared.filters import is_shared, parse_shared, read_filter
-from topicstore.sessions.shared.slices import SLICES, moves, slice_of
+from topicstore.sessions.shared.slices import SLICES, slice_of
 from topicstore_conformance.faults.clock import Clock
 
 TEXT = "$share/g/t/#"

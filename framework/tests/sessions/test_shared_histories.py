@@ -11,7 +11,7 @@ import topicstore as ts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from topicstore.sessions import Delivery, Session, Sessions
+from topicstore.sessions import Delivery, Session
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.subjects.profiles import MACHINE, tries
 
@@ -71,8 +71,8 @@ class Histories(RuleBasedStateMachine):
 
     def start_over(self) -> None:
         """Begin with the sessions as they are stored."""
-        self.sessions = Sessions(self.db)
-        self.db._sessions = self.sessions
+        self.db._sessions = None
+        self.sessions = self.db.sessions
         self.sessions.shared.slow_after, self.sessions.shared.handover_after = SLOW, HANDOVER
 
     def teardown(self) -> None:

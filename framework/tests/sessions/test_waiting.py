@@ -16,6 +16,7 @@ import topicstore as ts
 from topicstore import plugins
 from topicstore.contract.state import StateWrite
 from topicstore.plugins import Registry
+from topicstore.pubsub.bell import Bell, ListeningThread
 from topicstore.sessions import Delivery, Session, Sessions
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
@@ -51,11 +52,16 @@ def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions,
     assert other.ended is None
 
 
+def blocked(bell: Bell) -> bool:
+    """Say whether a thread waits for a bell at this moment."""
+    threads = [one for one in list(bell.listening) if isinstance(one, ListeningThread)]
+    return any(thread._woken._cond._waiters for thread in threads)  # type: ignore[attr-defined]
+
+
 def waiting(sessions: Sessions) -> Future[bool]:
     """Wait for the sessions in a thread; return when it does."""
-    bell = sessions.dispatcher._bell._cond._waiters  # type: ignore[attr-defined]
     future = begin(sessions.wait)
-    wait_until(lambda: bell, "a thread to wait for the sessions")
+    wait_until(lambda: blocked(sessions.dispatcher.bell), "a thread to wait for the sessions")
     return future
 
 
@@ -202,6 +208,28 @@ def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: tuple[ts.Databas
     assert [["1"]] == [payloads(items) for _, items in sessions.deliver()]
     assert session.failure is None
     assert session.puback_many([1, 2])
+
+
+def test_a_session_that_could_not_be_opened_is_opened_later(failing: tuple[ts.Database, ModuleType]) -> None:
+    """What it followed by then holds up no other, and is delivered once."""
+    db, plugin = failing
+    sessions = db.sessions
+    here = next(name for name in map(str, range(100)) if db.shard_of(name) == 0)
+    db.publish([ts.Message(here, b"kept", "p", 1, retain=True)])
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a/#", 1)
+    session.subscribe(here, 1)
+    session.disconnect()
+    plugin.shard = 0
+    with pytest.raises(ts.StorageFullError):
+        sessions.open("client", expiry_interval=None)
+    assert sessions.get("client") is None
+    plugin.shard = None
+    store(db, "1", "p")
+    assert not sessions.wait(0)
+    assert [] == sessions.deliver()
+    sessions.open("client", expiry_interval=None)
+    assert {"kept", "1"} == {payload for _, items in sessions.deliver() for payload in payloads(items)}
 
 
 def test_what_cannot_be_read_again_is_sent_again_later(failing: tuple[ts.Database, ModuleType]) -> None:

@@ -23,7 +23,7 @@ from topicstore.cli.files.sources import open_export
 from topicstore.contract.requests import IterateRequest, StoreRequest
 from topicstore.lifecycle import archive_slab as archive
 from topicstore.lifecycle import exporting
-from topicstore.sessions import Delivery, Sessions
+from topicstore.sessions import Delivery
 from topicstore.shard.records import ranges_of
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, wait_until
@@ -434,7 +434,8 @@ def test_a_session_reads_on_and_its_flight_too(db: ts.Database, tmp_path: Path) 
     assert [one.message.payload for one in sent] == [b"0", b"1", b"2", b"3"]
     db.add_generation()
     db.archives.archive(tmp_path / "export")
-    again = Sessions(db).open("me", receive_maximum=4, expiry_interval=None)  # as the next process would find it
+    db._sessions = None  # as the next process would find it
+    again = db.sessions.open("me", receive_maximum=4, expiry_interval=None)
     got: list[bytes] = []
     while deliveries := [one for one in again.deliver() if isinstance(one, Delivery)]:
         got += [one.message.payload for one in deliveries]

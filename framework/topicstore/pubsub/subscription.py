@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import os
 import threading
 import time
@@ -29,6 +28,7 @@ from topicstore.contract.positions import first_position, time_of, to_microsecon
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage.storage import Storage
 
+from .bell import Bell, ListeningTask, ListeningThread
 from .feed import Feed
 from .hub import Hub
 from .shared_reads import Run
@@ -92,41 +92,36 @@ class _Inbox:
     """What listeners of the hub are told, and who waits for it. Holds nothing of the subscription, which may go."""
 
     def __init__(self, shards: int) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        """Guards what follows."""
         self.ready: dict[int, None] = dict.fromkeys(range(shards))
         """Shards with something to read, as far as is known; in the order in which their turn comes."""
         self.live: collections.deque[Message] = collections.deque()
         self.missed = 0
         self.ended: Exception | None = None
-        self.tasks: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+        self.bell = Bell()
+        """Rings when any of it changes."""
 
     def woken(self, feed: Feed, shard: int) -> None:
-        with self.changed:
+        with self.lock:
             self.ready[shard] = None
-            self.tell()
+        self.bell.ring()
 
     def routed(self, feed: Feed, messages: list[Message]) -> None:
-        with self.changed:
+        with self.lock:
             self.live.extend(messages)
             while len(self.live) > LIVE_ONLY:
                 self.live.popleft()
                 self.missed += 1
-            self.tell()
+        self.bell.ring()
 
     def closed(self) -> None:
         self.end(DatabaseClosedError("the database was closed"))
 
     def end(self, why: Exception) -> None:
-        with self.changed:
+        with self.lock:
             self.ended = self.ended or why
-            self.tell()
-
-    def tell(self) -> None:
-        """Wake who waits. The caller holds `changed`."""
-        self.changed.notify_all()
-        for event, loop in self.tasks.items():
-            with contextlib.suppress(RuntimeError):  # its loop was closed
-                loop.call_soon_threadsafe(event.set)
+        self.bell.ring()
 
 
 class Subscription:
@@ -208,42 +203,26 @@ class Subscription:
 
         After ``timeout`` seconds (None: never), or if the window is full by then, it returns an empty batch.
         """
-        inbox = self._inbox
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            found = self._take(limit)
-            if found is not None:
-                return found
-            with inbox.changed:
-                while not self._worth_a_look():
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        return self._nothing()
-                    inbox.changed.wait(left)
+        found = self._take(limit)
+        if found is not None:  # at once, without listening first, which costs as much as a short read
+            return found
+        with ListeningThread(self._inbox.bell, timeout) as listening:
+            while True:
+                found = self._take(limit)
+                if found is not None:
+                    return found
+                if not self._worth_a_look() and not listening.wait():
+                    return self._nothing()
 
     async def fetch_async(self, limit: int | None = None, timeout: float | None = None) -> SubscriptionBatch:
         """Like `fetch`, in asyncio. What is read to catch up is read in a thread, so the loop isn't held up."""
-        event = asyncio.Event()
-        inbox = self._inbox
-        with inbox.changed:
-            inbox.tasks[event] = asyncio.get_running_loop()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        try:
+        with ListeningTask(self._inbox.bell, timeout) as listening:
             while True:
-                event.clear()
                 found = await self._take_async(limit) if self._worth_a_look() else None
                 if found is not None:
                     return found
-                if self._worth_a_look():
-                    continue
-                left = None if deadline is None else deadline - time.monotonic()
-                try:
-                    await asyncio.wait_for(event.wait(), left)
-                except TimeoutError:
+                if not self._worth_a_look() and not await listening.wait():
                     return self._nothing()
-        finally:
-            with inbox.changed:
-                del inbox.tasks[event]
 
     async def _take_async(self, limit: int | None) -> SubscriptionBatch | None:
         taking = asyncio.get_running_loop().run_in_executor(None, self._take, limit)
@@ -256,15 +235,13 @@ class Subscription:
 
     def _give_back(self, taking: asyncio.Future[SubscriptionBatch | None]) -> None:
         if not taking.cancelled() and taking.exception() is None and (found := taking.result()) is not None:
-            with self._inbox.changed:
-                self._given_back.append(found)
-                self._inbox.tell()
+            self._given_back.append(found)
+            self._inbox.bell.ring()
 
     def _worth_a_look(self) -> bool:
         inbox = self._inbox
-        return (
-            bool(self._given_back) or inbox.ended is not None or bool(inbox.live) or bool(inbox.ready and self._room())
-        )
+        unread = inbox.live or inbox.ready  # with a full window neither can be had
+        return bool(self._given_back) or inbox.ended is not None or bool(unread and self._room())
 
     def _room(self) -> int:
         """Return how many messages the window lets through."""
@@ -297,14 +274,14 @@ class Subscription:
 
     def _take_live(self, most: int) -> SubscriptionBatch | None:
         inbox = self._inbox
-        with inbox.changed:
+        with inbox.lock:
             messages = [inbox.live.popleft() for _ in range(min(most, len(inbox.live), self._room()))]
         return self._deliver(messages, None, None) if messages else None
 
     def _take_stored(self, most: int) -> SubscriptionBatch | None:
         inbox = self._inbox
         while inbox.ready and self._room():
-            with inbox.changed:
+            with inbox.lock:
                 shard = next(iter(inbox.ready))
                 del inbox.ready[shard]  # before reading: what comes meanwhile puts it back
             try:
@@ -347,14 +324,14 @@ class Subscription:
 
     def acknowledge(self, sequence: int) -> None:
         """Everything up to this number (`SubscriptionBatch.sequence`) is done with; the window moves on."""
-        with self._inbox.changed:
+        with self._inbox.lock:
             if type(sequence) is not int or not 0 <= sequence <= self._sequence:
                 raise InvalidArgumentError(f"{self._sequence} were delivered; {sequence!r} can't be acknowledged")
             if sequence > self._acknowledged:
                 self._acknowledged = sequence
                 self._full_since = None
                 self._advance()
-                self._inbox.tell()
+                self._inbox.bell.ring()
 
     def _advance(self) -> None:
         while self._delivered and self._delivered[0][0] <= self._acknowledged:

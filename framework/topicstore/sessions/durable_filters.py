@@ -22,24 +22,27 @@ def is_durable(record: SubscriptionRecord) -> bool:
 class DurableFilters:
     """The filters of all durable subscriptions. Nothing is read before somebody asks.
 
-    `add` and `remove` run under the lock of the sessions, as the loading does; `wants` in any thread.
+    `wants` may be called from any thread.
     """
 
     def __init__(self, load: Callable[[], Iterable[SubscriptionRecord]], lock: AbstractContextManager[object]) -> None:
         self._load = load
         self._lock = lock
         self._routes: FilterIndex[str] = FilterIndex()
+        """Changed under the lock; looked up in any thread."""
         self._counts: Counter[str] = Counter()
+        """How many subscriptions a filter has. Guarded by the lock."""
         self._loaded = False
+        """Everything was read. Set once, under the lock; a glance needs none."""
 
-    def add(self, topic_filter: str) -> None:
+    def add_locked(self, topic_filter: str) -> None:
         """There is one more durable subscription of a filter."""
         if self._loaded:
             self._counts[topic_filter] += 1
             if self._counts[topic_filter] == 1:
                 self._routes.add(read_filter(topic_filter), topic_filter)
 
-    def remove(self, topic_filter: str) -> None:
+    def remove_locked(self, topic_filter: str) -> None:
         """There is one durable subscription of a filter less."""
         if self._loaded:
             self._counts[topic_filter] -= 1
@@ -51,10 +54,10 @@ class DurableFilters:
         """Say whether a durable subscription matches a topic."""
         if not self._loaded:
             with self._lock:
-                self._read()
+                self._read_locked()
         return bool(self._routes.match(topic))
 
-    def _read(self) -> None:
+    def _read_locked(self) -> None:
         if not self._loaded:
             self._counts = Counter(record.topic_filter for record in self._load() if is_durable(record))
             for topic_filter in self._counts:

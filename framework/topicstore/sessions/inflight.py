@@ -27,6 +27,7 @@ from .records import (
     VERSION,
     FlightRecord,
     Keys,
+    PackedPositions,
     decode,
     pack_ids,
     pack_positions,
@@ -70,7 +71,7 @@ class Flight:
         qos: int | Sequence[int],
         positions: Positions,
         topics: Sequence[str] = (),
-        packed: tuple[int, bytes, int] | None = None,
+        packed: PackedPositions | None = None,
     ) -> None:
         self.number = number
         self.topic_filter = topic_filter
@@ -159,20 +160,19 @@ class InflightWindow:
     __slots__ = (
         "_again",
         "_finished",
-        "_keys",
         "_received",
-        "_shrunk",
         "_stored",
         "awaiting_puback",
         "awaiting_pubcomp",
         "awaiting_pubrec",
+        "keys",
         "next_id",
         "next_number",
         "resend",
     )
 
     def __init__(self, keys: Keys) -> None:
-        self._keys = keys
+        self.keys = keys
         self.next_id = 1
         self.next_number = 1
         self.awaiting_puback: dict[int, Flight] = {}
@@ -184,8 +184,6 @@ class InflightWindow:
         """By number, what the store holds of flights and ids to release."""
         self._finished: list[Flight | Released] = []
         """Those of which nothing is left."""
-        self._shrunk: dict[Flight, None] = {}
-        """Flights that lost ids to `_received`."""
         self._again: list[int] = []
         """Ids whose PUBREL goes out once more."""
         self.resend: list[Flight] = []  # a deque takes 760 bytes, also in an idle session
@@ -254,7 +252,6 @@ class InflightWindow:
             return packet_id in self._received
         if accepted:
             self._received[packet_id] = flight
-            self._shrunk[flight] = None
         self._over(flight, packet_id)
         return True
 
@@ -288,7 +285,7 @@ class InflightWindow:
         PUBRECs are among them always; PUBACKs and PUBCOMPs that leave their record something only
         with ``whole``. Nothing changes before `settle`.
         """
-        keys, stored = self._keys, self._stored
+        keys, stored = self.keys, self._stored
         number = self.next_number
         writes = []
         released = None
@@ -310,7 +307,6 @@ class InflightWindow:
         for gone in self._finished[: staged.finished]:
             self._stored.pop(gone.number, None)
         del self._finished[: staged.finished]
-        self._shrunk.clear()
         for changed in staged.rewritten:
             changed.written = changed.left
         again, self._again = self._again, []
@@ -346,7 +342,8 @@ class InflightWindow:
 
     def _to_rewrite(self, *, whole: bool) -> list[Flight | Released]:
         if not whole:
-            return [flight for flight in self._shrunk if flight.left]
+            shrunk = dict.fromkeys(self._received.values())  # these ids are released now, and no part of them
+            return [flight for flight in shrunk if flight.left]
         return [kept for kept in self._stored.values() if 0 < kept.left < kept.written]
 
     def _rewrite(self, kept: Flight | Released) -> StateWrite:
@@ -361,7 +358,7 @@ class InflightWindow:
         return [row for row, i in enumerate(flight.ids) if puback.get(i) is flight or pubrec.get(i) is flight]
 
     def _key(self, kept: Flight | Released) -> bytes:
-        keys = self._keys
+        keys = self.keys
         return keys.flight(kept.number) if isinstance(kept, Flight) else keys.released(kept.number)
 
     # --- resuming ---

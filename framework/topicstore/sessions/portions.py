@@ -22,7 +22,7 @@ from topicstore.pubsub.shared_reads import Run, Stretch
 
 from .inflight import Flight
 from .model import Delivery, SubscribeOptions
-from .records import pack_positions
+from .records import PackedPositions, pack_positions
 
 __all__ = ["Portion", "Traits", "expiry_of", "portion_at", "portion_of", "rows_until"]
 
@@ -44,7 +44,7 @@ class Portion:
     """As delivered: that of all, or of each."""
     positions: Positions | None
     """None if none of them is to be acknowledged, because they are of QoS 0, or if they are retained messages."""
-    packed: tuple[int, bytes, int] | None = None
+    packed: PackedPositions | None = None
     """The positions, packed."""
     retain: bool | list[bool] = False
     """The flag as delivered."""
@@ -110,7 +110,7 @@ class Traits:
         """By row, the time in microseconds from which on it is not delivered; None: there is none of them."""
         self._batch = batch
         self._clients: npt.NDArray[np.object_] | None = None
-        self._packed: dict[tuple[int, int], tuple[int, bytes, int]] = {}
+        self._packed: dict[tuple[int, int], PackedPositions] = {}
 
     @classmethod
     def of(cls, stretch: Stretch) -> Traits:
@@ -120,7 +120,7 @@ class Traits:
             traits = cls._known[stretch] = cls(stretch)
         return traits
 
-    def packed(self, start: int, stop: int) -> tuple[int, bytes, int]:
+    def packed(self, start: int, stop: int) -> PackedPositions:
         """Return the positions of these rows, packed."""
         found = self._packed.get((start, stop))
         if found is None:

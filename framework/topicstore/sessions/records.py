@@ -27,7 +27,7 @@ belongs to the later: it was free when that was written, the other just had not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -45,6 +45,7 @@ __all__ = [
     "EXPIRY",
     "INCOMING",
     "LIVE",
+    "NEVER",
     "SESSION",
     "SUBSCRIPTION",
     "TIMER",
@@ -53,8 +54,10 @@ __all__ = [
     "Era",
     "FlightRecord",
     "Keys",
+    "PackedPositions",
     "SessionRecord",
     "SubscriptionRecord",
+    "Timer",
     "client_of",
     "decode",
     "pack_ids",
@@ -67,6 +70,8 @@ __all__ = [
 ]
 
 VERSION = 1
+NEVER = -1
+"""Stands for a time that never comes."""
 
 SESSION = b"\1sr"
 LIVE = b"\1sl"
@@ -83,6 +88,24 @@ EXPIRY = b"e"
 WILL = b"w"
 
 T = TypeVar("T")
+
+
+class PackedPositions(NamedTuple):
+    """Ascending positions as they are stored."""
+
+    first: int
+    steps: bytes
+    """Of each position, how far it lies behind the first: little-endian numbers of `width` bytes."""
+    width: int
+
+
+class Timer(NamedTuple):
+    """A stored timer of a session."""
+
+    time: int
+    kind: bytes
+    """`EXPIRY` or `WILL`."""
+    client_id: str
 
 
 class _Versioned(msgspec.Struct, array_like=True):
@@ -151,9 +174,10 @@ class FlightRecord(msgspec.Struct, frozen=True, array_like=True):
 class Keys:
     """The keys of one session's state."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_client", "client_id")
 
     def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
         self._client = client_id.encode()
 
     @property
@@ -222,9 +246,9 @@ def timer_key(time: int, kind: bytes = b"") -> bytes:
     return TIMER + time.to_bytes(8, "big") + kind
 
 
-def timer_of(key: bytes) -> tuple[int, bytes, str]:
-    """Return (time, kind, client id) of a timer's key."""
-    return int.from_bytes(key[2:10], "big"), key[10:11], key[11:].decode()
+def timer_of(key: bytes) -> Timer:
+    """Return the timer of a key."""
+    return Timer(int.from_bytes(key[2:10], "big"), key[10:11], key[11:].decode())
 
 
 def client_of(key: bytes, prefix: bytes) -> str:
@@ -249,13 +273,13 @@ def decode(key: bytes, stored: bytes, kind: type[T]) -> T:
         raise CorruptionError(str(bad), f"state {key!r}") from bad
 
 
-def pack_positions(positions: Positions) -> tuple[int, bytes, int]:
-    """Return ascending positions as (the first, how far each lies behind it, bytes of each)."""
+def pack_positions(positions: Positions) -> PackedPositions:
+    """Return ascending positions as they are stored."""
     if not len(positions):
-        return 0, b"", 1
+        return PackedPositions(0, b"", 1)
     steps = positions - positions[0]
     width = next(size for size in (1, 2, 4, 8) if int(steps[-1]) >> (8 * size) == 0)
-    return int(positions[0]), steps.astype(f"<u{width}").tobytes(), width
+    return PackedPositions(int(positions[0]), steps.astype(f"<u{width}").tobytes(), width)
 
 
 def unpack_positions(first: int, steps: bytes, width: int) -> Positions:

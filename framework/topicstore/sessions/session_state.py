@@ -7,26 +7,23 @@ of an open session change with it, in the same engine write.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
 
 from topicstore.contract.checksums import add_checksum
-from topicstore.contract.errors import DatabaseClosedError, StateConflictError
-from topicstore.contract.model import Message
+from topicstore.contract.errors import StateConflictError
 from topicstore.contract.state import StateWrite
-from topicstore.shard.state import FrameworkWrite
-from topicstore.storage.keyed import message_under, state_key, store_under
+from topicstore.shard.state import FrameworkWrite, ShardState
+from topicstore.storage.keyed import state_key
 
 from .inflight import InflightWindow
-from .model import Will
 from .records import (
     EXPIRY,
     LIVE,
+    NEVER,
     SESSION,
     SUBSCRIPTION,
     TIMER,
@@ -35,18 +32,15 @@ from .records import (
     Keys,
     SessionRecord,
     SubscriptionRecord,
+    Timer,
     client_of,
     decode,
     put,
     timer_of,
 )
 
-if TYPE_CHECKING:
-    from topicstore.database import Database
+__all__ = ["Found", "SessionState", "encode_session", "will_key"]
 
-__all__ = ["NEVER", "Found", "SessionState", "encode_session"]
-
-NEVER = -1
 _CHUNK = 1_000
 """Keys removed in one write."""
 
@@ -74,20 +68,10 @@ def encode_session(client_id: str, record: SessionRecord) -> Found:
 class SessionState:
     """The sessions that one open database keeps. Methods raise what reading and writing state raises."""
 
-    def __init__(self, db: Database) -> None:
-        self._db = weakref.ref(db)  # else a database that nobody holds would not be closed
-        self.states = [db.state(shard) for shard in range(len(db.storage.shards))]
+    def __init__(self, states: Sequence[ShardState], shard_of: Callable[[str], int]) -> None:
+        self.states = states
         """By shard."""
-        self.clock = db.clock
-        self.shard_of = db.shard_map.of
-
-    @property
-    def db(self) -> Database:
-        """The database."""
-        db = self._db()
-        if db is None:
-            raise DatabaseClosedError("the database is closed")
-        return db
+        self.shard_of = shard_of
 
     # --- reading ---
 
@@ -196,9 +180,7 @@ class SessionState:
                 begun = [attrs.evolve(ending.guard, expect=found.stored), put(keys.live, (VERSION,))]
                 self.write_for(found.client_id, [*begun, *writes])
                 found = ending
-            writes += [
-                FrameworkWrite(key, None) for key in (*_timers(keys, found.record), keys.live, self.will_key(keys))
-            ]
+            writes += [FrameworkWrite(key, None) for key in (*_timers(keys, found.record), keys.live, will_key(keys))]
             self.write_for(found.client_id, [FrameworkWrite(keys.session, None, expect=found.stored), *writes])
         except StateConflictError:
             return False
@@ -212,36 +194,19 @@ class SessionState:
 
     # --- timers ---
 
-    def timers(self, shard: int) -> Iterator[tuple[int, bytes, str]]:
-        """Yield (time, kind, client id) of a shard's timers, the earliest first."""
+    def timers(self, shard: int) -> Iterator[Timer]:
+        """Yield a shard's timers, the earliest first."""
         for key, _ in self.states[shard].scan(TIMER):
             yield timer_of(key)
 
-    def forget_timer(self, time: int, kind: bytes, client_id: str) -> None:
+    def forget_timer(self, timer: Timer) -> None:
         """Remove a timer that no session's record names."""
-        self.write_for(client_id, [FrameworkWrite(Keys(client_id).timer(time, kind), None)])
+        self.write_for(timer.client_id, [FrameworkWrite(Keys(timer.client_id).timer(timer.time, timer.kind), None)])
 
-    # --- wills ---
 
-    @staticmethod
-    def will_key(keys: Keys) -> bytes:
-        """Return the state key of a session's will."""
-        return state_key(keys.will)
-
-    def write_with_will(self, client_id: str, will: Will, writes: list[StateWrite]) -> None:
-        """Commit writes together with a will."""
-        shard = self.shard_of(client_id)
-        store_under(
-            self.db.storage,
-            [will.message],
-            [Keys(client_id).will],
-            shards=[shard],
-            state={shard: writes},
-        )
-
-    def will(self, client_id: str) -> Message | None:
-        """Return the will of a session, or None."""
-        return message_under(self.db.storage, self.shard_of(client_id), Keys(client_id).will)
+def will_key(keys: Keys) -> bytes:
+    """Return the state key of a session's will."""
+    return state_key(keys.will)
 
 
 def _timers(keys: Keys, record: SessionRecord) -> set[bytes]:

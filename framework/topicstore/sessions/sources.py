@@ -17,7 +17,7 @@ from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.state import FrameworkWrite
 
-from .dispatch import Channel, Dispatcher
+from .dispatch import Channel, Channels
 from .model import SubscribeOptions
 from .portions import Portion, expiry_of, portion_of, rows_until
 from .records import VERSION, Era, Keys, SubscriptionRecord, put
@@ -83,8 +83,7 @@ class FeedSource(Source):
     __slots__ = (
         "_behind",
         "_channel",
-        "_client_id",
-        "_dispatcher",
+        "_channels",
         "_ended",
         "_eras",
         "_failing",
@@ -103,11 +102,10 @@ class FeedSource(Source):
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        channels: Channels,
         keys: Keys,
         number: int,
         topic_filter: TopicFilter,
-        client_id: str,
         eras: tuple[Era, ...],
         ready: Callable[[Source], None],
     ) -> None:
@@ -115,11 +113,10 @@ class FeedSource(Source):
         self.topic_filter = topic_filter
         self.dropped: tuple[int, ...] = ()
         self.missed = 0
-        self._dispatcher = dispatcher
+        self._channels = channels
         self._keys = keys
-        self._client_id = client_id
         self._ready = ready
-        self._channel: Channel = dispatcher.channel(topic_filter)
+        self._channel: Channel = channels.channel_locked(topic_filter)
         self._places: list[int] = []
         self._settled: list[int] = []
         self._moved = False
@@ -201,9 +198,9 @@ class FeedSource(Source):
         """Messages came by that are stored nowhere, at ``now``."""
         if self._live is None:
             self._live = collections.deque()
-        shard_of, options = self._dispatcher.shard_of, self.options
+        shard_of, options = self._channels.shard_of, self.options
         for message in messages:
-            if not (options.no_local and message.client_id == self._client_id):
+            if not (options.no_local and message.client_id == self._keys.client_id):
                 shard = shard_of(message.client_id)
                 self._live.append((shard, marks[shard], now, message, options))
         while len(self._live) > _LIVE:
@@ -247,10 +244,10 @@ class FeedSource(Source):
         self._ended |= era.until is not None and self._places[shard] >= era.until[shard]
         del self._behind[shard]
         if run.caught_up and run.position <= end:
-            self._channel.wait(self, shard)
+            self._channel.wait_locked(self, shard)
         else:
             self._behind[shard] = None  # behind the other shards
-        return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._client_id, now)
+        return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._keys.client_id, now)
 
     def _read_live(self, live: collections.deque[_Live], limit: int, now: int) -> Portion:
         """Take messages stored nowhere that came under the same options, as far as what was stored before is read."""
@@ -318,7 +315,7 @@ class FeedSource(Source):
 
     def close(self) -> None:
         """Leave the filter's channel."""
-        self._dispatcher.leave(self._channel, self)
+        self._channels.leave_locked(self._channel, self)
 
 
 class RetainedSource(Source):

@@ -43,6 +43,7 @@ def store_under(
     state:  writes by shard; all of a shard is committed in one engine write.
     """
     batch = MessageBatch.of(messages)
+    batch = MessageBatch.of(messages)
     for name, column in (("keys", keys), ("shards", shards), ("stored", stored)):
         if column is not None and len(column) != len(batch):
             raise InvalidArgumentError(f"{name} has {len(column)} entries for {len(batch)} messages")

@@ -8,6 +8,7 @@ read everything, so that a message wakes only the member it is for. Used under t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import attrs
 import numpy as np
@@ -17,18 +18,49 @@ from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.pubsub.shared_reads import Run
-from topicstore.sessions.dispatch import Channel, Dispatcher
+from topicstore.sessions.dispatch import Channel, Channels
 from topicstore.sessions.records import VERSION, decode, put
 from topicstore.shard.state import FrameworkWrite, ShardState
 
+from .assignment import moves
 from .filters import SharedFilter
 from .records import GroupKeys, GroupRecord, MemberRecord, Returned, messages_of, returned
-from .slices import SLICES, Places, Slices, moves, pack_places, slices_of
-from .source import ROWS, SharedSource
+from .slices import SLICES, Places, Slices, pack_places, slices_of_locked
 
-__all__ = ["Group", "Loan", "Membership"]
+__all__ = ["ROWS", "Group", "Loan", "Member", "Membership"]
+
+ROWS = 4_096
+"""Rows looked at in one go for those of a member."""
 
 _MICROSECONDS = 1_000_000
+
+
+class Member(Protocol):
+    """A member that is connected, as its group sees it."""
+
+    @property
+    def client_id(self) -> str:
+        """Of its session."""
+
+    number: int
+    """Of the subscription in its session."""
+    mine: Slices
+    """By shard, the slices it has. Changed by the group."""
+    loans: list[Loan]
+    """Returned messages it has. Changed by the group."""
+    slow: bool
+    """Its window has been full for long: it is given nothing while another has room. Changed by the group."""
+    drafting: bool
+    """It handed something out that is not committed yet: nothing can be taken from it."""
+
+    def wake(self, shard: int) -> None:
+        """There may be something to read in a shard."""
+
+    def lend(self, loan: Loan) -> None:
+        """Deliver messages that came back."""
+
+    def forget(self, shard: int) -> None:
+        """It has nothing left of a shard."""
 
 
 @attrs.define(eq=False)
@@ -41,7 +73,7 @@ class Loan:
     """Up to here they were read."""
     settled: int = 0
     """Up to here they are delivered."""
-    owner: SharedSource | None = None
+    owner: Member | None = None
 
     @property
     def first(self) -> int:
@@ -70,22 +102,31 @@ class Membership:
     """What it had in flight when it went was taken from it."""
 
 
+class _Move(NamedTuple):
+    """A slice that is to change hands."""
+
+    shard: int
+    number: int
+    owner: Member
+    """Who is to have it."""
+
+
 class Group:
     """One group. ``states``: those of all shards. ``changed`` is called with it when `update` has something to do."""
 
     def __init__(
         self,
         shared: SharedFilter,
-        dispatcher: Dispatcher,
+        channels: Channels,
         states: Sequence[ShardState],
         changed: Callable[[Group], None],
     ) -> None:
         self.filter = shared
         self.keys = GroupKeys(shared.text)
-        self.feed = dispatcher.hub.feed(shared.topic_filter)
+        self.feed = channels.hub.feed(shared.topic_filter)
         self.members: dict[str, Membership] = {}
         """By client id, connected or not."""
-        self.connected: dict[SharedSource, None] = {}
+        self.connected: dict[Member, None] = {}
         self.places: Places = np.zeros((len(states), SLICES), np.uint64)
         """By shard and slice, the position up to which everything was read."""
         self.settled: Places = self.places.copy()
@@ -98,15 +139,15 @@ class Group:
         """Its record lacks something that others may rely on only when it is there."""
         self.ahead = False
         """Its record lacks that places moved, with nothing delivered."""
-        self._dispatcher = dispatcher
+        self._channels = channels
         self._states = states
-        self._home = states[dispatcher.shard_of(shared.text)]
+        self._home = states[channels.shard_of(shared.text)]
         self._changed = changed
         self._channel: Channel | None = None
-        self._owners: list[list[SharedSource | None]] = [[None] * SLICES for _ in states]
+        self._owners: list[list[Member | None]] = [[None] * SLICES for _ in states]
         self._gone: set[str] = set()
         """Clients that are members no more, though the store says so."""
-        self._resting: list[dict[SharedSource, None]] = [{} for _ in states]
+        self._resting: list[dict[Member, None]] = [{} for _ in states]
         """By shard, members that have read everything."""
         self._heads: Slices = np.zeros(self.places.shape, np.bool_)
         """Their slices."""
@@ -130,32 +171,32 @@ class Group:
         self._gone.add(client_id)
         self.unsaved = True
 
-    def attach(self, source: SharedSource) -> None:
+    def attach(self, member: Member) -> None:
         """A member is connected: it gets its share."""
-        self.members[source.session.client_id] = Membership(source.number, None)
+        self.members[member.client_id] = Membership(member.number, None)
         if self._channel is None:
-            self._channel = self._dispatcher.channel(self.filter.topic_filter)
-        self.connected[source] = None
+            self._channel = self._channels.channel_locked(self.filter.topic_filter)
+        self.connected[member] = None
         self._changed(self)
 
-    def detach(self, source: SharedSource) -> None:
+    def detach(self, member: Member) -> None:
         """A member is not connected any more: what it has goes to others, from where it was delivered."""
-        if source not in self.connected:
+        if member not in self.connected:
             return
-        del self.connected[source]
-        member = self.members.get(source.session.client_id)
-        if member is not None:
-            member.since, member.handed_back = self._dispatcher.clock(), False
-        self.rewind(source)
-        source.drafting = False
-        for shard, number in np.argwhere(source.mine).tolist():
+        del self.connected[member]
+        membership = self.members.get(member.client_id)
+        if membership is not None:
+            membership.since, membership.handed_back = self._channels.clock(), False
+        self.rewind(member)
+        member.drafting = False
+        for shard, number in np.argwhere(member.mine).tolist():
             self._take(shard, number)
-        for loan in source.loans:
+        for loan in member.loans:
             loan.owner = None
-        source.loans.clear()
+        member.loans.clear()
         self.unsaved = True
         if not self.connected and self._channel is not None:
-            self._dispatcher.leave(self._channel, self)
+            self._channels.leave_locked(self._channel, self)
             self._channel = None
         self._changed(self)
 
@@ -172,25 +213,25 @@ class Group:
         members = quick or list(self.connected)
         planned = self._planned(members) if members else []
         if not quick or any(member.drafting for member in self.connected):  # then nothing is taken from anybody
-            planned = [(shard, number, to) for shard, number, to in planned if self._owners[shard][number] is None]
+            planned = [move for move in planned if self._owners[move.shard][move.number] is None]
         else:
             self._take_from_slow()
-        for shard, number, _ in planned:
-            self._take(shard, number)
+        for move in planned:
+            self._take(move.shard, move.number)
         if self.unsaved:
             self.save()  # before others begin
-        for shard, number, member in planned:
-            self._give(shard, number, member)
+        for move in planned:
+            self._give(move.shard, move.number, move.owner)
         for loan in self.loans if members else ():
             if loan.owner is None:
                 loan.owner = min(members, key=lambda member: len(member.loans))
                 loan.owner.lend(loan)
 
-    def _planned(self, members: Iterable[SharedSource]) -> list[tuple[int, int, SharedSource]]:
-        """Return which slices should change hands, as (shard, slice, new owner)."""
+    def _planned(self, members: Iterable[Member]) -> list[_Move]:
+        """Return which slices should change hands."""
         total = dict.fromkeys(members, 0)
         return [
-            (shard, number, member)
+            _Move(shard, number, member)
             for shard, owners in enumerate(self._owners)
             for number, member in moves(owners, total, total)
         ]
@@ -216,7 +257,7 @@ class Group:
             self._resting[shard].pop(owner, None)
             owner.forget(shard)
 
-    def _give(self, shard: int, number: int, member: SharedSource) -> None:
+    def _give(self, shard: int, number: int, member: Member) -> None:
         self._rouse(shard, member)  # without this slice, which it has not read
         self._owners[shard][number] = member
         member.mine[shard, number] = True
@@ -229,23 +270,23 @@ class Group:
         row = self.places[shard]
         row[which] = np.maximum(row[which], np.uint64(place))
 
-    def settle(self, source: SharedSource) -> None:
+    def settle(self, member: Member) -> None:
         """What a member read is handed out, and stored by it."""
-        self.settled[source.mine] = self.places[source.mine]
-        for loan in source.loans:
+        self.settled[member.mine] = self.places[member.mine]
+        for loan in member.loans:
             loan.settled = loan.place
-        if any(loan.settled == loan.last for loan in source.loans):
+        if any(loan.settled == loan.last for loan in member.loans):
             self.unsaved = True
             self._changed(self)
 
-    def rewind(self, source: SharedSource) -> None:
+    def rewind(self, member: Member) -> None:
         """What a member read is not handed out."""
-        self.places[source.mine] = self.settled[source.mine]
-        for loan in source.loans:
+        self.places[member.mine] = self.settled[member.mine]
+        for loan in member.loans:
             loan.place = loan.settled
         for shard, resting in enumerate(self._resting):
-            if source in resting:
-                self._rouse(shard, source)
+            if member in resting:
+                self._rouse(shard, member)
 
     def note_dropped(self, generations: tuple[int, ...]) -> None:
         """Generations were dropped that may not have been read by all."""
@@ -253,15 +294,15 @@ class Group:
 
     # --- looking ahead for members that have read everything ---
 
-    def rest(self, source: SharedSource, shard: int) -> None:
+    def rest(self, member: Member, shard: int) -> None:
         """A member has read everything of a shard that can be seen: `wake` finds what comes."""
         resting = self._resting[shard]
         if not resting:
-            self._seen[shard] = max(self._seen[shard], int(self.places[shard][source.mine[shard]].min()))
-        resting[source] = None
-        self._heads[shard] |= source.mine[shard]
+            self._seen[shard] = max(self._seen[shard], int(self.places[shard][member.mine[shard]].min()))
+        resting[member] = None
+        self._heads[shard] |= member.mine[shard]
         if self._channel is not None:
-            self._channel.wait(self, shard)
+            self._channel.wait_locked(self, shard)
 
     def wake(self, shard: int) -> None:
         """Find whom what came into a shard is for; the others are past it."""
@@ -283,16 +324,16 @@ class Group:
             if run.caught_up:
                 break
         if resting and self._channel is not None:
-            self._channel.wait(self, shard)
+            self._channel.wait_locked(self, shard)
 
     def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
         """Nothing comes by that is not stored: `wake` tells."""
 
-    def _concerned(self, shard: int, run: Run) -> list[SharedSource]:
+    def _concerned(self, shard: int, run: Run) -> list[Member]:
         """Return the resting members that a run has something for."""
         if not len(run):
             return []
-        slices = slices_of(run.stretch)[run.rows]
+        slices = slices_of_locked(run.stretch)[run.rows]
         new = run.stretch.batch.positions[run.rows] > self.places[shard][slices]
         hit = np.flatnonzero(np.bincount(slices[new], minlength=SLICES))
         owners = {self._owners[shard][number]: None for number in hit.tolist()}
@@ -305,7 +346,7 @@ class Group:
         places[heads] = settled[heads] = np.maximum(places[heads], np.uint64(place))
         self.ahead = True
 
-    def _rouse(self, shard: int, member: SharedSource) -> None:
+    def _rouse(self, shard: int, member: Member) -> None:
         if member in self._resting[shard]:
             del self._resting[shard][member]
             self._heads[shard] &= ~member.mine[shard]
@@ -368,11 +409,14 @@ class Group:
 
     # --- time, and looking ---
 
-    def look_after_slow(self, now: int, slow_after: float) -> None:
-        """Find out who is slow: whose window has been full for that many seconds."""
+    def look_after_slow(self, now: int, slow_after: float, stuck_since: Callable[[str], int | None]) -> None:
+        """Find out who is slow: whose window has been full for that many seconds.
+
+        stuck_since: tells, by client id, since when a window has been full; None: it is not.
+        """
         changed = False
         for member in self.connected:
-            stuck = member.session.stuck_since
+            stuck = stuck_since(member.client_id)
             slow = stuck is not None and now - stuck >= slow_after * _MICROSECONDS
             changed |= slow != member.slow
             member.slow = slow

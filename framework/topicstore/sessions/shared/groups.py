@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable
 
 import attrs
 import msgspec
@@ -11,21 +10,19 @@ import msgspec
 from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.positions import time_of
 from topicstore.contract.state import StateWrite
-from topicstore.sessions.dispatch import Dispatcher
+from topicstore.sessions.dispatch import Channels
 from topicstore.sessions.inflight import InflightWindow
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
 from topicstore.sessions.session_state import Found, SessionState, encode_session
+from topicstore.sessions.sources import Source
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .filters import is_shared, parse_shared
-from .group import Group, Membership
+from .group import Group, Member, Membership
 from .records import GROUP, GroupKeys, GroupRecord, LeaseRecord, MemberRecord, group_of, returned
 from .slices import raise_places
 from .source import SharedSource
-
-if TYPE_CHECKING:
-    from topicstore.sessions.session import Session
 
 __all__ = ["Groups"]
 
@@ -38,13 +35,13 @@ _SAVE_INTERVAL = 15_000_000
 class Groups:
     """The groups of one open database, each loaded when it is needed. Used under the dispatcher's lock."""
 
-    def __init__(self, storage: SessionState, dispatcher: Dispatcher) -> None:
+    def __init__(self, states: SessionState, channels: Channels) -> None:
         self.slow_after = 5.0
         """Seconds of a full window after which a member's slices go to others that have room."""
         self.handover_after: float | None = 60.0
         """Seconds that a member is away after which others get what it has in flight at QoS 1; None: never."""
-        self._storage = storage
-        self._dispatcher = dispatcher
+        self._states = states
+        self._channels = channels
         self._loaded: dict[str, Group] = {}
         self._stale: dict[Group, None] = {}
         """Groups whose update failed."""
@@ -62,11 +59,11 @@ class Groups:
         return group
 
     def _new(self, text: str) -> Group:
-        return Group(parse_shared(text), self._dispatcher, self._storage.states, self._changed)
+        return Group(parse_shared(text), self._channels, self._states.states, self._changed)
 
     def _load(self, text: str) -> Group | None:
         keys = GroupKeys(text)
-        home = self._storage.states[self._storage.shard_of(text)]
+        home = self._states.states[self._states.shard_of(text)]
         stored = home.get(keys.group)
         if stored is None:
             return None
@@ -77,7 +74,7 @@ class Groups:
             client_id = key[len(keys.members) :].decode()
             number = decode(key, value, MemberRecord).number
             if self._is_member(client_id, number, text):
-                group.members[client_id] = Membership(number, self._dispatcher.clock())
+                group.members[client_id] = Membership(number, self._channels.clock())
                 self._load_lease(group, client_id, number, taken)
             else:
                 group.dismiss(client_id)
@@ -93,7 +90,7 @@ class Groups:
 
     def _is_member(self, client_id: str, number: int, text: str) -> bool:
         """Say whether a session is there that has the subscription: a crash may have come before that was stored."""
-        found = self._storage.find(client_id)
+        found = self._states.find(client_id)
         key = Keys(client_id).subscription(number)
         stored = self._state_of(client_id).get(key)
         if found is None or found.record.ending or stored is None:
@@ -110,15 +107,24 @@ class Groups:
                 taken[shard, first] = max(place, taken.get((shard, first), 0))
 
     def _state_of(self, client_id: str) -> ShardState:
-        return self._storage.states[self._storage.shard_of(client_id)]
+        return self._states.states[self._states.shard_of(client_id)]
 
     # --- members ---
 
     def join(
-        self, session: Session, number: int, text: str, options: SubscribeOptions, start: list[int]
+        self,
+        keys: Keys,
+        number: int,
+        text: str,
+        options: SubscribeOptions,
+        start: list[int],
+        ready: Callable[[Source], None],
     ) -> SharedSource:
-        """Make a session a member, and the group if there is none; its `Group.attach` lets the member begin.
+        """Make the session of these keys a member, and the group if there is none.
 
+        The member begins with `Group.attach`.
+
+        ready: called with the member when it may have something to read, and had not.
         start: by shard, the position behind which the group begins, if it is new.
         """
         group = self.find(text)
@@ -129,9 +135,9 @@ class Groups:
             group = self._new(text)
             for shard, place in enumerate(start):
                 group.places[shard] = group.settled[shard] = place
-        group.enlist(session.client_id, number)
+        group.enlist(keys.client_id, number)
         self._loaded[text] = group
-        return SharedSource(group, session, number, options)
+        return SharedSource(group, keys, number, options, ready)
 
     def leave(self, group: Group, client_id: str) -> None:
         """A session does not have the subscription any more; that is stored already."""
@@ -173,7 +179,7 @@ class Groups:
         ending = encode_session(client_id, msgspec.structs.replace(found.record, ending=True))
         mark = put(Keys(client_id).live, (VERSION,))  # so that a crash does not keep it from being removed
         try:
-            self._storage.write_for(client_id, [attrs.evolve(ending.guard, expect=found.stored), mark, *writes])
+            self._states.write_for(client_id, [attrs.evolve(ending.guard, expect=found.stored), mark, *writes])
         except StateConflictError:
             return None
         for group in groups.values():
@@ -190,28 +196,31 @@ class Groups:
 
     def _hand_back(self, group: Group, client_id: str) -> None:
         """Take what a member that stays away has in flight at QoS 1."""
-        found, window, member = self._storage.find(client_id), self._window(client_id), group.members[client_id]
+        found, window, member = self._states.find(client_id), self._window(client_id), group.members[client_id]
         writes = [] if window is None else _handed_back(client_id, window, (group.filter.text,))
         if found is not None and writes:
             group.save()  # so its own places can go; what they say of messages that came back would be out of date
             places = FrameworkWrite(Keys(client_id).leases(member.number), None)
-            self._storage.write_for(client_id, [found.guard, places, *writes])
+            self._states.write_for(client_id, [found.guard, places, *writes])
             group.handed = True
         member.handed_back = True
         self._changed(group)
 
     def _window(self, client_id: str) -> InflightWindow | None:
         """Return what a session has in flight, or None if it has nothing of shared subscriptions."""
-        if any(_MARK in value for _, value in self._storage.flights(client_id)):
-            return self._storage.window(client_id)
+        if any(_MARK in value for _, value in self._states.flights(client_id)):
+            return self._states.window(client_id)
         return None
 
     # --- time ---
 
-    def tick(self, now: int) -> None:
-        """Look after slow members and those that stay away; do again what failed, and save what moved."""
+    def tick(self, now: int, stuck_since: Callable[[str], int | None]) -> None:
+        """Look after slow members and those that stay away; do again what failed, and save what moved.
+
+        stuck_since: tells, by client id, since when a connected session's window has been full; None: it is not.
+        """
         for group in list(self._loaded.values()):
-            group.look_after_slow(now, self.slow_after)
+            group.look_after_slow(now, self.slow_after, stuck_since)
             if group.connected and self.handover_after is not None:
                 self._hand_back_all(group, group.away(now, self.handover_after))
         for group in list(self._stale):
@@ -241,28 +250,30 @@ class Groups:
 
     def list(self) -> list[GroupInfo]:
         """Return all groups, sorted by filter."""
-        texts = [group_of(key) for state in self._storage.states for key, _ in state.scan(GROUP)]
+        texts = [group_of(key) for state in self._states.states for key, _ in state.scan(GROUP)]
         groups = [self.find(text) for text in sorted(texts)]
         return [self._info(group) for group in groups if group is not None]
 
     def _info(self, group: Group) -> GroupInfo:
-        marks = self._dispatcher.hub.watermarks()
+        marks = self._channels.hub.watermarks()
         behind = [time_of(marks[shard]) - time_of(place) for shard, place in group.unread().items()]
-        held = {source.session.client_id: source for source in group.connected}
+        connected = {member.client_id: member for member in group.connected}
         return GroupInfo(
             name=group.filter.name,
             topic_filter=group.filter.topic_filter.text,
-            members=tuple(_member_info(client_id, held.get(client_id)) for client_id in sorted(group.members)),
+            members=tuple(_member_info(client_id, connected.get(client_id)) for client_id in sorted(group.members)),
             behind=max(behind, default=0) / 1e6,
             returned=sum(len(loan.behind(loan.settled)) for loan in group.loans),
             dropped=group.dropped,
         )
 
 
-def _member_info(client_id: str, source: SharedSource | None) -> GroupMember:
-    if source is None:
+def _member_info(client_id: str, member: Member | None) -> GroupMember:
+    if member is None:
         return GroupMember(client_id=client_id, connected=False, slow=False, slices=())
-    return GroupMember(client_id=client_id, connected=True, slow=source.slow, slices=source.held())
+    return GroupMember(
+        client_id=client_id, connected=True, slow=member.slow, slices=tuple(member.mine.sum(axis=1).tolist())
+    )
 
 
 def _handed_back(client_id: str, window: InflightWindow, texts: Collection[str]) -> list[StateWrite]:

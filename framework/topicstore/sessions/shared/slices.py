@@ -1,4 +1,4 @@
-"""Slices of a group's messages: which topic is in which, how places in them are kept, who is to have which.
+"""Slices of a group's messages: which topic is in which, and how places in them are kept.
 
 The slice of a topic is xxh64 of its UTF-8, modulo 64; that is part of the stored format.
 """
@@ -6,8 +6,6 @@ The slice of a topic is xxh64 of its UTF-8, modulo 64; that is part of the store
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +16,7 @@ from topicstore.pubsub.shared_reads import Stretch
 
 from .records import PackedPlaces
 
-__all__ = ["SLICES", "Places", "Slices", "moves", "pack_places", "raise_places", "slice_of", "slices_of"]
+__all__ = ["SLICES", "Places", "Slices", "pack_places", "raise_places", "slice_of", "slices_of_locked"]
 
 SLICES = 64
 """Of each shard."""
@@ -29,8 +27,6 @@ Places = npt.NDArray[np.uint64]
 Slices = npt.NDArray[np.bool_]
 """Some of the slices of a shard, or, with one dimension more, of all shards."""
 
-M = TypeVar("M", bound=Hashable)
-
 _known: dict[str, int] = {}
 _of_stretches: weakref.WeakKeyDictionary[Stretch, npt.NDArray[np.uint8]] = weakref.WeakKeyDictionary()
 
@@ -40,8 +36,8 @@ def slice_of(topic: str) -> int:
     return xxhash.xxh64_intdigest(topic.encode()) % SLICES
 
 
-def slices_of(stretch: Stretch) -> npt.NDArray[np.uint8]:
-    """Return the slice of each row; found out once for all who read the stretch. With the dispatcher's lock."""
+def slices_of_locked(stretch: Stretch) -> npt.NDArray[np.uint8]:
+    """Return the slice of each row; found out once for all who read the stretch."""
     slices = _of_stretches.get(stretch)
     if slices is None:
         slices = _of_stretches[stretch] = _slices_of_topics(to_list(stretch.batch.topics))
@@ -84,28 +80,3 @@ def _bits(some: Slices) -> int:
 
 def _slices(bits: int) -> Slices:
     return np.unpackbits(np.frombuffer(bits.to_bytes(SLICES // 8, "little"), np.uint8), bitorder="little").astype(bool)
-
-
-# --- who is to have which ---
-
-
-def moves(owners: Sequence[M | None], members: Iterable[M], total: dict[M, int]) -> list[tuple[int, M]]:
-    """Return which slices of a shard get which new owner, so that the members have equal numbers, give or take one.
-
-    As few as possible move. Who has fewer in all shards so far (``total``, which is counted on) is
-    the first to get one that is left over.
-    """
-    held: dict[M, list[int]] = {member: [] for member in members}
-    free: list[int] = []
-    for number, owner in enumerate(owners):
-        (free if owner is None or owner not in held else held[owner]).append(number)
-    order = sorted(held, key=lambda member: (-len(held[member]), total[member]))
-    each, left_over = divmod(len(owners), len(order))
-    targets = {member: each + (place < left_over) for place, member in enumerate(order)}
-    for member, target in targets.items():
-        free += held[member][target:]
-        total[member] += target
-    found = []
-    for member, target in targets.items():
-        found += [(free.pop(), member) for _ in range(target - len(held[member]))]
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +14,15 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.shared_reads import Run
 from topicstore.sessions.model import SubscribeOptions
 from topicstore.sessions.portions import Portion, expiry_of, portion_at
-from topicstore.sessions.records import VERSION, Era, SubscriptionRecord, put
+from topicstore.sessions.records import VERSION, Era, Keys, SubscriptionRecord, put
 from topicstore.sessions.sources import Source
 
+from .group import ROWS, Group, Loan
 from .records import LeaseRecord
-from .slices import Slices, pack_places, slices_of
+from .slices import Slices, pack_places, slices_of_locked
 
-if TYPE_CHECKING:
-    from topicstore.sessions.session import Session
+__all__ = ["SharedSource"]
 
-    from .group import Group, Loan
-
-__all__ = ["ROWS", "SharedSource"]
-
-ROWS = 4_096
-"""Rows looked at in one go for those of a member."""
 _NOBODYS = np.uint64((1 << 64) - 1)
 """Above every position: the place in slices of others."""
 
@@ -43,7 +37,9 @@ class SharedSource(Source):
     __slots__ = (
         "_behind",
         "_failing",
+        "_keys",
         "_moved",
+        "_ready",
         "drafting",
         "group",
         "limited",
@@ -51,7 +47,6 @@ class SharedSource(Source):
         "mine",
         "number",
         "options",
-        "session",
         "slow",
         "topic_filter",
     )
@@ -61,9 +56,12 @@ class SharedSource(Source):
     missed = 0
     """Nothing passes a member by that is not stored."""
 
-    def __init__(self, group: Group, session: Session, number: int, options: SubscribeOptions) -> None:
+    def __init__(
+        self, group: Group, keys: Keys, number: int, options: SubscribeOptions, ready: Callable[[Source], None]
+    ) -> None:
         self.group = group
-        self.session = session
+        self._keys = keys
+        self._ready = ready
         self.number = number
         self.topic_filter = TopicFilter(group.filter.text)
         self.change(options)
@@ -86,17 +84,22 @@ class SharedSource(Source):
         self.options = options
         self.limited = options.qos > 0
 
-    # --- for the group ---
+    # --- as `Member` ---
+
+    @property
+    def client_id(self) -> str:
+        """Of its session."""
+        return self._keys.client_id
 
     def wake(self, shard: int) -> None:
         """There may be something to read in a shard."""
         self._behind[shard] = None
-        self.session.wake(self)
+        self._ready(self)
 
     def lend(self, loan: Loan) -> None:
         """Deliver messages that came back."""
         self.loans.append(loan)
-        self.session.wake(self)
+        self._ready(self)
 
     def forget(self, shard: int) -> None:
         """It has nothing left of a shard."""
@@ -145,7 +148,7 @@ class SharedSource(Source):
         if not len(run):
             return np.empty(0, np.intp)
         behind = np.where(self.mine[shard], places, _NOBODYS)
-        own = run.stretch.batch.positions[run.rows] > behind[slices_of(run.stretch)[run.rows]]
+        own = run.stretch.batch.positions[run.rows] > behind[slices_of_locked(run.stretch)[run.rows]]
         rows: npt.NDArray[np.intp] = np.flatnonzero(own) + run.rows.start
         return rows
 
@@ -186,7 +189,7 @@ class SharedSource(Source):
     def everything(self) -> list[StateWrite]:
         """Return what stores the subscription."""
         record = SubscriptionRecord(VERSION, self.topic_filter.text, (Era(self.options),))
-        return [put(self.session.keys.subscription(self.number), record)]
+        return [put(self._keys.subscription(self.number), record)]
 
     def writes(self) -> list[StateWrite]:
         """Return what stores the places, if they moved since."""
@@ -194,7 +197,7 @@ class SharedSource(Source):
             return []
         places = pack_places(self.group.places, self.mine)
         returned = tuple((loan.shard, loan.first, loan.place) for loan in self.loans)
-        return [put(self.session.keys.leases(self.number), LeaseRecord(VERSION, places, returned))]
+        return [put(self._keys.leases(self.number), LeaseRecord(VERSION, places, returned))]
 
     def settled(self) -> None:
         """What was read since is handed out, and the places are stored."""
@@ -209,7 +212,7 @@ class SharedSource(Source):
             self.group.rewind(self)
             for shard in np.flatnonzero(self.mine.any(axis=1)).tolist():
                 self.wake(shard)
-            self.session.wake(self)
+            self._ready(self)
 
     def close(self) -> None:
         """Give everything back to the group."""
@@ -231,7 +234,3 @@ class SharedSource(Source):
     def unread(self) -> list[int]:
         """Return the shards in which there may be something to read."""
         return [*self._behind, *self._failing]
-
-    def held(self) -> tuple[int, ...]:
-        """Return how many slices of each shard it has."""
-        return tuple(self.mine.sum(axis=1).tolist())

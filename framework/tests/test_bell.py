@@ -1,0 +1,66 @@
+"""A bell wakes all who listen, in threads and in event loops, and no ring between a look and a wait is missed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from topicstore.pubsub.bell import Bell, ListeningTask, ListeningThread
+from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
+
+
+def test_a_ring_before_the_wait_counts_once() -> None:
+    bell = Bell()
+    bell.ring()  # nobody listens yet
+    with ListeningThread(bell, 0) as listening:
+        assert not listening.wait()
+        bell.ring()
+        bell.ring()
+        assert listening.wait()
+        assert not listening.wait()
+    assert [] == bell.listening
+
+
+def test_one_ring_wakes_all_threads() -> None:
+    """Though one of them looks, and listens again, before another has woken up."""
+    bell = Bell()
+
+    def wait() -> bool:
+        with ListeningThread(bell, PATIENCE) as listening:
+            return listening.wait()
+
+    found = [begin(wait) for _ in range(3)]
+    wait_until(lambda: len(bell.listening) == len(found), "three threads to listen")
+    with ListeningThread(bell, 0) as quick:
+        bell.ring()
+        assert quick.wait()
+        assert not quick.wait()
+    assert [True] * 3 == [future.result(PATIENCE) for future in found]
+
+
+def test_a_task_is_woken_from_a_thread() -> None:
+    """Every time anew, and without a ring it goes on when its time is over."""
+
+    async def listen(bell: Bell) -> list[bool]:
+        loop = asyncio.get_running_loop()
+        with ListeningTask(bell, PATIENCE) as listening:
+            woken = []
+            for _ in range(2):
+                await loop.run_in_executor(None, bell.ring)
+                woken.append(await listening.wait())
+        with ListeningTask(bell, 0) as listening:
+            return [*woken, await listening.wait()]
+
+    assert [True, True, False] == asyncio.run(listen(Bell()))
+
+
+def test_a_loop_that_was_closed_harms_nobody() -> None:
+    """Who listened in it is past waking; the others are woken."""
+    bell = Bell()
+
+    async def begin_listening() -> None:
+        ListeningTask(bell, None).__enter__()
+
+    asyncio.run(begin_listening())
+    with ListeningThread(bell, 0) as listening:
+        bell.ring()
+        assert listening.wait()

@@ -1,0 +1,63 @@
+"""Wills: messages that are published when a client's connection is lost, after a delay, or with the session's end.
+
+A will is a message under a key (`topicstore.storage.keyed`) beside its session, whose record says after which delay
+it is published, and when, once that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from topicstore.contract.model import Message
+from topicstore.contract.state import StateWrite
+from topicstore.shard.state import FrameworkWrite
+from topicstore.storage.keyed import message_under, store_under
+from topicstore.storage.storage import Storage
+
+from .database_parts import Publish
+from .model import Will
+from .records import NEVER, Keys, SessionRecord
+from .session_state import Found, SessionState, encode_session, will_key
+
+__all__ = ["Wills", "disconnected"]
+
+
+class Wills:
+    """The wills of one open database's sessions. Used under the dispatcher's lock."""
+
+    def __init__(self, states: SessionState, storage: Callable[[], Storage], publish: Publish) -> None:
+        self._states = states
+        self._storage = storage
+        self._publish = publish
+
+    def store(self, client_id: str, will: Will, writes: list[StateWrite]) -> None:
+        """Commit writes of a session together with its will."""
+        shard = self._states.shard_of(client_id)
+        store_under(self._storage(), [will.message], [Keys(client_id).will], shards=[shard], state={shard: writes})
+
+    def publish(self, found: Found) -> Found:
+        """Publish the will of a session, and note that in the same write; return the session as it is then."""
+        client_id, shard = found.client_id, self._states.shard_of(found.client_id)
+        after = encode_session(client_id, msgspec.structs.replace(found.record, will_due=NEVER, will_delay=NEVER))
+        writes = [*self._states.change(client_id, found, after), FrameworkWrite(will_key(Keys(client_id)), None)]
+        will = message_under(self._storage(), shard, Keys(client_id).will)
+        messages: list[Message] = [] if will is None else [msgspec.structs.replace(will, timestamp=None)]
+        self._publish(messages, state={shard: writes})
+        return after
+
+
+def disconnected(record: SessionRecord, now: int, interval: int, *, will: bool) -> SessionRecord:
+    """Return a session whose connection ends now. Its will is due after its delay, or with the session's end."""
+    due = NEVER
+    if will and record.will_delay != NEVER:
+        due = now + (record.will_delay if interval == NEVER else min(record.will_delay, interval))
+    return msgspec.structs.replace(
+        record,
+        connected=False,
+        expiry_interval=interval,
+        expires=NEVER if interval == NEVER else now + interval,
+        will_delay=record.will_delay if will else NEVER,
+        will_due=due,
+    )
