@@ -97,7 +97,8 @@ def test_a_rule_or_a_durable_subscription_decides(db: ts.Database, monkeypatch: 
     assert [b"0", b"4"] == [message.payload for message in ear.heard]
     assert {db.shard_of("me")} == ear.woken_by
     for topic, expected in (("wanted", [True]), ("live", [False])):
-        assert expected == _chosen(db, ts.MessageBatch.from_messages([ts.Message(topic, b"")])).tolist()
+        batch = ts.MessageBatch.of([ts.Message(topic, b"")])
+        assert expected == _chosen(batch, db.persistence, lambda: db.sessions.wants).tolist()
 
 
 def test_ids_and_batch_are_of_the_stored_ones(db: ts.Database) -> None:

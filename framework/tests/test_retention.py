@@ -329,7 +329,7 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_it_works_by_itself_when_something_is_stored(db: ts.Database, dropped: threading.Event) -> None:
     """In the background; where there is no limit there is no thread."""
     db.store([message("0")])
-    assert db.retention._task._task._thread is None
+    assert db.retention._task._thread is None
     db.retention.set(max_bytes=10_000, when_full="drop")
 
     def dropped_after_storing() -> bool:
@@ -356,7 +356,7 @@ def test_closing_waits_for_it(tmp_path: Path, clock: Clock) -> None:
     with ts.open(tmp_path / "db", backend="memory", clock=clock) as db:
         db.retention.set(max_age=100)
         db.retention.start(0.001)
-        thread = db.retention._task._task._thread
+        thread = db.retention._task._thread
     assert thread is not None
     assert not thread.is_alive()
     assert db.retention.failure is None

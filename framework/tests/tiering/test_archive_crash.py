@@ -22,7 +22,7 @@ with ts.open_existing(path) as db:
     for name in ("fsync", "mkdir", "rename", "replace"):
         counts(os, name)
     counts(RocksdbEngine, "write")
-    getattr(db, method)(target)
+    getattr(db.archives, method)(target)
 """
 
 KILLED_AROUND_THE_WRITE = """
@@ -67,7 +67,7 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(
         written = set(_slabs(target))
     assert 3 <= len(written) < 2 * GENERATIONS
     with ts.open_existing(path) as db:
-        report = getattr(db, method)(target)
+        report = getattr(db.archives, method)(target)
         assert report.slabs_before >= 3 if method == "export" else len(archived) >= 1
         assert list(db.replay("#", order="time")) == before
         assert len(db.archives.list()) == (GENERATIONS if method == "archive" else 0)

@@ -157,7 +157,7 @@ def test_a_row_that_differs_keeps_its_generation_local(db: ts.Database, tmp_path
     db.archives.export(tmp_path / "export")
     clock = Clock()
     with ts.open(tmp_path / "twin", backend="memory", shards=2, clock=clock) as twin:
-        twin.manifest = db.manifest  # a copy that went another way: other messages at the same positions
+        twin.storage.manifest = db.manifest  # a copy that went another way: other messages at the same positions
         for number in range(200):
             clock.now += 1_000
             twin.store([ts.Message("a", b"", f"c{number % 5}")])

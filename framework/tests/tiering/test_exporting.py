@@ -195,7 +195,7 @@ def test_a_full_disk_leaves_nothing(db: ts.Database, tmp_path: Path, monkeypatch
 def test_a_target_inside_the_database_is_refused(db: ts.Database, inside: str) -> None:
     """It would go with the database, and checkpoints lack it."""
     target, before = db.path / inside, sorted(db.path.rglob("*"))
-    for act in (db.export, db.archive):
+    for act in (db.archives.export, db.archives.archive):
         with pytest.raises(ts.ManifestMismatchError, match="inside the database"):
             act(target)
     with pytest.raises(ts.ManifestMismatchError, match="inside the database"):
@@ -280,7 +280,7 @@ def test_several_processes_export_to_one_target(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "reason"), [(3, "current"), (4, "no generation"), (0, "no generation")])
 def test_only_sealed_generations_are_exported(db: ts.Database, tmp_path: Path, number: int, reason: str) -> None:
-    for act in (db.export, db.archive):
+    for act in (db.archives.export, db.archives.archive):
         with pytest.raises(ts.GenerationError, match=reason):
             act(tmp_path / "export", generations=[1, number])
     assert not (tmp_path / "export").exists()
