@@ -269,7 +269,7 @@ def test_several_processes_export_to_one_target(tmp_path: Path) -> None:
             db.store([ts.Message("a", b"%d" % n, f"c{generation + n}") for n in range(300)])
             db.add_generation()
         readers = [ts.open_existing(tmp_path / "db", read_only=True) for _ in range(3)]
-        reports = together(*(partial(reader.export, tmp_path / "export") for reader in readers))
+        reports = together(*(partial(reader.archives.export, tmp_path / "export") for reader in readers))
         assert sum(report.slabs for report in reports) == 12
         assert sum(report.messages for report in reports) == 1_800
         assert {report.slabs + report.slabs_before for report in reports} == {12}
