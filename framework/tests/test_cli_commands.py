@@ -16,7 +16,7 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore.cli.files.rows import encode_lines
+from topicstore.cli.files.formats import encode_lines
 from topicstore.cli.terminal.exits import failure
 from topicstore.contract import errors
 from topicstore.contract.engine import DATA, WriteBatch

@@ -17,7 +17,7 @@ import topicstore as ts
 from click.testing import CliRunner
 from topicstore.cli import cli
 from topicstore.cli.demo.fleet import fleet
-from topicstore.cli.files.rows import encode_lines
+from topicstore.cli.files.formats import encode_lines
 from topicstore_conformance.faults.threads import PATIENCE
 
 MESSAGES = 6_000

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.cli import cli
-from topicstore.cli.files.rows import CSV_COLUMNS, csv_parser, csv_record, decode_line, decode_lines, encode_lines
+from topicstore.cli.files.formats import CSV_COLUMNS, csv_parser, csv_record, decode_line, decode_lines, encode_lines
 from topicstore.contract.positions import MAX_TIME
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)

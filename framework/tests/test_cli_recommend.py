@@ -14,7 +14,7 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore.cli.files.rows import encode_lines
+from topicstore.cli.files.formats import encode_lines
 from topicstore_conformance.faults.threads import PATIENCE
 
 ROWS = [

@@ -8,7 +8,7 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner
 from topicstore.cli import cli
-from topicstore.cli.files.rows import decode_lines
+from topicstore.cli.files.formats import decode_lines
 from topicstore.cli.files.sources import open_source
 from topicstore_conformance.subjects import datasets
 from topicstore_conformance.subjects.needing import need_data

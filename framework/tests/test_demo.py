@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from topicstore.cli import cli
 from topicstore.cli.demo.audit import Audit, choose_filter
 from topicstore.cli.demo.fleet import fleet
-from topicstore.cli.files.rows import encode_lines
+from topicstore.cli.files.formats import encode_lines
 from topicstore_conformance.subjects import datasets, profiles
 from topicstore_conformance.subjects.needing import need_data
 
