@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import topicstore as ts
-from click.testing import CliRunner, Result
-from topicstore.cli import cli
+from click.testing import Result
 from topicstore_conformance.subjects.pairs import layouts_on
 
-
-def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, list(map(str, arguments)))
-    assert result.exit_code == code, result.output
-    if code:
-        assert result.stderr.startswith("error: ")
-        assert result.stderr.count("\n") == 1
-    return result
+Run = Callable[..., Result]
 
 
 def fill(path: Path, layout: str) -> Path:
@@ -30,7 +23,7 @@ def fill(path: Path, layout: str) -> Path:
 
 
 @pytest.mark.parametrize("layout", layouts_on("rocksdb"))
-def test_the_same_messages(tmp_path: Path, layout: str) -> None:
+def test_the_same_messages(run: Run, tmp_path: Path, layout: str) -> None:
     """In the same order; the second time nothing is left to do."""
     path = fill(tmp_path / "db", layout)
     before = run("replay", path).stdout
@@ -51,7 +44,7 @@ def test_the_same_messages(tmp_path: Path, layout: str) -> None:
     assert "2,000 messages are whole; nothing is damaged" in run("verify", path).stdout
 
 
-def test_what_it_says(tmp_path: Path) -> None:
+def test_what_it_says(run: Run, tmp_path: Path) -> None:
     path = fill(tmp_path / "db", "reference")
     assert run("compact", path).stdout.startswith("layout reference keeps messages as stored; values ")
     block = fill(tmp_path / "block", "block")
@@ -64,7 +57,7 @@ def test_what_it_says(tmp_path: Path) -> None:
     assert "layouts reference, wildcard_optimized keep messages as stored; " in run("compact", path).stdout
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_refusals(run: Run, tmp_path: Path) -> None:
     assert "there is no database" in run("compact", tmp_path / "none", code=3).stderr
     assert list(tmp_path.iterdir()) == []
     path = fill(tmp_path / "db", "reference")
