@@ -25,7 +25,7 @@ from .growth import Growth, growth_of
 from .layouts import compared_layouts, layouts_section
 from .limits import Outcome, limits_section, measure
 from .opening import measure_opening, opening_section
-from .sessions import measure_sessions, sessions_section
+from .sessions import measure_sessions
 from .sets import FLEET_MESSAGES, SETS
 from .sql import measure_sql, sql_section
 from .trie import measure_trie
@@ -176,5 +176,5 @@ def trie(topics: int, rounds: int) -> list[Section]:
 def sessions(sessions: int, published: int, backlog: int, stored: int, seconds: float) -> list[Section]:
     """Live subscriptions and durable sessions."""
     _tell(f"sessions: {sessions} at a time, {stored:,} stored")
-    outcome = measure_sessions(sessions=sessions, published=published, backlog=backlog, stored=stored, seconds=seconds)
-    return [sessions_section(outcome)]
+    section = measure_sessions(sessions=sessions, published=published, backlog=backlog, stored=stored, seconds=seconds)
+    return [section]

@@ -6,7 +6,6 @@ next one takes: ``python -m topicstore_benchmarks.figures.growth LAYOUT MESSAGES
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import attrs
 import msgspec
 
 from topicstore_benchmarks.contenders.database import DatabaseContender
+from topicstore_benchmarks.harness.machine import peak_memory
 
 from .sets import BATCH, fleet_batches
 
@@ -51,22 +51,15 @@ def measure_growth(layout: str, messages: int) -> Growth:
     batches = fleet_batches(messages)
     batches = chain([next(batches)], batches)  # what the making of messages keeps is there from here on
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
-        before = _highest()
+        before = peak_memory()
         with closing(DatabaseContender(layout, Path(directory, layout), layout)) as side:
             side.open()
             for batch in islice(batches, messages // 4 // BATCH):
                 side.store(batch)
-            known = _highest()
+            known = peak_memory()
             for batch in batches:
                 side.store(batch)
-    return Growth(early=known - before, late=_highest() - known)
-
-
-def _highest() -> int:
-    """Return the most bytes of memory that the process had."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-    assert found is not None  # noqa: S101 - every Linux has it
-    return int(found[1]) << 10
+    return Growth(early=known - before, late=peak_memory() - known)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import random
-import statistics
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
 from topicstore_layouts.shared.learned_topics import LearnedTopics
 
-from topicstore_benchmarks.timing import timed
+from topicstore_benchmarks.timing import median_of
 
 __all__ = ["CACHED", "Match", "Outcome", "devices", "flood", "measure_trie"]
 
@@ -96,14 +95,14 @@ def measure_trie(topics: int, rounds: int) -> Outcome:
     return Outcome(
         topics=topics,
         cached=_cached(known, of_one_shape[:CACHED], rounds),
-        cold=topics / _median(lambda: _learned(of_one_shape), rounds),
-        walked=topics / _median(lambda: _find_all(known, of_one_shape), rounds),
+        cold=topics / median_of(lambda: _learned(of_one_shape), rounds),
+        walked=topics / median_of(lambda: _find_all(known, of_one_shape), rounds),
         streams=len(known),
         nodes=known.nodes,
         learning_memory=_bytes(lambda: _learned(devices(topics))),
         load_seconds=load_seconds,
         memory=memory,
-        flood_rate=topics / _median(lambda: _learned(unrelated), rounds),
+        flood_rate=topics / median_of(lambda: _learned(unrelated), rounds),
         flood_streams=len(full),
         flood_nodes=full.nodes,
         flood_load_seconds=flood_load_seconds,
@@ -149,7 +148,7 @@ def _cached(trie: LearnedTopics, topics: list[str], rounds: int) -> float:
         for batch in batches:
             found.extend(trie.learn_all(batch))
 
-    seconds = _median(look_up, rounds)
+    seconds = median_of(look_up, rounds)
     if found != expected:
         raise AssertionError("what is remembered is not what was learned")
     return len(topics) / seconds
@@ -162,7 +161,7 @@ def _loading(trie: LearnedTopics, rounds: int) -> tuple[float, int]:
         write = WriteBatch()
         trie.save(write)
         engine.write(write)
-        seconds = _median(lambda: _load(engine), rounds)
+        seconds = median_of(lambda: _load(engine), rounds)
         loaded, memory = _load(engine), _bytes(lambda: _load(engine))
         engine.close()
     if (len(loaded), loaded.nodes) != (len(trie), trie.nodes):
@@ -182,12 +181,5 @@ def _matches(trie: LearnedTopics, topic: str, rounds: int) -> tuple[Match, ...]:
 
 
 def _match(trie: LearnedTopics, topic_filter: TopicFilter, rounds: int) -> Match:
-    seconds = _median(lambda: trie.match(topic_filter), rounds)
+    seconds = median_of(lambda: trie.match(topic_filter), rounds)
     return Match(topic_filter=topic_filter.text, streams=len(trie.match(topic_filter)), seconds=seconds)
-
-
-def _median(work: Callable[[], object], rounds: int) -> float:
-    """Return the median seconds of a piece of work; the first time warms up and doesn't count."""
-    work()
-    gc.collect()
-    return statistics.median(timed(work) for _ in range(rounds))

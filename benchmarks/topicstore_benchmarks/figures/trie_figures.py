@@ -18,10 +18,10 @@ def trie_section(outcome: Outcome) -> Section:
         name="trie",
         figures=[*figures, *(_matched(match) for match in outcome.matches)],
         sheets=[
-            Sheet(
-                title=f"The learned topic structure, {outcome.topics:,} topics",
-                columns=["topics", "figure", "is"],
-                rows=[[figure.data, figure.name, figure.cell()] for figure in figures],
+            Sheet.listing(
+                f"The learned topic structure, {outcome.topics:,} topics",
+                {"topics": "data", "figure": "name"},
+                figures,
                 note="medians; in brackets what a figure should be",
             ),
             Sheet(

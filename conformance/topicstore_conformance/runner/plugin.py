@@ -20,7 +20,7 @@ __all__ = ["pytest_configure", "pytest_load_initial_conftests"]
 _PACKAGE = "topicstore_conformance"
 
 pytest.register_assert_rewrite(
-    *(f"{_PACKAGE}.{name}" for name in ("backend", "checks", "crash", "database", "layout", "machine", "threads"))
+    *(f"{_PACKAGE}.{name}" for name in ("backend", "database", "faults", "layout", "oracle"))
 )
 
 
