@@ -40,7 +40,7 @@ def faulty(name: str) -> ContenderSpec:
 @pytest.fixture
 def measure(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
     """Run a group of these contenders."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
     def run(*specs: ContenderSpec, settings: Settings = SETTINGS, repetition: int = 1) -> tuple[Outcome, list[Row]]:
@@ -213,7 +213,7 @@ def test_what_one_can_not_do_is_skipped(measure: Measure) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
 def test_a_full_disk_is_told(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the log of the cell, which is on the same disk, takes no traceback."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     plan = CellPlan(
         contender=faulty("Refusing"),
         path=str(tmp_path / "files"),

@@ -35,7 +35,11 @@ def command(*arguments: object) -> list[str]:
 
 
 def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "MASTER": "local[2]"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "MASTER": "local[2]",
+    }
     return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
