@@ -1,4 +1,4 @@
-"""The page as a file: whole, valid, and in need of nothing else. `test_report_in_a_browser` looks at it."""
+"""The page as a file: whole, valid, and in need of nothing else. `test_in_a_browser` looks at it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from topicstore_conformance.runner import running
 from topicstore_conformance.runner.running import Plan, run_all
 from topicstore_conformance.subjects.pairs import make_backend, pairs
 
-PACKAGE = Path(running.__file__).parent
+PACKAGE = Path(running.__file__).parents[1]
 SUITES: dict[str, type] = {"backend": BackendSuite, "layout": LayoutSuite, "database": DatabaseSuite}
 
 
@@ -122,7 +122,8 @@ def install(folder: Path, code: str) -> dict[str, str]:
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1\n")
     (information / "entry_points.txt").write_text("[topicstore]\nbad = bad_plugin\n")
     (folder / "bad_plugin.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(code))
-    return {**os.environ, "PYTHONPATH": str(folder)}
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
 
 
 HEAD = """

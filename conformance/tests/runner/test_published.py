@@ -10,7 +10,7 @@ from topicstore_conformance.runner.published import BEGIN, END, capabilities, pu
 from topicstore_conformance.runner.running import Plan, Run
 from topicstore_conformance.subjects.pairs import incompatible
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 BACKENDS = {name for name, spec in registry().backends().items() if spec.target.startswith("topicstore_backends.")}
 LAYOUTS = {name for name, spec in registry().layouts().items() if spec.target.startswith("topicstore_layouts.")}
 

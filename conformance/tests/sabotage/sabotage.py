@@ -105,7 +105,8 @@ class Collector:
 def run(module: str, directory: Path) -> dict[str, dict[str, str]]:
     """Run a module's saboteurs in a child process; return how each test of each ended."""
     results = directory / "results.json"
-    environment = {**os.environ, "TOPICSTORE_CONFORMANCE": "quick", "PYTHONPATH": str(HERE)}
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "TOPICSTORE_CONFORMANCE": "quick", "PYTHONPATH": path}
     command = [sys.executable, str(HERE / "sabotage.py"), module, str(results)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert results.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
