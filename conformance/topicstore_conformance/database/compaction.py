@@ -108,11 +108,11 @@ def hold_back(db: ts.Database) -> None:
     shard = db.storage.shards[0]
     compact = shard.compact
 
-    def holding(*, whole: bool, stop: Callable[[], bool]) -> int:
+    def held(*, whole: bool, stop: Callable[[], bool]) -> int:
         wait_until(stop, "an end of the background's compaction")
         return compact(whole=whole, stop=stop)
 
-    shard.compact = holding  # type: ignore[method-assign, assignment]
+    shard.compact = held  # type: ignore[method-assign, assignment]
 
 
 def fill(db: ts.Database, count: int = ENOUGH) -> None:
