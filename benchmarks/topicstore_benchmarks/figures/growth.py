@@ -18,13 +18,11 @@ import msgspec
 
 from topicstore_benchmarks.contenders.database import DatabaseContender
 from topicstore_benchmarks.harness.machine import peak_memory
+from topicstore_benchmarks.memory import peak_of
 
 from .sets import BATCH, fleet_batches
 
 __all__ = ["Growth", "growth_of", "measure_growth"]
-
-_STATUS = Path("/proc/self/status")
-"""Only Linux tells a process the highest use of memory of its own: elsewhere a child starts with its parent's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,7 +37,7 @@ class Growth:
 
 def growth_of(layout: str, messages: int) -> Growth | None:
     """Return what a process of its own measured; None where that can't be."""
-    if not _STATUS.exists():
+    if peak_of() is None:  # elsewhere a child starts with its parent's
         return None
     command = [sys.executable, "-m", "topicstore_benchmarks.figures.growth", layout, str(messages)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)  # noqa: S603 - this module
