@@ -23,8 +23,8 @@ from topicstore_benchmarks.harness.dataset import Dataset
 from topicstore_benchmarks.harness.group import Outcome, run_group
 from topicstore_benchmarks.harness.plan import Group, Plan, Settings
 from topicstore_benchmarks.results import PHASES, SCHEMA, UNITS
+from topicstore_conformance.conditions.needing import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
-from topicstore_conformance.subjects.needing import need
 
 Row = dict[str, Any]
 Measure = Callable[..., tuple[Outcome, list[Row]]]

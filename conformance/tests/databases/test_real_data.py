@@ -20,13 +20,13 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.needing import need, need_data
+from topicstore_conformance.conditions.profiles import COSTLY, MODE, tries
 from topicstore_conformance.oracle import strategies
-from topicstore_conformance.oracle.checks import quick_directory
 from topicstore_conformance.oracle.model import match
 from topicstore_conformance.subjects import datasets
-from topicstore_conformance.subjects.needing import need, need_data
 from topicstore_conformance.subjects.pairs import Pair, covering, known
-from topicstore_conformance.subjects.profiles import COSTLY, MODE, tries
 
 BATCH = 2_000
 SCANNED, SLICE, LARGE_SLICE = (6_000, 16_000, 60_000) if MODE == "quick" else (20_000, 20_000, None)

@@ -35,7 +35,7 @@ from topicstore_backends.memory import MemoryBackend, MemoryOptions
 from topicstore_backends.plugin import topicstore_backends
 from topicstore_conformance.backend.suite import BackendSuite
 from topicstore_conformance.faults.threads import PATIENCE
-from topicstore_conformance.subjects.plugins import BackendSubject
+from topicstore_conformance.subjects.subject import BackendSubject
 
 CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_backends()}
 Chunks = Iterator[list[tuple[Key, bytes]]]

@@ -27,7 +27,7 @@ from topicstore.contract.layout import (
     TopicNode,
 )
 from topicstore_conformance.layout.suite import LayoutSuite
-from topicstore_conformance.subjects.plugins import LayoutSubject
+from topicstore_conformance.subjects.subject import LayoutSubject
 from topicstore_layouts import reference
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
 from topicstore_layouts.reference import ReferenceLayout, ReferenceOptions, ReferenceSlab

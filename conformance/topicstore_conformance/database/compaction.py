@@ -14,12 +14,12 @@ import topicstore as ts
 from topicstore import Message, MessageId
 from topicstore.contract.engine import DATA, WriteBatch
 
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.profiles import full, tries
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, together, wait_until
 from topicstore_conformance.oracle.checks import check_publishers, drain, replayed
-from topicstore_conformance.subjects.capabilities import requires
 from topicstore_conformance.subjects.pairs import Pair
-from topicstore_conformance.subjects.profiles import full, tries
 
 __all__ = ["Compaction"]
 BATCHES = tries(16, 40)

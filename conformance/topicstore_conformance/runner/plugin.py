@@ -12,8 +12,8 @@ import os
 
 import pytest
 
-from topicstore_conformance.subjects.capabilities import MARKERS
-from topicstore_conformance.subjects.modes import VARIABLE
+from topicstore_conformance.conditions.capabilities import MARKERS
+from topicstore_conformance.conditions.modes import VARIABLE
 
 __all__ = ["pytest_configure", "pytest_load_initial_conftests"]
 

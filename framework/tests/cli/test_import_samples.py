@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from topicstore.cli import cli
 from topicstore.cli.files.formats import decode_lines
 from topicstore.cli.files.sources import open_source
+from topicstore_conformance.conditions.needing import need_data
 from topicstore_conformance.subjects import datasets
-from topicstore_conformance.subjects.needing import need_data
 
 
 def sample(name: str) -> Path:

@@ -20,11 +20,9 @@ from collections.abc import Collection
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from topicstore_conformance.faults.threads import PATIENCE
-
 from .modes import MODES, VARIABLE
 
-__all__ = ["COSTLY", "MACHINE", "MODE", "PATIENCE", "PROFILE", "full", "tries"]
+__all__ = ["COSTLY", "MACHINE", "MODE", "PROFILE", "full", "tries"]
 
 MODE = os.environ.get(VARIABLE) or "full"
 """The mode of this process and of the processes that its tests begin."""
