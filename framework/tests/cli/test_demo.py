@@ -16,8 +16,9 @@ from topicstore.cli import cli
 from topicstore.cli.demo.audit import Audit, choose_filter
 from topicstore.cli.demo.fleet import fleet
 from topicstore.cli.files.formats import encode_lines
+from topicstore_conformance.conditions import profiles
 from topicstore_conformance.conditions.needing import need_data
-from topicstore_conformance.subjects import datasets, profiles
+from topicstore_conformance.subjects import datasets
 
 
 def demo(*arguments: object, code: int = 0) -> Result:
