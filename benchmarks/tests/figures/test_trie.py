@@ -13,15 +13,21 @@ from topicstore import TopicFilter
 
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
 
-from topicstore_benchmarks.figures.trie import Outcome, devices, flood, measure_trie
-from topicstore_layouts.shared.learned_topics import CAPACITY, LearnedTopics
+from topicstore_benchmarks.figures.figure import Cell, Section
+from topicstore_benchmarks.figures.trie import devices, flood, measure_trie
+from topicstore_layouts.learned import CAPACITY, LearnedTopics
 
 TOPICS = 4_000
 
 
 @pytest.fixture(scope="module")
-def outcome() -> Outcome:
+def section() -> Section:
     return measure_trie(TOPICS, 1)
+
+
+def value(section: Section, data: str, name: str) -> float:
+    (found,) = (figure.value for figure in section.figures if (figure.data, figure.name) == (data, name))
+    return found
 
 
 def test_sets_are_the_same_in_every_run() -> None:
@@ -31,30 +37,33 @@ def test_sets_are_the_same_in_every_run() -> None:
     assert TOPICS == len(set(devices(TOPICS))) == len(set(flood(TOPICS)))
 
 
-def test_everything_took_time(outcome: Outcome) -> None:
+def test_everything_took_time(section: Section) -> None:
     """Rates, seconds and bytes are above 0."""
-    assert TOPICS == outcome.topics
-    assert all(rate > 0 for rate in (outcome.cached, outcome.cold, outcome.walked, outcome.flood_rate))
-    assert outcome.load_seconds > 0
-    assert outcome.flood_load_seconds > 0
+    assert all(figure.value > 0 for figure in section.figures)
 
 
-def test_topics_of_one_shape_stay_small(outcome: Outcome) -> None:
+def test_topics_of_one_shape_stay_small(section: Section) -> None:
     """Eight regions with 20 devices and one for the rest; a flood makes far more of as many topics."""
-    assert (8 * 21, 2 + 1 + 8 * (1 + 2 * 21)) == (outcome.streams, outcome.nodes)
-    assert outcome.memory < 500_000 < outcome.flood_memory
-    assert outcome.memory < outcome.learning_memory < TOPICS * 500
-    assert outcome.streams < outcome.flood_streams <= outcome.flood_nodes <= 2 * CAPACITY
+    known, full = LearnedTopics(1, (100, 20)), LearnedTopics(1, (100, 20))
+    known.learn_all(list(devices(TOPICS)))
+    full.learn_all(list(flood(TOPICS)))
+    streams, flooded = (value(section, data, "streams") for data in ("devices", "flood"))
+    assert (8 * 21, 2 + 1 + 8 * (1 + 2 * 21)) == (streams, known.nodes)
+    assert streams < flooded == len(full) <= full.nodes <= 2 * CAPACITY
+    memory, flood_memory = (value(section, data, "memory once loaded, MB") for data in ("devices", "flood"))
+    assert memory < 0.5 < flood_memory
+    assert memory < value(section, "devices", "memory once all were learned, MB") < TOPICS * 500 / 1e6
 
 
-def test_filters_go_from_one_topic_to_all(outcome: Outcome) -> None:
+def test_filters_go_from_one_topic_to_all(section: Section) -> None:
     """Each wants more than the one before."""
     topic = next(flood(1))
-    assert [topic, "#"] == [outcome.matches[0].topic_filter, outcome.matches[-1].topic_filter]
-    streams = [match.streams for match in outcome.matches]
+    rows = section.sheets[1].rows
+    assert [f"`{topic}`", "`#`"] == [rows[0][0], rows[-1][0]]
+    streams = [int(cell.text.replace(",", "")) for _, cell, _ in rows if isinstance(cell, Cell)]
     assert sorted(streams) == streams
-    assert (1, outcome.flood_streams) == (streams[0], streams[-1])
-    assert all(match.seconds > 0 for match in outcome.matches)
+    assert (1, value(section, "flood", "streams")) == (streams[0], streams[-1])
+    assert all(value(section, "flood", f"µs to match {str(row[0]).strip('`')}") > 0 for row in rows)
 
 
 def steps(work: Callable[[], object]) -> int:

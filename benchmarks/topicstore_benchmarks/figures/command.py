@@ -29,7 +29,6 @@ from .sessions import measure_sessions
 from .sets import FLEET_MESSAGES, SETS
 from .sql import measure_sql, sql_section
 from .trie import measure_trie
-from .trie_figures import trie_section
 
 _STARTED = time.monotonic()
 
@@ -164,7 +163,7 @@ def _growth(messages: int) -> dict[str, Growth]:
 def trie(topics: int, rounds: int) -> list[Section]:
     """The learned topic structure by itself."""
     _tell(f"trie: {topics:,} topics")
-    return [trie_section(measure_trie(topics, rounds))]
+    return [measure_trie(topics, rounds)]
 
 
 @main.command()
