@@ -18,11 +18,11 @@ pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstor
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
 from topicstore_benchmarks.harness import group as groups
-from topicstore_benchmarks.harness.cell import CELL, CellPlan, Command, Reply
+from topicstore_benchmarks.harness.cell import CellPlan, Command, Reply
 from topicstore_benchmarks.harness.dataset import Dataset
 from topicstore_benchmarks.harness.group import Outcome, run_group
 from topicstore_benchmarks.harness.plan import Group, Plan, Settings
-from topicstore_benchmarks.results import PHASES, SCHEMA, UNITS
+from topicstore_benchmarks.results import CELL, PHASES, SCHEMA, UNITS
 from topicstore_conformance.conditions.needing import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 
