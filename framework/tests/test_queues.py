@@ -19,6 +19,8 @@ from topicstore.contract.errors import QuotaExceededError
 from topicstore.plugins import Registry
 from topicstore.queues import queue as queues
 from topicstore.queues.queue import Overflow
+from topicstore.storage.generations import generation_infos
+from topicstore.storage.reports import verify
 from topicstore_conformance.conditions.needing import need
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import START, Clock
@@ -305,12 +307,12 @@ def test_the_disk_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             queue.append(rows)
             queue.commit(queue.read(30).last)
             queue.commit(queue.read(20).last)
-            assert queue._db.info().live_bytes < 300_000
-            assert len(queue._db.generations()) <= 3
+            assert sum(one.live_bytes for one in generation_infos(queue._storage)) < 300_000
+            assert len(generation_infos(queue._storage)) <= 3
         assert 0 == len(queue)
         queue.append(rows[:1])
         assert rows[0].payload == queue.read().messages[0].payload
-        assert [] == queue._db.verify().damages
+        assert [] == verify(queue._storage, None).damages
 
 
 def test_a_dropped_queue_is_gone(tmp_path: Path) -> None:
@@ -386,7 +388,7 @@ def test_plugins_see_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     message = ts.Message("secret topic", b"secret payload", "secret client", timestamp=1)
     with ts.open(tmp_path / "db", plugins=["flipping_"]) as db:
         db.queues.open("q").append([message])
-        db.queues.open("q")._db.flush()
+        db.queues.open("q")._storage.flush()
     files = [path.read_bytes() for path in (tmp_path / "db").rglob("*") if path.is_file()]
     assert not any(b"secret" in content for content in files)
     with ts.open(tmp_path / "db") as db:
@@ -432,6 +434,6 @@ def test_killed_at_any_moment_it_holds_what_it_said(tmp_path: Path, run_until: R
                 len(queue),
                 queue.bytes,
             )
-            assert [] == queue._db.verify().damages
+            assert [] == verify(queue._storage, None).damages
             appended = found[-1] + 1
     assert appended > 1_000

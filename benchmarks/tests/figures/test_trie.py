@@ -15,7 +15,7 @@ pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstor
 
 from topicstore_benchmarks.figures.figure import Cell, Section
 from topicstore_benchmarks.figures.trie import devices, flood, measure_trie
-from topicstore_layouts.learned import CAPACITY, LearnedTopics
+from topicstore_layouts.shared.learned_topics import CAPACITY, LearnedTopics
 
 TOPICS = 4_000
 

@@ -17,10 +17,10 @@ Document = Callable[..., dict[str, Any]]
 
 def test_queues_are_listed_read_and_dropped(run: Run, document: Document, path: Path) -> None:
     with ts.open(path) as db:
-        db.queue("to/cloud", max_messages=9, max_bytes=5_000).append(
+        db.queues.open("to/cloud", max_messages=9, max_bytes=5_000).append(
             [ts.Message(f"a/{n}", b"%d" % n) for n in range(5)]
         )
-        db.queue("empty")
+        db.queues.open("empty")
     (empty, cloud) = document("queue", path)["queues"]
     assert ("empty", 0, None, "refuse") == (
         empty["name"],

@@ -18,7 +18,7 @@ Document = Callable[..., dict[str, Any]]
 def damage(path: Path) -> None:
     """Flip a byte in the middle of a stored value."""
     with ts.open_existing(path) as db:
-        engine = db.shards[0].engine()
+        engine = db.storage.shards[0].engine()
         key, value = next(iter(engine.scan(DATA, (0, 0, 0), (2**32 - 1, 0, 0))))[0]
         write = WriteBatch()
         middle = len(value) // 2

@@ -11,7 +11,7 @@ import topicstore as ts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from topicstore.sessions import Delivery, Session, Sessions
+from topicstore.sessions import Delivery, Session
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import Clock
 

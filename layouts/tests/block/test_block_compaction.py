@@ -20,10 +20,7 @@ from topicstore_conformance.database.machine import DatabaseMachine
 from topicstore_conformance.faults.threads import Beside
 from topicstore_conformance.oracle.checks import drain
 from topicstore_conformance.subjects.pairs import Pair, known
-from topicstore_layouts import names
-from topicstore_layouts.block import compaction as merging
-from topicstore_layouts.block import deletion as deleting
-from topicstore_layouts.block import reading, segments, slab
+from topicstore_layouts.block import compaction, deletion, reading, segments, slab, writing
 from topicstore_layouts.block.segments import Segment, Segments
 from topicstore_layouts.block.slab import BlockSlab
 from topicstore_layouts.shared import name_table

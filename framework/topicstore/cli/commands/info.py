@@ -14,7 +14,6 @@ from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.positions import span_text, time_of
 from topicstore.database_info import DatabaseInfo
 from topicstore.storage.manifest import Manifest
-from topicstore.storage.reports import DatabaseInfo
 from topicstore.times import format_time
 
 from .generations import generations_table

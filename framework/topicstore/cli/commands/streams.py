@@ -28,7 +28,7 @@ def streams(path: Path, topic_filter: str, *, start: int, as_json: bool) -> None
 
     with topicstore.open_existing(path, auto_compact=False) as db:
         found = sorted(db.streams(topic_filter, start), key=lambda one: display.natural(one.pattern))
-        alone = display.single(shards=len(db.shards), generations=len(db.generations()))
+        alone = display.single(shards=len(db.storage.shards), generations=len(db.generations()))
     if as_json:
         display.print_json({"path": str(path), "filter": topic_filter, "streams": found})
         return

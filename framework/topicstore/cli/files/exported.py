@@ -67,7 +67,7 @@ class _ExportSource(Source):
                 start = max(first, skip)
                 yield Rows(batch[start - first :].to_arrow(), start, self._read)
         # No position lies before its message's time, where they go by that.
-        check_stored(self._db, self._exported, first_position(oldest) if self._by_message else 0)
+        check_stored(self._db.storage, self._exported, first_position(oldest) if self._by_message else 0)
 
     def progress(self) -> tuple[float, float | None]:
         return float(self._read), float(self._exported.messages)
