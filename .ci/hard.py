@@ -57,7 +57,7 @@ class Circumstance(NamedTuple):
     small_shm: bool = False
     locale: str = ""
     mode: str = ""
-    """Of the suites: `topicstore_conformance.subjects.profiles`."""
+    """Of the suites: `topicstore_conformance.conditions.profiles`."""
 
 
 CIRCUMSTANCES = {

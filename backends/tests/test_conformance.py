@@ -10,9 +10,9 @@ from topicstore.contract.engine import KEYSPACES, Backend, Key, Keyspace
 from topicstore_backends.memory import MemoryBackend, MemoryEngine, MemoryOptions
 from topicstore_backends.plugin import topicstore_backends
 from topicstore_conformance.backend.suite import BackendSuite
-from topicstore_conformance.subjects.capabilities import declaring
-from topicstore_conformance.subjects.needing import need
-from topicstore_conformance.subjects.plugins import BackendSubject
+from topicstore_conformance.conditions.capabilities import declaring
+from topicstore_conformance.conditions.needing import need
+from topicstore_conformance.subjects.subject import BackendSubject
 
 CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_backends()}
 

@@ -8,5 +8,5 @@
 ``comparing``   what changed between two runs
 ``figures``     figures of one thing at a time, with bounds that we hold ourselves to: ``topicstore bench figures``
 
-`timing` is how time is taken within one process.
+`timing` is how time is taken within one process, `memory` how much it took at most.
 """

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-_PATH = click.Path(path_type=Path)
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _PARQUET = click.Path(path_type=Path, exists=True, dir_okay=False)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-__all__ = ["PHASES", "SCHEMA", "UNITS"]
+__all__ = ["CELL", "PHASES", "SCHEMA", "UNITS"]
 
 PHASES = (
     "store",
@@ -34,6 +34,9 @@ PHASES = (
 )
 """In the order in which they run. Those with ``compact`` are there for contenders that can do that. ``mixed`` is the
 last one because it stores more messages: all replays before it are of the same ones."""
+
+CELL = "cell"
+"""The phase, after all others, of what belongs to a whole cell: the memory that it took."""
 
 UNITS = {
     "seconds": "s",

@@ -6,13 +6,15 @@ hold on a machine whose speed drifts, and reports the median over the rounds.
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
-__all__ = ["check", "drained", "machine", "one_core", "timed"]
+__all__ = ["check", "drained", "machine", "median_of", "one_core", "timed"]
 
 
 def one_core() -> None:
@@ -32,6 +34,13 @@ def timed(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+def median_of(work: Callable[[], object], rounds: int) -> float:
+    """Return the median seconds of a piece of work; the first time warms up and doesn't count."""
+    work()
+    gc.collect()
+    return statistics.median(timed(work) for _ in range(rounds))
 
 
 def drained(found: Iterable[object]) -> int:

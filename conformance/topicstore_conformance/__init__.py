@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .database.suite import DatabaseSuite
     from .layout.suite import LayoutSuite
     from .subjects.pairs import Pair, pair_of
-    from .subjects.plugins import BackendSubject, LayoutSubject
+    from .subjects.subject import BackendSubject, LayoutSubject
 
 __all__ = [
     "BackendSubject",
@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BackendSubject": "subjects.plugins",
+    "BackendSubject": "subjects.subject",
     "BackendSuite": "backend.suite",
     "DatabaseSuite": "database.suite",
-    "LayoutSubject": "subjects.plugins",
+    "LayoutSubject": "subjects.subject",
     "LayoutSuite": "layout.suite",
     "Pair": "subjects.pairs",
     "pair_of": "subjects.pairs",

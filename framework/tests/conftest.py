@@ -19,7 +19,7 @@ PROCESSES.set_forkserver_preload(
         "topicstore.sessions",
         "topicstore.lifecycle.exporting",
         "topicstore_backends.rocksdb",
-        "topicstore_conformance.subjects.profiles",
+        "topicstore_conformance.conditions.profiles",
         "topicstore_layouts.block.layout",
     ]
 )  # imported once by the server; children begin within milliseconds

@@ -15,8 +15,8 @@ from topicstore.contract.iterators import Iterator as Place
 from topicstore.plugins import Registry
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed import message_under, messages_under, state_key, store_under
+from topicstore_conformance.conditions.needing import need
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.subjects.needing import need
 from topicstore_conformance.subjects.pairs import known
 
 XOR = """

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.publishing import PERSIST, _chosen
+from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import together
-from topicstore_conformance.subjects.profiles import COSTLY, tries
 
 
 class Ear:

@@ -15,9 +15,9 @@ from topicstore.lifecycle.retention import RetentionSettings
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.generations import drop_generation
 from topicstore.storage.storage import Storage
+from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
-from topicstore_conformance.subjects.profiles import COSTLY, tries
 
 SECOND = 1_000_000
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore.pubsub.subscription import Subscription
-from topicstore_conformance.subjects.profiles import MACHINE, tries
+from topicstore_conformance.conditions.profiles import MACHINE, tries
 
 SHARDS = 2
 TOPICS = ["a/x", "a/y", "b/x", "b/y/z", "$s/x"]

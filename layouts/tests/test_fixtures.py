@@ -29,11 +29,11 @@ from topicstore.contract.engine import DATA, KEYSPACES, Engine, WriteBatch
 from topicstore.contract.options import make_options
 from topicstore.plugins import load_target, registry
 from topicstore.storage.manifest import MANIFEST, read_manifest, write_manifest
+from topicstore_conformance.conditions.needing import need
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle.checks import check_publishers, drain, replayed
 from topicstore_conformance.oracle.model import match as uncached_match
 from topicstore_conformance.oracle.strategies import EDGE_TOPICS
-from topicstore_conformance.subjects.needing import need
 from topicstore_conformance.subjects.pairs import Pair, backends_under, known
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -18,8 +18,11 @@ import topicstore
 from topicstore import Message
 from topicstore.contract.batch import MessageBatch
 
+from topicstore_benchmarks.timing import drained
+
 from .contender import Durability
 from .limit import Limit
+from .plain_table import PlainTable
 from .raw_engine import BUFFER, RAW_ENGINES, RawEngine
 
 __all__ = ["DuckdbLimit", "EngineLimit"]
@@ -54,10 +57,7 @@ class EngineLimit(Limit):
 
     def scan(self) -> int:
         """Read every key and value."""
-        count = 0
-        for _pair in self._raw.pairs():
-            count += 1
-        return count
+        return drained(self._raw.pairs())
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         """Return all messages."""
@@ -82,45 +82,30 @@ class DuckdbLimit(Limit):
 
     def open(self) -> None:
         """With the options that our backend gives it."""
-        import duckdb
-
         self.path.mkdir(exist_ok=True)
-        self._db = duckdb.connect(":memory:", config={"threads": 1, "wal_autocheckpoint": "64MiB"})
-        self._db.execute(
-            f"ATTACH '{self.path / 'plain.duckdb'}' AS plain (STORAGE_VERSION 'v2.0.0', ROW_GROUP_SIZE 8192)"
-        ).complete()
-        rows = topicstore.SCHEMA.empty_table()  # noqa: F841 - DuckDB finds it by its name
-        self._db.execute("CREATE TABLE IF NOT EXISTS plain.messages AS SELECT * FROM rows LIMIT 0").complete()
+        self._table = PlainTable(self.path / "plain.duckdb", topicstore.SCHEMA.empty_table())
 
     def ready(self, batch: list[Message]) -> pa.Table:
         """Return rows as the table has them."""
-        return _table(batch)
+        return pa.Table.from_batches([MessageBatch.from_messages(batch).to_arrow()])
 
     def store(self, batch: Any) -> None:
-        """Insert a batch that is ready; DuckDB syncs every commit."""
-        rows = batch  # noqa: F841 - DuckDB finds it by its name
-        self._db.execute("INSERT INTO plain.messages SELECT * FROM rows").complete()
+        """Insert a batch that is ready."""
+        self._table.insert(batch)
 
     def scan(self) -> int:
         """Read all columns into Arrow."""
-        return sum(batch.num_rows for batch in self._batches())
-
-    def _batches(self) -> Any:
-        return self._db.execute("SELECT * FROM plain.messages").to_arrow_reader(100_000)
+        return sum(batch.num_rows for batch in self._table.batches())
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         """Return all messages."""
-        for batch in self._batches():
+        for batch in self._table.batches():
             yield from MessageBatch.from_arrow(batch).to_messages()
 
     def close(self) -> None:
         """Close it."""
-        self._db.close()
+        self._table.close()
 
     def versions(self) -> Mapping[str, str]:
         """Return that of DuckDB."""
         return {"duckdb": version("duckdb")}
-
-
-def _table(batch: list[Message]) -> pa.Table:
-    return pa.Table.from_batches([MessageBatch.from_messages(batch).to_arrow()])

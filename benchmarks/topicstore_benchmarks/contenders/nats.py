@@ -48,16 +48,13 @@ from topicstore import Message, TopicFilter
 from topicstore_benchmarks.timing import drained, timed
 
 from .contender import Durability
-from .server import ServerContender, ServerError, decode_record, encode_record, reach
+from .server import ServerContender, ServerError, decode_record, encode_record, reach, windows
 
 __all__ = ["NatsContender", "why_missing"]
 
 _STREAM = "messages"
 _LONGEST_SUBJECT = 65_535
 """In bytes: the server keeps the length in 16 bits."""
-_WINDOW = 1_000
-"""Most messages on their way, and of an atomic batch."""
-_WINDOW_BYTES = 8 << 20
 _PULL = 10_000
 """Messages asked for at once."""
 _PULL_BYTES = 68 << 20
@@ -204,7 +201,7 @@ class NatsContender(ServerContender[_Connection]):
         """Every message is acknowledged."""
         store = self._store_each if self.durability == "commit" else self._store_whole
         with self._connection() as connection:
-            for window in _windows(batch):
+            for window in windows((_subject(message.topic), encode_record(message)) for message in batch):
                 store(connection, window)
 
     def _store_each(self, connection: _Connection, window: list[_Published]) -> None:
@@ -289,21 +286,6 @@ class NatsContender(ServerContender[_Connection]):
     def settings(self) -> Mapping[str, object]:
         """Return the server's and the stream's options that aren't defaults."""
         return {**_LIMITS, **_SYNC[self.durability]}
-
-
-def _windows(batch: list[Message]) -> Iterator[list[_Published]]:
-    """Cut a batch into what is published in one piece."""
-    window: list[_Published] = []
-    size = 0
-    for message in batch:
-        data = encode_record(message)
-        window.append((_subject(message.topic), data))
-        size += len(data)
-        if len(window) == _WINDOW or size >= _WINDOW_BYTES:
-            yield window
-            window, size = [], 0
-    if window:
-        yield window
 
 
 def _time(connection: _Connection, sequence: int) -> int:

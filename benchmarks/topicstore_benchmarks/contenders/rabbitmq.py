@@ -30,20 +30,18 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from topicstore import Message, TopicFilter
 
-from .server import Server, ServerContender, ServerError, decode_record, encode_record, reach
+from .server import Server, ServerContender, ServerError, decode_record, encode_record, reach, windows
 
 __all__ = ["RabbitmqContender", "why_missing"]
 
 _SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """Not the one on the PATH, which is only for the user rabbitmq."""
 _STREAM, _PUBLISHER = "messages", "store"
-_WINDOW = 1_000
-_WINDOW_BYTES = 8 << 20
 _FRAME = 512 << 20
 """Most bytes of a frame, and so of a message and of a chunk."""
 _CHUNKS = 8
@@ -129,12 +127,12 @@ class _Connection:
         """Return the number of the last message that was published; 0 if there is none."""
         return int.from_bytes(self.ask(_PUBLISHED, _text(_PUBLISHER) + _text(_STREAM)))
 
-    def publish(self, messages: list[bytes]) -> None:
+    def publish(self, messages: list[tuple[bytes, bytes]]) -> None:
         """Publish messages and wait till each is confirmed."""
         if not self._publishes:
             self.ask(_DECLARE_PUBLISHER, b"\1" + _text(_PUBLISHER) + _text(_STREAM))
             self._publishes = True
-        self.send(_PUBLISH, b"\1" + len(messages).to_bytes(4) + b"".join(messages))
+        self.send(_PUBLISH, b"\1" + len(messages).to_bytes(4) + b"".join(chain.from_iterable(messages)))
         left = len(messages)
         while left:
             key, content = self.receive()
@@ -231,23 +229,15 @@ class RabbitmqContender(ServerContender[_Connection]):
     def store(self, batch: list[Message]) -> None:
         """Every message is confirmed."""
         with self._connection() as connection:
-            for window in self._windows(batch):
+            for window in windows(self._numbered(batch)):
                 connection.publish(window)
 
-    def _windows(self, batch: list[Message]) -> Iterator[list[bytes]]:
-        """Cut a batch into what is published in one frame."""
-        window: list[bytes] = []
-        size = 0
+    def _numbered(self, batch: list[Message]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield what stands before each body, and the body."""
         for message in batch:
             body = _text(message.topic) + encode_record(message)
             self._number += 1
-            window.append(_PUBLISHED_MESSAGE.pack(self._number, len(body)) + body)
-            size += len(body)
-            if len(window) == _WINDOW or size >= _WINDOW_BYTES:
-                yield window
-                window, size = [], 0
-        if window:
-            yield window
+            yield _PUBLISHED_MESSAGE.pack(self._number, len(body)), body
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
         """Read everything from the start on, up to what is the end now."""

@@ -7,11 +7,12 @@ fastest we know for it, which topicstore uses too: no compression, a write buffe
 from __future__ import annotations
 
 import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from topicstore_benchmarks.timing import check, drained, timed
 
 __all__ = ["BUFFER", "RAW_ENGINES", "RawEngine", "RawLeveldb", "RawRocksdb"]
 
@@ -42,21 +43,16 @@ class RawEngine(ABC):
 
     def put(self) -> float:
         """Write every message, 1,000 a batch; return seconds."""
-        started = time.perf_counter()
-        for start in range(0, len(self._keys), BATCH):
-            self.write(self._keys[start : start + BATCH], self._values)
-        return time.perf_counter() - started
+
+        def write_all() -> None:
+            for start in range(0, len(self._keys), BATCH):
+                self.write(self._keys[start : start + BATCH], self._values)
+
+        return timed(write_all)
 
     def scan(self) -> float:
         """Read every key and value; return seconds."""
-        count = 0
-        started = time.perf_counter()
-        for _pair in self.pairs():
-            count += 1
-        taken = time.perf_counter() - started
-        if count != len(self._keys):
-            raise AssertionError(f"the engine returned {count:,} of {len(self._keys):,} values")
-        return taken
+        return timed(lambda: check(drained(self.pairs()), len(self._keys)))
 
 
 class RawRocksdb(RawEngine):

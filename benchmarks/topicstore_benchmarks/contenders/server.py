@@ -8,19 +8,20 @@ the end of the pipe instead, and the shell kills the server.
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import subprocess
 import sys
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from topicstore import Message, Properties
+
+from topicstore_benchmarks.memory import peak_of
 
 from .contender import Contender, Durability
 
@@ -33,6 +34,7 @@ __all__ = [
     "encode_record",
     "hold_port",
     "reach",
+    "windows",
 ]
 
 # The shell becomes the server, so that our child is the server itself: $$ is its process id.
@@ -41,6 +43,9 @@ _START_SECONDS = 240
 _STOP_SECONDS = 240
 _ANSWER_SECONDS = 240
 """Each is met only by a server that hangs."""
+_WINDOW = 1_000
+"""Most messages on their way."""
+_WINDOW_BYTES = 8 << 20
 _LINES = 20
 """Of a log, in an error."""
 
@@ -107,9 +112,7 @@ class Server:
     def peak_memory(self) -> int:
         """Return the most memory that was resident till `stop`, in bytes; 0 where the system doesn't tell."""
         if self._process.returncode is None:  # else its id may be another's
-            with contextlib.suppress(OSError):
-                found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
-                self._peak = int(found[1]) << 10 if found else self._peak  # one that was killed has none
+            self._peak = peak_of(self.pid) or self._peak
         return self._peak
 
     def stop(self) -> None:
@@ -229,6 +232,20 @@ class ServerContender(Contender, Generic[_C]):
     def server_memory(self) -> int:
         """Return the peak of the server's resident memory, of all times that it was open."""
         return max((server.peak_memory() for server in self._servers), default=0)
+
+
+def windows(batch: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Cut a batch, of messages in two parts each, into what is sent in one piece and then confirmed."""
+    window: list[tuple[bytes, bytes]] = []
+    size = 0
+    for first, second in batch:
+        window.append((first, second))
+        size += len(second)
+        if len(window) == _WINDOW or size >= _WINDOW_BYTES:
+            yield window
+            window, size = [], 0
+    if window:
+        yield window
 
 
 def reach(port: int) -> socket.socket:

@@ -25,11 +25,10 @@ from .growth import Growth, growth_of
 from .layouts import compared_layouts, layouts_section
 from .limits import Outcome, limits_section, measure
 from .opening import measure_opening, opening_section
-from .sessions import measure_sessions, sessions_section
+from .sessions import measure_sessions
 from .sets import FLEET_MESSAGES, SETS
 from .sql import measure_sql, sql_section
 from .trie import measure_trie
-from .trie_figures import trie_section
 
 _STARTED = time.monotonic()
 
@@ -164,7 +163,7 @@ def _growth(messages: int) -> dict[str, Growth]:
 def trie(topics: int, rounds: int) -> list[Section]:
     """The learned topic structure by itself."""
     _tell(f"trie: {topics:,} topics")
-    return [trie_section(measure_trie(topics, rounds))]
+    return [measure_trie(topics, rounds)]
 
 
 @main.command()
@@ -176,5 +175,5 @@ def trie(topics: int, rounds: int) -> list[Section]:
 def sessions(sessions: int, published: int, backlog: int, stored: int, seconds: float) -> list[Section]:
     """Live subscriptions and durable sessions."""
     _tell(f"sessions: {sessions} at a time, {stored:,} stored")
-    outcome = measure_sessions(sessions=sessions, published=published, backlog=backlog, stored=stored, seconds=seconds)
-    return [sessions_section(outcome)]
+    section = measure_sessions(sessions=sessions, published=published, backlog=backlog, stored=stored, seconds=seconds)
+    return [section]

@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
 import attrs
-from topicstore import Message
 
 from topicstore_benchmarks.contenders.contender import Contender
 from topicstore_benchmarks.contenders.database import DatabaseContender
 from topicstore_benchmarks.contenders.raw_engine import RawEngine, RawRocksdb
 from topicstore_benchmarks.contenders.sqlite import SqliteContender
-from topicstore_benchmarks.timing import check, drained, timed
+from topicstore_benchmarks.harness.measuring import replayed, stored
+from topicstore_benchmarks.timing import drained, timed
 
-from .sets import ALL, SETS, MessageSet, Request, Task
+from .sets import ALL, SETS, MessageSet, Task
 
 __all__ = ["ENGINE", "MERGE", "MERGED", "SQLITE", "STORE", "Comparison", "Round", "compare"]
 
@@ -132,7 +131,10 @@ class _Run:
                     self._seconds[side, task.name] = seconds
             if check_contents:
                 self._tell("compare with what was stored")
-                self._check_contents(readers)
+                for reader in readers:
+                    for task in self._data.tasks:
+                        answer = task.answers[0]
+                        answer.check(reader.replay(answer.topic_filter, answer.start))
         return Round(seconds=self._seconds, disk_bytes={reader.name: reader.disk_bytes() for reader in readers})
 
     def _engine(self, task: str, work: Callable[[RawEngine], float]) -> None:
@@ -145,7 +147,7 @@ class _Run:
         self._tell(f"{side.name}, {STORE}")
         with closing(side):
             side.open()
-            self._seconds[side.name, STORE] = _store(side, self._data.batches)
+            self._seconds[side.name, STORE] = stored(side, self._data.batches)
         if not (isinstance(side, DatabaseContender) and side.name == _MERGING):
             return [side]
         self._tell(f"{MERGED}, {MERGE}")
@@ -154,46 +156,15 @@ class _Run:
             self._seconds[MERGED, MERGE] = timed(merged.compact)
         return [side, merged]
 
-    def _check_contents(self, readers: Sequence[Contender]) -> None:
-        stored: defaultdict[str, list[Message]] = defaultdict(list)
-        for message in self._data.rows():
-            stored[message.topic].append(message)
-        for reader in readers:
-            for task in self._data.tasks:
-                _check_same(reader, task.requests[0], stored)
-
-
-def _store(side: Contender, batches: list[list[Message]]) -> float:
-    def work() -> None:
-        for batch in batches:
-            side.store(batch)
-
-    return timed(work)
-
 
 def _replay(readers: Sequence[Contender], task: Task) -> dict[str, float]:
     """Run the requests of a task, each on one side after the other; return the median of each side."""
     times: dict[str, list[float]] = {}
     for reader in readers:
-        reader.prepare([request.topic_filter for request in task.requests])
+        reader.prepare([answer.topic_filter for answer in task.answers])
         times[reader.name] = []
-    for request in islice(cycle(task.requests), _RUNS):
+    for answer in islice(cycle(task.answers), _RUNS):
         for reader in readers:
             if sum(times[reader.name]) < _ENOUGH:
-                times[reader.name].append(timed(lambda side=reader, one=request: _read(side, one)))  # type: ignore[misc]
+                times[reader.name].append(replayed(reader, answer).all)
     return {side: statistics.median(taken) for side, taken in times.items()}
-
-
-def _read(side: Contender, request: Request) -> None:
-    check(drained(side.replay(request.topic_filter, request.start)), request.messages)
-
-
-def _check_same(side: Contender, request: Request, stored: Mapping[str, list[Message]]) -> None:
-    """Raise `AssertionError` unless each topic's messages are those stored, in their order."""
-    rest: dict[str, Iterator[Message]] = {}
-    for message in side.replay(request.topic_filter, request.start):
-        topic = message.topic
-        if topic not in rest:
-            rest[topic] = (other for other in stored.get(topic, ()) if (other.timestamp or 0) >= request.start)
-        if message != next(rest[topic], None):
-            raise AssertionError(f"{side.name} returned {message} to {request}, which isn't what was stored")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -63,6 +63,12 @@ class Sheet:
     rows: Sequence[Sequence[str | Cell]]
     """Texts are flush left, cells flush right."""
     note: str
+
+    @classmethod
+    def listing(cls, title: str, first: Mapping[str, str], figures: Sequence[Figure], *, note: str) -> Sheet:
+        """Return a row a figure: ``first``, headings with the names of what stands under them, then the value."""
+        rows = [[*(getattr(figure, name) for name in first.values()), figure.cell()] for figure in figures]
+        return cls(title=title, columns=[*first, "is"], rows=rows, note=note)
 
     def table(self) -> Table:
         """Return it for a terminal: green what is as it should be, red what isn't, bold the best."""

@@ -6,7 +6,6 @@ next one takes: ``python -m topicstore_benchmarks.figures.growth LAYOUT MESSAGES
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -18,13 +17,12 @@ import attrs
 import msgspec
 
 from topicstore_benchmarks.contenders.database import DatabaseContender
+from topicstore_benchmarks.harness.machine import peak_memory
+from topicstore_benchmarks.memory import peak_of
 
 from .sets import BATCH, fleet_batches
 
 __all__ = ["Growth", "growth_of", "measure_growth"]
-
-_STATUS = Path("/proc/self/status")
-"""Only Linux tells a process the highest use of memory of its own: elsewhere a child starts with its parent's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,7 +37,7 @@ class Growth:
 
 def growth_of(layout: str, messages: int) -> Growth | None:
     """Return what a process of its own measured; None where that can't be."""
-    if not _STATUS.exists():
+    if peak_of() is None:  # elsewhere a child starts with its parent's
         return None
     command = [sys.executable, "-m", "topicstore_benchmarks.figures.growth", layout, str(messages)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)  # noqa: S603 - this module
@@ -51,22 +49,15 @@ def measure_growth(layout: str, messages: int) -> Growth:
     batches = fleet_batches(messages)
     batches = chain([next(batches)], batches)  # what the making of messages keeps is there from here on
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
-        before = _highest()
+        before = peak_memory()
         with closing(DatabaseContender(layout, Path(directory, layout), layout)) as side:
             side.open()
             for batch in islice(batches, messages // 4 // BATCH):
                 side.store(batch)
-            known = _highest()
+            known = peak_memory()
             for batch in batches:
                 side.store(batch)
-    return Growth(early=known - before, late=_highest() - known)
-
-
-def _highest() -> int:
-    """Return the most bytes of memory that the process had."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-    assert found is not None  # noqa: S101 - every Linux has it
-    return int(found[1]) << 10
+    return Growth(early=known - before, late=peak_memory() - known)
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def _rows(data: MessageSet) -> list[_Row]:
         *(
             _Row(
                 task.name,
-                f"{task.name}, `{task.topic_filter}`: {task.messages:,} messages, ms",
+                f"{task.name}, `{task.answers[0].topic_filter}`: {task.messages:,} messages, ms",
                 lambda seconds: seconds * 1_000,
                 min,
             )
@@ -221,9 +221,9 @@ def _cell(value: float | None, best: float | None) -> Cell:
 
 
 def _promised(figures: Sequence[Figure]) -> Sheet:
-    return Sheet(
-        title="What we hold the layouts to",
-        columns=["data", "layout", "figure", "is"],
-        rows=[[figure.data, figure.subject, figure.name, figure.cell()] for figure in figures],
+    return Sheet.listing(
+        "What we hold the layouts to",
+        {"data": "data", "layout": "subject", "figure": "name"},
+        figures,
         note="medians of ratios within a round",
     )

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import attrs
 import topicstore as ts
 from topicstore.sessions import Session
 
 from .figure import Figure, Section, Sheet
 
-__all__ = ["SessionOutcome", "measure_sessions", "sessions_section"]
+__all__ = ["measure_sessions"]
 
 _BATCH = 1_000
 _IDLE = 2_000
@@ -26,62 +25,6 @@ _IDLE = 2_000
 _SUBSCRIBERS = 1_000
 _RATE = 1_000
 """Messages a second while latency is measured."""
-
-
-@attrs.frozen(kw_only=True)
-class SessionOutcome:
-    """What was measured; rates are a second, of one core."""
-
-    sessions: int
-    backlog: int
-    stored: int
-    fan_out: float
-    """Deliveries of one hot topic to all sessions together, each with packet id, commit and PUBACK."""
-    fan_out_copies: float
-    """Stored messages for each published one."""
-    drain: float
-    """Messages of a backlog through one session of QoS 1, acknowledged."""
-    exactly_once: float
-    """The same with QoS 2: PUBREC, PUBREL and PUBCOMP."""
-    latency: float
-    """Median seconds from the call of ``store`` to a subscriber that has the message."""
-    latency_99: float
-    session_latency: float
-    """The same to a session's delivery, its packet id committed."""
-    opening: float
-    """Seconds to open a database with many stored sessions, and ask what they want."""
-    idle_bytes: float
-    """Memory of one idle session with a filter of its own."""
-    idle_subscribers: float
-    """Time to store beside a thousand idle subscribers, times that beside none."""
-
-
-def measure_sessions(*, sessions: int, published: int, backlog: int, stored: int, seconds: float) -> SessionOutcome:
-    """Measure everything, each in a database of its own.
-
-    sessions:  that follow the hot topic.
-    published: to it.
-    backlog:   messages that one session drains.
-    stored:    sessions of the database whose opening is timed.
-    seconds:   for which latency is measured.
-    """
-    fan_out, copies = _fan_out(sessions, published)
-    latencies, session_latencies = _latency(seconds), _session_latency(seconds)
-    return SessionOutcome(
-        sessions=sessions,
-        backlog=backlog,
-        stored=stored,
-        fan_out=fan_out,
-        fan_out_copies=copies,
-        drain=_drain(backlog, 1),
-        exactly_once=_drain(backlog // 2, 2),
-        latency=statistics.median(latencies),
-        latency_99=statistics.quantiles(latencies, n=100)[-1],
-        session_latency=statistics.median(session_latencies),
-        opening=_opening(stored),
-        idle_bytes=_idle_bytes(),
-        idle_subscribers=_idle_subscribers(),
-    )
 
 
 @contextmanager
@@ -95,7 +38,7 @@ def _messages(topic: Callable[[int], str], count: int, qos: int) -> list[ts.Mess
 
 
 def _fan_out(sessions: int, published: int) -> tuple[float, float]:
-    """Return deliveries a second, and stored copies of each message."""
+    """Return deliveries a second of one hot topic to all sessions together, and stored copies of each message."""
     with _database() as db:
         for number in range(sessions):
             db.sessions.open(f"client-{number}", expiry_interval=None).subscribe("hot/topic", qos=1)
@@ -116,6 +59,7 @@ def _fan_out(sessions: int, published: int) -> tuple[float, float]:
 
 
 def _drain(backlog: int, qos: int) -> float:
+    """Return how many messages a second go through one session, each acknowledged as its QoS asks."""
     with _database() as db:
         session = db.sessions.open("client", expiry_interval=None)
         session.subscribe("bus/+", qos=qos)
@@ -160,6 +104,7 @@ def _paced(db: ts.Database, seconds: float) -> Callable[[], None]:
 
 
 def _latency(seconds: float) -> list[float]:
+    """Return seconds from the call of ``store`` to a subscriber that has the message."""
     found: list[float] = []
     with _database() as db, db.subscribe("live/#") as subscription:
         thread = threading.Thread(target=_paced(db, seconds))
@@ -173,6 +118,7 @@ def _latency(seconds: float) -> list[float]:
 
 
 def _session_latency(seconds: float) -> list[float]:
+    """Return the same to a session's delivery, its packet id committed."""
     found: list[float] = []
     with _database() as db:
         session = db.sessions.open("client", expiry_interval=None)
@@ -190,6 +136,7 @@ def _session_latency(seconds: float) -> list[float]:
 
 
 def _opening(stored: int) -> float:
+    """Return the seconds to open a database with many stored sessions, and ask what they want."""
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
         path = Path(directory) / "db"
         with ts.open(path) as db:
@@ -205,6 +152,7 @@ def _opening(stored: int) -> float:
 
 
 def _idle_bytes() -> float:
+    """Return the memory of one idle session with a filter of its own."""
     with _database() as db:
         sessions = []
         db.sessions.open("first", expiry_interval=None).subscribe("device/first/#", qos=1)
@@ -221,6 +169,8 @@ def _idle_bytes() -> float:
 
 
 def _idle_subscribers() -> float:
+    """Return the time to store beside a thousand idle subscribers, times that beside none."""
+
     def store(db: ts.Database) -> float:
         batch = _messages(lambda n: f"bus/{n % 100}", _BATCH, 1)
         started = time.process_time()
@@ -236,33 +186,44 @@ def _idle_subscribers() -> float:
     return statistics.median(ratios)
 
 
-def sessions_section(o: SessionOutcome) -> Section:
-    """Return the figures."""
-    many = f"{o.sessions} sessions, one topic"
+def measure_sessions(*, sessions: int, published: int, backlog: int, stored: int, seconds: float) -> Section:
+    """Measure everything, each in a database of its own.
+
+    sessions:  that follow the hot topic.
+    published: to it.
+    backlog:   messages that one session drains.
+    stored:    sessions of the database whose opening is timed.
+    seconds:   for which latency is measured.
+    """
+    fan_out, copies = _fan_out(sessions, published)
+    latencies, session_latencies = _latency(seconds), _session_latency(seconds)
+    many, trickle, exactly_once = f"{sessions} sessions, one topic", f"{_RATE:,} messages/s", backlog // 2
     figures = [
-        _figure(many, "deliveries a second, each with packet id, commit and PUBACK", o.fan_out, least=200_000),
-        _figure(many, "stored copies of a message", o.fan_out_copies, most=1),
-        _figure(f"backlog of {o.backlog:,}", "messages a second through a session of QoS 1", o.drain, least=100_000),
-        _figure(f"backlog of {o.backlog // 2:,}", "messages a second through a session of QoS 2", o.exactly_once),
-        _figure(f"{_RATE:,} messages/s", "subscriber, median ms behind store", o.latency * 1e3, most=5),
-        _figure(f"{_RATE:,} messages/s", "subscriber, 99th percentile, ms", o.latency_99 * 1e3),
-        _figure(f"{_RATE:,} messages/s", "session, median ms behind store", o.session_latency * 1e3, most=5),
-        _figure(f"{o.stored:,} stored sessions", "seconds to open and know their filters", o.opening, most=2),
-        _figure(f"{_IDLE:,} idle sessions", "KB of memory each", o.idle_bytes / 1e3, most=10),
-        _figure(f"{_SUBSCRIBERS:,} idle subscribers", "time to store, times that beside none", o.idle_subscribers),
+        _figure(many, "deliveries a second, each with packet id, commit and PUBACK", fan_out, least=200_000),
+        _figure(many, "stored copies of a message", copies, most=1),
+        _figure(
+            f"backlog of {backlog:,}",
+            "messages a second through a session of QoS 1",
+            _drain(backlog, 1),
+            least=100_000,
+        ),
+        _figure(
+            f"backlog of {exactly_once:,}", "messages a second through a session of QoS 2", _drain(exactly_once, 2)
+        ),
+        _figure(trickle, "subscriber, median ms behind store", statistics.median(latencies) * 1e3, most=5),
+        _figure(trickle, "subscriber, 99th percentile, ms", statistics.quantiles(latencies, n=100)[-1] * 1e3),
+        _figure(trickle, "session, median ms behind store", statistics.median(session_latencies) * 1e3, most=5),
+        _figure(f"{stored:,} stored sessions", "seconds to open and know their filters", _opening(stored), most=2),
+        _figure(f"{_IDLE:,} idle sessions", "KB of memory each", _idle_bytes() / 1e3, most=10),
+        _figure(f"{_SUBSCRIBERS:,} idle subscribers", "time to store, times that beside none", _idle_subscribers()),
     ]
-    return Section(
-        name="sessions",
-        figures=figures,
-        sheets=[
-            Sheet(
-                title="Subscriptions and sessions",
-                columns=["with", "figure", "is"],
-                rows=[[figure.data, figure.name, figure.cell()] for figure in figures],
-                note="one core; in brackets what a figure should be",
-            )
-        ],
+    sheet = Sheet.listing(
+        "Subscriptions and sessions",
+        {"with": "data", "figure": "name"},
+        figures,
+        note="one core; in brackets what a figure should be",
     )
+    return Section(name="sessions", figures=figures, sheets=[sheet])
 
 
 def _figure(data: str, name: str, value: float, least: float | None = None, most: float | None = None) -> Figure:

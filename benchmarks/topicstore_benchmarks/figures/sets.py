@@ -2,23 +2,25 @@
 
 ``bus`` is real: positions of buses, as `topicstore_conformance.subjects.datasets` finds them. ``fleet`` is
 made: devices that each report five metrics at a time, four times in an hour, in an order that is
-shuffled anew each time. Both come in order of time and are the same in every run. How many
-messages must come back for a request is counted here, from the messages themselves.
+shuffled anew each time. Both come in order of time and are the same in every run. What requests must
+give is made of the messages themselves, as in the harness.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import attrs
 import pyarrow as pa
-from topicstore import Message, TopicFilter
+from topicstore import Message
 from topicstore_conformance.subjects import datasets
 
-__all__ = ["ALL", "BATCH", "FLEET_MESSAGES", "SETS", "MessageSet", "Request", "Task", "bus", "fleet", "fleet_batches"]
+from topicstore_benchmarks.harness.answers import Answer, Chains
+
+__all__ = ["ALL", "BATCH", "FLEET_MESSAGES", "SETS", "MessageSet", "Task", "bus", "fleet", "fleet_batches"]
 
 BATCH = 1_000
 FLEET_MESSAGES = 2_000_000
@@ -43,31 +45,17 @@ _START = 1_735_689_600_000_000
 
 
 @attrs.frozen
-class Request:
-    """One replay."""
-
-    topic_filter: str
-    start: int
-    messages: int
-    """How many it must return."""
-
-
-@attrs.frozen
 class Task:
     """Replays of one kind. Its time is the median over them."""
 
     name: str
-    requests: tuple[Request, ...]
-
-    @property
-    def topic_filter(self) -> str:
-        """Of its first request, which stands for all."""
-        return self.requests[0].topic_filter
+    answers: tuple[Answer, ...]
+    """What each must give; the first stands for all where they are described."""
 
     @property
     def messages(self) -> int:
-        """What its first request returns."""
-        return self.requests[0].messages
+        """How many the first gives."""
+        return self.answers[0].messages
 
 
 @attrs.frozen(kw_only=True)
@@ -89,28 +77,33 @@ class MessageSet:
         return chain.from_iterable(self.batches)
 
 
-class _Counts:
-    """Counts what requests must return."""
+class _Known:
+    """Messages in order of time, and what requests for them must give."""
 
-    def __init__(self, batches: list[list[Message]]) -> None:
-        self.topics = Counter(message.topic for message in chain.from_iterable(batches))
-        self._times = [message.timestamp or 0 for message in chain.from_iterable(batches)]
+    def __init__(self, messages: Iterable[Message]) -> None:
+        self.messages = list(messages)
+        self.topics = Counter(message.topic for message in self.messages)
+        self._chains = Chains()
+        self._chains.add(self.messages)
 
     def task(self, name: str, *filters: str) -> Task:
-        return Task(name, tuple(Request(text, 0, self._matching(text)) for text in filters))
-
-    def _matching(self, text: str) -> int:
-        if text in self.topics:
-            return self.topics[text]
-        matches = TopicFilter(text).matches
-        return sum(count for topic, count in self.topics.items() if matches(topic))
+        return Task(name, tuple(self._chains.matching(text, self.topics) for text in filters))
 
     def last_minute(self) -> Task:
-        start = self._times[-1] - _MINUTE
-        return Task("last minute", (Request("#", start, sum(time >= start for time in self._times)),))
+        start = (self.messages[-1].timestamp or 0) - _MINUTE
+        late = Chains()
+        late.add(message for message in self.messages if (message.timestamp or 0) >= start)
+        return Task("last minute", (late.answer("#", start),))
 
-    def messages(self) -> int:
-        return len(self._times)
+    def set(self, name: str, *tasks: Task) -> MessageSet:
+        batches = [self.messages[start : start + BATCH] for start in range(0, len(self.messages), BATCH)]
+        return MessageSet(
+            name=name,
+            batches=batches,
+            messages=len(self.messages),
+            topics=len(self.topics),
+            tasks=(self.task(ALL, "#"), *tasks, self.last_minute()),
+        )
 
 
 def bus(messages: int) -> MessageSet:
@@ -118,37 +111,30 @@ def bus(messages: int) -> MessageSet:
     table = datasets.load("bus")[:messages]
     names = ("topic", "payload", "client_id", "qos", "retain")
     columns = [table.column(name).to_pylist() for name in names]
-    rows = list(map(Message, *columns, table.column("timestamp").cast(pa.int64()).to_pylist()))
-    batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
-    counts = _Counts(batches)
-    ranked = sorted(counts.topics, key=lambda topic: (counts.topics[topic], topic))
+    known = _Known(map(Message, *columns, table.column("timestamp").cast(pa.int64()).to_pylist()))
+    ranked = sorted(known.topics, key=lambda topic: (known.topics[topic], topic))
     middle = len(ranked) // 2
     source = random.Random(7)  # noqa: S311 - the same requests in every run
-    vehicles = [message.topic.split("/")[-1] for message in source.sample(rows, 5)]
-    tasks = (
-        counts.task(ALL, "#"),
-        counts.task("one route", "capmetro/vp/801/+"),
-        counts.task("one vehicle", *(f"capmetro/vp/+/{vehicle}" for vehicle in vehicles)),
-        counts.task("median topic", *ranked[middle - 2 : middle + 3]),
-        counts.task("busiest topic", ranked[-1]),
-        counts.last_minute(),
+    vehicles = [message.topic.split("/")[-1] for message in source.sample(known.messages, 5)]
+    return known.set(
+        "bus",
+        known.task("one route", "capmetro/vp/801/+"),
+        known.task("one vehicle", *(f"capmetro/vp/+/{vehicle}" for vehicle in vehicles)),
+        known.task("median topic", *ranked[middle - 2 : middle + 3]),
+        known.task("busiest topic", ranked[-1]),
     )
-    return MessageSet(name="bus", batches=batches, messages=len(rows), topics=len(ranked), tasks=tasks)
 
 
 def fleet(messages: int) -> MessageSet:
     """Return the made set, of a device for every 20 messages."""
-    batches = list(fleet_batches(messages))
-    counts = _Counts(batches)
+    known = _Known(chain.from_iterable(fleet_batches(messages)))
     source = random.Random(7)  # noqa: S311 - the same requests in every run
     devices = [source.randrange(messages // _MESSAGES_A_DEVICE) for _ in range(9)]
-    tasks = (
-        counts.task(ALL, "#"),
-        counts.task("one metric", "fleet/+/+/temp"),
-        counts.task("one device", *(f"fleet/region-{number % _REGIONS}/bus-{number}/+" for number in devices)),
-        counts.last_minute(),
+    return known.set(
+        "fleet",
+        known.task("one metric", "fleet/+/+/temp"),
+        known.task("one device", *(f"fleet/region-{number % _REGIONS}/bus-{number}/+" for number in devices)),
     )
-    return MessageSet(name="fleet", batches=batches, messages=counts.messages(), topics=len(counts.topics), tasks=tasks)
 
 
 def fleet_batches(messages: int) -> Iterator[list[Message]]:

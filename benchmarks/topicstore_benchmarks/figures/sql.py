@@ -10,22 +10,21 @@ import gc
 import statistics
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import attrs
 import pyarrow as pa
 import topicstore
 
-from topicstore_benchmarks.timing import check, timed
+from topicstore_benchmarks.contenders.plain_table import PlainTable
+from topicstore_benchmarks.timing import check, median_of, timed
 
 from .figure import Cell, Figure, Section, Sheet, shown
 
 __all__ = ["STATEMENTS", "SqlOutcome", "measure_sql", "sql_section"]
 
 BATCH = 50_000
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": 1, "wal_autocheckpoint": "64MiB"}
-_TABLE = "STORAGE_VERSION 'v2.0.0', ROW_GROUP_SIZE 8192"
-"""What our backend gives DuckDB, too."""
 
 STATEMENTS = {
     "messages by topic": "SELECT topic, count(*) FROM messages GROUP BY topic",
@@ -68,31 +67,25 @@ def measure_sql(name: str, table: pa.Table, rounds: int) -> SqlOutcome:
                 rows = db.sql("SELECT * FROM messages")
                 check(rows.num_rows, table.num_rows)
                 insert = _insert(path / "plain.duckdb", rows)
-                taken = {title: _median(db, text, rounds) for title, text in STATEMENTS.items()}
+                taken = {
+                    title: median_of(lambda db=db, text=text: db.sql(text), 2 * rounds + 1)  # type: ignore[misc]
+                    for title, text in STATEMENTS.items()
+                }
             found.append((store, insert))
     return SqlOutcome(name=name, messages=table.num_rows, rounds=found[1:], statements=taken)
 
 
 def _insert(path: Path, rows: pa.Table) -> float:
     """Insert rows into a table of their own; return seconds."""
-    import duckdb
-
     batches = [pa.Table.from_batches([batch]) for batch in rows.combine_chunks().to_batches(max_chunksize=BATCH)]
-    with duckdb.connect(":memory:", config=_CONFIG) as plain:
-        plain.execute(f"ATTACH '{path}' AS plain ({_TABLE})").complete()
-        plain.execute("CREATE TABLE plain.messages AS SELECT * FROM rows LIMIT 0").complete()
+    with closing(PlainTable(path, rows)) as plain:
         gc.collect()
 
         def insert() -> None:
-            for rows in batches:  # noqa: B007 - DuckDB finds it by its name
-                plain.execute("INSERT INTO plain.messages SELECT * FROM rows").complete()
+            for batch in batches:
+                plain.insert(batch)
 
         return timed(insert)
-
-
-def _median(db: topicstore.Database, statement: str, rounds: int) -> float:
-    db.sql(statement)  # reads from the disk what later ones find in memory
-    return statistics.median(timed(lambda: db.sql(statement)) for _ in range(2 * rounds + 1))
 
 
 def sql_section(outcome: SqlOutcome) -> Section:

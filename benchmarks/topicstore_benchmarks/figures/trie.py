@@ -1,4 +1,4 @@
-"""The learned topic structure by itself: look-ups, loading, memory, and matching filters.
+"""The section ``trie``, the learned topic structure by itself: look-ups, loading, memory, and matching filters.
 
 Two sets of topics: ``devices``, of one shape, where each has a name of its own; and ``flood``,
 unrelated ones, which fill the trie until it grows no more.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import random
-import statistics
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
@@ -21,12 +20,16 @@ from topicstore.contract.topics import TopicFilter
 from topicstore_backends.rocksdb import RocksdbBackend, RocksdbOptions
 from topicstore_layouts.shared.learned_topics import LearnedTopics
 
-from topicstore_benchmarks.timing import timed
+from topicstore_benchmarks.timing import median_of
 
-__all__ = ["CACHED", "Match", "Outcome", "devices", "flood", "measure_trie"]
+from .figure import Cell, Figure, Section, Sheet
 
-CACHED = 65_536
+__all__ = ["devices", "flood", "measure_trie"]
+
+_CACHED = 65_536
 """Topics that are looked up again and again."""
+_CALL, _STREAM = 10e-6, 2e-6
+"""Seconds that a match may take in any case, and for each stream in its answer."""
 _BATCH = 1_000
 _GENERATION = 1
 _THRESHOLDS = 100, 20
@@ -35,43 +38,13 @@ _TOKENS, _LEVELS = 150, 5
 
 
 @attrs.frozen(kw_only=True)
-class Match:
+class _Match:
     """One filter on the trie that the flood filled."""
 
     topic_filter: str
     streams: int
     """In the answer."""
     seconds: float
-
-
-@attrs.frozen(kw_only=True)
-class Outcome:
-    """What a measurement gave; rates are look-ups a second, times are medians."""
-
-    topics: int
-    """Different ones, of either set."""
-    cached: float
-    """Of ``devices`` that were looked up before, as many as are remembered."""
-    cold: float
-    """Of ``devices`` that were never seen: batches into an empty trie."""
-    walked: float
-    """Of ``devices`` that are known, without what is remembered."""
-    streams: int
-    nodes: int
-    """Of all ``devices``; so are the next three."""
-    learning_memory: int
-    """Bytes of the trie once all were learned, with the topics that it remembers."""
-    load_seconds: float
-    memory: int
-    """Bytes of the loaded trie."""
-    flood_rate: float
-    """Of the flood, into an empty trie."""
-    flood_streams: int
-    flood_nodes: int
-    flood_load_seconds: float
-    flood_memory: int
-    matches: tuple[Match, ...]
-    """From narrow filters to the one that wants all."""
 
 
 def devices(count: int) -> Iterator[str]:
@@ -86,30 +59,58 @@ def flood(count: int) -> Iterator[str]:
     return ("/".join(source.choices(tokens, k=_LEVELS)) for _ in range(count))
 
 
-def measure_trie(topics: int, rounds: int) -> Outcome:
-    """Measure the trie with so many topics of each set."""
+def measure_trie(topics: int, rounds: int) -> Section:
+    """Measure the trie with so many topics of each set; return the figures, those of single filters in a table."""
     of_one_shape, unrelated = list(devices(topics)), list(flood(topics))
-    known = _learned(of_one_shape)
-    full = _learned(unrelated)
-    load_seconds, memory = _loading(known, rounds)
-    flood_load_seconds, flood_memory = _loading(full, rounds)
-    return Outcome(
-        topics=topics,
-        cached=_cached(known, of_one_shape[:CACHED], rounds),
-        cold=topics / _median(lambda: _learned(of_one_shape), rounds),
-        walked=topics / _median(lambda: _find_all(known, of_one_shape), rounds),
-        streams=len(known),
-        nodes=known.nodes,
-        learning_memory=_bytes(lambda: _learned(devices(topics))),
-        load_seconds=load_seconds,
-        memory=memory,
-        flood_rate=topics / _median(lambda: _learned(unrelated), rounds),
-        flood_streams=len(full),
-        flood_nodes=full.nodes,
-        flood_load_seconds=flood_load_seconds,
-        flood_memory=flood_memory,
-        matches=_matches(full, unrelated[0], rounds),
+    known, full = _learned(of_one_shape), _learned(unrelated)
+    (load, memory), (flood_load, flood_memory) = _loading(known, rounds), _loading(full, rounds)
+    cold = topics / median_of(lambda: _learned(of_one_shape), rounds)
+    walked = topics / median_of(lambda: _find_all(known, of_one_shape), rounds)
+    flooding = topics / median_of(lambda: _learned(unrelated), rounds)
+    matches = _matches(full, unrelated[0], rounds)
+    worst = max(match.seconds / (_CALL + _STREAM * match.streams) for match in matches)
+    cached = _cached(known, of_one_shape[:_CACHED], rounds)
+    learning_memory = _bytes(lambda: _learned(devices(topics)))
+    figures = [
+        _figure("devices", f"look-ups a second, {_CACHED:,} topics again and again", cached, least=1_000_000),
+        _figure("devices", "look-ups a second, topics never seen", cold, least=150_000),
+        _figure("devices", "look-ups a second, topics known and not remembered", walked, least=150_000),
+        _figure("devices", "streams", len(known)),
+        _figure("devices", "loading, ms", load * 1_000),
+        _figure("devices", "memory once all were learned, MB", learning_memory / 1e6),
+        _figure("devices", "memory once loaded, MB", memory / 1e6),
+        _figure("flood", "look-ups a second, topics never seen", flooding, least=150_000),
+        _figure("flood", "streams", len(full)),
+        _figure("flood", "loading, ms", flood_load * 1_000),
+        _figure("flood", "memory once loaded, MB", flood_memory / 1e6),
+        _figure("flood", "slowest filter, times (10 µs + 2 µs for each stream in its answer)", worst, most=1),
+    ]
+    matched = [_figure("flood", f"µs to match {match.topic_filter}", match.seconds * 1e6) for match in matches]
+    return Section(
+        name="trie",
+        figures=[*figures, *matched],
+        sheets=[
+            Sheet.listing(
+                f"The learned topic structure, {topics:,} topics",
+                {"topics": "data", "figure": "name"},
+                figures,
+                note="medians; in brackets what a figure should be",
+            ),
+            Sheet(
+                title=f"Filters on {len(full):,} streams",
+                columns=["filter", "streams in the answer", "µs"],
+                rows=[
+                    [f"`{match.topic_filter}`", Cell(f"{match.streams:,}"), figure.cell()]
+                    for match, figure in zip(matches, matched, strict=True)
+                ],
+                note="medians",
+            ),
+        ],
     )
+
+
+def _figure(data: str, name: str, value: float, least: float | None = None, most: float | None = None) -> Figure:
+    return Figure(data=data, subject="trie", name=name, value=value, least=least, most=most)
 
 
 def _learned(topics: Iterable[str]) -> LearnedTopics:
@@ -149,7 +150,7 @@ def _cached(trie: LearnedTopics, topics: list[str], rounds: int) -> float:
         for batch in batches:
             found.extend(trie.learn_all(batch))
 
-    seconds = _median(look_up, rounds)
+    seconds = median_of(look_up, rounds)
     if found != expected:
         raise AssertionError("what is remembered is not what was learned")
     return len(topics) / seconds
@@ -162,7 +163,7 @@ def _loading(trie: LearnedTopics, rounds: int) -> tuple[float, int]:
         write = WriteBatch()
         trie.save(write)
         engine.write(write)
-        seconds = _median(lambda: _load(engine), rounds)
+        seconds = median_of(lambda: _load(engine), rounds)
         loaded, memory = _load(engine), _bytes(lambda: _load(engine))
         engine.close()
     if (len(loaded), loaded.nodes) != (len(trie), trie.nodes):
@@ -174,20 +175,13 @@ def _load(engine: Engine) -> LearnedTopics:
     return LearnedTopics.load(engine, _GENERATION, _THRESHOLDS)
 
 
-def _matches(trie: LearnedTopics, topic: str, rounds: int) -> tuple[Match, ...]:
+def _matches(trie: LearnedTopics, topic: str, rounds: int) -> list[_Match]:
     """Ask for a topic, with ever more of its levels from behind as wildcards."""
     levels = topic.split("/")
     texts = [topic, *("/".join([*levels[:known], "#"]) for known in range(_LEVELS - 1, -1, -1))]
-    return tuple(_match(trie, TopicFilter(text), rounds) for text in texts)
+    return [_match(trie, TopicFilter(text), rounds) for text in texts]
 
 
-def _match(trie: LearnedTopics, topic_filter: TopicFilter, rounds: int) -> Match:
-    seconds = _median(lambda: trie.match(topic_filter), rounds)
-    return Match(topic_filter=topic_filter.text, streams=len(trie.match(topic_filter)), seconds=seconds)
-
-
-def _median(work: Callable[[], object], rounds: int) -> float:
-    """Return the median seconds of a piece of work; the first time warms up and doesn't count."""
-    work()
-    gc.collect()
-    return statistics.median(timed(work) for _ in range(rounds))
+def _match(trie: LearnedTopics, topic_filter: TopicFilter, rounds: int) -> _Match:
+    seconds = median_of(lambda: trie.match(topic_filter), rounds)
+    return _Match(topic_filter=topic_filter.text, streams=len(trie.match(topic_filter)), seconds=seconds)

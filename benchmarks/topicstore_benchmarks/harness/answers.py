@@ -7,12 +7,12 @@ comes too early changes the hash of its topic. The hashes of all topics, in what
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 import xxhash
-from topicstore import Message
+from topicstore import Message, TopicFilter
 
 __all__ = ["Answer", "Chains", "WrongReplayError"]
 
@@ -79,6 +79,12 @@ class Chains:
             topics=len(self.hashes),
             digest=self.digest(),
         )
+
+    def matching(self, topic_filter: str, counts: Mapping[str, int]) -> Answer:
+        """Return the answer to a filter, of the topics that match it; ``counts`` are the messages of each topic."""
+        matches = TopicFilter(topic_filter).matches
+        found = {topic: chain for topic, chain in self.hashes.items() if matches(topic)}
+        return Chains(found, sum(map(counts.__getitem__, found))).answer(topic_filter, 0)
 
 
 def _values(message: Message) -> tuple[Any, ...]:

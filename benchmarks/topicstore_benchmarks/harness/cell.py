@@ -27,6 +27,7 @@ import msgspec
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec
 from topicstore_benchmarks.contenders.contender import Contender, Durability
+from topicstore_benchmarks.results import CELL
 
 from .answers import WrongReplayError
 from .dataset import Dataset
@@ -34,12 +35,10 @@ from .machine import peak_memory
 from .phases import Phases, Skipped
 from .plan import Settings
 
-__all__ = ["CELL", "READY", "WRONG", "CellPlan", "Command", "Reply"]
+__all__ = ["READY", "WRONG", "CellPlan", "Command", "Reply"]
 
 READY = "ready"
 """Of the first reply."""
-CELL = "cell"
-"""The last phase: the memory that all of them took."""
 WRONG = "wrong replay"
 """How the reason begins where a replay gave other messages than were stored."""
 

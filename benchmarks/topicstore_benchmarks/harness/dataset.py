@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from topicstore import Message, TopicFilter
+from topicstore import Message
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import InvalidArgumentError
 
@@ -207,9 +207,8 @@ def _counts(making: Path, parts: int) -> dict[str, int]:
 
 
 def _matching(text: str, everything: Chains, counts: dict[str, int]) -> Answer:
-    """Return the answer to a filter: the hashes of its topics are those of a replay of everything."""
-    topic_filter = TopicFilter(text)
-    matching = {topic: chain for topic, chain in everything.hashes.items() if topic_filter.matches(topic)}
-    if not matching:
+    """Return the answer to a filter."""
+    answer = everything.matching(text, counts)
+    if not answer.messages:
         raise WorkloadError(f"no message matches {text!r}, which is to be asked for")
-    return Chains(matching, sum(map(counts.__getitem__, matching))).answer(text, 0)
+    return answer

@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec
-from topicstore_benchmarks.results import PHASES, SCHEMA, UNITS
+from topicstore_benchmarks.results import CELL, PHASES, SCHEMA, UNITS
 
-from .cell import CELL, WRONG, CellPlan, Command, Reply
+from .cell import WRONG, CellPlan, Command, Reply
 from .dataset import Dataset
 from .machine import machine
 from .plan import Group, Plan

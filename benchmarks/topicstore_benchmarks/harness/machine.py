@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from topicstore_benchmarks.memory import peak_of
+
 __all__ = ["machine", "peak_memory", "versions"]
 
 _PACKAGES = ("topicstore", "pyarrow", "msgspec", "numpy", "pyspark")
@@ -46,12 +48,9 @@ def versions() -> dict[str, str]:
 
 def peak_memory() -> int:
     """Return the highest resident size that this process ever had, in bytes."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    peak = peak_of()
+    if peak is not None:
+        return peak
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

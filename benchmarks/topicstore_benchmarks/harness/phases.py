@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
+from typing import Any
 
 import attrs
 import msgspec
@@ -34,6 +35,7 @@ from topicstore_benchmarks.timing import drained, timed
 
 from .answers import Answer, Chains
 from .dataset import Dataset
+from .measuring import replayed, stored
 from .plan import Settings
 
 __all__ = ["Measured", "Phases", "Skipped"]
@@ -103,8 +105,8 @@ class Phases:
             batches = [chunk[at : at + self._settings.batch] for at in range(0, len(chunk), self._settings.batch)]
             warming, counting = batches[:left], batches[left:]
             left -= len(warming)
-            self._put(warming)
-            seconds += self._put(counting)
+            stored(contender, self._ready(warming))
+            seconds += stored(contender, self._ready(counting))
             counted += sum(map(len, counting))
         if isinstance(contender, Limit):
             seconds += timed(contender.finish)
@@ -113,14 +115,9 @@ class Phases:
         contender.open()
         return Measured(values, counted)
 
-    def _put(self, batches: Sequence[list[Message]]) -> float:
-        """Store batches; return the seconds that it took."""
-        ready = list(map(self._contender.ready, batches)) if isinstance(self._contender, Limit) else batches
-        gc.collect()
-        started = time.perf_counter()
-        for batch in ready:
-            self._contender.store(batch)
-        return time.perf_counter() - started
+    def _ready(self, batches: Sequence[list[Message]]) -> Sequence[Any]:
+        """Return batches as they are stored: those of limits are made ready before."""
+        return list(map(self._contender.ready, batches)) if isinstance(self._contender, Limit) else batches
 
     def _disk(self, messages: int) -> dict[str, float]:
         size = self._contender.disk_bytes()
@@ -152,24 +149,14 @@ class Phases:
 
     def _read(self, answer: Answer, firsts: list[float]) -> float:
         """Replay everything that a request asks for; return the seconds."""
-        started = time.perf_counter()
-        replay = self._replay(answer)
-        count = drained(islice(replay, 1))
-        first = time.perf_counter()
-        count += drained(replay)
-        seconds = time.perf_counter() - started
-        answer.check_count(count)
-        firsts.append(first - started)
-        return seconds
+        found = replayed(self._contender, answer)
+        firsts.append(found.first)
+        return found.all
 
     def _scan(self, answer: Answer, _: list[float]) -> float:
         contender = self._contender
         assert isinstance(contender, Limit)  # noqa: S101 - chosen by that
-        started = time.perf_counter()
-        count = contender.scan()
-        seconds = time.perf_counter() - started
-        answer.check_count(count)
-        return seconds
+        return timed(lambda: answer.check_count(contender.scan()))
 
     # --- reopen and compact ---
 
@@ -210,14 +197,15 @@ class Phases:
         reader.start()
         started = time.perf_counter()
         try:
-            stored = self._store_when_due(planned, started)
+            latencies = self._store_when_due(planned, started)
         finally:
             reader.end()
         seconds = time.perf_counter() - started
-        self._check_all(planned[: len(stored)])
-        messages = sum(map(len, planned[: len(stored)]))
+        done = planned[: len(latencies)]
+        self._check_all(done)
+        messages = sum(map(len, done))
         values = {"seconds": seconds, "messages_per_second": messages / seconds}
-        return Measured(values | _latencies("store", stored) | _latencies("read", reader.latencies), messages)
+        return Measured(values | _latencies("store", latencies) | _latencies("read", reader.latencies), messages)
 
     def _new_batches(self, count: int) -> list[list[Message]]:
         """Return the last messages once more, over and over, a microsecond after the other."""
@@ -242,9 +230,9 @@ class Phases:
                 break
         return latencies
 
-    def _check_all(self, stored: Sequence[list[Message]]) -> None:
+    def _check_all(self, batches: Sequence[list[Message]]) -> None:
         chains: Chains = self._data.chains()
-        for batch in stored:
+        for batch in batches:
             chains.add(batch)
         everything = chains.answer("#", 0)
         everything.check(self._replay(everything))

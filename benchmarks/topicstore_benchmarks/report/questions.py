@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from topicstore_benchmarks.results import CELL
+
 from .estimates import Ratio, Spread, paired_ratio, spread
-from .run import CELL, Contender, Run
+from .run import Contender, Run
 
 __all__ = ["QUESTIONS", "Entrant", "Question", "Standing", "advantage", "entrants", "standings"]
 

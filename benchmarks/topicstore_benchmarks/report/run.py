@@ -13,12 +13,9 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topicstore_benchmarks.results import PHASES, SCHEMA
+from topicstore_benchmarks.results import CELL, PHASES, SCHEMA
 
-__all__ = ["CELL", "Contender", "Key", "MadeOf", "Problem", "Run", "Workload", "load"]
-
-CELL = "cell"
-"""The phase of what belongs to a whole cell."""
+__all__ = ["Contender", "Key", "MadeOf", "Problem", "Run", "Workload", "load"]
 
 _ORDER = {phase: number for number, phase in enumerate((*PHASES, CELL))}
 _KINDS = {"topicstore": 0, "peer": 1, "limit": 2}

@@ -9,9 +9,9 @@ import pytest
 from topicstore.contract.engine import DATA, INDEX, META, STATE, Engine, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError
 
-from topicstore_conformance.faults.threads import MOMENT, begin, together, wait_until
-from topicstore_conformance.subjects.plugins import BackendSubject
-from topicstore_conformance.subjects.profiles import PATIENCE, tries
+from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, together, wait_until
+from topicstore_conformance.subjects.subject import BackendSubject
 
 from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 

@@ -20,10 +20,10 @@ from topicstore.contract.engine import (
     encode_generation,
 )
 
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.killing import ENDS, Countdown, moment_of
-from topicstore_conformance.subjects.capabilities import requires
-from topicstore_conformance.subjects.plugins import BackendSubject
-from topicstore_conformance.subjects.profiles import tries
+from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child
 from .child import Make

@@ -11,9 +11,9 @@ from pathlib import Path
 from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Engine
 from topicstore.contract.errors import EngineError
 
-from topicstore_conformance.subjects.capabilities import requires
-from topicstore_conformance.subjects.plugins import BackendSubject
-from topicstore_conformance.subjects.profiles import tries
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child
 from .child import Make

@@ -9,8 +9,8 @@ import pytest
 from topicstore.contract.engine import DATA, KEYSPACES, STATE, Backend, Engine
 from topicstore.contract.errors import EngineError, StorageFullError
 
-from topicstore_conformance.subjects.capabilities import requires, without
-from topicstore_conformance.subjects.plugins import BackendSubject
+from topicstore_conformance.conditions.capabilities import requires, without
+from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child, faults
 from .child import Make

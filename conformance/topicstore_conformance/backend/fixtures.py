@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from topicstore.contract.engine import KEYSPACES, Backend, Engine, Key, Keyspace, Reader, WriteBatch
 
-from topicstore_conformance.faults.threads import begin
-from topicstore_conformance.oracle.checks import quick_directory
-from topicstore_conformance.subjects.capabilities import check_capabilities
-from topicstore_conformance.subjects.plugins import BackendSubject
-from topicstore_conformance.subjects.profiles import PATIENCE
+from topicstore_conformance.conditions.capabilities import check_capabilities
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.faults.threads import PATIENCE, begin
+from topicstore_conformance.subjects.subject import BackendSubject
 
 __all__ = ["Fixtures", "Pair", "contents", "keys", "numbered", "pairs", "put", "remove"]
 

@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Keyspace, Reader, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError
 
-from topicstore_conformance.oracle.checks import quick_directory
-from topicstore_conformance.subjects.plugins import BackendSubject
-from topicstore_conformance.subjects.profiles import MACHINE, tries
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import MACHINE, tries
+from topicstore_conformance.subjects.subject import BackendSubject
 
 from .fixtures import Fixtures, pairs
 

@@ -7,8 +7,8 @@ import random
 import pytest
 from topicstore.contract.engine import DATA, META, Engine, WriteBatch
 
-from topicstore_conformance.subjects.plugins import BackendSubject
-from topicstore_conformance.subjects.profiles import tries
+from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.subjects.subject import BackendSubject
 
 from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from topicstore.contract.engine import DATA, KEYSPACES, STATE, Backend, Engine
 
+from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.threads import wait_until
-from topicstore_conformance.subjects.capabilities import requires
 
 from .fixtures import Fixtures, keys, numbered, put
 

@@ -20,8 +20,8 @@ from topicstore.contract.engine import (
 )
 from topicstore.contract.errors import EngineError
 
-from topicstore_conformance.subjects.capabilities import requires, without
-from topicstore_conformance.subjects.plugins import BackendSubject
+from topicstore_conformance.conditions.capabilities import requires, without
+from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child
 from .child import Make

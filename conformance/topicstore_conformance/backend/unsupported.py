@@ -14,9 +14,9 @@ import pytest
 from topicstore.contract.engine import CAPABILITIES, DATA, KEYSPACES, META, STATE, Backend, Engine, WriteBatch
 from topicstore.contract.errors import EngineError, InvalidArgumentError, TopicstoreError, UnsupportedError
 
+from topicstore_conformance.conditions.capabilities import requires, without
 from topicstore_conformance.faults.threads import wait_until
-from topicstore_conformance.subjects.capabilities import requires, without
-from topicstore_conformance.subjects.plugins import BackendSubject
+from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child
 from .crashes import check_batches, last_batch, written

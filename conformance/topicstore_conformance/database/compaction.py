@@ -14,12 +14,12 @@ import topicstore as ts
 from topicstore import Message, MessageId
 from topicstore.contract.engine import DATA, WriteBatch
 
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.profiles import full, tries
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, together, wait_until
 from topicstore_conformance.oracle.checks import check_publishers, drain, replayed
-from topicstore_conformance.subjects.capabilities import requires
 from topicstore_conformance.subjects.pairs import Pair
-from topicstore_conformance.subjects.profiles import full, tries
 
 __all__ = ["Compaction"]
 BATCHES = tries(16, 40)
@@ -108,11 +108,11 @@ def hold_back(db: ts.Database) -> None:
     shard = db.storage.shards[0]
     compact = shard.compact
 
-    def holding(*, whole: bool, stop: Callable[[], bool]) -> int:
+    def held(*, whole: bool, stop: Callable[[], bool]) -> int:
         wait_until(stop, "an end of the background's compaction")
         return compact(whole=whole, stop=stop)
 
-    shard.compact = holding  # type: ignore[method-assign, assignment]
+    shard.compact = held  # type: ignore[method-assign, assignment]
 
 
 def fill(db: ts.Database, count: int = ENOUGH) -> None:

@@ -14,12 +14,12 @@ import pytest
 import topicstore as ts
 from topicstore import Message, MessageId
 
+from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.database.engines import Gate, replace_engine
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
-from topicstore_conformance.faults.threads import MOMENT, begin, together
+from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, together
 from topicstore_conformance.oracle.checks import drain, replayed
 from topicstore_conformance.subjects.pairs import Pair
-from topicstore_conformance.subjects.profiles import PATIENCE, tries
 
 __all__ = ["Concurrency"]
 BATCHES = tries(8, 40)

@@ -9,12 +9,13 @@ from typing import Literal
 import pytest
 import topicstore as ts
 
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
 from topicstore_conformance.faults.crash import BULK, BULK_BATCHES, Job, Ledger, run_and_kill
-from topicstore_conformance.oracle.checks import check_publishers, quick_directory, replayed
-from topicstore_conformance.subjects.capabilities import requires
+from topicstore_conformance.oracle.checks import check_publishers, replayed
 from topicstore_conformance.subjects.pairs import Pair, quick_options
-from topicstore_conformance.subjects.profiles import tries
 
 __all__ = ["Crashes"]
 

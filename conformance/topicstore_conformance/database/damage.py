@@ -19,13 +19,14 @@ import topicstore as ts
 from topicstore import Message, MessageId
 from topicstore.contract.engine import KEYSPACES, META, WriteBatch
 
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.database.fixtures import Fixtures, message_spaces
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.faults.crash import messages_of
-from topicstore_conformance.oracle.checks import quick_directory, replayed
-from topicstore_conformance.subjects.capabilities import requires
+from topicstore_conformance.oracle.checks import replayed
 from topicstore_conformance.subjects.pairs import Pair
-from topicstore_conformance.subjects.profiles import tries
 
 __all__ = ["Damage"]
 ROOM = 6 << 20

@@ -15,15 +15,16 @@ import pytest
 import topicstore as ts
 from topicstore import Message, MessageId
 
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.database.engines import Turnstile, replace_engine
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.faults.crash import MARKER, messages_of
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
-from topicstore_conformance.oracle.checks import check_publishers, quick_directory, replayed
-from topicstore_conformance.subjects.capabilities import requires
+from topicstore_conformance.oracle.checks import check_publishers, replayed
 from topicstore_conformance.subjects.pairs import Pair
-from topicstore_conformance.subjects.profiles import tries
 
 __all__ = ["Durability"]
 THREADS = 4

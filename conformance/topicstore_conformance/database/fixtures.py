@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from topicstore.contract.engine import DATA, KEYS, Engine, Keyspace
 
-from topicstore_conformance.oracle.checks import quick_directory
-from topicstore_conformance.subjects.capabilities import check_capabilities
+from topicstore_conformance.conditions.capabilities import check_capabilities
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import MODE
 from topicstore_conformance.subjects.pairs import Pair
-from topicstore_conformance.subjects.profiles import MODE
 
 __all__ = ["Fixtures", "both_durabilities", "both_timestamps", "message_spaces"]
 

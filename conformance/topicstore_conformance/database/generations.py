@@ -11,14 +11,15 @@ import topicstore as ts
 from topicstore import Message
 from topicstore.contract.engine import DATA, INDEX, KEYS, META, encode_generation
 
+from topicstore_conformance.conditions.capabilities import requires, without
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import MODE, full, tries
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.crash import Job, Ledger, run_and_kill
-from topicstore_conformance.oracle.checks import check_all, check_replay, follow_epochs, quick_directory, replayed
+from topicstore_conformance.oracle.checks import check_all, check_replay, follow_epochs, replayed
 from topicstore_conformance.oracle.model import Model
-from topicstore_conformance.subjects.capabilities import requires, without
 from topicstore_conformance.subjects.pairs import Pair, layouts_on, small_options
-from topicstore_conformance.subjects.profiles import MODE, full, tries
 
 __all__ = ["Generations"]
 CLIENTS = [f"c{number}" for number in range(12)]

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 from topicstore import Message
 
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import COSTLY, MACHINE, full, tries
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.database.machine import DatabaseMachine
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle import strategies
-from topicstore_conformance.oracle.checks import check_all, check_replay, quick_directory, replayed
+from topicstore_conformance.oracle.checks import check_all, check_replay, replayed
 from topicstore_conformance.oracle.model import Model
-from topicstore_conformance.subjects.capabilities import requires
 from topicstore_conformance.subjects.pairs import Pair
-from topicstore_conformance.subjects.profiles import COSTLY, MACHINE, full, tries
 
 __all__ = ["Histories"]
 LARGE = 16 << 20

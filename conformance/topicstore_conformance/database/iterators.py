@@ -13,12 +13,12 @@ import pytest
 import topicstore as ts
 from topicstore import Message
 
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.profiles import full, tries
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.oracle.checks import drain, replayed
-from topicstore_conformance.subjects.capabilities import requires
 from topicstore_conformance.subjects.pairs import Pair
-from topicstore_conformance.subjects.profiles import full, tries
 
 __all__ = ["Iterators"]
 

@@ -18,9 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from topicstore import Message, MessageId, StateWrite
 from topicstore.plugins import registry
 
+from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle import strategies
-from topicstore_conformance.oracle.checks import check_all, check_replay, drain, follow_epochs, quick_directory
+from topicstore_conformance.oracle.checks import check_all, check_replay, drain, follow_epochs
 from topicstore_conformance.oracle.model import Model, Row, match
 from topicstore_conformance.subjects.pairs import Pair, layouts_on, quick_options, small_options
 

@@ -18,11 +18,11 @@ from topicstore import MAX_PAYLOAD, Message
 from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import STATE, Engine, Keyspace, WriteBatch
 
+from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.database.fixtures import Fixtures, message_spaces
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle.checks import check_all
 from topicstore_conformance.oracle.model import Model
-from topicstore_conformance.subjects.capabilities import requires
 from topicstore_conformance.subjects.pairs import Pair, pairs
 
 __all__ = ["Refusals"]

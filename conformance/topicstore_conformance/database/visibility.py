@@ -24,14 +24,15 @@ from hypothesis import strategies as st
 from topicstore import Message, MessageId
 from topicstore.contract.positions import COUNTER_BITS, time_of
 
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.database.engines import Full, Gate, replace_engine
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities, both_timestamps
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.faults.threads import wait_until
-from topicstore_conformance.oracle.checks import check_replay, drain, follow_epochs, quick_directory, replayed
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.oracle.checks import check_replay, drain, follow_epochs, replayed
 from topicstore_conformance.oracle.model import Model, Row
 from topicstore_conformance.subjects.pairs import Pair
-from topicstore_conformance.subjects.profiles import COSTLY, PATIENCE, tries
 
 __all__ = ["Visibility"]
 

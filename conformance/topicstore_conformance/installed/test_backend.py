@@ -14,7 +14,7 @@ from topicstore.plugins import registry
 from topicstore_conformance.backend.suite import BackendSuite
 from topicstore_conformance.installed.choosing import chosen_backends
 from topicstore_conformance.subjects.pairs import make_backend
-from topicstore_conformance.subjects.plugins import BackendSubject
+from topicstore_conformance.subjects.subject import BackendSubject
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

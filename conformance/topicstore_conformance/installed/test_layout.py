@@ -10,7 +10,7 @@ from topicstore.plugins import registry
 from topicstore_conformance.installed.choosing import chosen_layouts
 from topicstore_conformance.layout.suite import LayoutSuite
 from topicstore_conformance.subjects.pairs import backend_for, make_backend, make_layout
-from topicstore_conformance.subjects.plugins import LayoutSubject
+from topicstore_conformance.subjects.subject import LayoutSubject
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

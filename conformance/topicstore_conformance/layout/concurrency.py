@@ -10,9 +10,9 @@ from typing import Any
 from topicstore import TopicFilter
 from topicstore.contract.engine import WriteBatch
 
+from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.threads import MOMENT, together
 from topicstore_conformance.oracle.model import match
-from topicstore_conformance.subjects.profiles import tries
 
 from .reading import TOPICS
 from .stored import Fixtures, Reader, Row, Stored, numbered

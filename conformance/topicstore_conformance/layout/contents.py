@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Message, Properties
 
+from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.oracle import strategies
-from topicstore_conformance.subjects.plugins import LayoutSubject
-from topicstore_conformance.subjects.profiles import COSTLY, tries
+from topicstore_conformance.subjects.subject import LayoutSubject
 
 from .stored import Fixtures, Stored, numbered
 

@@ -10,7 +10,7 @@ import pytest
 from topicstore.contract.engine import Key, Keyspace
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
-from topicstore_conformance.subjects.profiles import tries
+from topicstore_conformance.conditions.profiles import tries
 
 from .reading import TOPICS
 from .stored import Fixtures, Stored, numbered

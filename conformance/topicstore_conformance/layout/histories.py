@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from topicstore import Message, TopicFilter
 
+from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.oracle import strategies
 from topicstore_conformance.oracle.model import match
-from topicstore_conformance.subjects.plugins import LayoutSubject
-from topicstore_conformance.subjects.profiles import MACHINE, tries
+from topicstore_conformance.subjects.subject import LayoutSubject
 
 from .stored import Fixtures, Reader, Stored
 

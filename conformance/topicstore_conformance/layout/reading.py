@@ -7,8 +7,8 @@ import time
 import pytest
 from topicstore import Message, TopicFilter
 
-from topicstore_conformance.subjects.capabilities import requires
-from topicstore_conformance.subjects.profiles import tries
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.profiles import tries
 
 from .stored import START, Fixtures, Reader, Stored, numbered
 

@@ -27,10 +27,10 @@ from topicstore.contract.engine import (
 from topicstore.contract.engine import encode_generation as prefix
 from topicstore.contract.layout import Damage, Slab, SlabStep
 
-from topicstore_conformance.oracle.checks import quick_directory
+from topicstore_conformance.conditions.capabilities import check_capabilities
+from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.oracle.model import match
-from topicstore_conformance.subjects.capabilities import check_capabilities
-from topicstore_conformance.subjects.plugins import LayoutSubject
+from topicstore_conformance.subjects.subject import LayoutSubject
 
 __all__ = ["PLENTY", "SHARD", "START", "Fixtures", "Reader", "Row", "Stored", "numbered", "span"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from topicstore import TopicFilter
 from topicstore.contract.engine import KEYSPACES, STATE, Engine, WriteBatch
 
-from topicstore_conformance.subjects.capabilities import requires
-from topicstore_conformance.subjects.plugins import LayoutSubject
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.subjects.subject import LayoutSubject
 
 from .stored import Fixtures, Stored, numbered, span
 

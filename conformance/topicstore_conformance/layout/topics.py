@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.oracle.strategies import EDGE_TOPICS
-from topicstore_conformance.subjects.profiles import tries
 
 from .stored import Fixtures, Stored, numbered
 

@@ -1,1 +1,1 @@
-"""What is right, and the means to find out: the model, histories, kills, races, comparisons."""
+"""What is right: a model of the database, the comparison with it, and what is drawn to be stored and asked for."""

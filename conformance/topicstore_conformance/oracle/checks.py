@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -21,14 +17,9 @@ __all__ = [
     "check_replay",
     "drain",
     "follow_epochs",
-    "quick_directory",
     "replayed",
     "rows_of",
 ]
-
-
-MEMORY, ROOM = Path("/dev/shm"), 1 << 30
-"""A file system in memory, and the bytes that must be free there: what tests beside each other need, several times."""
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[MessageId, Message]]:
@@ -111,21 +102,6 @@ def drain(
         iterator = result.iterator
         if result.caught_up or result.end_of_stream:
             return rows, iterator, result.end_of_stream
-
-
-def quick_directory() -> tempfile.TemporaryDirectory[str]:
-    """Return a new directory, in memory where there is such a file system with room: for tests that sync often.
-
-    It is in the directory for temporary files if that is in memory, too.
-    """
-    elsewhere = _has_room(MEMORY) and not Path(tempfile.gettempdir()).is_relative_to(MEMORY)
-    return tempfile.TemporaryDirectory(
-        prefix="topicstore-", dir=MEMORY if elsewhere else None, ignore_cleanup_errors=True
-    )
-
-
-def _has_room(directory: Path) -> bool:
-    return os.access(directory, os.W_OK) and shutil.disk_usage(directory).free >= ROOM
 
 
 def check_publishers(rows: list[tuple[MessageId, Message]]) -> None:

@@ -12,15 +12,15 @@ import os
 
 import pytest
 
-from topicstore_conformance.subjects.capabilities import MARKERS
-from topicstore_conformance.subjects.modes import VARIABLE
+from topicstore_conformance.conditions.capabilities import MARKERS
+from topicstore_conformance.conditions.modes import VARIABLE
 
 __all__ = ["pytest_configure", "pytest_load_initial_conftests"]
 
 _PACKAGE = "topicstore_conformance"
 
 pytest.register_assert_rewrite(
-    *(f"{_PACKAGE}.{name}" for name in ("backend", "checks", "crash", "database", "layout", "machine", "threads"))
+    *(f"{_PACKAGE}.{name}" for name in ("backend", "database", "faults", "layout", "oracle"))
 )
 
 

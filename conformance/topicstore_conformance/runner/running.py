@@ -21,9 +21,9 @@ from typing import IO, Literal
 import attrs
 from topicstore.plugins import load_target, registry
 
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.modes import VARIABLE
 from topicstore_conformance.faults.threads import PATIENCE
-from topicstore_conformance.oracle.checks import quick_directory
-from topicstore_conformance.subjects.modes import VARIABLE
 from topicstore_conformance.subjects.pairs import (
     Pair,
     backend_for,

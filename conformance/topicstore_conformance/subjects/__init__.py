@@ -1,1 +1,1 @@
-"""What is tested: plugins, pairs of them, what they can, and how hard they are tried."""
+"""What is tested: plugins, pairs of them, and real messages to store."""

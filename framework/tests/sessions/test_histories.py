@@ -30,9 +30,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from topicstore.contract.positions import time_of
 from topicstore.sessions import Delivery, Release, Session, SessionEndedError, Sessions, SubscribeOptions, Will
+from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.killing import Countdown, moment_of
-from topicstore_conformance.subjects.profiles import MACHINE, tries
 
 SECOND = 1_000_000
 CLIENTS = ["a", "b", "c"]

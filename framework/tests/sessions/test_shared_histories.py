@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore.sessions import Delivery, Session
+from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import Clock
-from topicstore_conformance.subjects.profiles import MACHINE, tries
 
 SHARDS = 2
 CLIENTS = ["a", "b", "c", "d"]

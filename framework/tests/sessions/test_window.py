@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from topicstore.sessions import SubscribeOptions
 from topicstore.sessions.inflight import MAX_PACKET_ID, Flight, InflightWindow, Staged
 from topicstore.sessions.records import Keys
-from topicstore_conformance.subjects.profiles import MACHINE, tries
+from topicstore_conformance.conditions.profiles import MACHINE, tries
 
 KEYS = Keys("client")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from topicstore_conformance.conditions.needing import need_data
 from topicstore_conformance.subjects import datasets
-from topicstore_conformance.subjects.needing import need_data
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,16 +19,16 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.cli.files.sources import open_export
+from topicstore.cli.files.exported import open_export
 from topicstore.contract.requests import IterateRequest, StoreRequest
 from topicstore.lifecycle import archive_slab as archive
 from topicstore.lifecycle import exporting
 from topicstore.sessions import Delivery
 from topicstore.shard.records import ranges_of
+from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, wait_until
 from topicstore_conformance.oracle import strategies
-from topicstore_conformance.subjects.profiles import COSTLY, tries
 
 SMALL = pytest.mark.usefixtures("small")
 Fill = Callable[..., None]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 import topicstore
+from topicstore.cli.terminal.asking import check_can_ask, confirmed, yes_option
 from topicstore.cli.terminal.options import PATH, json_option, time_options
 from topicstore.times import format_time
 
@@ -18,7 +18,7 @@ __all__ = ["delete"]
 @click.argument("path", type=PATH)
 @click.argument("topic_filter", metavar="FILTER")
 @time_options
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@yes_option
 @json_option
 def delete(path: Path, topic_filter: str, *, start: int, until: int | None, yes: bool, as_json: bool) -> None:
     """Delete the messages in PATH whose topics match FILTER, for good.
@@ -27,15 +27,13 @@ def delete(path: Path, topic_filter: str, *, start: int, until: int | None, yes:
     """
     from topicstore.cli.terminal.display import count_of, print_json, visible
 
-    if not yes and not sys.stdin.isatty():
-        raise click.UsageError("deleting needs --yes where nobody can be asked")
+    check_can_ask("deleting", yes=yes)
     with topicstore.open_existing(path) as db:
         if not yes:
             found = sum(batch.num_rows for batch in db.replay_arrow(topic_filter, start, until))
             span = f", from {format_time(start)}" * (start > 0) + (f", until {format_time(until)}" if until else "")
             question = f"Delete {count_of(found, 'message')} that match {visible(topic_filter)}{span}?"
-            if not click.confirm(question, err=True):
-                click.echo("nothing was deleted", err=True)
+            if not confirmed(question, "nothing was deleted"):
                 return
         deleted = db.delete(topic_filter, start, until)
     if as_json:

@@ -64,15 +64,16 @@ def _print_total(out: Console, found: Explanation) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
-    from topicstore.cli.terminal.display import count_of, fields, size, visible
+    from topicstore.cli.terminal.display import count_of, fields, milliseconds, size, visible
 
-    planning, reading = _ms(found.planning_seconds), _ms(sum(slab.seconds for slab in found.slabs))
+    in_layouts = sum(slab.seconds for slab in found.slabs)
+    took, planning, reading = map(milliseconds, (found.seconds, found.planning_seconds, in_layouts))
     pairs = [
         (
             "messages",
             f"{found.messages:,}, with {size(found.payload_bytes)} of payloads, in {count_of(found.batches, 'batch')}",
         ),
-        ("took", f"{_ms(found.seconds)} ms" + (f": {found.rate:,.0f} messages a second" if found.messages else "")),
+        ("took", f"{took} ms" + (f": {found.rate:,.0f} messages a second" if found.messages else "")),
         ("of that", f"planning {planning} ms, reading {reading} ms; the rest merges, and makes messages"),
         ("order", "of time, over all streams and shards" if found.order else "each publisher's, in each topic"),
         ("from", format_time(found.start) if found.start else "the beginning"),
@@ -94,10 +95,12 @@ def _print_slabs(out: Console, found: Explanation, alone: set[str]) -> None:
 
 
 def _row(slab: SlabCost) -> tuple[object, ...]:
+    from topicstore.cli.terminal.display import milliseconds
+
     reads = slab.reads
     streams = f"{slab.matching:,} of {slab.streams:,}"
     place = (slab.shard, slab.generation, slab.layout, streams)
-    return (*place, reads.seeks, reads.visited, reads.skipped, reads.rows, _ms(slab.seconds))
+    return (*place, reads.seeks, reads.visited, reads.skipped, reads.rows, milliseconds(slab.seconds))
 
 
 def _print_patterns(out: Console, found: Explanation, alone: set[str]) -> None:
@@ -114,7 +117,3 @@ def _print_patterns(out: Console, found: Explanation, alone: set[str]) -> None:
     headers = ("shard>", "generation>", "topics~")
     click.echo()
     out.print(make_table(*headers, title="Streams that may match", rows=rows, without=alone))
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.2f}"

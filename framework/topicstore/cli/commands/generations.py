@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,8 @@ import click
 import msgspec
 
 import topicstore
+from topicstore.cli.terminal.asking import check_can_ask, confirmed, yes_option
+from topicstore.cli.terminal.groups import GroupWithDefault
 from topicstore.cli.terminal.options import PATH, json_option, read_options
 from topicstore.storage.generations import GenerationInfo
 
@@ -21,16 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["generations", "generations_table"]
 
 
-class _ListByDefault(click.Group):
-    """``generations PATH`` means ``generations list PATH``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_ListByDefault, subcommand_metavar="[list|add|drop] PATH …")
+@click.group(cls=GroupWithDefault, default="list", subcommand_metavar="[list|add|drop] PATH …")
 def generations() -> None:
     """List, add or drop generations: partitions of a database in time.
 
@@ -138,7 +130,7 @@ def _of_layout(layout: str, options: Iterable[str]) -> dict[str, Any]:
 @generations.command()
 @click.argument("path", type=PATH)
 @click.argument("number", type=click.IntRange(min=1))
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@yes_option
 @json_option
 def drop(path: Path, number: int, *, yes: bool, as_json: bool) -> None:
     """Drop generation NUMBER of PATH with all its messages, for good. The current one can't be dropped.
@@ -147,13 +139,11 @@ def drop(path: Path, number: int, *, yes: bool, as_json: bool) -> None:
     """
     from topicstore.cli.terminal import display
 
-    if not yes and not sys.stdin.isatty():
-        raise click.UsageError("dropping needs --yes where nobody can be asked")
+    check_can_ask("dropping", yes=yes)
     with topicstore.open_existing(path) as db:
         held = sum(generation.messages for generation in db.generations() if generation.number == number)
         question = f"Drop generation {number} with {display.count_of(held, 'message')}?"
-        if held and not yes and not click.confirm(question, err=True):
-            click.echo("nothing was dropped", err=True)
+        if held and not yes and not confirmed(question, "nothing was dropped"):
             return
         dropped = db.drop_generation(number)
     if as_json:

@@ -13,7 +13,8 @@ import click
 
 import topicstore
 from topicstore.cli.files.importing import Imported, Transfer
-from topicstore.cli.files.sources import FORMATS, STANDARD_INPUT, Source, open_export, open_source
+from topicstore.cli.files.source import Source
+from topicstore.cli.files.sources import FORMATS, STANDARD_INPUT, open_source
 from topicstore.cli.terminal.options import PATH, arguments_of, creation_options, json_option
 from topicstore.storage.manifest import MANIFEST, read_manifest
 
@@ -128,7 +129,11 @@ def _is_export(path: Path) -> bool:
 def _sources(
     db: topicstore.Database, file: Path, file_format: str | None, name: str | None, *, is_export: bool
 ) -> list[Source]:
-    return open_export(file, db) if is_export else [open_source(file, file_format, name)]
+    if not is_export:
+        return [open_source(file, file_format, name)]
+    from topicstore.cli.files.exported import open_export
+
+    return open_export(file, db)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""``topicstore streams``, ``info`` and ``verify``."""
+"""``topicstore info``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ import attrs
 import click
 
 import topicstore
-from topicstore.cli.terminal.exits import DAMAGED
 from topicstore.cli.terminal.options import PATH, json_option
-from topicstore.contract.layout import Damage
 from topicstore.contract.positions import span_text, time_of
 from topicstore.database_info import DatabaseInfo
 from topicstore.storage.manifest import Manifest
-from topicstore.storage.reports import VerifyReport
-from topicstore.times import TIME, TIME_HELP, format_time
+from topicstore.times import format_time
 
 from .generations import generations_table
 from .retention import limits
@@ -26,32 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["info", "streams", "verify"]
-
-
-@click.command()
-@click.argument("path", type=PATH)
-@click.argument("topic_filter", metavar="[FILTER]", default="#")
-@click.option("--start", type=TIME, default=0, metavar="TIME", help=f"Leave out what ended before: {TIME_HELP}.")
-@json_option
-def streams(path: Path, topic_filter: str, *, start: int, as_json: bool) -> None:
-    """List the streams in PATH that may hold messages whose topics match FILTER (default: #).
-
-    A stream is what can be read separately: the messages of one topic, or of several that share a level
-    learned as + or #. `topics` shows the same as a tree.
-    """
-    from topicstore.cli.terminal import display
-
-    with topicstore.open_existing(path, auto_compact=False) as db:
-        found = sorted(db.streams(topic_filter, start), key=lambda one: display.natural(one.pattern))
-        alone = display.single(shards=len(db.storage.shards), generations=len(db.generations()))
-    if as_json:
-        display.print_json({"path": str(path), "filter": topic_filter, "streams": found})
-        return
-    rows = [(s.pattern, s.shard, s.generation, s.number, "sealed" if s.sealed else "current") for s in found]
-    headers = ("topics~", "shard>", "generation>", "stream>", "state")
-    display.console().print(display.make_table(*headers, rows=rows, without=alone))
-    click.echo(display.count_of(len(found), "stream"))
+__all__ = ["info"]
 
 
 @click.command()
@@ -161,30 +133,3 @@ def _details(named: Mapping[str, str | int]) -> Text:
 
     lines = (f"{name} {n:,}" if isinstance(n, (int, float)) else f"{name} {n}" for name, n in named.items())
     return Text("\n".join(map(visible, lines)) or "-")
-
-
-@click.command()
-@click.argument("path", type=PATH)
-@json_option
-@click.pass_context
-def verify(ctx: click.Context, path: Path, *, as_json: bool) -> None:
-    """Read everything in PATH and check it; exit with 1 and list every damaged place if there are any."""
-    from topicstore.cli.terminal import display
-
-    try:
-        with topicstore.open_existing(path, auto_compact=False) as db, display.bar("verifying") as bar:
-            total = db.info().messages
-            report = db.verify(lambda messages: bar.update(messages, total, messages))
-    except topicstore.CorruptionError as bad:  # so damaged that it can't even be opened
-        report = VerifyReport(messages=0, damages=[Damage(place=bad.place or str(path), reason=bad.reason)])
-    if as_json:
-        places = [attrs.asdict(damage) for damage in report.damages]
-        display.print_json({"path": str(path), "ok": report.ok, "messages": report.messages, "damages": places})
-    else:
-        for damage in report.damages:
-            click.echo(display.visible(f"{damage.place}: {damage.reason}"))
-        verdict = "nothing is damaged" if report.ok else f"damaged places: {len(report.damages):,}"
-        whole = display.count_of(report.messages, "message")
-        click.echo(f"{whole} {'is' if report.messages == 1 else 'are'} whole; {verdict}")
-    if not report.ok:
-        ctx.exit(DAMAGED)

@@ -11,7 +11,8 @@ import attrs
 import click
 
 import topicstore
-from topicstore.cli.files.writing import format_of, open_output, write_jsonl, write_table
+from topicstore.cli.files.writing import format_of, write_messages
+from topicstore.cli.terminal.asking import check_can_ask, confirmed, yes_option
 from topicstore.cli.terminal.groups import GroupWithDefault
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.queues.queue import QueueInfo
@@ -76,12 +77,7 @@ def read(path: Path, name: str, *, limit: int | None, commit: bool, file_format:
                 last = batch.last
                 yield batch.messages
 
-        messages = chain.from_iterable(batches())
-        if file_format == "table":
-            write_table(messages)
-        else:
-            with open_output(None, packed=False) as file:
-                write_jsonl(messages, file)
+        write_messages(chain.from_iterable(batches()), file_format)
         if commit:
             one.commit(last)
 
@@ -89,7 +85,7 @@ def read(path: Path, name: str, *, limit: int | None, commit: bool, file_format:
 @queue.command()
 @click.argument("path", type=PATH)
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@yes_option
 @json_option
 def drop(path: Path, name: str, *, yes: bool, as_json: bool) -> None:
     """Remove queue NAME of PATH with all messages that wait in it, for good.
@@ -98,14 +94,12 @@ def drop(path: Path, name: str, *, yes: bool, as_json: bool) -> None:
     """
     from topicstore.cli.terminal.display import count_of, print_json, visible
 
-    if not yes and not sys.stdin.isatty():
-        raise click.UsageError("dropping needs --yes where nobody can be asked")
+    check_can_ask("dropping", yes=yes)
     with topicstore.open_existing(path, auto_compact=False) as db:
         _check_there(db, name)
         waiting = len(db.queues.open(name))
         question = f"Drop queue {visible(name)} with {count_of(waiting, 'message')}?"
-        if waiting and not yes and not click.confirm(question, err=True):
-            click.echo("nothing was dropped", err=True)
+        if waiting and not yes and not confirmed(question, "nothing was dropped"):
             return
         db.queues.drop(name)
     if as_json:

@@ -22,7 +22,9 @@ from topicstore import (
     PluginError,
     TopicFilter,
 )
-from topicstore.cli.files.sources import FORMATS, STANDARD_INPUT, BadRowError, Rows, Source, open_source
+from topicstore.cli.files.rows import BadRowError, Rows
+from topicstore.cli.files.source import Source
+from topicstore.cli.files.sources import FORMATS, STANDARD_INPUT, open_source
 from topicstore.cli.terminal.exits import DAMAGED, Failure
 from topicstore.cli.terminal.options import PATH, arguments_of, json_option
 from topicstore.contract.columns import to_iterable
@@ -165,7 +167,7 @@ def _read_sample(file: Path, file_format: str | None, limit: int) -> _Sample:
                 if cut:
                     break
         except BadRowError as bad:
-            raise ImportSourceError(f"{source.name}, row {bad.row + 1:,}: {bad.reason}") from bad
+            raise ImportSourceError(bad.told_of(source.name)) from bad
         if not counts:
             raise ImportSourceError(f"{source.name} has no messages")
         return _Sample(name=source.name, batches=batches, counts=counts, cut=cut)
@@ -173,9 +175,7 @@ def _read_sample(file: Path, file_format: str | None, limit: int) -> _Sample:
 
 def _batch(source: Source, rows: Rows) -> MessageBatch:
     try:
-        if isinstance(rows.messages, list):
-            return MessageBatch.from_messages(rows.messages)
-        return MessageBatch.from_arrow(rows.messages)
+        return rows.batch()
     except InvalidMessageError as bad:
         first, last = rows.first + 1, rows.end
         where = f"row {rows.number(bad.index) + 1:,}" if bad.index is not None else f"rows {first:,} to {last:,}"
@@ -224,7 +224,7 @@ def _print(out: Console, sample: _Sample, found: Comparison) -> None:
 
 
 def _layouts_table(found: Comparison) -> Table:
-    from topicstore.cli.terminal.display import make_table
+    from topicstore.cli.terminal.display import make_table, milliseconds
 
     headers = ("layout", "stored\na second>", "compaction\ns>", "bytes\neach>", "visible\nafter>")
     timed = ("filters\nms>", "before\ncompaction>")
@@ -235,8 +235,8 @@ def _layouts_table(found: Comparison) -> Table:
             f"{one.compact_seconds:,.2f}" if one.merged else None,
             f"{one.bytes_per_message:,.1f}",
             f"{one.delay_seconds:,.3g} s" if one.delay_seconds else "at once",
-            _ms(one.total_seconds),
-            None if one.unmerged_seconds is None else _ms(one.unmerged_seconds),
+            milliseconds(one.total_seconds),
+            None if one.unmerged_seconds is None else milliseconds(one.unmerged_seconds),
         )
         for one in found.layouts
     ]
@@ -244,7 +244,7 @@ def _layouts_table(found: Comparison) -> Table:
 
 
 def _replays_table(found: Comparison) -> Table:
-    from topicstore.cli.terminal.display import make_table
+    from topicstore.cli.terminal.display import make_table, milliseconds
 
     rows: list[tuple[object, ...]] = []
     for number, question in enumerate(found.questions):
@@ -252,7 +252,7 @@ def _replays_table(found: Comparison) -> Table:
             replay = one.replays[number]
             first = one is found.layouts[0]
             asked = (_asked(question), replay.messages) if first else ("", "")
-            rows.append((*asked, one.layout, _ms(replay.seconds), f"{replay.rate:,.0f}"))
+            rows.append((*asked, one.layout, milliseconds(replay.seconds), f"{replay.rate:,.0f}"))
     return make_table("filter~", "messages>", "layout", "ms>", "a second>", title="Replays", rows=rows)
 
 
@@ -262,10 +262,6 @@ def _asked(question: Question) -> str:
         since = f" since {format_time(question.start)[:19]}Z" if question.start else ""
         return f"{question.topic_filter}{since} (not counted)"
     return f"{question.topic_filter} (counts {question.weight} times)" if question.weight > 1 else question.topic_filter
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.2f}"
 
 
 def _next_steps(sample: Path, found: Comparison, options: Sequence[str]) -> Iterator[str]:

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 import topicstore
-from topicstore.cli.files.writing import (
-    FORMATS,
-    format_of,
-    open_output,
-    write_csv,
-    write_jsonl,
-    write_parquet,
-    write_table,
-)
+from topicstore.cli.files.writing import FORMATS, format_of, open_output, write_messages, write_parquet
 from topicstore.cli.terminal.options import PATH, time_options
 from topicstore.contract.positions import time_of
 from topicstore.contract.replay_plan import Order
@@ -86,20 +78,9 @@ def replay(
                 written = write_parquet(_limited(batches, limit), file)
         else:
             messages = islice(db.replay(topic_filter, start, until, order=merged), limit)
-            written = _write(messages, file_format, output)
+            written = write_messages(messages, file_format, output)
         if not written and limit != 0 and sys.stderr.isatty():
             click.echo(_nothing(db), err=True)
-
-
-def _write(messages: Iterator[topicstore.Message], file_format: str, output: Path | None) -> int:
-    """Write messages as anything but Parquet; return how many."""
-    if file_format == "table" and output is None:
-        return write_table(messages)
-    write = {"jsonl": write_jsonl, "csv": write_csv}.get(file_format)
-    if write is None:
-        raise click.UsageError("a table goes to standard output, not to a file")
-    with open_output(output, packed=output is not None and output.name.endswith(".gz")) as file:
-        return write(messages, file)
 
 
 def _nothing(db: topicstore.Database) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 import topicstore
-from topicstore.cli.files.writing import format_of, open_output, write_csv, write_jsonl, write_table
+from topicstore.cli.files.writing import format_of, write_messages
 from topicstore.cli.terminal.options import PATH
 
 __all__ = ["retained"]
@@ -32,8 +32,4 @@ def retained(path: Path, topic_filter: str, *, file_format: str | None) -> None:
     file_format = file_format or format_of(None, terminal=sys.stdout.isatty())
     with topicstore.open_existing(path, auto_compact=False) as db:
         messages = db.retained(topic_filter)
-    if file_format == "table":
-        write_table(iter(messages))
-        return
-    with open_output(None, packed=False) as file:
-        (write_csv if file_format == "csv" else write_jsonl)(iter(messages), file)
+    write_messages(iter(messages), file_format)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import attrs
@@ -10,6 +9,7 @@ import click
 import msgspec
 
 import topicstore
+from topicstore.cli.terminal.asking import check_can_ask, confirmed, yes_option
 from topicstore.cli.terminal.groups import GroupWithDefault
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.positions import span_text
@@ -112,7 +112,7 @@ def kick(path: Path, client_id: str, *, as_json: bool) -> None:
 @sessions.command()
 @click.argument("path", type=PATH)
 @click.argument("client_id", metavar="CLIENT")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@yes_option
 @json_option
 def expire(path: Path, client_id: str, *, yes: bool, as_json: bool) -> None:
     """End the session of CLIENT in PATH now, for good: its subscriptions, and what it had not acknowledged.
@@ -121,12 +121,10 @@ def expire(path: Path, client_id: str, *, yes: bool, as_json: bool) -> None:
     """
     from topicstore.cli.terminal.display import print_json, visible
 
-    if not yes and not sys.stdin.isatty():
-        raise click.UsageError("ending a session needs --yes where nobody can be asked")
+    check_can_ask("ending a session", yes=yes)
     with topicstore.open_existing(path, auto_compact=False) as db:
         db.sessions.inspect(client_id)  # first, so that nobody is asked about one that is not there
-        if not yes and not click.confirm(f"End the session of {visible(client_id)}?", err=True):
-            click.echo("nothing was ended", err=True)
+        if not yes and not confirmed(f"End the session of {visible(client_id)}?", "nothing was ended"):
             return
         db.sessions.expire(client_id)
     if as_json:

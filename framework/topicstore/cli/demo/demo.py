@@ -18,12 +18,12 @@ import click
 
 import topicstore
 from topicstore import Database, ImportSourceError, matches
+from topicstore.cli.files.formats import encode_lines
 from topicstore.cli.files.importing import Imported, Transfer
-from topicstore.cli.files.rows import encode_lines
-from topicstore.cli.files.sources import BadRowError, Rows, open_source
+from topicstore.cli.files.rows import BadRowError
+from topicstore.cli.files.sources import open_source
 from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
 from topicstore.cli.terminal.options import PATH
-from topicstore.contract.batch import MessageBatch
 from topicstore.storage.directory_lock import DirectoryLock
 
 from .audit import Audit, choose_filter
@@ -143,17 +143,11 @@ def _audit_source(file: Path) -> Audit:
     with open_source(file) as source, bar("reading the source") as progress:
         try:
             for rows in source.read(0, 8_192):
-                audit.add(_messages(rows))
+                audit.add(rows.messages if isinstance(rows.messages, list) else rows.batch().to_messages())
                 progress.update(*source.progress(), audit.messages)
         except BadRowError as bad:
-            raise ImportSourceError(f"{file}, row {bad.row + 1:,}: {bad.reason}") from bad
+            raise ImportSourceError(bad.told_of(str(file))) from bad
     return audit
-
-
-def _messages(rows: Rows) -> list[topicstore.Message]:
-    if isinstance(rows.messages, list):
-        return rows.messages
-    return MessageBatch.from_arrow(rows.messages).to_messages()
 
 
 def _killed_import(path: Path, file: Path, total: int) -> _Killed:

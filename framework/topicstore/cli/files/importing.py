@@ -17,7 +17,8 @@ from topicstore.contract.batch import MessageBatch
 from topicstore.times import format_time, suspected_unit
 
 from .progress import Progress
-from .sources import BadRowError, Rows, Source
+from .rows import BadRowError, Rows
+from .source import Source
 
 __all__ = ["Imported", "Transfer"]
 
@@ -146,7 +147,7 @@ class Transfer:
 
     @staticmethod
     def _explain(source: Source, bad: BadRowError) -> str:
-        where = f"{source.name}, row {bad.row + 1:,}: {bad.reason}"
+        where = bad.told_of(source.name)
         if not bad.row:
             return where
         if source.corrected_goes_on and source.id is not None:

@@ -17,7 +17,8 @@ import msgspec
 
 from topicstore import CorruptionError, Database, NewerFormatError, StateWrite
 
-from .sources import NO_PREFIX, Prefix, Rows, Source
+from .rows import NO_PREFIX, Prefix, Rows
+from .source import Source
 
 __all__ = ["Marker", "Progress"]
 
@@ -35,8 +36,8 @@ class Marker(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Rows of the source that are done with."""
     done: bool = False
     """That was all of them."""
-    prefix: tuple[int, bytes] = NO_PREFIX
-    """The text that those rows came from: bytes, and their XXH3."""
+    prefix: Prefix = NO_PREFIX
+    """The text that those rows came from."""
     name: str = ""
     """Of the source, for people."""
 

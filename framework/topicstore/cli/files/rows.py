@@ -1,202 +1,131 @@
-r"""Messages as JSON objects, one a line, and as CSV records: what `replay` writes and `import` reads.
-
-JSON lines::
-
-    {"timestamp": 1425708022000000, "topic": "a/b", "client_id": "c", "qos": 1, "retain": false,
-     "payload": "text", "properties": {"content_type": "text/plain", "user_properties": [["k", "v"]]}}
-
-``topic`` and one of ``payload`` (text) and ``payload_base64`` (any bytes) are needed. ``timestamp``
-is microseconds since the epoch or ISO 8601 text. ``properties`` has the names of
-`topicstore.Properties`; ``correlation_data`` is base64. A name that is none of these is an error,
-because to pass over it would lose it.
-
-CSV has the same names in its first record; ``properties`` is a JSON object, and an empty field is
-an absent one, but for ``payload``.
-"""
+"""Rows of a source that became messages, the bad row that ends them, and prefixes of text."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import msgspec
-from msgspec import UNSET, UnsetType
+import xxhash
 
-from topicstore import Message, Properties
-from topicstore.times import format_time, parse_timestamp
+from topicstore import ImportSourceError, Message, MessageBatch
 
-__all__ = ["CSV_COLUMNS", "csv_parser", "csv_record", "decode_line", "decode_lines", "encode_lines"]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-CSV_COLUMNS = ("timestamp", "topic", "client_id", "qos", "retain", "payload", "payload_base64", "properties")
-
-
-class _Properties(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """`Properties` as a JSON object; theirs is an array, as layouts store it."""
-
-    payload_format_indicator: int | None = None
-    message_expiry_interval: int | None = None
-    content_type: str | None = None
-    response_topic: str | None = None
-    correlation_data: bytes | None = None
-    user_properties: tuple[tuple[str, str], ...] = ()
+__all__ = ["NO_PREFIX", "BadRowError", "Prefix", "RawRows", "Rows"]
 
 
-class _In(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    topic: str
-    payload: str | None = None
-    timestamp: int | str | None = None
-    client_id: str = ""
-    qos: int = 0
-    retain: bool = False
-    payload_base64: bytes | None = None
-    properties: _Properties | None = None
+class Prefix(NamedTuple):
+    """The text that a source's first rows came from. Import markers store it as an array of the two."""
+
+    size: int
+    """In bytes, unpacked."""
+    digest: bytes
+    """Its XXH3."""
 
 
-class _Out(msgspec.Struct, gc=False):
-    timestamp: int | None
-    topic: str
-    client_id: str
-    qos: int
-    retain: bool
-    payload: str | UnsetType = UNSET
-    payload_base64: bytes | UnsetType = UNSET
-    properties: _Properties | UnsetType = UNSET
+NO_PREFIX = Prefix(0, b"")
 
 
-_decoder = msgspec.json.Decoder(_In)
-_properties_decoder = msgspec.json.Decoder(_Properties)
-_encoder = msgspec.json.Encoder()
-_fields = msgspec.structs.astuple
+class BadRowError(ImportSourceError):
+    """A row is bad; ``row`` counts from 0."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+        self.reason = reason
+
+    def told_of(self, name: str) -> str:
+        """Return where it is in the source of that name, as people count, and why it is bad."""
+        return f"{name}, row {self.row + 1:,}: {self.reason}"
 
 
-def decode_lines(lines: bytes) -> list[Message]:
-    """Return the messages of JSON lines; blank lines are none. Raises `ValueError` if one is bad."""
-    return list(map(_message, _decoder.decode_lines(lines)))
+class Rows:
+    """Consecutive rows of a source that became messages, in a form that `Database.store` takes.
+
+    ``first`` is the number, from 0, of the first row, ``end`` that of the row behind the last.
+    Blank lines are rows without a message; ``numbers`` then has each message's row.
+    """
+
+    def __init__(
+        self,
+        messages: list[Message] | pa.RecordBatch,
+        first: int,
+        end: int,
+        numbers: list[int] | None = None,
+        text: RawRows | None = None,
+    ) -> None:
+        self.messages = messages
+        self.first = first
+        self.end = end
+        self._numbers = numbers
+        self._text = text
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def number(self, message: int) -> int:
+        """Return the row of a message."""
+        return self._numbers[message] if self._numbers is not None else self.first + message
+
+    def head(self, messages: int) -> Rows:
+        """Return the rows before message number ``messages``."""
+        if messages >= len(self):
+            return self
+        kept = self.messages[:messages] if isinstance(self.messages, list) else self.messages.slice(0, messages)
+        return Rows(kept, self.first, self.number(messages), self._numbers, self._text)
+
+    def only(self, wanted: Sequence[bool]) -> Rows:
+        """Return the same rows with the wanted ones of their messages."""
+        numbers = [self.number(message) for message in compress(range(len(self)), wanted)]
+        if isinstance(self.messages, list):
+            messages: Any = list(compress(self.messages, wanted))
+        else:
+            import pyarrow as pa
+
+            messages = self.messages.filter(pa.array(wanted, pa.bool_()))
+        return Rows(messages, self.first, self.end, numbers, self._text)
+
+    def client_ids(self) -> list[str]:
+        """Return each message's client id."""
+        if isinstance(self.messages, list):
+            return [message.client_id for message in self.messages]
+        if "client_id" not in self.messages.schema.names:
+            return [""] * len(self)
+        return cast("list[str]", self.messages.column("client_id").to_pylist())
+
+    def batch(self) -> MessageBatch:
+        """Return the messages, checked. Raises `InvalidMessageError`."""
+        if isinstance(self.messages, list):
+            return MessageBatch.from_messages(self.messages)
+        return MessageBatch.from_arrow(self.messages)
+
+    def first_time(self) -> int | None:
+        """Return the timestamp of the first message, if it is a number."""
+        if isinstance(self.messages, list):
+            return self.messages[0].timestamp if self.messages else None
+        if "timestamp" not in self.messages.schema.names or not len(self):
+            return None
+        first = self.messages.column("timestamp")[0].as_py()
+        return first if isinstance(first, int) else None
+
+    def prefix(self) -> Prefix:
+        """Return the prefix that ends with these rows."""
+        return NO_PREFIX if self._text is None else self._text.prefix(self.end - self.first)
 
 
-def decode_line(line: bytes) -> Message:
-    """Return the message of one JSON line. Raises `ValueError`."""
-    return _message(_decoder.decode(line))
+class RawRows:
+    """The text of a batch's rows, and the hash of all before them."""
 
+    def __init__(self, raw: list[bytes], size: int, before: xxhash.xxh3_128) -> None:
+        self._raw = raw
+        self._size = size
+        self._before = before
 
-def _message(row: _In) -> Message:
-    text, timestamp, properties = row.payload, row.timestamp, row.properties
-    payload = _binary(row) if text is None or row.payload_base64 is not None else text.encode()
-    return Message(
-        row.topic,
-        payload,
-        row.client_id,
-        row.qos,
-        row.retain,
-        parse_timestamp(timestamp) if isinstance(timestamp, str) else timestamp,
-        None if properties is None else Properties(*_fields(properties)),
-    )
-
-
-def _binary(row: _In) -> bytes:
-    if row.payload_base64 is None:
-        raise ValueError("it has neither payload nor payload_base64")
-    if row.payload is not None:
-        raise ValueError("it has both payload and payload_base64")
-    return row.payload_base64
-
-
-def encode_lines(messages: Iterable[Message]) -> bytes:
-    """Return messages as JSON lines that `decode_lines` turns into the same messages."""
-    return _encoder.encode_lines(list(map(_row, messages)))
-
-
-def _row(message: Message) -> _Out:
-    text: str | UnsetType
-    binary: bytes | UnsetType
-    try:
-        text, binary = message.payload.decode(), UNSET
-    except UnicodeDecodeError:
-        text, binary = UNSET, message.payload
-    properties = message.properties
-    return _Out(
-        message.timestamp,
-        message.topic,
-        message.client_id,
-        message.qos,
-        message.retain,
-        text,
-        binary,
-        UNSET if properties is None else _Properties(*_fields(properties)),
-    )
-
-
-# --- CSV ---
-
-
-def csv_record(message: Message) -> tuple[str | int | None, ...]:
-    """Return a message as the fields of `CSV_COLUMNS`."""
-    try:
-        payload, binary = message.payload.decode(), ""
-    except UnicodeDecodeError:
-        payload, binary = "", base64.b64encode(message.payload).decode()
-    properties = message.properties
-    return (
-        None if message.timestamp is None else format_time(message.timestamp),
-        message.topic,
-        message.client_id,
-        message.qos,
-        "true" if message.retain else "false",
-        payload,
-        binary,
-        None if properties is None else _encoder.encode(_Properties(*_fields(properties))).decode(),
-    )
-
-
-def csv_parser(header: Sequence[str]) -> Callable[[Sequence[str]], Message]:
-    """Return the function that makes messages of records under this header. Both raise `ValueError`."""
-    unknown = sorted(set(header) - set(CSV_COLUMNS))
-    if unknown or len(set(header)) != len(header):
-        raise ValueError(f"columns that messages don't have, or twice: {', '.join(unknown or header)}")
-    if "topic" not in header or not {"payload", "payload_base64"}.intersection(header):
-        raise ValueError("the first record names the columns, among them topic and payload or payload_base64")
-    width = len(header)
-    places = [header.index(name) if name in header else width for name in CSV_COLUMNS]
-
-    def parse(record: Sequence[str]) -> Message:
-        if len(record) != width:
-            raise ValueError(f"it has {len(record)} fields, not {width}")
-        padded = (*record, "")
-        timestamp, topic, client_id, qos, retain, payload, binary, properties = (padded[place] for place in places)
-        if payload and binary:
-            raise ValueError("it has both payload and payload_base64")
-        return Message(
-            topic,
-            _base64(binary) if binary else payload.encode(),
-            client_id,
-            _whole(qos),
-            _flag(retain),
-            parse_timestamp(timestamp) if timestamp else None,
-            Properties(*_fields(_properties_decoder.decode(properties))) if properties else None,
-        )
-
-    return parse
-
-
-def _base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as bad:
-        raise ValueError(f"payload_base64: {bad}") from None
-
-
-def _whole(text: str) -> int:
-    if text and not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise ValueError(f"a QoS is 0, 1 or 2, not {text[:80]!r}")
-    return int(text or 0)
-
-
-_FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
-
-
-def _flag(text: str) -> bool:
-    flag = _FLAGS.get(text.lower())
-    if flag is None:
-        raise ValueError(f"retain is true or false, not {text[:80]!r}")
-    return flag
+    def prefix(self, rows: int) -> Prefix:
+        """Return the prefix that ends with the first of these rows, so many of them."""
+        hasher = self._before.copy()
+        data = b"".join(self._raw[:rows])
+        hasher.update(data)
+        return Prefix(self._size + len(data), hasher.digest())

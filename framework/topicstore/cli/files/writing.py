@@ -17,27 +17,25 @@ import click
 from topicstore import Message
 from topicstore.times import format_time
 
-from .rows import CSV_COLUMNS, csv_record, encode_lines
+from .formats import CSV_COLUMNS, csv_record, encode_lines, format_of_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FORMATS", "format_of", "open_output", "write_csv", "write_jsonl", "write_parquet", "write_table"]
+__all__ = ["FORMATS", "format_of", "open_output", "write_messages", "write_parquet"]
 
 FORMATS = ("jsonl", "table", "parquet", "csv")
 
 _CHUNK = 4_096
 _GROUP_ROWS, _GROUP_BYTES = 131_072, 64 << 20
 """A Parquet row group ends at either."""
-_ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 
 
 def format_of(output: Path | None, *, terminal: bool) -> str:
     """Return the format that an output's name, or a terminal, asks for."""
     if output is None:
         return "table" if terminal else "jsonl"
-    name = output.name.lower().removesuffix(".gz")
-    return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), "jsonl")
+    return format_of_name(output) or "jsonl"
 
 
 @contextlib.contextmanager
@@ -67,13 +65,23 @@ def open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
         raise
 
 
+def write_messages(messages: Iterator[Message], file_format: str, output: Path | None = None) -> int:
+    """Write messages as anything but Parquet, to a file or standard output; return how many."""
+    if file_format == "table" and output is not None:
+        raise click.UsageError("a table goes to standard output, not to a file")
+    if file_format == "table":
+        return _write_table(messages)
+    write = {"jsonl": _write_jsonl, "csv": _write_csv}[file_format]
+    with open_output(output, packed=output is not None and output.name.endswith(".gz")) as file:
+        return write(messages, file)
+
+
 def _chunks(messages: Iterator[Message]) -> Iterator[list[Message]]:
     while chunk := list(islice(messages, _CHUNK)):
         yield chunk
 
 
-def write_jsonl(messages: Iterator[Message], file: IO[bytes]) -> int:
-    """Write messages as JSON lines; return how many."""
+def _write_jsonl(messages: Iterator[Message], file: IO[bytes]) -> int:
     count = 0
     for chunk in _chunks(messages):
         file.write(encode_lines(chunk))
@@ -81,8 +89,7 @@ def write_jsonl(messages: Iterator[Message], file: IO[bytes]) -> int:
     return count
 
 
-def write_csv(messages: Iterator[Message], file: IO[bytes]) -> int:
-    """Write messages as CSV; return how many."""
+def _write_csv(messages: Iterator[Message], file: IO[bytes]) -> int:
     count = 0
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -121,7 +128,7 @@ def write_parquet(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> int:
 _TIME_WIDTH = len("2015-03-07T06:00:22.123456Z")
 
 
-def write_table(messages: Iterator[Message]) -> int:
+def _write_table(messages: Iterator[Message]) -> int:
     """Print messages as they come, in columns as wide as the first of them need; return how many."""
     from topicstore.cli.terminal.display import console, readable, visible
 

@@ -27,6 +27,7 @@ __all__ = [
     "count_of",
     "fields",
     "make_table",
+    "milliseconds",
     "natural",
     "print_json",
     "readable",
@@ -93,6 +94,11 @@ def count_of(count: int, what: str) -> str:
     """Return a number of things: ``1 message``, ``2,000 batches``."""
     plural = "es" if what.endswith(("ch", "s")) else "s"
     return f"{count:,} {what}{plural * (count != 1)}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time in milliseconds, to the hundredth."""
+    return f"{seconds * 1e3:,.2f}"
 
 
 def short_time(timestamp: int) -> str:

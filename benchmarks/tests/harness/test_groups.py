@@ -1,0 +1,229 @@
+"""Groups: what is measured, that it was right, and what becomes of a contender that fails."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
+
+from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
+from topicstore_benchmarks.harness import group as groups
+from topicstore_benchmarks.harness.cell import CellPlan, Command, Reply
+from topicstore_benchmarks.harness.dataset import Dataset
+from topicstore_benchmarks.harness.group import Outcome, run_group
+from topicstore_benchmarks.harness.plan import Group, Plan, Settings
+from topicstore_benchmarks.results import CELL, PHASES, SCHEMA, UNITS
+from topicstore_conformance.conditions.needing import need
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+
+Row = dict[str, Any]
+Measure = Callable[..., tuple[Outcome, list[Row]]]
+
+REPLAYS = ("replay all", "wildcard", "one device", "late start")
+SETTINGS = Settings(batch=100, repeat=2, patience=1.0, mixed_seconds=0.2)
+
+
+def faulty(name: str) -> ContenderSpec:
+    return ContenderSpec(name=name.lower(), kind="peer", target=f"faulty_contenders:{name}")
+
+
+@pytest.fixture
+def measure(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
+    """Run a group of these contenders."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
+    def run(*specs: ContenderSpec, settings: Settings = SETTINGS, repetition: int = 1) -> tuple[Outcome, list[Row]]:
+        plan = Plan(workloads=(), durabilities=("commit",), contenders=specs, repetitions=2, settings=settings)
+        said: list[str] = []
+        group = Group(workload="small", durability="commit", repetition=repetition)
+        outcome = run_group(group, plan, small.directory, tmp_path, said.append)
+        assert [] == list((tmp_path / "scratch").iterdir())
+        return outcome, pq.read_table(tmp_path / "groups" / f"{group.name}.parquet", schema=SCHEMA).to_pylist()
+
+    return run
+
+
+def status(rows: list[Row], contender: str) -> dict[str, str]:
+    """Return how each phase of a contender ended."""
+    return {row["phase"]: row["status"] for row in rows if row["contender"] == contender}
+
+
+def reasons(rows: list[Row], contender: str) -> dict[str, str]:
+    return {row["phase"]: row["reason"] for row in rows if row["contender"] == contender and row["reason"]}
+
+
+def test_what_is_measured(measure: Measure, small: Dataset) -> None:
+    """Every phase, with values that make sense and all that says where they come from."""
+    specs = catalogue()
+    outcome, rows = measure(specs["rocksdb-block"], specs["sqlite"], specs["raw rocksdb"], specs["parquet"])
+    assert () == outcome.failed
+    assert {*PHASES, "cell"} == set(status(rows, "rocksdb-block"))
+    assert {"ok"} == set(status(rows, "rocksdb-block").values())
+    values = {(row["contender"], row["phase"], row["metric"]): row for row in rows}
+    assert 0 < values["sqlite", "store", "messages_per_second"]["value"]
+    for phase in REPLAYS:
+        wanted = sum(answer.messages for answer in small.about.answers[phase])
+        assert wanted == values["sqlite", phase, "messages_per_second"]["messages"]
+        taken = values["sqlite", phase, "seconds"]["value"]
+        assert values["sqlite", phase, "messages_per_second"]["value"] == pytest.approx(wanted / taken)
+        assert 0 < values["sqlite", phase, "first_message_ms"]["value"] <= taken * 1_000
+    assert 0 < values["sqlite", "mixed", "store_p50_ms"]["value"] <= values["sqlite", "mixed", "store_p99_ms"]["value"]
+    assert 1_000 < values["sqlite", "store", "disk_bytes"]["value"]
+    assert 10_000_000 < values["sqlite", "cell", "peak_memory"]["value"] < 10_000_000_000
+    for row in rows:
+        assert (small.about.messages, small.about.topics) == (row["workload_messages"], row["workload_topics"])
+        assert row["status"] != "ok" or UNITS[row["metric"]] == row["unit"]
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in catalogue().values() if spec.kind == "limit"])
+def test_limits_are_stored_and_scanned(name: str, measure: Measure) -> None:
+    """All that they gave was compared; nothing else is asked of them."""
+    limit = catalogue()[name]
+    if limit.backend is not None:
+        need(limit.backend)
+    outcome, rows = measure(limit)
+    assert () == outcome.failed
+    found = status(rows, name)
+    assert {"store", "replay all", "cell"} == {phase for phase, how in found.items() if how == "ok"}
+    assert "it has no filters" == reasons(rows, name)["wildcard"]
+
+
+def test_who_begins_changes(measure: Measure) -> None:
+    """In the second of two repetitions it is the second of two."""
+    specs = catalogue()
+    first = [measure(specs["sqlite"], specs["parquet"], repetition=n)[1][0]["contender"] for n in (1, 2)]
+    assert ["sqlite", "parquet"] == first
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Losing", "gave 2,999 of 3,000 messages"),
+        ("Reordering", "gave messages that were changed, or in another order"),
+        ("Changing", "gave messages that were changed, or in another order"),
+    ],
+)
+def test_a_wrong_replay_is_caught(name: str, says: str, measure: Measure) -> None:
+    """And not timed."""
+    outcome, rows = measure(faulty(name))
+    reason = f"wrong replay: a replay of '#' from 0 {says}"
+    assert reason == reasons(rows, name.lower())["replay all"]
+    assert f"{name.lower()}, replay all: {reason}" in outcome.failed
+    assert [row["metric"] for row in rows if row["phase"] == "replay all"] == ["status"]
+
+
+def test_what_is_lost_while_reading_is_caught(measure: Measure) -> None:
+    """Everything is compared after ``mixed``."""
+    settings = Settings(batch=1_000, repeat=1, mixed_seconds=0.1)
+    outcome, rows = measure(faulty("Forgetting"), settings=settings)
+    assert ["mixed"] == [phase for phase, how in status(rows, "forgetting").items() if how == "failed"]
+    assert reasons(rows, "forgetting")["mixed"].startswith("wrong replay: a replay of '#' from 0 gave ")
+    assert 1 == len(outcome.failed)
+
+
+def test_a_cell_that_dies_does_not_take_the_others_along(
+    measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row has its last lines, and how it ended, for which the group waits; what it had measured before stays."""
+    wait = subprocess.Popen.wait
+
+    def let_end_and_wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        for scratch in tmp_path.glob("scratch/*"):
+            (scratch / "may end").touch()
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", let_end_and_wait)
+    outcome, rows = measure(faulty("Dying"), catalogue()["sqlite"])
+    assert ("dying, wildcard: the process ended with 3: my last words",) == outcome.failed
+    assert {"store": "ok", "replay all": "ok", "wildcard": "failed"} == status(rows, "dying")
+    assert "the process ended with 3: my last words" == reasons(rows, "dying")["wildcard"]
+    assert "failed" not in status(rows, "sqlite").values()
+
+
+def test_a_cell_that_hangs_is_ended(measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the time that a phase may take; here that is over as soon as it hangs."""
+    limits: list[float] = []
+
+    def there(output: IO[bytes]) -> bool:
+        return select.select([output], [], [], 0)[0] != []
+
+    def answers(output: IO[bytes], seconds: float) -> bool:
+        limits.append(seconds)
+        wait_until(lambda: there(output) or [*tmp_path.glob("scratch/*/hanging")], "an answer, or a cell that hangs")
+        return there(output)
+
+    monkeypatch.setattr(groups, "_answers", answers)
+    outcome, rows = measure(faulty("Hanging"), settings=Settings(batch=1_000, phase_timeout=1_234.0))
+    assert {"store": "ok", "replay all": "failed"} == status(rows, "hanging")
+    assert "no answer within 1,234 s" == reasons(rows, "hanging")["replay all"]
+    assert ("hanging, replay all: no answer within 1,234 s",) == outcome.failed
+    assert {1_234.0} == set(limits)
+
+
+def test_an_answer_is_waited_for() -> None:
+    """As long as it may take; the end of all answers counts as one."""
+    receiving, sending = os.pipe()
+    with os.fdopen(receiving, "rb") as output:
+        assert not groups._answers(output, 0.0)
+        os.close(sending)
+        assert groups._answers(output, PATIENCE)
+
+
+def test_nothing_is_asked_of_who_stored_nothing(measure: Measure) -> None:
+    """One row says why."""
+    _, rows = measure(faulty("Refusing"))
+    assert [("store", "failed", "OSError: the disk is gone")] == [
+        (row["phase"], row["status"], row["reason"]) for row in rows
+    ]
+
+
+def test_who_can_not_be_made_has_a_row(measure: Measure) -> None:
+    """With the end of the traceback; the others take part."""
+    _, rows = measure(faulty("Unmade"), catalogue()["parquet"])
+    assert {"store": "failed"} == status(rows, "unmade")
+    assert reasons(rows, "unmade")["store"].endswith("RuntimeError: no such luck")
+    assert "ok" == status(rows, "parquet")["replay all"]
+
+
+def test_what_one_can_not_do_is_skipped(measure: Measure) -> None:
+    """With the reason."""
+    _, rows = measure(faulty("Narrow"))
+    assert {
+        "wildcard": "it has no filters",
+        "one device": "it has no filters",
+        "late start": "it can't start at a time",
+        "reopen": "it can't start at a time",
+        "compact": "it has nothing to compact",
+        **{f"{phase}, compacted": "it has nothing to compact" for phase in REPLAYS},
+        "mixed": "it can't be read while it is written",
+    } == reasons(rows, "narrow")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
+def test_a_full_disk_is_told(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the log of the cell, which is on the same disk, takes no traceback."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    plan = CellPlan(
+        contender=faulty("Refusing"),
+        path=str(tmp_path / "files"),
+        durability="commit",
+        data=str(small.directory),
+        settings=SETTINGS,
+    )
+    lines = b"\n".join(map(msgspec.json.encode, (plan, Command(phase="store"), Command(phase=CELL))))
+    with Path("/dev/full").open("wb") as full:
+        cell = [sys.executable, "-m", "topicstore_benchmarks.harness.cell"]
+        done = subprocess.run(cell, input=lines, stdout=subprocess.PIPE, stderr=full, timeout=PATIENCE)
+    _ready, store, _cell = (msgspec.json.decode(line, type=Reply) for line in done.stdout.splitlines())
+    assert ("failed", "OSError: the disk is gone") == (store.status, store.reason)

@@ -1,0 +1,191 @@
+"""``topicstore bench``, as people call it: whole runs with a Spark of their own, interrupted and gone on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[bench]"')
+pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
+
+from topicstore.cli import cli
+from topicstore.storage.directory_lock import DirectoryLock
+from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
+from topicstore_benchmarks.harness.choosing import Asked, new_run
+from topicstore_benchmarks.harness.drive import begin
+from topicstore_benchmarks.harness.plan import Plan, Run, Settings, WorkloadPlan
+from topicstore_benchmarks.results import SCHEMA
+from topicstore_benchmarks.workloads.definition import read
+from topicstore_conformance.faults.threads import PATIENCE
+
+TESTS = Path(__file__).parent
+SMALL = ("--messages", "1500", "--mixed-seconds", "0.1", "--durability", "commit", "--no-report")
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "topicstore.cli", "bench", *map(str, arguments)]
+
+
+def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "MASTER": "local[2]",
+    }
+    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def asked(*arguments: object) -> Result:
+    """Run a command that measures nothing in this process, which has imported all that it takes."""
+    return CliRunner().invoke(cli, ["bench", *map(str, arguments)])
+
+
+def times(directory: Path) -> dict[str, int]:
+    """Return when each group's file was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (directory / "groups").glob("small-*.parquet")}
+
+
+def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None:
+    """With the groups that are missing; those that are there stay as they are, and nothing else is left."""
+    directory = tmp_path / "run"
+    options = ("--workload", small_toml, "--contender", "sqlite", "--contender", "rocksdb-block", *SMALL)
+    first = subprocess.Popen(
+        command("run", directory, *options, "--repetitions", "2"), stderr=subprocess.PIPE, env=os.environ, text=True
+    )
+    assert first.stderr is not None
+    with first.stderr as lines:
+        for line in lines:
+            if "group 2 of 2" in line:
+                first.send_signal(signal.SIGKILL)  # the lines end when Spark's processes have ended too
+    assert -signal.SIGKILL == first.wait(PATIENCE)
+    before = times(directory)
+    assert "small-commit-1.parquet" in before
+
+    done = bench("run", directory, "--no-report")
+    assert (0, "") == (done.returncode, done.stdout), done.stderr
+    assert "group 1 of 1: small-commit-2" in done.stderr
+    after = times(directory)
+    assert before["small-commit-1.parquet"] == after["small-commit-1.parquet"]
+    assert {f"small-commit-{n}.parquet" for n in (1, 2)} == set(after)
+    assert not list(directory.glob("scratch/*"))
+    results = pq.read_table(directory / "results.parquet")
+    assert SCHEMA == results.schema
+    assert {1, 2} == set(results["repetition"].to_pylist())
+    assert {"ok", "skipped"} == set(results["status"].to_pylist())
+    assert {"rocksdb-block", "sqlite"} == set(results["contender"].to_pylist())
+
+    again = asked("run", directory, "--no-report")
+    assert (0, after) == (again.exit_code, times(directory)), again.stderr
+
+
+def prepared(directory: Path, small_toml: Path, contender: str) -> Path:
+    """Write a run of a contender that is at fault, and one that can't do what is asked for."""
+    definition = read(str(small_toml))
+    workload = WorkloadPlan(name="small", source=definition.source, values=definition.values, messages=1_500)
+    faulty = ContenderSpec(name="faulty", kind="peer", target=f"faulty_contenders:{contender}")
+    plan = Plan(
+        workloads=(workload,),
+        durabilities=("sync",),
+        contenders=(faulty, catalogue()["parquet"]),
+        repetitions=1,
+        settings=Settings(mixed_seconds=0.1),
+    )
+    run = new_run("run", [], Asked(workloads=(str(small_toml),), contenders=("sqlite",)))
+    msgspec.structs.replace(run, plan=plan).save(directory)
+    return directory
+
+
+def test_another_run_in_the_same_directory_is_refused(small_toml: Path, tmp_path: Path) -> None:
+    """And it says what differs; what is there stays."""
+    before = (prepared(tmp_path, small_toml, "Losing") / "run.json").read_bytes()
+    (tmp_path / "groups").mkdir()
+    (tmp_path / "groups" / "small-sync-1.parquet").touch()
+    done = asked("run", tmp_path, "--workload", small_toml, "--contender", "sqlite", *SMALL)
+    assert 2 == done.exit_code
+    assert f"error: {tmp_path} has another run: durabilities, contenders, repetitions differ" in done.stderr
+    assert before == (tmp_path / "run.json").read_bytes()
+
+
+def test_a_run_that_measured_nothing_gives_way(small_toml: Path, tmp_path: Path) -> None:
+    """Such as one whose messages could not be made."""
+    there = prepared(tmp_path, small_toml, "Losing")
+    run = new_run("run", [], Asked(workloads=(str(small_toml),), contenders=("sqlite",)))
+    assert run == begin(there, run) == Run.load(there)
+    assert run == begin(there, msgspec.structs.replace(run, created="later"))
+
+
+def test_two_do_not_measure_in_the_same_directory(small_toml: Path, tmp_path: Path) -> None:
+    """Whoever comes second is told."""
+    lock = DirectoryLock(prepared(tmp_path, small_toml, "Losing"))
+    done = bench("run", tmp_path)
+    lock.release()
+    assert 4 == done.returncode
+    assert f"error: {tmp_path} is open elsewhere: process {os.getpid()} on " in done.stderr
+
+
+def test_a_wrong_replay_is_told_loudly(small_toml: Path, tmp_path: Path) -> None:
+    """On standard error, in the results, and by the exit code."""
+    done = bench("run", prepared(tmp_path, small_toml, "Losing"), "--no-report")
+    assert 1 == done.returncode, done.stderr
+    assert "failed: small-sync-1, faulty, replay all: wrong replay: a replay of '#' from 0 gave 1,499 of" in done.stderr
+    assert "WRONG: a replay gave other messages than were stored" in done.stderr
+    rows = pq.read_table(tmp_path / "results.parquet").to_pylist()
+    assert ["it has no durability 'sync'"] == [row["reason"] for row in rows if row["contender"] == "parquet"]
+    assert "replay all" in {row["phase"] for row in rows if row["status"] == "failed"}
+    assert done.returncode == bench("run", tmp_path, "--no-report").returncode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--contender", "oracle"], "there is no contender 'oracle'; there are: duckdb-block, "),
+        (["--wildcard", "#"], "filters to ask for go with messages of your own"),
+        (["--data", __file__, "--wildcard", "a/#/b"], "filter 'a/#/b': '#' must be alone in the last level"),
+        (["--workload", "nope"], "'nope' is neither a workload nor a TOML file"),
+        (
+            ["--no-peers", "--no-limits", "--backend", "mars"],
+            "there is no backend 'mars'; there are: duckdb, leveldb, rocksdb",
+        ),
+        (["--layout", "flat"], "there is no layout 'flat'; there are: block, "),
+        (
+            ["--workload", "fleet", "--contender", "parquet", "--durability", "sync"],
+            "there is nothing to measure: parquet: it has no durability 'sync'",
+        ),
+        (["--data", __file__], f"error: {__file__}: Parquet magic bytes not found"),
+    ],
+)
+def test_what_can_not_be_measured_is_refused(arguments: list[str], says: str, tmp_path: Path) -> None:
+    """At once, with the choices, and nothing is written."""
+    done = asked("run", tmp_path / "run", *arguments)
+    assert 2 == done.exit_code
+    assert says in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_there_is_no_report_without_a_run(tmp_path: Path) -> None:
+    """And it says so."""
+    done = asked("report", tmp_path)
+    assert (2, f"error: there is no run in {tmp_path}") == (done.exit_code, done.stderr.partition(" (see")[0])
+
+
+def test_there_is_no_report_before_anything_was_measured(small_toml: Path, tmp_path: Path) -> None:
+    """And it says so, in a line."""
+    pytest.importorskip("altair", reason='needs altair: pip install "topicstore[bench]"')
+    done = asked("report", prepared(tmp_path, small_toml, "Losing"))
+    assert (1, f"error: {tmp_path} holds no measured value to report on\n") == (done.exit_code, done.stderr)
+
+
+def test_workloads_and_contenders_are_listed() -> None:
+    """With what they are, and whether they are there."""
+    assert "fleet" in asked("workloads").stdout
+    listed = asked("contenders").stdout
+    assert "rocksdb-block" in listed
+    assert "sqlite" in listed

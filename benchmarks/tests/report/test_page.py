@@ -1,0 +1,171 @@
+"""The page as a file: whole, valid, and in need of nothing else. `test_in_a_browser` looks at it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("altair", reason='needs altair: pip install "topicstore[bench]"')
+pytest.importorskip("vl_convert", reason='needs vl-convert-python: pip install "topicstore[bench]"')
+
+from topicstore_benchmarks.report.page import write_report
+
+RunMaker = Callable[..., Path]
+VOID = {"meta", "br", "input"}
+
+
+class Document(HTMLParser):
+    """What the tests ask of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[str, str]] = []
+        self.unclosed: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.unclosed.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.unclosed.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.unclosed and self.unclosed[-1] == "script":
+            self.scripts.append((str(self.tags[-1][1].get("id") or self.tags[-1][1]["type"]), data))
+
+    def all(self, *names: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag in names]
+
+
+@pytest.fixture
+def document(make_run: RunMaker) -> Document:
+    return Document(write_report(make_run(repetitions=2)).read_text(encoding="utf-8"))
+
+
+def test_it_loads_nothing(document: Document) -> None:
+    """No element names another file, and the page's own policy forbids the script to ask for one."""
+    assert [] == document.all("link", "img", "iframe", "object", "embed", "base")
+    assert [] == [one for _, one in document.tags if "src" in one]
+    assert all(str(one["href"]).startswith("#") for one in document.all("a"))
+    (policy,) = [str(one["content"]) for one in document.all("meta") if one.get("http-equiv")]
+    assert policy.startswith("default-src 'none';")
+    assert "http" not in policy
+
+
+def test_elements_close_and_ids_are_unique(document: Document) -> None:
+    assert [] == document.unclosed
+    ids = Counter(str(one["id"]) for _, one in document.tags if "id" in one)
+    assert [] == [name for name, count in ids.items() if count > 1]
+    assert {str(one["href"])[1:] for one in document.all("a")} <= set(ids)
+
+
+def test_headings_are_in_order(document: Document) -> None:
+    levels = [int(tag[1]) for tag, _ in document.tags if tag in ("h1", "h2", "h3", "h4")]
+
+    assert 1 == levels[0] == levels.count(1)
+    assert all(below - above <= 1 for above, below in pairwise(levels))
+
+
+def test_tables_have_captions_and_plots_say_their_figures(document: Document) -> None:
+    assert len(document.all("table")) == len(document.all("caption"))
+    plots = [one for one in document.all("div") if one.get("class") == "plot"]
+    assert plots
+    assert all("block on rocksdb" in str(one["aria-label"]) for one in plots)
+    assert all(re.search(r"SQLite [\d.]+", str(one["aria-label"])) for one in plots)
+
+
+def test_what_names_hold_is_text_not_markup(make_run: RunMaker) -> None:
+    """Names of workloads and reasons come from users' files and from servers."""
+    evil = "</script><img src=x onerror=alert(1)>"
+
+    def edit(row: dict[str, Any]) -> dict[str, Any]:
+        reason = evil if row["reason"] else None
+        return row | {"workload": evil, "reason": reason, "run": evil, "settings": json.dumps({evil: evil})}
+
+    found = Document(write_report(make_run(repetitions=2, edit=edit)).read_text(encoding="utf-8"))
+    assert [] == found.all("img")
+    figures = json.loads(next(text for name, text in found.scripts if name == "run-figures"))
+    assert [evil] == figures["names"]["workload"]
+
+
+def test_the_figures_in_it_are_those_of_the_run(document: Document) -> None:
+    figures = json.loads(next(text for name, text in document.scripts if name == "run-figures"))
+
+    assert "SQLite" == figures["baseline"]
+    assert "RabbitMQ streams" not in figures["names"]["contender"]
+    assert len(figures["names"]["contender"]) == len(figures["kinds"])
+    assert {2} == {len(cell[-1]) for cell in figures["cells"]}
+    for cell in figures["cells"]:
+        for index, names in zip(cell, figures["names"].values(), strict=False):
+            assert index < len(names)
+
+
+def test_it_names_the_command_that_repeats_it(make_run: RunMaker) -> None:
+    run = make_run(repetitions=2)
+    (run / "run.json").write_text(json.dumps({"command": ["bench", "run", "a run", "--messages", "5"]}))
+
+    assert "topicstore bench run &#39;a run&#39; --messages 5" in write_report(run).read_text(encoding="utf-8")
+
+
+def test_it_says_plainly_where_a_peer_is_ahead(make_run: RunMaker) -> None:
+    text = write_report(make_run(repetitions=2, changes={("SQLite", "store"): 30.0})).read_text(encoding="utf-8")
+
+    assert re.search(r"SQLite stores fleet [\d.]+ times as fast as our best pair, block on rocksdb", text)
+
+
+def test_it_needs_no_run_json_no_limits_and_no_peers(make_run: RunMaker) -> None:
+    def ours(row: dict[str, Any]) -> dict[str, Any] | None:
+        return row if row["kind"] == "topicstore" else None
+
+    run = make_run(repetitions=2, edit=ours)
+    (run / "run.json").unlink()
+
+    assert "No peer took part" in write_report(run).read_text(encoding="utf-8")
+
+
+def test_without_topicstore_nothing_is_compared(make_run: RunMaker) -> None:
+    run = make_run(repetitions=2, edit=lambda row: row if row["contender"] == "Parquet" else None)
+
+    assert "there is nothing to compare it with" in write_report(run).read_text(encoding="utf-8")
+
+
+def test_a_run_without_values_is_refused_and_an_old_report_stays(make_run: RunMaker) -> None:
+    run = make_run(repetitions=2, edit=lambda row: row | {"status": "failed", "value": None})
+    (run / "report.html").write_text("old")
+
+    with pytest.raises(ValueError, match="no measured value"):
+        write_report(run)
+    assert "old" == (run / "report.html").read_text()
+    with pytest.raises(FileNotFoundError):
+        write_report(run / "absent")
+
+
+def test_settings_that_durability_changes_are_told_apart(wide_run: Path) -> None:
+    text = write_report(wide_run).read_text(encoding="utf-8")
+
+    assert "synchronous: NORMAL (commit), FULL (sync)" in text
+    assert "library 1.2<" in text
+
+
+def test_it_says_that_a_run_is_not_finished(make_run: RunMaker) -> None:
+    """Groups that no contender could take part in are not waited for."""
+    run = make_run(repetitions=2)
+    plan = {"workloads": [{"name": "fleet", "values": {}}], "repetitions": 3, "durabilities": ["commit", "sync"]}
+    for durabilities, says in ((["commit"], "2 of 3 groups"), (["commit", "sync"], "2 of 6 groups")):
+        asked = {"plan": {**plan, "contenders": [{"durabilities": durabilities}]}}
+        (run / "run.json").write_text(json.dumps(asked))
+        assert f"<strong>Not finished:</strong> {says}" in write_report(run).read_text(encoding="utf-8")
+    finished = {"plan": {**plan, "repetitions": 2, "contenders": [{"durabilities": ["commit"]}]}}
+    (run / "run.json").write_text(json.dumps(finished))
+    assert "Not finished" not in write_report(run).read_text(encoding="utf-8")

@@ -1,0 +1,48 @@
+"""One store and one replay of a contender, timed: what the phases of a cell and the figures of layouts are made of."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import attrs
+
+from topicstore_benchmarks.contenders.contender import Contender
+from topicstore_benchmarks.timing import drained
+
+from .answers import Answer
+
+__all__ = ["Replayed", "replayed", "stored"]
+
+
+@attrs.frozen
+class Replayed:
+    """Seconds that a replay took."""
+
+    first: float
+    """Until its first message was there."""
+    all: float
+
+
+def stored(contender: Contender, batches: Iterable[Any]) -> float:
+    """Store batches that are ready; return the seconds that it took."""
+    gc.collect()
+    started = time.perf_counter()
+    for batch in batches:
+        contender.store(batch)
+    return time.perf_counter() - started
+
+
+def replayed(contender: Contender, answer: Answer) -> Replayed:
+    """Replay everything that a request asks for. Raises `WrongReplayError` if that is not as many messages."""
+    started = time.perf_counter()
+    replay = iter(contender.replay(answer.topic_filter, answer.start))
+    count = drained(islice(replay, 1))
+    first = time.perf_counter()
+    count += drained(replay)
+    ended = time.perf_counter()
+    answer.check_count(count)
+    return Replayed(first - started, ended - started)

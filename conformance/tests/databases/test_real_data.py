@@ -1,0 +1,405 @@
+"""Real messages, imported with their own times, come back exactly as a plain filter over the file gives them.
+
+The first half of a set is one generation, the second another. The pairs that cover all backends and
+layouts get whole sets in turn, the first of them each; other pairs, backends that aren't persistent and
+layouts that scan everything for every filter get a slice. In the quick mode slices are smaller, and only
+the first pair gets whole sets. ``TOPICSTORE_CONFORMANCE=thorough`` takes whole sets everywhere, over one
+shard and over several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pytest
+import topicstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.needing import need, need_data
+from topicstore_conformance.conditions.profiles import COSTLY, MODE, tries
+from topicstore_conformance.oracle import strategies
+from topicstore_conformance.oracle.model import match
+from topicstore_conformance.subjects import datasets
+from topicstore_conformance.subjects.pairs import Pair, covering, known
+
+BATCH = 2_000
+SCANNED, SLICE, LARGE_SLICE = (6_000, 16_000, 60_000) if MODE == "quick" else (20_000, 20_000, None)
+COLUMNS = ("timestamp", "topic", "client_id", "qos", "retain", "payload", "shard", "position")
+Order = Literal["time"] | None
+SHARDS = (1, 3)
+
+
+@attrs.frozen
+class Case:
+    """A set in a database of a pair."""
+
+    pair: Pair
+    name: str
+    shards: int
+    rows: int | None = None
+    """How many, from the middle of the set; None is all."""
+
+    def __str__(self) -> str:
+        return f"{self.pair}-{self.name}-{self.shards}"
+
+
+def cases() -> list[Case]:
+    """Return what is tested: in the thorough mode everything with everything."""
+    sets = list(zip(datasets.NAMES, SHARDS, strict=True))
+    if MODE == "thorough":
+        return [Case(pair, name, shards) for pair in known() for name in datasets.NAMES for shards in SHARDS]
+    first, *rest = covering("fast_seek")
+    found = [Case(first, *each) for each in sets]
+    found += [Case(pair, *sets[number % 2], most(pair)) for number, pair in enumerate(rest)]
+    others = [pair for pair in known() if pair not in (first, *rest)]
+    return found + [Case(pair, *sets[number % 2], SLICE) for number, pair in enumerate(others)]
+
+
+def most(pair: Pair) -> int | None:
+    """Return how many rows a pair gets that covers a backend or a layout."""
+    return LARGE_SLICE if "persistent" in pair.capabilities else SLICE
+
+
+@attrs.define
+class Imported:
+    """A database, and the rows of the file that it was filled from."""
+
+    path: Path
+    db: ts.Database
+    table: pa.Table
+    """With the columns ``shard``, ``position`` and ``generation`` as they should be, in order of position."""
+    times: np.ndarray
+    """Microseconds."""
+    names: list[str]
+    topics: np.ndarray
+    """Of each row the index of its topic in ``names``."""
+    alive: np.ndarray
+    """Of each row whether it is still there."""
+
+    def rows(self, topic_filter: str, start: int = 0, until: int | None = None) -> np.ndarray:
+        """Return of each row whether a filter over the file gives it."""
+        wanted = np.array([match(topic_filter, topic) for topic in self.names], dtype=bool)
+        mask = self.alive & wanted[self.topics] & (self.times >= start)
+        return mask if until is None else mask & (self.times < until)
+
+    def expected(self, topic_filter: str, start: int = 0, until: int | None = None) -> pa.Table:
+        """Return the rows that a filter over the file gives, in order of time."""
+        mask = self.rows(topic_filter, start, until)
+        return self.table if mask.all() else self.table.filter(pa.array(mask))
+
+    def reopen(self) -> None:
+        """Close and open it, if it can be."""
+        if self.path.exists():
+            self.db.close()
+            self.db = ts.open(self.path, auto_compact=False)
+
+
+def place(table: pa.Table, db: ts.Database) -> pa.Table:
+    """Add to each row its generation, its shard and its position, counted one by one."""
+    times = table.column("timestamp").cast(pa.int64()).to_pylist()
+    shards = [db.shard_of(client_id) for client_id in table.column("client_id").to_pylist()]
+    last = dict.fromkeys(range(len(db.storage.shards)), 0)
+    positions = []
+    for shard, time in zip(shards, times, strict=True):
+        last[shard] = max(last[shard] + 1, time * 2048)
+        positions.append(last[shard])
+    generations = 1 + (np.arange(len(times)) >= half(table))
+    for name, values, kind in (
+        ("generation", generations, pa.int64()),
+        ("shard", shards, pa.uint16()),
+        ("position", positions, pa.uint64()),
+    ):
+        table = table.append_column(name, pa.array(values, kind))
+    return by_position(table)
+
+
+def half(table: pa.Table) -> int:
+    """Return where the second generation begins."""
+    return table.num_rows // 2 // BATCH * BATCH
+
+
+def by_position(table: pa.Table) -> pa.Table:
+    """Return the rows in order of position, then of shard."""
+    positions, shards = table.column("position").to_numpy(), table.column("shard").to_numpy()
+    order = np.lexsort((shards, positions))
+    return table if bool((np.diff(order) == 1).all()) else table.take(pa.array(order))
+
+
+@pytest.fixture(scope="module", params=cases(), ids=str)
+def imported(request: pytest.FixtureRequest) -> Iterator[Imported]:
+    """A set in a database, as it was stored: nothing that uses it changes it."""
+    yield from filled(request.param)
+
+
+@pytest.fixture(params=cases(), ids=str)
+def changing(request: pytest.FixtureRequest) -> Iterator[Imported]:
+    """A set in a database of a test's own, which may change it."""
+    yield from filled(request.param)
+
+
+def filled(case: Case) -> Iterator[Imported]:
+    """Fill a database, and close it in the end."""
+    need(case.pair)
+    need_data(f"{case.name}.parquet")
+    with quick_directory() as directory:
+        data = fill(case, Path(directory, "db"))
+        try:
+            yield data
+        finally:
+            data.db.close()
+
+
+def fill(case: Case, path: Path) -> Imported:
+    """Return a database that takes positions from the messages' own times, with a set in two generations."""
+    db = case.pair.open(path, shards=case.shards, timestamps="message", auto_compact=False)
+    table = datasets.load(case.name)
+    if case.rows is not None or case.pair.scans_all(db):
+        table = table.slice(table.num_rows // 2, SCANNED if case.pair.scans_all(db) else case.rows)
+    for number, batch in enumerate(table.to_batches(max_chunksize=BATCH)):
+        if number * BATCH == half(table):
+            db.add_generation()
+        db.store(batch)
+    table = place(table, db)
+    topics = table.column("topic").combine_chunks().dictionary_encode()
+    times = table.column("timestamp").cast(pa.int64()).to_numpy()
+    alive = np.ones(table.num_rows, dtype=bool)
+    return Imported(path, db, table, times, topics.dictionary.to_pylist(), topics.indices.to_numpy(), alive)
+
+
+# --- comparing --------------------------------------------------------------------------------
+
+
+def check(
+    data: Imported, topic_filter: str, start: int = 0, until: int | None = None, *, batch_size: int = 4096
+) -> int:
+    """Compare both orders of a replay with the file, and if they are few the messages; return how many there are."""
+    expected = data.expected(topic_filter, start, until)
+    orders: tuple[Order, ...] = (None, "time")
+    for order in orders:
+        got = replayed(data, topic_filter, start, until, order, batch_size)
+        if order is None:
+            check_order(data, got)
+            got = by_position(got)
+        for column in COLUMNS:
+            assert expected.column(column).equals(got.column(column)), column
+        assert expected.num_rows == got.column("properties").null_count
+    if expected.num_rows <= BATCH:
+        check_messages(data, expected, topic_filter, start, until)
+    return expected.num_rows
+
+
+def replayed(
+    data: Imported, topic_filter: str, start: int, until: int | None, order: Order, batch_size: int
+) -> pa.Table:
+    """Return what a replay gives."""
+    batches = data.db.replay_arrow(topic_filter, start, until, order=order, batch_size=batch_size, ids=True)
+    return pa.Table.from_batches(list(batches), ts.SCHEMA_WITH_IDS)
+
+
+def check_messages(data: Imported, rows: pa.Table, topic_filter: str, start: int = 0, until: int | None = None) -> None:
+    """Compare what a replay gives as messages with rows."""
+    messages = list(data.db.replay(topic_filter, start, until, order="time"))
+    assert rows.column("topic").to_pylist() == [message.topic for message in messages]
+    assert rows.column("payload").to_pylist() == [message.payload for message in messages]
+    assert rows.column("client_id").to_pylist() == [message.client_id for message in messages]
+    assert rows.column("timestamp").cast(pa.int64()).to_pylist() == [message.timestamp for message in messages]
+
+
+def check_order(data: Imported, table: pa.Table) -> None:
+    """Each publisher's messages of each topic come in order of position, and each shard's generations in turn."""
+    if not table.num_rows:
+        return
+    client = table.column("client_id").combine_chunks().dictionary_encode().indices.to_numpy()
+    topic = table.column("topic").combine_chunks().dictionary_encode().indices.to_numpy()
+    positions, shards = table.column("position").to_numpy(), table.column("shard").to_numpy()
+    assert bool((steps(client.astype(np.int64) * 1_000_000 + topic, positions) > 0).all())
+    second = data.table.column("generation").to_numpy() == 2
+    firsts = np.full(len(data.db.storage.shards), np.iinfo(np.uint64).max, dtype=np.uint64)
+    np.minimum.at(
+        firsts, data.table.column("shard").to_numpy()[second], data.table.column("position").to_numpy()[second]
+    )
+    assert bool((steps(shards, positions >= firsts[shards]) >= 0).all())
+
+
+def steps(of: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return by how much values rise from row to row of the same group."""
+    order = np.argsort(of, kind="stable")
+    return np.diff(values[order].astype(np.int64))[np.diff(of[order]) == 0]
+
+
+def topics_by_count(data: Imported) -> list[str]:
+    """Return the topics, the busiest first."""
+    counts = data.table.column("topic").value_counts().to_pylist()
+    return [entry["values"] for entry in sorted(counts, key=lambda entry: (-entry["counts"], entry["values"]))]
+
+
+def wildcards(data: Imported) -> list[str]:
+    """Return filters of the busiest topic and of one in the middle: one level kept, or one free."""
+    topics = topics_by_count(data)
+    first, middle = topics[0].split("/"), topics[len(topics) // 2].split("/")
+    kept = ["/".join([*levels[:-2], "+", levels[-1]]) for levels in (first, middle)]
+    kept.append("/".join(["+"] * (len(middle) - 1) + middle[-1:]))
+    return [*kept, "/".join([*first[:-1], "+"]), "/".join([*first[:-1], "#"]), "/".join([*middle[:-1], "+"])]
+
+
+# --- drawing ----------------------------------------------------------------------------------
+
+
+def drawn(data: Imported, examples: int) -> None:
+    """Compare filters, times, batch sizes and restarts that nobody would think of."""
+    count = len(data.times)
+
+    @settings(COSTLY, max_examples=examples)
+    @given(st.data())
+    def check_drawn(draw: st.DataObject) -> None:
+        topic_filter = draw.draw(st.sampled_from(data.names).flatmap(strategies.filters_of))
+        first = draw.draw(st.integers(0, count - 1))
+        rows = draw.draw(st.sampled_from((1, 7, count // 500, count // 50)))
+        start = int(data.times[first]) + draw.draw(st.sampled_from((0, 0, 1, -1)))
+        until: int | None = int(data.times[min(first + rows, count - 1)])
+        if draw.draw(st.booleans()) and data.rows(topic_filter, start).sum() < count // 20:
+            until = None
+        check(data, topic_filter, start, until, batch_size=draw.draw(st.sampled_from((7, 500, 4096, 100_000))))
+        follow(data, topic_filter, start, until, draw)
+
+    check_drawn()
+
+
+def follow(data: Imported, topic_filter: str, start: int, until: int | None, draw: st.DataObject) -> None:
+    """Read each stream by iterators that are saved after each batch, one of the first over a restart."""
+    data.db.replay(topic_filter)  # waits until nothing is hidden any more
+    positions: list[int] = []
+    small = draw.draw(st.lists(st.sampled_from((1, 30, 1_000)), max_size=3))
+    for stream in data.db.streams(topic_filter, start):
+        saved, ended = data.db.iterate(stream, topic_filter, start).to_bytes(), False
+        while not ended:
+            result = data.db.next(ts.Iterator.from_bytes(saved), small.pop() if small else 4096, until=until)
+            if len(result.batch):
+                positions += np.asarray(result.batch.positions).tolist()
+            saved, ended = result.iterator.to_bytes(), result.caught_up
+            if len(small) == 1:
+                data.reopen()
+    wanted = data.table.column("position").to_numpy()[data.rows(topic_filter, start, until)]
+    assert np.array_equal(np.sort(wanted), np.sort(np.array(positions, dtype=np.uint64)))
+
+
+# --- as it was stored -------------------------------------------------------------------------
+
+
+def test_everything(imported: Imported) -> None:
+    """``#`` gives every row once, as record batches and as messages; verification finds it whole."""
+    assert imported.table.num_rows == check(imported, "#")
+    check_messages(imported, imported.table, "+/+/#")
+    assert (imported.table.num_rows, []) == ((report := imported.db.verify()).messages, report.damages)
+
+
+def test_wildcards(imported: Imported) -> None:
+    """One level kept and the others free, each level but the first in turn."""
+    for topic_filter in wildcards(imported):
+        assert 0 < check(imported, topic_filter)
+
+
+def test_named_filters(imported: Imported) -> None:
+    """A route, and some vehicles over all their routes, as people ask for them."""
+    vehicles = {topic.rsplit("/", 1)[1] for topic in topics_by_count(imported)[:200:100]}
+    for topic_filter in ("capmetro/vp/801/+", *(f"capmetro/vp/+/{vehicle}" for vehicle in sorted(vehicles))):
+        check(imported, topic_filter)
+
+
+def test_exact_topics(imported: Imported) -> None:
+    """The busiest topic, the median one and the rarest."""
+    topics = topics_by_count(imported)
+    for topic in (topics[0], topics[len(topics) // 2], topics[-1]):
+        assert 0 < check(imported, topic)
+
+
+def test_nothing(imported: Imported) -> None:
+    """Filters and times that match nothing give nothing, and no error."""
+    last = int(imported.times[-1])
+    for topic_filter in ("no/such/topic", "capmetro", "+", "+/+", "+/+/+/+/+", "$SYS/#", "openhomex/#"):
+        assert 0 == check(imported, topic_filter)
+    assert 0 == check(imported, "#", last + 1)
+    assert 0 == check(imported, "#", 0, int(imported.times[0]))
+    assert 0 == check(imported, "#", last, last)
+    assert 0 == check(imported, "#", last, last - 1)
+
+
+def test_times(imported: Imported) -> None:
+    """Ranges that begin and end on a message's very time, and over the generations' border."""
+    times = imported.times
+    begin, end = int(times[len(times) // 2]), int(times[len(times) // 2 + len(times) // 20])
+    levels = topics_by_count(imported)[0].split("/")
+    for topic_filter in ("#", "/".join([*levels[:-1], "+"]), "/".join(levels)):
+        check(imported, topic_filter, begin, end)
+        check(imported, topic_filter, begin + 1, end + 1)
+        check(imported, topic_filter, begin - 1, begin)
+        check(imported, topic_filter, begin, begin + 1)
+    assert 0 < check(imported, "#", begin, begin + 1)
+    assert 0 < check(imported, "#", int(times[-1]))
+    assert 0 < check(imported, "#", 0, int(times[0]) + 1)
+    border = int(times[imported.table.column("generation").to_pylist().index(2)])
+    assert 0 < check(imported, "#", border - 60_000_000, border + 60_000_000)
+
+
+def test_streams_are_few(imported: Imported) -> None:
+    """Thousands of topics make few streams, whose patterns match what they hold."""
+    streams, topics = imported.db.streams("#"), topics_by_count(imported)
+    assert len(streams) <= 2 * max(50, len(topics) // 5) * len(imported.db.storage.shards)
+    seen = 0
+    for stream in streams[:: max(1, len(streams) // 10)]:
+        iterator = imported.db.iterate(stream, "#")
+        batch = imported.db.next(iterator, 1_000).batch
+        seen += len(batch)
+        assert all(match(stream.pattern, topic) for topic in set(batch.topics))
+    assert 0 < seen
+
+
+def test_drawn(imported: Imported) -> None:
+    """Any filter, time, batch size and restart."""
+    drawn(imported, tries(5, 10))
+
+
+# --- changed ----------------------------------------------------------------------------------
+
+
+def test_compacted_then_deleted(changing: Imported) -> None:
+    """Compaction changes nothing that anybody sees, and what is deleted after it is gone, and nothing else."""
+    compact(changing)
+    delete(changing)
+
+
+def compact(data: Imported) -> None:
+    """Compact it, which may change everything on disk, and compare everything and what was saved before."""
+    saved = [data.db.iterate(stream, "#").to_bytes() for stream in data.db.streams("#")]
+    if data.db.compact().messages:
+        assert data.table.num_rows == check(data, "#")
+        for topic_filter in (*wildcards(data)[::3], *topics_by_count(data)[:3]):
+            check(data, topic_filter)
+        drawn(data, tries(5, 10))
+    data.reopen()
+    assert data.table.num_rows == data.db.info().messages
+    assert 0 < sum(len(data.db.next(ts.Iterator.from_bytes(each)).batch) for each in saved)
+
+
+def delete(data: Imported) -> None:
+    """Delete by topic and by time, and compare what is left, compacted again or not."""
+    topics, times = topics_by_count(data), data.times
+    middle = int(times[len(times) // 2]), int(times[len(times) // 2 + len(times) // 50])
+    spans: list[tuple[Any, ...]] = [(topics[0],), (wildcards(data)[0], *middle), ("#", int(times[-500]))]
+    for span in spans:
+        gone = data.rows(*span)
+        assert int(gone.sum()) == data.db.delete(*span)
+        data.alive &= ~gone
+        assert 0 == check(data, *span)
+    drawn(data, tries(3, 5))
+    data.db.compact()
+    data.reopen()
+    left = int(data.alive.sum())
+    assert left == data.db.info().messages == check(data, "#")
+    assert (left, []) == ((report := data.db.verify()).messages, report.damages)

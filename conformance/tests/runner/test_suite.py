@@ -1,0 +1,220 @@
+"""The suite itself: it passes where nothing is wrong, and says what is wrong where something is."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from topicstore.contract.engine import DATA
+from topicstore_backends.memory import MemoryEngine
+from topicstore_conformance import BackendSuite, DatabaseSuite, LayoutSuite
+from topicstore_conformance.backend.histories import EngineMachine
+from topicstore_conformance.runner import running
+from topicstore_conformance.runner.running import Plan, run_all
+from topicstore_conformance.subjects.pairs import make_backend, pairs
+
+PACKAGE = Path(running.__file__).parents[1]
+SUITES: dict[str, type] = {"backend": BackendSuite, "layout": LayoutSuite, "database": DatabaseSuite}
+
+
+def test_a_good_run() -> None:
+    """Every promise is kept or skipped with a reason; nothing else happens."""
+    layout = min(pairs(), key=lambda pair: ("persistent" in pair.capabilities, pair)).layout
+    (run,) = run_all([Plan(suite="layout", layout=layout, mode="quick")])
+    assert ("", []) == (run.failure, run.of("failed"))
+    assert 0 < len(run.of("passed"))
+    assert all(test.reason for test in run.of("skipped"))
+    assert all(test.seconds >= 0 for test in run.outcomes)
+    assert run.kept
+    assert sorted(written("layout")) == sorted({(test.group, test.test.partition("[")[0]) for test in run.outcomes})
+
+
+def written(suite: str) -> list[tuple[str, str]]:
+    """Return module and name of every test that a suite's modules have."""
+    modules = sorted((PACKAGE / suite).glob("*.py"))
+    return [
+        (each.stem, name) for each in modules for name in re.findall(r"^    def (test_\w+)", each.read_text(), re.M)
+    ]
+
+
+def promises(suite: str) -> dict[tuple[str, str], str]:
+    """Return the docstring of every test that a suite has, by module and name."""
+    found = {name: getattr(SUITES[suite], name) for name in dir(SUITES[suite]) if name.startswith("test_")}
+    return {
+        (test.__module__.rpartition(".")[2], name): " ".join((test.__doc__ or "").split())
+        for name, test in found.items()
+    }
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_test_is_run(suite: str) -> None:
+    """No part of a suite is left out, and no test is hidden by another of the same name."""
+    assert sorted(written(suite)) == sorted(promises(suite))
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_promise_is_a_sentence(suite: str) -> None:
+    """Each docstring is what is printed when it is broken: one sentence, its own."""
+    said = promises(suite)
+    assert [] == [name for name, promise in said.items() if not re.fullmatch(r"\S.*[^.]\.", promise)]
+    assert [] == [name for name, promise in said.items() if ". " in promise]
+    assert len(said) == len(set(said.values()))
+
+
+# --- the engine's state machine ----------------------------------------------------------------------
+
+
+class GoesOn:
+    """A snapshot of memory whose scans go on after it was closed, which the contract leaves open."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self.inner = engine.snapshot()
+
+    def scan(self, *arguments: Any, **how: Any) -> Any:
+        return self.inner.scan(*arguments, **how)
+
+    def close(self) -> None:
+        pass
+
+
+class StopsShort(GoesOn):
+    """A snapshot whose scans end, when it is closed, as if there were nothing more."""
+
+    def scan(self, *arguments: Any, **how: Any) -> Any:
+        return itertools.takewhile(lambda _: not self.closed, super().scan(*arguments, **how))
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(("kind", "right"), [(MemoryEngine.snapshot, True), (GoesOn, True), (StopsShort, False)])
+def test_the_rest_of_a_scan_whose_snapshot_was_closed(kind: Any, right: bool) -> None:
+    """It may raise or go on; what it may not is to end before its end without a word."""
+    machine: Any = type("Machine", (EngineMachine,), {"backend": make_backend("memory"), "persistent": False})()
+    machine.start()
+    machine.write([((DATA, (0, 0, number)), number) for number in range(500)], [], sync=False)
+    held = machine.hold(kind(machine.engine))
+    scan = machine.begin_scan_of_snapshot(held, (DATA, None, None), reverse=False)
+    machine.close_snapshot(held)
+    with contextlib.nullcontext() if right else pytest.raises(AssertionError):
+        machine.end_scan(scan)
+    machine.teardown()
+
+
+# --- plugins that do what they must not ------------------------------------------------------------
+
+
+def install(folder: Path, code: str) -> dict[str, str]:
+    """Install a distribution with a backend ``bad`` in a folder; return an environment that has it."""
+    information = folder / "bad-1.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[topicstore]\nbad = bad_plugin\n")
+    (folder / "bad_plugin.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(code))
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+HEAD = """
+    import os, sys, threading
+    from topicstore import hookimpl
+    from topicstore.contract.plugin_specs import BackendSpec
+    from topicstore_backends.memory import MemoryBackend
+
+    @hookimpl
+    def topicstore_backends():
+        return [BackendSpec(name="bad", target="bad_plugin:Bad", summary="bad", capabilities={"fast_seek"})]
+
+"""
+RUN = """
+import json, sys
+from topicstore_conformance.runner import running
+decode = running.decode
+
+def heard(line):
+    running.LIMIT = float(sys.argv[1])  # only now: before its first word a process has much to import
+    return decode(line)
+
+running.decode = heard
+(run,) = running.run_all([running.Plan(suite="database", backend="bad", layout="reference", mode="quick")])
+print(json.dumps({"failure": run.failure, "failed": [[t.promise, t.reason, t.where] for t in run.of("failed")],
+                  "tests": len(run.outcomes), "kept": run.kept}))
+"""
+
+
+class Told(msgspec.Struct):
+    """What became of a run."""
+
+    failure: str
+    failed: list[tuple[str, str, str]]
+    tests: int
+    kept: bool
+
+
+def told(environment: dict[str, str], limit: float = running.LIMIT) -> Told:
+    """Run the suite over the backend ``bad``."""
+    done = subprocess.run([sys.executable, "-c", RUN, str(limit)], env=environment, stdout=subprocess.PIPE, check=True)
+    return msgspec.json.decode(done.stdout, type=Told)
+
+
+def test_a_broken_promise_is_named(tmp_path: Path) -> None:
+    """What fails is told by the promise, the reason in one line, and the place."""
+    code = """
+        class Bad(MemoryBackend):
+            def open_shard(self, path, keyspaces, *, create):
+                raise KeyError("of all things")
+    """
+    result = told(install(tmp_path, code))
+    assert ("", False) == (result.failure, result.kept)
+    by_promise = {promise: (reason, where) for promise, reason, where in result.failed}
+    reason, where = by_promise["Closing a writer stores what is buffered, and a put after it is refused."]
+    assert "KeyError: 'of all things'" == reason
+    assert re.search(r"bad_plugin\.py:\d+$", where)
+
+
+def test_a_process_that_dies(tmp_path: Path) -> None:
+    """When the engine takes the process down, the test under way is named."""
+    code = """
+        class Bad(MemoryBackend):
+            def open_shard(self, path, keyspaces, *, create):
+                os.kill(os.getpid(), 11)
+    """
+    result = told(install(tmp_path, code))
+    assert not result.kept
+    assert re.fullmatch(r"the process was killed by signal 11, in test_\w+\[bad-reference.*\]", result.failure)
+
+
+def test_a_process_that_hangs(tmp_path: Path) -> None:
+    """When nothing is heard any more, the process is ended, and the test under way is named."""
+    code = """
+        class Bad(MemoryBackend):
+            def open_shard(self, path, keyspaces, *, create):
+                threading.Event().wait()
+    """
+    result = told(install(tmp_path, code), 2.0)
+    assert not result.kept
+    assert re.fullmatch(r"nothing was heard for 2 seconds, in test_\w+\[bad-reference.*\]", result.failure)
+
+
+def test_a_plugin_that_leaves_in_a_hurry(tmp_path: Path) -> None:
+    """When pytest itself can't go on, its last lines are told."""
+    code = """
+        class Bad(MemoryBackend):
+            pass
+        if "pytest" in sys.modules:
+            os._exit(3)
+    """
+    result = told(install(tmp_path, code))
+    assert (0, False) == (result.tests, result.kept)
+    assert result.failure.startswith("pytest ended with code 3")

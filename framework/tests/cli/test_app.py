@@ -1,0 +1,131 @@
+"""What holds for every command: widths, warnings, errors and their exit codes, commands of other packages."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from click.testing import CliRunner, Result
+from topicstore.cli import cli
+from topicstore.cli.terminal.exits import failure
+from topicstore.contract import errors
+
+Run = Callable[..., Result]
+
+
+@pytest.mark.parametrize("command", ["info", "streams", "generations", "plugins"])
+@pytest.mark.parametrize("columns", [None, "80", "100"])
+def test_widths(db: Path, command: str, columns: str | None) -> None:
+    """COLUMNS holds where there is no terminal, too; no line is padded, no number or heading is broken."""
+    arguments = [command, *([] if command == "plugins" else [str(db)])]
+    result = CliRunner(env={"COLUMNS": columns}).invoke(cli, arguments)
+    assert 0 == result.exit_code
+    lines = result.stdout.splitlines()
+    assert [line.rstrip() for line in lines] == lines
+    assert max(len(line) for line in lines if str(db) not in line) <= int(columns or 1_000)
+    assert "…" not in result.stdout
+    headings = {"info": "readable up to", "streams": "generation", "generations": "messages", "plugins": "capabilities"}
+    assert command == "streams" or headings[command] in result.stdout
+
+
+def test_a_warning_is_one_line(run: Run, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(_: Path) -> None:
+        warnings.warn("first,\n  second\nthird", stacklevel=1)
+
+    monkeypatch.setattr("topicstore.cli.commands.info.info.callback", lambda path, **_: warn(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert "warning: first, second third\n" == run("info", db).stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "replay",
+        "streams",
+        "info",
+        "generations",
+        "verify",
+        "checkpoint",
+        "delete",
+        "retained",
+        "retention",
+        "queue",
+        "sessions",
+    ],
+)
+def test_no_command_makes_a_database_by_looking(run: Run, tmp_path: Path, command: str) -> None:
+    more = {"checkpoint": [tmp_path / "copy"], "delete": ["#", "--yes"]}.get(command, [])
+    assert "there is no database" in run(command, tmp_path / "none", *more, code=3).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_a_database(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    for arguments in (("info", tmp_path), ("create", tmp_path), ("import", tmp_path, tmp_path / "notes.txt")):
+        run(*arguments, code=3)
+    run("info", tmp_path / "notes.txt", code=3)
+    assert (tmp_path / "notes.txt").read_text() == "hello"
+
+
+def test_a_database_that_is_open_elsewhere(run: Run, db: Path) -> None:
+    with ts.open_existing(db):
+        assert "is open elsewhere" in run("info", db, code=4).stderr
+        run("import", db, "-", code=4)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["replay"], ["replay", "x", "--start", "soon"], ["create", "x", "--shards", "many"]]
+)
+def test_wrong_usage(run: Run, arguments: list[str]) -> None:
+    assert "--help" in run(*arguments, code=2).stderr
+
+
+def test_every_error_has_its_exit_code() -> None:
+    """An error that nobody thought of would end as wrong usage: so this list names them all."""
+    codes = {3: set[str](), 4: set[str](), 5: set[str]()}
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        end = failure(kind("why"))
+        assert end is not None
+        if end.exit_code != 2:
+            codes[end.exit_code].add(name)
+    assert codes == {
+        3: {"DatabaseNotFoundError", "NotADatabaseError", "NewerFormatError", "ManifestMismatchError"},
+        4: {"DatabaseLockedError"},
+        5: {"EngineError", "QuotaExceededError", "StorageFullError", "CorruptionError", "ShardReadOnlyError"},
+    }
+    assert failure(ZeroDivisionError()) is None
+    assert [failure(e).exit_code for e in (KeyboardInterrupt(), OSError(28, "full"))] == [130, 5]  # type: ignore[union-attr]
+
+
+def test_commands_of_other_packages(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run like ours; one that fails is left out of the help, and is explained where somebody asks."""
+    info = tmp_path / "extra-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[topicstore.commands]\ngreet=extra_commands:greet\nbroken=extra_commands_broken:x\n"
+        "odd=extra_commands:odd\ninfo=extra_commands:greet\n"
+    )
+    (tmp_path / "extra_commands.py").write_text(
+        "import click\nimport topicstore\nodd = 1\n"
+        "@click.command()\n@click.argument('path')\n"
+        "def greet(path):\n    '''Greet.'''\n    click.echo(f'hello {path}')\n    topicstore.open_existing(path)\n"
+    )
+    (tmp_path / "extra_commands_broken.py").write_text("import no_such_module_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run("greet", tmp_path / "none", code=3).stdout == f"hello {tmp_path / 'none'}\n"
+    shown = run("--help")
+    assert "greet" in shown.stdout
+    assert "broken" not in shown.stdout
+    assert shown.stderr == ""
+    assert "no_such_module_anywhere" in run("broken", code=2).stderr
+    assert "not a click command" in run("odd", code=2).stderr
+    listed = CliRunner().invoke(cli, ["plugins"])
+    assert listed.exit_code == 0
+    for words in ("'broken' of extra: ModuleNotFoundError", "'odd' of extra", "topicstore has a command of that name"):
+        assert words in listed.stderr

@@ -1,0 +1,51 @@
+"""``topicstore create``: what a database is created with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from click.testing import Result
+
+Run = Callable[..., Result]
+Document = Callable[..., dict[str, Any]]
+
+
+def test_create(run: Run, document: Document, tmp_path: Path) -> None:
+    made = document("create", tmp_path / "db", "--shards", 3, "--layout", "reference", "--durability", "sync")
+    assert made.keys() == {
+        "path",
+        "id",
+        "backend",
+        "layout",
+        "shards",
+        "durability",
+        "timestamps",
+        "late",
+        "max_skew",
+        "plugins",
+        "options",
+        "created",
+        "created_by",
+        "complete",
+    }
+    assert (made["shards"], made["layout"], made["durability"], made["complete"]) == (3, "reference", "sync", True)
+    run("create", tmp_path / "db", code=3)
+    assert "created" in run("create", tmp_path / "other").stdout
+
+
+def test_creation_options(run: Run, document: Document, tmp_path: Path) -> None:
+    options = (
+        "--option",
+        "block.thresholds=[5,3]",
+        "--option",
+        "rocksdb.compression=zstd",
+        "--option",
+        "block.level=2",
+    )
+    made = document("create", tmp_path / "db", *options)
+    assert made["options"] == {"block": {"thresholds": [5, 3], "level": 2}, "rocksdb": {"compression": "zstd"}}
+    for bad in ("level=2", "block.level", "block.colour=1", "rocksdb.compression=rar", "other.x=1"):
+        run("create", tmp_path / "bad", "--option", bad, code=2)
+    assert not (tmp_path / "bad").exists()

@@ -1,0 +1,136 @@
+"""The demo proves what it says, leaves what it made, and deletes nothing else."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+import pytest
+import topicstore as ts
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from topicstore.cli import cli
+from topicstore.cli.demo.audit import Audit, choose_filter
+from topicstore.cli.demo.fleet import fleet
+from topicstore.cli.files.formats import encode_lines
+from topicstore_conformance.conditions import profiles
+from topicstore_conformance.conditions.needing import need_data
+from topicstore_conformance.subjects import datasets
+
+
+def demo(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner(env={"COLUMNS": None}).invoke(cli, ["demo", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_made_up_fleet(tmp_path: Path) -> None:
+    """It is killed, resumed and compared, twice in the same directory."""
+    for _ in range(2):
+        shown = demo("--directory", tmp_path / "demo", "--messages", 6_000).stdout
+        for words in ("killed the import", "resumed the import", "nothing lost", "nothing is damaged", "replay "):
+            assert words in shown
+    with ts.open_existing(tmp_path / "demo" / "database") as db:
+        assert list(db.replay("#", order="time")) == list(chain.from_iterable(fleet(6_000)))
+
+
+@pytest.mark.parametrize("messages", [1, 3, 100])
+def test_few_messages(tmp_path: Path, messages: int) -> None:
+    assert "nothing lost" in demo("--directory", tmp_path / "demo", "--messages", messages).stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["home.parquet", "bus-sample.jsonl.gz", pytest.param("bus.parquet", marks=profiles.full)]
+)
+def test_real_messages(tmp_path: Path, name: str) -> None:
+    need_data(name)
+    assert "nothing lost" in demo("--directory", tmp_path / "demo", "--input", datasets.folder() / name).stdout
+
+
+def test_input_out_of_order_and_without_times(tmp_path: Path) -> None:
+    """Late messages, messages without a time and topics that begin with $ come through as well."""
+    rows = [ts.Message(f"a/{n % 3}/x", b"%d" % n, timestamp=(n * 7919) % 1000) for n in range(500)]
+    rows += [ts.Message("$SYS/x", b"", timestamp=5), ts.Message("b", b"\xff")]
+    (tmp_path / "x.jsonl").write_bytes(encode_lines(rows))
+    assert "nothing lost" in demo("--directory", tmp_path / "demo", "--input", tmp_path / "x.jsonl").stdout
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"topic":"a","payload":"1"}\n{"topic":"a"}\n')
+    assert "row 2" in demo("--directory", tmp_path / "demo", "--input", tmp_path / "x.jsonl", code=2).stderr
+    (tmp_path / "x.jsonl").write_text('{"topic":"a","payload":"1"}\n{"topic":"+","payload":"1"}\n')
+    assert "row 2" in demo("--directory", tmp_path / "demo", "--input", tmp_path / "x.jsonl", code=2).stderr
+    demo("--directory", tmp_path / "demo", "--input", tmp_path / "none.jsonl", code=2)
+
+
+def test_it_deletes_nothing_that_it_did_not_make(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    (mine / "database").mkdir(parents=True)
+    (mine / "database" / "precious").write_text("x")
+    assert "left as it is" in demo("--directory", mine, "--messages", 1, code=2).stderr
+    assert (mine / "database" / "precious").read_text() == "x"
+    (mine / "database" / "precious").unlink()
+    (mine / "database").rmdir()
+    demo("--directory", mine, "--messages", 1)
+    (mine / "notes").write_text("y")
+    demo("--directory", mine, "--messages", 1)
+    assert (mine / "notes").read_text() == "y"
+    inside = mine / "fleet.jsonl"
+    demo("--directory", mine, "--input", inside, code=2)
+    assert inside.exists()
+    with ts.open_existing(mine / "database"):
+        demo("--directory", mine, "--messages", 1, code=4)
+    assert (mine / "database" / "topicstore.json").exists()
+
+
+def test_the_fleet_is_the_same_every_time() -> None:
+    first, second = (list(chain.from_iterable(fleet(3_000))) for _ in range(2))
+    assert first == second
+    assert all(json.loads(m.payload) for m in first)
+    assert len({m.client_id for m in first}) > 1_000
+
+
+SOME = [ts.Message(f"a/{n % 2}", b"%d" % (n // 2), "c", timestamp=n) for n in range(10)]
+
+
+def audit(rows: list[ts.Message]) -> Audit:
+    made = Audit()
+    made.add(rows)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("stored", "lost", "doubled", "changed"),
+    [
+        (SOME, 0, 0, []),
+        ([*SOME[1::2], *SOME[::2]], 0, 0, []),  # topics are independent
+        (SOME[:-1], 1, 0, []),
+        ([*SOME, SOME[0]], 0, 1, []),
+        ([SOME[2], SOME[1], SOME[0], *SOME[3:]], 0, 0, ["a/0"]),
+        ([*SOME[:-1], msgspec.structs.replace(SOME[-1], payload=b"")], 0, 0, ["a/1"]),
+        ([*SOME[:-1], msgspec.structs.replace(SOME[-1], timestamp=77)], 0, 0, ["a/1"]),
+        ([*SOME[:-1], msgspec.structs.replace(SOME[-1], topic="b")], 1, 1, []),
+    ],
+)
+def test_the_audit_notices(stored: list[ts.Message], lost: int, doubled: int, changed: list[str]) -> None:
+    found = audit(SOME).differences(audit(stored))
+    assert (found.lost, found.doubled, found.changed) == (lost, doubled, changed)
+    assert found.none == (stored in (SOME, [*SOME[1::2], *SOME[::2]]))
+
+
+topics = st.lists(st.sampled_from(["a", "b", "", "$x"]), min_size=1, max_size=4).map("/".join).filter(bool)
+
+
+@given(st.dictionaries(topics, st.integers(1, 9)))
+def test_the_chosen_filter_is_valid_and_matches_something(counts: dict[str, int]) -> None:
+    chosen = choose_filter(counts)
+    found = [topic for topic in counts if ts.matches(chosen, topic)]
+    assert found or all(topic.startswith("$") for topic in counts)
+
+
+def test_the_chosen_filter_says_something() -> None:
+    rooms = {f"home/{room}/{what}": n for n, room in enumerate("abc", 1) for what in ("light", "heat")}
+    assert choose_filter(rooms) == "home/+/light"

@@ -1,0 +1,116 @@
+"""``topicstore generations``: listing, adding with another layout and options, dropping."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import topicstore as ts
+from click.testing import Result
+from topicstore.cli.files.formats import encode_lines
+from topicstore_conformance.subjects.pairs import layouts_on
+
+Run = Callable[..., Result]
+Document = Callable[..., dict[str, Any]]
+
+
+def test_generations(run: Run, document: Document, db: Path) -> None:
+    assert document("generations", "add", db) == {"path": str(db), "generation": 2, "layout": "block"}
+    run("generations", "add", db, "--layout", "reference")
+    run("generations", "add", db, "--layout", "block", "--option", "level=5")
+    listed = document("generations", db)["generations"]
+    assert [one["layout"] for one in listed] == ["block", "block", "reference", "block"]
+    assert listed[0].keys() == {"number", "layout", "options", "created", "sealed", "messages", "live_bytes"}
+    assert listed[3]["options"]["level"] == 5
+    assert document("generations", "drop", db, 1, "--yes") == {"path": str(db), "generation": 1, "dropped": True}
+    assert document("generations", "drop", db, 1, "--yes")["dropped"] is False
+    assert document("generations", "list", db)["generations"][0]["number"] == 2
+    assert "reference" in run("generations", db).stdout
+    assert run("replay", db).stdout == ""
+    run("generations", "drop", db, 4, "--yes", code=2)
+    run("generations", "drop", db, 1, code=2)  # nobody can be asked here
+    run("generations", "drop", db, 9, "--yes", code=2)
+    run("generations", "add", db, "--layout", "nonsense", code=2)
+
+
+def test_replays_cross_generations_of_other_layouts(
+    run: Run, document: Document, rows: list[ts.Message], db: Path, tmp_path: Path
+) -> None:
+    """A change of layout is a new generation: what comes before and behind it is read in one order."""
+    layouts = ["reference", *sorted(set(layouts_on("rocksdb")) - {"reference"})]
+    for number, layout in enumerate(layouts, 1):
+        run("generations", "add", db, "--layout", layout)
+        later = 60_000_000 * number
+        more = [msgspec.structs.replace(row, timestamp=(row.timestamp or 0) + later) for row in rows]
+        (tmp_path / "more.jsonl").write_bytes(encode_lines(more))
+        run("import", db, tmp_path / "more.jsonl")
+    times = [row["timestamp"] for row in map(json.loads, run("replay", db).stdout.splitlines())]
+    assert [1_000_000 * second for second in range(60 * (len(layouts) + 1))] == times
+    read = document("explain", db, "fleet/1/speed", "--start", "1970-01-01T00:01:00Z")
+    assert set(layouts) == {slab["layout"] for slab in read["slabs"]}
+    assert 20 * len(layouts) == read["messages"]
+    assert {"it ended before the start"} == {slab["reason"] for slab in read["unread"]}
+
+
+def test_options_of_generations(run: Run, document: Document, db: Path) -> None:
+    """Defaults are shown too; without any given, those that the layout had last stay."""
+    run("generations", "add", db, "--option", "level=5", "--option", "compression=zstd")
+    run("generations", "add", db)
+    run("generations", "add", db, "--layout", "reference")
+    run("generations", "add", db, "--layout", "block")
+    first, *changed, other, last = (one["options"] for one in document("generations", db)["generations"])
+    assert [{**first, "level": 5, "compression": "zstd"}] * 2 == changed
+    assert ({}, changed[-1]) == (other, last)
+    assert first.keys() >= {"level", "compression", "thresholds"}
+    for command in ("generations", "info"):
+        shown = run(command, db).stdout
+        assert 3 == shown.count("level=5")
+        assert 4 == shown.count("thresholds=[100,20]")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--layout", "block", "--option", "block.level=5", "--option", "block.thresholds=[7]"),
+        ("block", "--option", "level=5", "--option", "thresholds=[7]"),
+        ("block", "--layout", "block", "--option", "block.level=5", "--option", "thresholds=[7]"),
+        ("--option", "block.level=5", "--option", "block.thresholds=[7]"),
+    ],
+)
+def test_how_a_generation_may_be_asked_for(run: Run, document: Document, db: Path, arguments: tuple[str, ...]) -> None:
+    """As with `create`, and as people write it."""
+    run("generations", "add", db, *arguments)
+    added = document("generations", db)["generations"][-1]
+    assert ("block", 5, [7]) == (added["layout"], added["options"]["level"], added["options"]["thresholds"])
+
+
+def test_a_generation_that_contradicts_itself(run: Run, document: Document, db: Path) -> None:
+    assert "two layouts" in run("generations", "add", db, "block", "--layout", "reference", code=2).stderr
+    other = run("generations", "add", db, "block", "--option", "rocksdb.compression=zstd", code=2)
+    assert "'rocksdb.compression=zstd' is no option of the layout 'block'" in other.stderr
+    assert 1 == len(document("generations", db)["generations"])
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("colour=1", "'block' has no option 'colour'; it has: thresholds"),
+        ("level=high", "level"),
+        ("level=99", "'level' must be <= 19: 99"),
+        ("level=2.5", "level"),
+        ("thresholds=5", "thresholds"),
+        ("thresholds=[-1]", "thresholds is one number or more"),
+        ("thresholds=[]", "thresholds is one number or more"),
+        ("compression=rar", "compression"),
+        ("level", "is not NAME=VALUE"),
+        ("block.level", "is not NAME=VALUE"),
+    ],
+)
+def test_bad_options_of_generations(run: Run, document: Document, db: Path, option: str, says: str) -> None:
+    """One line that names the option; no generation was added."""
+    assert says in run("generations", "add", db, "--layout", "block", "--option", option, code=2).stderr
+    assert 1 == len(document("generations", db)["generations"])

@@ -1,0 +1,383 @@
+"""Imports: where they go on, what they refuse, and what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import topicstore as ts
+from click.testing import CliRunner, Result
+from topicstore.cli import cli
+from topicstore.cli.files.formats import decode_lines, encode_lines
+from topicstore.cli.files.progress import Progress
+from topicstore.cli.files.sources import open_source
+
+ROWS = [ts.Message(f"a/{n % 7}", b"%d" % n, f"client-{n % 13}", n % 3, timestamp=1_000 + n // 2) for n in range(200)]
+
+
+def run(*arguments: object, stdin: bytes | None = None, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, list(map(str, arguments)), input=stdin)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def imported(*arguments: object, **named: Any) -> dict[str, Any]:
+    document = json.loads(run("import", *arguments, "--json", **named).stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+def stored(path: Path) -> list[ts.Message]:
+    with ts.open_existing(path) as db:
+        assert db.verify().ok
+        return list(db.replay("#", order="time"))
+
+
+def by_client(rows: list[ts.Message]) -> dict[str, list[ts.Message]]:
+    return {client: [m for m in rows if m.client_id == client] for client in sorted({m.client_id for m in rows})}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "rows.jsonl").write_bytes(encode_lines(ROWS))
+    return tmp_path / "rows.jsonl"
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "db"
+
+
+def test_it_creates_the_database_by_the_messages_own_times(db: Path, file: Path) -> None:
+    run("import", db, file, "--shards", 3, "--late", "lift", "--max-skew", 5, "--option", "block.level=3")
+    with ts.open_existing(db) as found:
+        manifest = found.manifest
+    assert (manifest.timestamps, manifest.shards, manifest.late, manifest.max_skew) == ("message", 3, "lift", 5.0)
+    assert manifest.options == {"block": {"level": 3}}
+    assert by_client(stored(db)) == by_client(ROWS)
+
+
+def test_limits_add_up(db: Path, file: Path) -> None:
+    """Pieces of any size make the whole, however they fall on the batches."""
+    seen = 0
+    for limit in (1, 6, 7, 50, 0, 100, 36):
+        found = imported(db, file, "--limit", limit, "--batch-size", 7, "--shards", 4)
+        assert found["messages"] == limit
+        assert found["sources"][0]["resumed"] == seen
+        seen += limit
+    assert seen == 200
+    assert imported(db, file)["sources"][0]["outcome"] in ("imported", "already imported")
+    assert by_client(stored(db)) == by_client(ROWS)
+
+
+def test_what_is_done_is_done(db: Path, file: Path, tmp_path: Path) -> None:
+    assert imported(db, file)["messages"] == 200
+    moved = file.rename(tmp_path / "renamed.jsonl")
+    assert "already imported" in run("import", db, moved).stdout
+    assert imported(db, moved)["sources"][0] | {"seconds": 0, "name": ""} == {
+        "name": "",
+        "format": "jsonl",
+        "outcome": "already imported",
+        "resumed": 200,
+        "rows": 200,
+        "messages": 0,
+        "lifted": 0,
+        "seconds": 0,
+    }
+    assert len(stored(db)) == 200
+
+
+def test_again_imports_again_and_can_be_interrupted_too(db: Path, file: Path) -> None:
+    imported(db, file, "--late", "lift", "--shards", 2)
+    assert imported(db, file, "--again", "--limit", 70, "--batch-size", 30)["sources"][0]["lifted"] == 70
+    assert imported(db, file)["messages"] == 130
+    assert imported(db, file)["messages"] == 0
+    assert by_client(stored(db)) == {client: rows * 2 for client, rows in by_client(ROWS).items()}
+
+
+@pytest.mark.parametrize("first_shard", [0, 1])
+def test_a_crash_between_two_shards(db: Path, file: Path, first_shard: int) -> None:
+    """A batch that only one shard has committed is completed, not repeated, in the others."""
+    with ts.create(db, shards=2, timestamps="message") as opened, open_source(file) as source:
+        progress = Progress(opened, source)
+        for number, rows in enumerate(source.read(0, 30)):
+            state = progress.state(rows)
+            if number < 2:
+                opened.store(rows.messages, state=state)
+                progress.stored(rows)
+                continue
+            mine = rows.only([opened.shard_of(client) == first_shard for client in rows.client_ids()])
+            assert 0 < len(mine) < 30
+            opened.store(mine.messages, state={first_shard: state[first_shard]})
+            break
+    found = imported(db, file, "--batch-size", 17)
+    assert found["sources"][0]["resumed"] == 60
+    assert by_client(stored(db)) == by_client(ROWS)
+
+
+def bad_json(row: bytes) -> bytes:
+    return row.replace(b'"qos"', b'"qus"')
+
+
+def bad_qos(row: bytes) -> bytes:
+    return row.replace(b'"qos":', b'"qos":1')
+
+
+def bad_topic(row: bytes) -> bytes:
+    return row.replace(b'"a/', b'"a/+')
+
+
+def late(row: bytes) -> bytes:
+    return re.sub(rb'"timestamp":[0-9]+', b'"timestamp":0', row)
+
+
+SPOILT = [bad_json, bad_qos, bad_topic, late, lambda _: b"{\n", lambda _: b'{"topic":"\xff"}\n']
+FIRST = (0, 1)
+"""Rows that can't be late: they are the first of their shards."""
+
+
+@pytest.mark.parametrize(
+    ("row", "spoil"),
+    [(row, spoil) for row in (*FIRST, 101, 199) for spoil in SPOILT if spoil is not late or row not in FIRST],
+)
+def test_a_bad_row_is_named_and_its_correction_goes_on(
+    db: Path, file: Path, row: int, spoil: Callable[[bytes], bytes]
+) -> None:
+    """The rows before it are stored; the corrected file is a continuation, though its content is another."""
+    lines = file.read_bytes().splitlines(keepends=True)
+    good = lines[row]
+    lines[row] = spoil(good)
+    file.write_bytes(b"".join(lines))
+    result = run("import", db, file, "--shards", 2, "--batch-size", 33, code=2)
+    assert result.stderr.startswith(f"error: {file}, row {row + 1}: ")
+    assert result.stderr.count("\n") == 1
+    assert ("--late lift" in result.stderr) == (spoil is late)
+    lines[row] = good
+    file.write_bytes(b"".join(lines))
+    found = imported(db, file)
+    assert (found["sources"][0]["resumed"], found["messages"]) == (row, 200 - row)
+    assert by_client(stored(db)) == by_client(ROWS)
+
+
+def test_bad_csv_rows(db: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    good = 'topic,payload,qos,timestamp\nt,"two\nlines",1,1000000001\n\nt,2,2,1000000002\n'
+    for bad, why in (
+        ("t,3,3,1000000003\n", "QoS"),
+        ("t,3,x,1000000003\n", "QoS"),
+        ("t,3\n", "2 fields, not 4"),
+        ("t,3,0,someday\n", "is not a time"),
+        ('t,"3', "unexpected end"),
+    ):
+        file.write_text(good + bad)
+        error = run("import", db, file, code=2).stderr
+        assert "row 3: " in error
+        assert why in error
+    file.write_text(good + "t,3,0,1000000003\n")
+    assert imported(db, file)["messages"] == 1
+    assert [m.payload for m in stored(db)] == [b"two\nlines", b"2", b"3"]
+
+
+@pytest.mark.parametrize("header", ["topic\n", "topic,payload,colour\n", "topic,topic,payload\n", "1,2,3\n"])
+def test_bad_csv_headers(db: Path, tmp_path: Path, header: str) -> None:
+    (tmp_path / "x.csv").write_text(header + "a,b,c\n")
+    assert str(tmp_path / "x.csv") in run("import", db, tmp_path / "x.csv", code=2).stderr
+
+
+def test_bad_parquet(db: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.parquet"
+    columns = {"topic": ["t", "t", "t+", "t"], "payload": [b"1", b"2", b"3", b"4"], "timestamp": [1, 2, 3, 4]}
+    pq.write_table(pa.table(columns), file)
+    result = run("import", db, file, code=2)
+    assert f"{file}, row 3: " in result.stderr
+    assert "--skip 2" in result.stderr
+    pq.write_table(pa.table({**columns, "topic": ["t", "t", "u", "t"]}), file)
+    assert imported(db, file, "--skip", 2)["messages"] == 2
+    assert [m.payload for m in stored(db)] == [b"1", b"2", b"3", b"4"]
+    for table in (pa.table({"topic": ["t"]}), pa.table({**columns, "colour": [1, 2, 3, 4]})):
+        pq.write_table(table, file)
+        assert str(file) in run("import", db, file, code=2).stderr
+    file.write_bytes(b"PAR1 or not")
+    assert str(file) in run("import", db, file, code=2).stderr
+
+
+def test_bad_utf8_in_parquet_names_its_row(db: Path, tmp_path: Path) -> None:
+    topics = pa.Array.from_buffers(
+        pa.string(), 3, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0"), pa.py_buffer(b"a\xffb")]
+    )
+    pq.write_table(pa.table({"topic": topics, "payload": [b"1", b"2", b"3"]}), tmp_path / "x.parquet")
+    assert "row 2: " in run("import", db, tmp_path / "x.parquet", code=2).stderr
+    assert [m.payload for m in stored(db)] == [b"1"]
+
+
+def test_parquet_goes_on_in_the_middle_of_a_row_group(db: Path, tmp_path: Path) -> None:
+    with ts.create(tmp_path / "other", timestamps="message") as other:
+        batch = other.store(ROWS).batch.to_arrow()
+    pq.write_table(pa.Table.from_batches([batch]), tmp_path / "x.parquet", row_group_size=64)
+    for limit, seen in ((10, 0), (60, 10), (58, 70), (200, 128)):
+        found = imported(db, tmp_path / "x.parquet", "--limit", limit, "--batch-size", 16, "--shards", 3)
+        assert found["sources"][0]["resumed"] == seen
+    assert by_client(stored(db)) == by_client(ROWS)
+
+
+def test_damaged_gzip(db: Path, tmp_path: Path) -> None:
+    """What could be unpacked is stored; the whole file then goes on."""
+    import gzip
+
+    whole = gzip.compress(encode_lines(ROWS * 50), compresslevel=1)
+    packed = tmp_path / "x.jsonl.gz"
+    packed.write_bytes(whole[: len(whole) // 2])
+    result = run("import", db, packed, "--late", "lift", code=2)
+    before = len(stored(db))
+    assert 0 < before < 10_000
+    assert f"row {before + 1:,}: " in result.stderr
+    packed.write_bytes(whole)
+    assert imported(db, packed)["sources"][0]["resumed"] == before
+    assert len(stored(db)) == 10_000
+
+
+@pytest.mark.parametrize("name", [(), ("--source", "log")])
+def test_a_file_that_grew(db: Path, tmp_path: Path, name: tuple[str, ...]) -> None:
+    """Its new rows are imported, whether the import before was finished or not."""
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(encode_lines(ROWS[:100]))
+    imported(db, file, "--limit", 40, "--shards", 2, *name)
+    seen = 40
+    for end in (150, 200):
+        file.write_bytes(encode_lines(ROWS[:end]))
+        assert imported(db, file, *name)["sources"][0]["resumed"] == seen
+        seen = end
+    assert by_client(stored(db)) == by_client(ROWS)
+    assert imported(db, file, *name)["messages"] == 0
+
+
+def test_a_file_that_begins_otherwise_is_another(db: Path, tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(encode_lines(ROWS[:100]))
+    imported(db, file, "--late", "lift")
+    file.write_bytes(encode_lines([*ROWS[:99], ROWS[101]]))
+    assert imported(db, file)["messages"] == 100
+    file.write_bytes(encode_lines(ROWS[:98]))
+    assert imported(db, file)["messages"] == 98
+
+
+def test_a_last_line_that_became_longer_is_another_row(db: Path, tmp_path: Path) -> None:
+    """Only whole lines are a common beginning, but the end of the last line may be missing."""
+    file = tmp_path / "x.csv"
+    for text, new in (("t,1\nt,2", 2), ("t,1\nt,2\n", 0), ("t,1\nt,2\nt,3", 1), ("t,1\nt,2\nt,34", 1)):
+        file.write_text(f"topic,payload\n{text}")
+        assert imported(db, file)["messages"] == new
+
+
+def test_blank_lines_are_rows_without_messages(db: Path, tmp_path: Path) -> None:
+    lines = encode_lines(ROWS[:6]).splitlines(keepends=True)
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf\n" + b"\r\n \n".join(lines[:4]) + b"{}\n" + b"".join(lines[4:]))
+    assert "row 12: " in run("import", db, file, "--batch-size", 3, code=2).stderr
+    file.write_bytes(b"\xef\xbb\xbf\n" + b"\r\n \n".join(lines[:4]) + b"\n" + b"".join(lines[4:]) + b"\n\n")
+    assert imported(db, file, "--limit", 1)["sources"][0]["resumed"] == 11
+    assert imported(db, file)["messages"] == 1
+    assert stored(db) == ROWS[:6]
+
+
+def test_standard_input(db: Path) -> None:
+    """With a name it goes on behind what was stored; without one everything is taken."""
+    assert imported(db, stdin=encode_lines(ROWS[:50]))["messages"] == 50
+    assert imported(db, "-", "--source", "feed", stdin=encode_lines(ROWS[50:100]))["messages"] == 50
+    assert imported(db, "-", "--source", "feed", stdin=encode_lines(ROWS[50:]))["messages"] == 100
+    assert stored(db) == ROWS
+    assert "--skip 1" in run("import", db, stdin=encode_lines([ROWS[-1], ROWS[0]]), code=2).stderr
+    assert imported(db, "-", "--skip", 3, stdin=encode_lines([*ROWS[:3], ROWS[-1]]))["messages"] == 1
+    assert "name a file" in run("import", db, "--format", "parquet", code=2).stderr
+    run("import", db, "a", "b", "--source", "x", code=2)
+
+
+def test_a_time_ahead_of_the_clock(db: Path) -> None:
+    row = encode_lines([ts.Message("a", b"", timestamp=7_000_000_000_000_000)])
+    assert "--max-skew" in run("import", db, stdin=row, code=2).stderr
+
+
+def test_a_database_by_commit_times_is_pointed_out(db: Path, file: Path) -> None:
+    run("create", db)
+    assert run("import", db, file).stderr.startswith("note: ")
+    assert run("import", db, file, "--shards", 2, code=3).stderr.startswith("error: ")
+
+
+def test_missing_and_unknown_files(db: Path, tmp_path: Path) -> None:
+    assert "nothing.jsonl" in run("import", db, tmp_path / "nothing.jsonl", code=2).stderr
+    (tmp_path / "x.txt").write_bytes(encode_lines(ROWS[:1]))
+    assert "--format" in run("import", db, tmp_path / "x.txt", code=2).stderr
+    assert imported(db, tmp_path / "x.txt", "--format", "jsonl")["messages"] == 1
+    (tmp_path / "empty.csv").write_bytes(b"")
+    assert imported(db, tmp_path / "empty.csv")["messages"] == 0
+
+
+def test_several_files(db: Path, tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.jsonl").write_bytes(encode_lines(ROWS[number * 50 : number * 50 + 50]))
+    files = [tmp_path / f"{number}.jsonl" for number in range(4)]
+    found = imported(db, *files, "--limit", 120)
+    assert [one["messages"] for one in found["sources"]] == [50, 50, 20, 0]
+    assert imported(db, *files)["messages"] == 80
+    assert stored(db) == ROWS
+    assert decode_lines(run("replay", db).stdout_bytes) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "unit"),
+    [(1_700_000_000, "seconds"), (1_700_000_000_000, "milliseconds"), (1_700_000_000_000_000, "")],
+)
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_times_in_another_unit(db: Path, tmp_path: Path, timestamp: int, unit: str, ending: str) -> None:
+    """They are stored as they are, and pointed out once."""
+    file = tmp_path / f"x.{ending}"
+    if ending == "jsonl":
+        file.write_bytes(b'\n{"topic":"t","payload":"1","timestamp":%d}\n' % timestamp * 3)
+    elif ending == "csv":
+        file.write_text("topic,payload,timestamp\n" + f"t,1,{timestamp}\n" * 3)
+    else:
+        pq.write_table(pa.table({"topic": ["t"] * 3, "payload": [b"1"] * 3, "timestamp": [timestamp] * 3}), file)
+    row = 2 if ending == "jsonl" else 1
+    note = f"note: row {row} lies in 1970; are its times {unit}? They are taken as microseconds\n" if unit else ""
+    assert note == run("import", db, file, "--batch-size", 1).stderr
+    assert [timestamp] * 3 == [m.timestamp for m in stored(db)]
+
+
+def test_times_that_are_no_numbers_are_what_they_say(db: Path, tmp_path: Path) -> None:
+    """As are rows without one."""
+    for number, row in enumerate((b'{"topic":"t","payload":"1"}', b"")):
+        (tmp_path / f"{number}.jsonl").write_bytes(row)
+        assert "" == run("import", db, tmp_path / f"{number}.jsonl").stderr
+
+
+def test_an_import_that_fails_at_first_leaves_no_database(db: Path, file: Path, tmp_path: Path) -> None:
+    """Only if it has made it, and nothing is in it."""
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(b"{}\n")
+    run("import", db, bad, code=2)
+    run("import", db, tmp_path / "missing.jsonl", code=2)
+    run("import", db, "-", "--format", "csv", stdin=b"{}\n", code=2)
+    assert not db.exists()
+    db.mkdir()
+    run("import", db, bad, code=2)
+    assert [] == list(db.iterdir())
+    run("import", db, bad, file, code=2)
+    assert [] == list(db.iterdir())
+    run("import", db, file, bad, code=2)
+    assert len(stored(db)) == 200
+    run("create", tmp_path / "made")
+    run("import", tmp_path / "made", bad, code=2)
+    assert stored(tmp_path / "made") == []
+
+
+def test_csv_from_standard_input(db: Path) -> None:
+    """It has to be said."""
+    text = b"topic,payload\nt,1\n"
+    assert "row 1" in run("import", db, stdin=text, code=2).stderr
+    assert imported(db, "--format", "csv", stdin=text)["messages"] == 1

@@ -1,0 +1,223 @@
+"""Imports that are killed or interrupted, in processes of their own, and what the next one makes of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import topicstore as ts
+from click.testing import CliRunner
+from topicstore.cli import cli
+from topicstore.cli.demo.fleet import fleet
+from topicstore.cli.files.formats import encode_lines
+from topicstore_conformance.faults.threads import PATIENCE
+
+MESSAGES = 6_000
+BATCH = 100
+SHARDS = (1, 4)
+PROGRAM = [sys.executable, "-m", "topicstore.cli"]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "fleet.jsonl"
+    path.write_bytes(b"".join(map(encode_lines, fleet(MESSAGES))))
+    return path
+
+
+class Import:
+    """An import in a process of its own, which waits after each batch to be let on."""
+
+    def __init__(self, db: Path, file: Path, *more: str, batch: int = BATCH) -> None:
+        (reports, report_to), (answers, answer_to) = os.pipe(), os.pipe()
+        self._reports, self._answer_to = os.fdopen(reports, "rb"), os.fdopen(answer_to, "wb", buffering=0)
+        command = [*PROGRAM, "import", str(db), str(file), "--batch-size", str(batch), *more]
+        self.process = subprocess.Popen(
+            [*command, "--acknowledge", str(report_to), str(answers)],
+            pass_fds=[report_to, answers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(report_to)
+        os.close(answers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self._reports.close()
+        self._answer_to.close()
+
+    def reports(self) -> Iterator[int]:
+        """Yield the numbers of rows that it says are safe."""
+        return (int(line) for line in self._reports if line.endswith(b"\n"))
+
+    def let_on(self) -> None:
+        """Let it begin the next batch."""
+        with suppress(BrokenPipeError):
+            self._answer_to.write(b"\n")
+
+    def end(self) -> tuple[int, str, str]:
+        """Let it run to its end; return the exit code, and what it wrote."""
+        self._answer_to.close()
+        out, error = self.process.communicate()
+        return self.process.returncode, out, error
+
+
+def rows(db: Path) -> list[list[ts.Message]]:
+    """Return everything in a database, shard by shard, after checking it."""
+    with ts.open_existing(db) as opened:
+        report = opened.verify()
+        assert (report.damages, report.messages) == ([], opened.info().messages)
+        found: list[list[ts.Message]] = [[] for _ in range(opened.manifest.shards)]
+        for batch in opened.replay_arrow("#", order="time", ids=True):
+            for shard in set(batch["shard"].to_pylist()):
+                mine = batch.filter([one == shard for one in batch["shard"].to_pylist()])
+                found[shard] += ts.MessageBatch.from_arrow(mine).to_messages()
+    return found
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory, file: Path) -> dict[int, list[list[ts.Message]]]:
+    """What an import that nobody disturbs leaves in so many shards."""
+    found = {}
+    for shards in SHARDS:
+        path = tmp_path_factory.mktemp("clean") / "db"
+        assert 0 == CliRunner().invoke(cli, ["import", str(path), str(file), "--shards", str(shards)]).exit_code
+        found[shards] = rows(path)
+    return found
+
+
+IMPORTING = """
+from topicstore.cli import cli
+*how, reports = map(str, arguments)
+counts(RocksdbEngine, "write")
+report_to = os.open(reports, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+answers = os.open(os.devnull, os.O_RDONLY)
+cli(["import", *how, "--acknowledge", str(report_to), str(answers)])
+"""
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+def test_killed_again_and_again_it_ends_like_one_that_was_not(
+    tmp_path: Path, file: Path, shards: int, clean: dict[int, list[list[ts.Message]]], run_until: Callable[..., object]
+) -> None:
+    """Nothing that was reported is lost, nothing is stored twice, around whichever write SIGKILL strikes."""
+    chance, safe = random.Random(shards), 0
+    db, reports = tmp_path / "db", tmp_path / "reports"
+    how = (db, file, "--batch-size", BATCH, "--shards", shards, reports)
+    for moment in ("before", "within", "after", "within"):
+        run_until((chance.randrange(5 * shards, 12 * shards), moment), IMPORTING, *how)
+        told = [int(line) for line in reports.read_text().splitlines()]
+        assert safe < told[-1] < MESSAGES
+        safe = told[-1]
+        with ts.open_existing(db) as opened:
+            assert safe <= opened.info().messages < MESSAGES
+    assert CliRunner().invoke(cli, ["import", *map(str, how[:-1])]).exit_code == 0
+    assert rows(db) == clean[shards]
+
+
+def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(
+    tmp_path: Path, file: Path, clean: dict[int, list[list[ts.Message]]]
+) -> None:
+    """What it says is stored is what is stored: what it reported, and maybe one batch it had no time to."""
+    with Import(tmp_path / "db", file, "--shards", "4") as child:
+        for safe in child.reports():
+            child.let_on()
+            if safe == 10 * BATCH:
+                child.process.send_signal(signal.SIGINT)
+        code, out, error = child.end()
+    assert (code, out) == (130, "")
+    stored = sum(map(len, rows(tmp_path / "db")))
+    assert stored in (safe, safe + BATCH)
+    assert safe in (10 * BATCH, 11 * BATCH)
+    assert error == f"error: interrupted; {stored:,} rows of {file} are stored; the same command goes on from there\n"
+    with Import(tmp_path / "db", file) as child:
+        code, out, error = child.end()
+    assert (code, error) == (0, "")
+    assert f"went on behind row {stored:,}" in out
+    assert rows(tmp_path / "db") == clean[4]
+
+
+def test_an_interrupt_in_the_middle_of_a_batch_waits_for_its_end(
+    tmp_path: Path, file: Path, clean: dict[int, list[list[ts.Message]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stored whole; the next one isn't begun until the import is run again."""
+    store = ts.Database.store
+
+    def interrupted(*arguments: Any, **named: Any) -> ts.StoreResult:
+        signal.raise_signal(signal.SIGINT)
+        return store(*arguments, **named)
+
+    command = ["import", str(tmp_path / "db"), str(file), "--batch-size", str(BATCH)]
+    with monkeypatch.context() as within:
+        within.setattr(ts.Database, "store", interrupted)
+        done = CliRunner().invoke(cli, command)
+    assert 130 == done.exit_code
+    assert f"{BATCH} rows of {file} are stored" in done.stderr
+    assert [BATCH] == list(map(len, rows(tmp_path / "db")))
+    assert 0 == CliRunner().invoke(cli, command).exit_code
+    assert clean[1] == rows(tmp_path / "db")
+
+
+def test_interrupted_while_it_waits_for_more(tmp_path: Path, file: Path) -> None:
+    """A stream that has nothing to say doesn't keep Ctrl-C waiting."""
+    with Import(tmp_path / "db", Path("-"), batch=10) as child:
+        assert child.process.stdin is not None
+        child.process.stdin.writelines(file.read_text().splitlines(keepends=True)[:25])
+        child.process.stdin.flush()
+        reports = child.reports()
+        for safe in (10, 20):
+            assert safe == next(reports)
+            child.let_on()
+        child.process.send_signal(signal.SIGINT)
+        assert 130 == child.process.wait(PATIENCE)
+        assert child.process.stderr is not None
+        error = child.process.stderr.read()
+    assert "20 rows of standard input are stored" in error
+    assert "--source" in error
+    assert [20] == list(map(len, rows(tmp_path / "db")))
+
+
+def test_who_reads_may_go(tmp_path: Path, file: Path) -> None:
+    """``topicstore replay … | head -1`` ends quietly."""
+    assert 0 == CliRunner().invoke(cli, ["import", str(tmp_path / "db"), str(file)]).exit_code
+    for more in ((), ("--format", "table"), ("--format", "csv")):
+        reader = subprocess.Popen(
+            [*PROGRAM, "replay", str(tmp_path / "db"), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert reader.stdout is not None
+        assert reader.stdout.readline()
+        reader.stdout.close()
+        assert reader.stderr is not None
+        with reader.stderr:
+            assert (reader.stderr.read(), reader.wait()) == (b"", 0)
+
+
+def test_help_loads_neither_arrow_nor_an_engine() -> None:
+    code = (
+        "import sys\n"
+        "from topicstore.cli import cli\n"
+        "for arguments in ([], ['--help'], ['import', '--help'], ['demo', '--help']):\n"
+        "    try:\n"
+        "        cli(arguments)\n"
+        "    except SystemExit:\n"
+        "        pass\n"
+        "heavy = {'pyarrow', 'rocksdict', 'rich'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Exit codes:" in done.stdout

@@ -1,0 +1,50 @@
+"""Real messages: imported, and compared row for row with their file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from click.testing import CliRunner
+from topicstore.cli import cli
+from topicstore.cli.files.formats import decode_lines
+from topicstore.cli.files.sources import open_source
+from topicstore_conformance.conditions.needing import need_data
+from topicstore_conformance.subjects import datasets
+
+
+def sample(name: str) -> Path:
+    need_data(name)
+    return datasets.folder() / name
+
+
+def run(*arguments: object) -> bytes:
+    result = CliRunner().invoke(cli, list(map(str, arguments)))
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout_bytes
+
+
+@pytest.mark.parametrize("name", ["bus", "home"])
+@pytest.mark.parametrize("ending", ["-sample.jsonl.gz", ".parquet"])
+def test_row_for_row(tmp_path: Path, name: str, ending: str) -> None:
+    """What is replayed is what the file holds, in its order."""
+    file = sample(name + ending)
+    run("import", tmp_path / "db", file)
+    with open_source(file) as source, ts.open_existing(tmp_path / "db") as db:
+        stored = db.replay("#", order="time")
+        for rows in source.read(0, 8_192):
+            batch = rows.messages if isinstance(rows.messages, list) else ts.MessageBatch.from_arrow(rows.messages)
+            for message in batch if isinstance(batch, list) else batch.to_messages():
+                assert message == next(stored)
+        assert next(stored, None) is None
+
+
+@pytest.mark.parametrize("name", ["bus", "home"])
+def test_the_sample_begins_the_whole(tmp_path: Path, name: str) -> None:
+    """The two files of a set agree, so a replay of the whole begins with the sample."""
+    run("import", tmp_path / "sample", sample(f"{name}-sample.jsonl.gz"), "--shards", 4)
+    run("import", tmp_path / "whole", sample(f"{name}.parquet"), "--limit", 5_000, "--shards", 4)
+    lines = run("replay", tmp_path / "sample")
+    assert run("replay", tmp_path / "whole") == lines
+    assert len(decode_lines(lines)) == 5_000

@@ -1,0 +1,85 @@
+"""``topicstore info``: what it shows, and what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from click.testing import Result
+
+Run = Callable[..., Result]
+Document = Callable[..., dict[str, Any]]
+
+
+def test_info(run: Run, document: Document, db: Path) -> None:
+    found = document("info", db)
+    assert list(found) == [
+        "path",
+        "id",
+        "backend",
+        "layout",
+        "durability",
+        "timestamps",
+        "plugins",
+        "streams",
+        "messages",
+        "live_bytes",
+        "disk_bytes",
+        "compaction_failure",
+        "retention",
+        "retention_failure",
+        "generations",
+        "shards",
+        "created_with",
+    ]
+    assert (found["messages"], len(found["shards"]), found["generations"][0]["messages"]) == (60, 2, 60)
+    assert found["shards"][0].keys() >= {
+        "watermark",
+        "last_position",
+        "ahead",
+        "lifted",
+        "failure",
+        "counters",
+        "reads",
+    }
+    shown = run("info", db).stdout
+    for words in ("messages", "60", "rocksdb", "block", "Generations", "Shards"):
+        assert words in shown
+
+
+@pytest.mark.filterwarnings("default:shard 0")  # the program shows warnings; elsewhere in tests they are errors
+def test_info_warns_of_a_shard_ahead_of_the_clock(run: Run, tmp_path: Path) -> None:
+    ahead = 4_000_000_000_000_000
+    with ts.create(tmp_path / "db", timestamps="message", clock=lambda: ahead) as opened:
+        opened.store([ts.Message("a", b"", timestamp=ahead)])
+    shown = run("info", tmp_path / "db")
+    assert shown.stderr.startswith("warning: shard 0: its last position lies ")
+    assert "in the future" in shown.stdout
+
+
+def test_what_reading_counts_is_for_scripts(run: Run, document: Document, db: Path) -> None:
+    """It is always nothing here: the command has just opened the database."""
+    counted = {"seeks": 0, "visited": 0, "skipped": 0, "rows": 0}
+    assert [{"1": counted}] * 2 == [shard["reads"] for shard in document("info", db)["shards"]]
+    shown = run("info", db).stdout
+    assert not any(name in shown for name in counted)
+
+
+def test_columns_that_say_nothing_are_left_out(run: Run, rows: list[ts.Message], db: Path, tmp_path: Path) -> None:
+    """Shards and generations, where there is one; late messages, where there are none."""
+    with ts.create(tmp_path / "one", timestamps="message", late="lift") as opened:
+        opened.store(rows)
+    for command in ("info", "streams"):
+        assert "shard  " in run(command, db).stdout
+        assert "shard  " not in run(command, tmp_path / "one").stdout
+    assert ["topics", "stream", "state"] == run("streams", tmp_path / "one").stdout.splitlines()[0].split()
+    assert "lifted" not in run("info", tmp_path / "one").stdout
+    with ts.open_existing(tmp_path / "one") as opened:
+        opened.store(rows[:1])
+    assert "lifted" in run("info", tmp_path / "one").stdout
+    run("generations", "add", tmp_path / "one")
+    headings = run("streams", tmp_path / "one").stdout.splitlines()[0].split()
+    assert ["topics", "generation", "stream", "state"] == headings

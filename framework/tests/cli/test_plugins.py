@@ -1,0 +1,40 @@
+"""``topicstore plugins``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from click.testing import Result
+from topicstore_conformance.faults.threads import PATIENCE
+
+Run = Callable[..., Result]
+Document = Callable[..., dict[str, Any]]
+
+
+def test_plugins(run: Run, document: Document) -> None:
+    found = document("plugins")
+    assert found.keys() == {"plugins", "backends", "layouts", "workloads", "commands", "failed"}
+    backends = {one["name"]: one for one in found["backends"]}
+    assert "persistent" in backends["rocksdb"]["capabilities"]
+    assert backends["rocksdb"].keys() == {
+        "name",
+        "plugin",
+        "summary",
+        "available",
+        "why",
+        "capabilities",
+        "durability",
+    }
+    assert {"reference", "block"} <= {one["name"] for one in found["layouts"]}
+    assert "rocksdb" in run("plugins").stdout
+
+
+def test_a_plugin_that_is_disabled() -> None:
+    environment = {**os.environ, "TOPICSTORE_DISABLE_PLUGINS": "layouts"}
+    program = [sys.executable, "-m", "topicstore.cli", "plugins"]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert "warning: plugin 'layouts' of topicstore is disabled by TOPICSTORE_DISABLE_PLUGINS\n" == done.stderr

@@ -1,0 +1,32 @@
+"""``topicstore streams``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import topicstore as ts
+from click.testing import Result
+
+Run = Callable[..., Result]
+Document = Callable[..., dict[str, Any]]
+
+
+def test_streams(run: Run, document: Document, db: Path) -> None:
+    found = document("streams", db, "fleet/+/speed")["streams"]
+    assert {stream["pattern"] for stream in found} == {f"fleet/{n}/speed" for n in range(3)}
+    assert found[0].keys() == {"shard", "generation", "number", "pattern", "sealed"}
+    shown = run("streams", db).stdout
+    assert "fleet/1/speed" in shown
+    assert sorted(shown.splitlines()[2:-1]) == shown.splitlines()[2:-1]
+    assert document("streams", db, "other/#")["streams"] == []
+
+
+def test_streams_are_in_the_order_of_people(document: Document, tmp_path: Path) -> None:
+    """By topic, and by number where topics have some."""
+    topics = ["b", "a/10/x", "a/9/x", "a/010/x", "a", "/", "a/9", "a/" + "9" * 5_000]
+    with ts.create(tmp_path / "db") as opened:
+        opened.store([ts.Message(topic, b"") for topic in topics])
+    ordered = ["/", "a", "a/9", "a/9/x", "a/010/x", "a/10/x", "a/" + "9" * 5_000, "b"]
+    assert ordered == [stream["pattern"] for stream in document("streams", tmp_path / "db")["streams"]]

@@ -1,0 +1,43 @@
+"""``topicstore verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import click
+
+import topicstore
+from topicstore.cli.terminal.exits import DAMAGED
+from topicstore.cli.terminal.options import PATH, json_option
+from topicstore.contract.layout import Damage
+from topicstore.storage.reports import VerifyReport
+
+__all__ = ["verify"]
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, path: Path, *, as_json: bool) -> None:
+    """Read everything in PATH and check it; exit with 1 and list every damaged place if there are any."""
+    from topicstore.cli.terminal import display
+
+    try:
+        with topicstore.open_existing(path, auto_compact=False) as db, display.bar("verifying") as bar:
+            total = db.info().messages
+            report = db.verify(lambda messages: bar.update(messages, total, messages))
+    except topicstore.CorruptionError as bad:  # so damaged that it can't even be opened
+        report = VerifyReport(messages=0, damages=[Damage(place=bad.place or str(path), reason=bad.reason)])
+    if as_json:
+        places = [attrs.asdict(damage) for damage in report.damages]
+        display.print_json({"path": str(path), "ok": report.ok, "messages": report.messages, "damages": places})
+    else:
+        for damage in report.damages:
+            click.echo(display.visible(f"{damage.place}: {damage.reason}"))
+        verdict = "nothing is damaged" if report.ok else f"damaged places: {len(report.damages):,}"
+        whole = display.count_of(report.messages, "message")
+        click.echo(f"{whole} {'is' if report.messages == 1 else 'are'} whole; {verdict}")
+    if not report.ok:
+        ctx.exit(DAMAGED)

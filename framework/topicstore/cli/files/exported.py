@@ -1,0 +1,76 @@
+"""Generations of an export as sources: what `topicstore export` wrote is put back, and then looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import xxhash
+
+from topicstore import Database, ImportSourceError
+from topicstore.contract.positions import MAX_TIME, first_position
+from topicstore.lifecycle.restoring import ExportedGeneration, check_stored, exported_generations
+from topicstore.storage.replays import slices
+
+from .rows import Rows
+from .source import Source
+
+__all__ = ["open_export"]
+
+
+def open_export(path: Path, db: Database) -> list[Source]:
+    """Return the generations of an export, oldest first, to be put back into a database.
+
+    Those that the database has itself, because it is the one that was exported, are left out.
+    Raises `ImportSourceError` for rows that can't be put back as they were, and if nothing is left.
+    """
+    found = exported_generations(path)
+    plugins = ", ".join(found[0].head.plugins) if found else ""
+    if plugins:
+        raise ImportSourceError(f"{path}: its rows are as plugins stored them ({plugins}), not as they were published")
+    own = bool(found) and found[0].head.database == db.manifest.id
+    there = {info.number for info in db.generations()} if own else set()
+    missing = [one for one in found if one.number not in there]
+    if found and not missing:
+        numbers = ", ".join(str(one.number) for one in found)
+        raise ImportSourceError(
+            f"{path}: the database is the one it was exported from, and has generation {numbers} itself"
+        )
+    return [_ExportSource(path, one, db) for one in missing]
+
+
+class _ExportSource(Source):
+    """A generation of an export. Its rows come in order of positions, and are looked for in the database at the end."""
+
+    format = "export"
+
+    def __init__(self, path: Path, exported: ExportedGeneration, db: Database) -> None:
+        content = xxhash.xxh3_128_hexdigest("".join(exported.digests).encode())
+        source_id = f"export:{exported.head.database}:{exported.number}:{content}"
+        super().__init__(f"{path}, generation {exported.number}", source_id, named=False)
+        self._exported = exported
+        self._db = db
+        self._by_message = db.manifest.timestamps == "message"
+        self._read = 0
+
+    def read(self, skip: int, size: int) -> Generator[Rows]:
+        """Yield the rows from ``skip`` on; with the last of them stored, check that the database has all.
+
+        Raises `CorruptionError` for damage, and if the database lacks a row: then the import is not finished, and
+        looks again when it is run again.
+        """
+        self._read, oldest = 0, MAX_TIME
+        for batch in slices(self._exported.rows(), size):
+            first, self._read = self._read, self._read + len(batch)
+            oldest = min(oldest, int(batch.timestamps.min()))
+            if self._read > skip:
+                start = max(first, skip)
+                yield Rows(batch[start - first :].to_arrow(), start, self._read)
+        # No position lies before its message's time, where they go by that.
+        check_stored(self._db.storage, self._exported, first_position(oldest) if self._by_message else 0)
+
+    def progress(self) -> tuple[float, float | None]:
+        return float(self._read), float(self._exported.messages)
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,209 @@
+"""Sources of text: JSON lines and CSV, packed by gzip or not, read line by line with the hash of all before."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import IO, cast
+
+import xxhash
+
+from topicstore import ImportSourceError, Message
+
+from .formats import csv_parser, decode_line, decode_lines
+from .rows import BadRowError, Prefix, RawRows, Rows
+from .source import Source
+
+__all__ = ["CsvSource", "JsonLinesSource"]
+
+_BLOCK_BYTES = 16 << 20
+"""Bytes of text after which a batch ends, however few its rows, so that long lines don't fill memory."""
+_LONGEST_LINE = 1 << 30
+_BOM = b"\xef\xbb\xbf"
+
+
+class _TextSource(Source):
+    """What both kinds of text share: packing, lines, prefixes."""
+
+    corrected_goes_on = True
+
+    def __init__(
+        self, raw: IO[bytes], path: Path, size: int | None, name: str, source_id: str | None, *, named: bool
+    ) -> None:
+        super().__init__(name, source_id, named=named)
+        self._raw = raw
+        self._path = path
+        self._size = size
+        self._hasher = xxhash.xxh3_128()
+        self._hashed = 0
+        try:
+            self._file = _unpacked(raw)
+        except OSError as bad:
+            raise ImportSourceError(f"{name}: {bad.strerror or bad}") from bad
+
+    def progress(self) -> tuple[float, float | None]:
+        return (float(self._raw.tell()), self._size) if self._size is not None else (0.0, None)
+
+    def has_prefixes(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
+        found: list[Prefix] = []
+        if self._size is None:
+            return found
+        hasher, hashed, ends_line = xxhash.xxh3_128(), 0, True
+        # A damaged file has the prefixes that could be read of it.
+        with self._path.open("rb", buffering=0) as raw, contextlib.suppress(EOFError, OSError, zlib.error):
+            file = _unpacked(raw)
+            for size, digest in sorted(prefixes):
+                while hashed < size and (data := file.read(min(1 << 20, size - hashed))):
+                    hasher.update(data)
+                    hashed += len(data)
+                    ends_line = data.endswith(b"\n")
+                # A last line without an end may have become longer, and thus another row.
+                whole = ends_line or file.peek(1)[:1] in (b"", b"\n", b"\r")
+                if hashed == size and whole and hasher.digest() == digest:
+                    found.append(Prefix(size, digest))
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+        self._raw.close()
+
+    def _lines(self) -> Iterator[bytes]:
+        readline = self._file.readline
+        try:
+            while line := readline(_LONGEST_LINE):
+                if len(line) == _LONGEST_LINE:
+                    raise ImportSourceError(f"a line is longer than {_LONGEST_LINE:,} bytes")
+                yield line
+        except (OSError, EOFError, zlib.error) as bad:
+            raise ImportSourceError(str(bad)) from bad
+
+    def _take(self, raw: list[bytes]) -> tuple[bytes, RawRows]:
+        """Return rows as one piece, and account for them in the prefix."""
+        text = RawRows(raw, self._hashed, self._hasher.copy())
+        data = b"".join(raw)
+        self._hasher.update(data)
+        self._hashed += len(data)
+        return data, text
+
+
+def _unpacked(raw: IO[bytes]) -> io.BufferedReader[io.RawIOBase]:
+    file = io.BufferedReader(cast("io.RawIOBase", raw), 1 << 18)
+    if file.peek(2)[:2] != b"\x1f\x8b":
+        return file
+    return io.BufferedReader(cast("io.RawIOBase", gzip.GzipFile(fileobj=file)), 1 << 18)
+
+
+class JsonLinesSource(_TextSource):
+    """A message a line."""
+
+    format = "jsonl"
+
+    def read(self, skip: int, size: int) -> Generator[Rows]:
+        """Yield the rows from ``skip`` on; those before it are only hashed."""
+        at, lines = 0, self._lines()
+        for block, trouble in _blocks(lines, skip, size):
+            first, at = at, at + len(block)
+            data, text = self._take(block)
+            if first >= skip:
+                yield from self._decoded(data, block, first, text)
+            if trouble is not None:
+                raise BadRowError(at, str(trouble)) from trouble
+
+    @staticmethod
+    def _decoded(data: bytes, lines: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
+        end = first + len(lines)
+        try:
+            messages = decode_lines(data.removeprefix(_BOM) if first == 0 else data)
+        except ValueError:  # which line? the common case needn't know
+            messages = []
+        else:
+            numbers = None
+            if len(messages) != len(lines):
+                numbers = [first + i for i, line in enumerate(lines) if line.strip()]
+            yield Rows(messages, first, end, numbers, text)
+            return
+        numbers = []
+        for row, line in enumerate(lines, first):
+            try:
+                if line.strip():
+                    messages.append(decode_line(line.removeprefix(_BOM) if row == 0 else line))
+                    numbers.append(row)
+            except ValueError as bad:
+                yield Rows(messages, first, row, numbers, text)
+                raise BadRowError(row, str(bad)) from bad
+        yield Rows(messages, first, end, numbers, text)
+
+
+def _blocks(lines: Iterator[bytes], skip: int, size: int) -> Iterator[tuple[list[bytes], ImportSourceError | None]]:
+    """Yield lines in blocks of ``size``, with a boundary at ``skip``; with the last, what ended it."""
+    block: list[bytes] = []
+    seen = held = 0
+    trouble = None
+    try:
+        for line in lines:
+            block.append(line)
+            seen += 1
+            held += len(line)
+            if len(block) >= size or held >= _BLOCK_BYTES or seen == skip:
+                yield block, None
+                block, held = [], 0
+    except ImportSourceError as bad:
+        trouble = bad
+    if block or trouble is not None:
+        yield block, trouble
+
+
+class CsvSource(_TextSource):
+    """A message a record, under the first one's names."""
+
+    format = "csv"
+
+    def read(self, skip: int, size: int) -> Generator[Rows]:
+        """Yield the rows from ``skip`` on; those before it are split, but not parsed."""
+        csv.field_size_limit(_LONGEST_LINE)
+        used: list[bytes] = []  # lines of the record at hand
+        records = csv.reader(self._text(used), strict=True)
+        try:
+            header = next((record for record in records if record), [])
+            parse = csv_parser(header) if header else None
+        except (ValueError, csv.Error) as bad:
+            raise ImportSourceError(f"{self.name}: {bad}") from bad
+        self._take(used[:])
+        used.clear()
+        messages: list[Message] = []
+        raw: list[bytes] = []
+        first = held = 0
+        trouble: Exception | None = None
+        try:
+            for record in records if parse is not None else ():
+                if not record:
+                    continue  # a blank line
+                if first + len(raw) >= skip:
+                    messages.append(parse(record))  # type: ignore[misc]
+                raw.append(b"".join(used))
+                used.clear()
+                held += len(raw[-1])
+                if len(raw) >= size or held >= _BLOCK_BYTES or first + len(raw) == skip:
+                    yield from self._rows(messages, first, raw)
+                    messages, raw, first, held = [], [], first + len(raw), 0
+        except (ValueError, csv.Error, ImportSourceError) as bad:
+            trouble = bad
+        if raw:
+            yield from self._rows(messages, first, raw)
+        if trouble is not None:
+            raise BadRowError(first + len(raw), str(trouble)) from trouble
+
+    def _rows(self, messages: list[Message], first: int, raw: list[bytes]) -> Iterator[Rows]:
+        _, text = self._take(raw)
+        if messages:
+            yield Rows(messages, first, first + len(raw), None, text)
+
+    def _text(self, used: list[bytes]) -> Iterator[str]:
+        for number, line in enumerate(self._lines()):
+            used.append(line)
+            yield (line.removeprefix(_BOM) if number == 0 else line).decode()
