@@ -39,11 +39,22 @@ def breaks(promise: Callable[..., object], on: str = "memory") -> Any:
     return register
 
 
+class Fetching(Database):
+    """All its batches are fetched by `fetched`, which is given what would fetch them."""
+
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        super().__init__(*arguments, **how)
+        self.storage.next = partial(self.fetched, self.storage.next)  # type: ignore[method-assign]
+
+    def fetched(self, fetch: Callable[..., NextResult], iterator: Any, limit: int, **how: Any) -> NextResult:
+        raise NotImplementedError
+
+
 # --- storing ---------------------------------------------------------------------------------
 
 
 @breaks(S.test_what_was_stored_is_seen_at_once)
-class SeenLater(Database):
+class SeenLater(Fetching):
     """Shows a thread what it stored when it has stored again."""
 
     def __init__(self, *arguments: Any, **how: Any) -> None:
@@ -55,10 +66,12 @@ class SeenLater(Database):
         self.seen.last = min(result.ids).position - 1
         return result
 
-    def _next(self, iterator: Any, limit: int, *, bound: int | None = None, **how: Any) -> NextResult:
+    def fetched(
+        self, fetch: Callable[..., NextResult], iterator: Any, limit: int, *, bound: int | None = None, **how: Any
+    ) -> NextResult:
         if bound is not None:
             bound = min(bound, getattr(self.seen, "last", bound))
-        return super()._next(iterator, limit, bound=bound, **how)
+        return fetch(iterator, limit, bound=bound, **how)
 
 
 @breaks(S.test_one_bad_message_refuses_its_batch)
@@ -89,8 +102,8 @@ class MovesPublishers(Database):
 
     def add_generation(self, *arguments: Any) -> int:
         added = super().add_generation(*arguments)
-        self._shard_map = Moving(self._shard_map.shards)
-        self._shard_map.turn = added
+        self.storage.shard_map = Moving(self.shard_map.shards)
+        self.storage.shard_map.turn = added
         return added
 
 
@@ -136,30 +149,30 @@ class DeletesOn(Database):
 
 
 @breaks(S.test_a_long_batch)
-class LosesTheLast(Database):
+class LosesTheLast(Fetching):
     """Loses the last message of a batch that is read."""
 
-    def _next(self, *arguments: Any, **how: Any) -> NextResult:
-        found = super()._next(*arguments, **how)
+    def fetched(self, fetch: Callable[..., NextResult], iterator: Any, limit: int, **how: Any) -> NextResult:
+        found = fetch(iterator, limit, **how)
         return attrs.evolve(found, batch=found.batch[:-1]) if len(found.batch) > 1 else found
 
 
 @breaks(S.test_empty_batch_is_not_the_end)
-class EndsWhenEmpty(Database):
+class EndsWhenEmpty(Fetching):
     """Says that a stream is at its end when there is nothing more yet."""
 
-    def _next(self, *arguments: Any, **how: Any) -> NextResult:
-        found = super()._next(*arguments, **how)
+    def fetched(self, fetch: Callable[..., NextResult], iterator: Any, limit: int, **how: Any) -> NextResult:
+        found = fetch(iterator, limit, **how)
         return attrs.evolve(found, end_of_stream=found.caught_up)
 
 
 @breaks(S.test_until_does_not_end_a_sealed_stream_early)
-class EndsAtUntil(Database):
+class EndsAtUntil(Fetching):
     """Says that a sealed stream is at its end when it was read up to a time."""
 
-    def _next(self, iterator: Any, limit: int, **how: Any) -> NextResult:
-        found = super()._next(iterator, limit, **how)
-        sealed = iterator.generation < self.shards[iterator.shard].current
+    def fetched(self, fetch: Callable[..., NextResult], iterator: Any, limit: int, **how: Any) -> NextResult:
+        found = fetch(iterator, limit, **how)
+        sealed = iterator.generation < self.storage.shards[iterator.shard].current
         return attrs.evolve(found, end_of_stream=found.end_of_stream or (found.caught_up and sealed))
 
 
@@ -172,12 +185,12 @@ class UntilIsInside(Database):
 
 
 @breaks(S.test_into_a_dropped_generation)
-class SilentOnDropped(Database):
+class SilentOnDropped(Fetching):
     """Leaves an iterator into a dropped generation without messages, and without a word."""
 
-    def _next(self, iterator: Any, *arguments: Any, **how: Any) -> NextResult:
+    def fetched(self, fetch: Callable[..., NextResult], iterator: Any, limit: int, **how: Any) -> NextResult:
         try:
-            return super()._next(iterator, *arguments, **how)
+            return fetch(iterator, limit, **how)
         except GenerationDroppedError:
             return NextResult(batch=MessageBatch.empty(), iterator=iterator, end_of_stream=False, caught_up=True)
 
@@ -232,7 +245,7 @@ class TakesAnyIterator(Database):
     """Reads on with an iterator of another database."""
 
     def next(self, iterator: Any, *arguments: Any, **how: Any) -> NextResult:
-        return super().next(msgspec.structs.replace(iterator, database=self._id), *arguments, **how)
+        return super().next(msgspec.structs.replace(iterator, database=self.id), *arguments, **how)
 
 
 @breaks(S.test_new_streams_appear)
@@ -253,8 +266,9 @@ class ListsOnce(Database):
 class AnswersWhenClosed(Database):
     """Answers what it can from memory when it is closed."""
 
-    def _check_open(self) -> None:
-        return
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        super().__init__(*arguments, **how)
+        self.storage.check_open = lambda: None  # type: ignore[method-assign]
 
 
 globals().update(suites_of(DatabaseSuite, SABOTEURS, "pair"))
