@@ -33,10 +33,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.contract.checksums import add_checksum, strip_checksum
-from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.checksums import add_checksum
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
+from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.state import FrameworkWrite
 
 from .model import SubscribeOptions
@@ -89,6 +89,9 @@ WILL = b"w"
 
 T = TypeVar("T")
 
+_CODECS: dict[Any, RecordCodec[Any]] = {}
+"""By the kind of their records."""
+
 
 class PackedPositions(NamedTuple):
     """Ascending positions as they are stored."""
@@ -106,12 +109,6 @@ class Timer(NamedTuple):
     kind: bytes
     """`EXPIRY` or `WILL`."""
     client_id: str
-
-
-class _Versioned(msgspec.Struct, array_like=True):
-    """The beginning of every value."""
-
-    version: int
 
 
 class SessionRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -263,14 +260,11 @@ def put(key: bytes, value: Any) -> StateWrite:
 
 def decode(key: bytes, stored: bytes, kind: type[T]) -> T:
     """Return a stored value. Raises `CorruptionError` or `NewerFormatError`, naming the key."""
-    try:
-        body = strip_checksum(key, stored)
-        version = msgspec.msgpack.decode(body, type=_Versioned).version
-        if version > VERSION:
-            raise NewerFormatError(f"state {key!r} has version {version}; this topicstore reads up to {VERSION}")
-        return msgspec.msgpack.decode(body, type=kind)
-    except (CorruptionError, msgspec.DecodeError) as bad:
-        raise CorruptionError(str(bad), f"state {key!r}") from bad
+    codec = _CODECS.get(kind)
+    if codec is None:
+        codec = _CODECS[kind] = RecordCodec(kind, VERSION)
+    found: T = codec.decode(key, stored, f"state {key!r}")
+    return found
 
 
 def pack_positions(positions: Positions) -> PackedPositions:

@@ -14,7 +14,7 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 __all__ = ["RecordCodec"]
 
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R")
 
 
 class _Versioned(msgspec.Struct, array_like=True):
@@ -28,7 +28,10 @@ _VERSIONS = msgspec.msgpack.Decoder(_Versioned)
 
 
 class RecordCodec(Generic[R]):
-    """Encodes and decodes the records of one kind, whose first field is ``version``, up to the version ``newest``."""
+    """Encodes and decodes the records of one kind, a struct or a tuple that begins with its version.
+
+    ``newest`` is the highest version that this topicstore can read.
+    """
 
     def __init__(self, kind: type[R], newest: int) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)

@@ -5,9 +5,8 @@ Stored form (state keyspace, keys begin with a zero byte)::
     00 "tail"              -> Tail, written with every batch
     00 "generation" u32    -> GenerationRecord, written when one is added, sealed or dropped
 
-Both are msgpack arrays, after a checksum (`topicstore.contract.checksums`), that begin with a version; fields are
-only ever appended. The version of both is 1; of the record of an archived generation it is 2, because who
-doesn't know the field would take it for an empty one.
+Both are records (`topicstore.shard.record_codec`). The version of both is 1; of the record of an archived generation
+it is 2, because who doesn't know the field would take it for an empty one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import (
     DATA,
     INDEX,
@@ -30,7 +28,8 @@ from topicstore.contract.engine import (
     WriteBatch,
     encode_generation,
 )
-from topicstore.contract.errors import CorruptionError, NewerFormatError
+
+from .record_codec import RecordCodec
 
 __all__ = [
     "ARCHIVED_VERSION",
@@ -93,45 +92,32 @@ class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, k
     """Once archived: where the export is that holds the messages (`topicstore.storage.archive_locations`)."""
 
 
-_VERSIONS = msgspec.msgpack.Decoder(list[Any])
-
-
-def _decode(key: bytes, data: bytes, kind: type[Any], what: str) -> Any:
-    try:
-        value = strip_checksum(key, data)
-        version = _VERSIONS.decode(value)[0]
-        newest = ARCHIVED_VERSION if kind is GenerationRecord else _VERSION
-        if version > newest:
-            raise NewerFormatError(f"{what} has version {version}; this topicstore reads up to {newest}")
-        return msgspec.msgpack.decode(value, type=kind)
-    except CorruptionError as bad:
-        raise CorruptionError(bad.reason, place=what) from bad
-    except (msgspec.DecodeError, IndexError, TypeError) as bad:
-        raise CorruptionError(str(bad), place=what) from bad
+_TAILS = RecordCodec(Tail, _VERSION)
+_GENERATIONS = RecordCodec(GenerationRecord, ARCHIVED_VERSION)
 
 
 def load_tail(reader: Reader) -> Tail:
     """Return the shard's tail; that of an empty shard if there is none."""
     data = reader.get(STATE, _TAIL)
-    return Tail() if data is None else _decode(_TAIL, data, Tail, "state: tail")
+    return Tail() if data is None else _TAILS.decode(_TAIL, data, "state: tail")
 
 
 def put_tail(batch: WriteBatch, tail: Tail) -> None:
     """Add the tail to a write."""
-    batch.put(STATE, _TAIL, add_checksum(_TAIL, msgspec.msgpack.encode(tail)))
+    batch.put(STATE, _TAIL, _TAILS.encode(_TAIL, tail))
 
 
 def load_generations(reader: Reader) -> Iterator[GenerationRecord]:
     """Yield the shard's generations, oldest first, tombstones among them."""
     for chunk in reader.scan(STATE, _GENERATION, _GENERATION + b"\xff" * 5):
         for key, data in chunk:
-            yield _decode(key, data, GenerationRecord, f"state: generation {int.from_bytes(key[-4:], 'big')}")
+            yield _GENERATIONS.decode(key, data, f"state: generation {int.from_bytes(key[-4:], 'big')}")
 
 
 def put_generation(batch: WriteBatch, record: GenerationRecord) -> None:
     """Add a generation's record to a write."""
     key = _GENERATION + encode_generation(record.number)
-    batch.put(STATE, key, add_checksum(key, msgspec.msgpack.encode(record)))
+    batch.put(STATE, key, _GENERATIONS.encode(key, record))
 
 
 def ranges_of(number: int) -> Iterator[tuple[Keyspace, Key, Key]]:

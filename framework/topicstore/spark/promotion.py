@@ -6,7 +6,7 @@ Beside the attempts of a write lies what its commit takes of them, on disk befor
 
 Stored form (state keyspace of every shard)::
 
-    "spark/" writer -> checksum (see `topicstore.contract.checksums`) and msgpack array of version 1,
+    "spark/" writer -> record (see `topicstore.shard.record_codec`) of version 1,
                        batch, write, rows, complete
 
 ``rows`` says how many of the shard's rows of the batch are stored; it changes in the engine write that stores them.
@@ -28,19 +28,17 @@ import attrs
 import msgspec
 import pyarrow as pa
 
-from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.errors import (
-    CorruptionError,
     EngineError,
     InvalidMessageError,
     ManifestMismatchError,
-    NewerFormatError,
     TimestampAheadError,
 )
 from topicstore.contract.positions import span_text
 from topicstore.contract.state import StateWrite
 from topicstore.database import Database
 from topicstore.opening import open  # noqa: A004 - the name people know
+from topicstore.shard.record_codec import RecordCodec
 from topicstore.storage.directory_lock import DirectoryLock
 from topicstore.storage.manifest import read_manifest, sync_directory
 
@@ -69,6 +67,9 @@ class _Progress(msgspec.Struct, frozen=True, array_like=True):
     write: str
     rows: int
     complete: bool = False
+
+
+_CODEC = RecordCodec(_Progress, _VERSION)
 
 
 @attrs.frozen(kw_only=True)
@@ -179,14 +180,7 @@ class _Promotion:
         stored = self._db.state(shard).get(self._key)
         if stored is None:
             return None
-        place = f"shard {shard}, state {self._key!r}"
-        try:
-            progress = msgspec.msgpack.decode(strip_checksum(self._key, stored), type=_Progress)
-        except (CorruptionError, msgspec.DecodeError) as bad:
-            raise CorruptionError(str(bad), place) from bad
-        if progress.version > _VERSION:
-            raise NewerFormatError(f"{place} has version {progress.version}; this topicstore reads up to {_VERSION}")
-        return progress
+        return _CODEC.decode(self._key, stored, f"shard {shard}, state {self._key!r}")
 
     def _runs(self) -> dict[int, list[pa.RecordBatch]]:
         """Return the runs of each shard."""
@@ -244,7 +238,7 @@ class _Promotion:
 
     def _noted(self, rows: int, *, complete: bool = False) -> StateWrite:
         progress = _Progress(_VERSION, self._batch.number, self.write, rows, complete)
-        return StateWrite(self._key, add_checksum(self._key, msgspec.msgpack.encode(progress)))
+        return StateWrite(self._key, _CODEC.encode(self._key, progress))
 
     def _finish(self) -> None:
         if self._batch.writer is not None:

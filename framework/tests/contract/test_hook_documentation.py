@@ -9,7 +9,7 @@ from pathlib import Path
 from topicstore.contract import hookspecs
 from topicstore.contract.requests import IterateRequest, ReplayRequest, StoreRequest, StreamsRequest
 
-DOCUMENT = (Path(__file__).parents[1] / "PLUGINS.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "PLUGINS.md").read_text()
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("topicstore_")}
 REQUESTS = {
     "topicstore_store": StoreRequest,
