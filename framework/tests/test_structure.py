@@ -1,0 +1,41 @@
+"""What `make lint` can't say of the structure: how long modules are, and who imports the face."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FRAMEWORK = ROOT / "framework" / "topicstore"
+LONGEST = 600
+ON_TOP = ("cli", "spark", "recommend.py", "__init__.py")
+"""Programs on top of the face, and the face itself."""
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Yield the modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("file", sorted(FRAMEWORK.rglob("*.py")), ids=lambda file: str(file.relative_to(FRAMEWORK)))
+def test_a_module_is_short_and_does_not_look_up(file: Path) -> None:
+    """Nobody has to read more than 600 lines to know a module; nothing below the face imports it."""
+    assert len(file.read_text().splitlines()) <= LONGEST
+    if file.relative_to(FRAMEWORK).parts[0] not in ON_TOP:
+        assert "topicstore" not in set(imported(file))
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("third_party_*")), ids=lambda path: path.name)
+def test_plugins_elsewhere_need_the_contract_only(example: Path) -> None:
+    """The examples of plugins import the face and the contract, and nothing else of the framework."""
+    used = {name for file in (example / "src").rglob("*.py") for name in imported(file)}
+    ours = {name for name in used if name.split(".")[0] == "topicstore"}
+    assert ours
+    assert all(name == "topicstore" or name.startswith("topicstore.contract.") for name in ours)
