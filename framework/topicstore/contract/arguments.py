@@ -16,4 +16,4 @@ def check_count(name: str, value: object, least: int = 1) -> None:
 def check_within(name: str, value: object, least: int, most: int) -> None:
     """Raise `InvalidArgumentError` unless a value is a whole number, and no bool, from ``least`` to ``most``."""
     if type(value) is not int or not least <= value <= most:
-        raise InvalidArgumentError(f"{name} is a whole number from {least} to {most}, not {value!r}")
+        raise InvalidArgumentError(f"{name} is a whole number from {least} to {most:,}, not {value!r}")

@@ -20,7 +20,7 @@ from typing import Self
 
 import attrs
 
-from topicstore.contract.arguments import check_count
+from topicstore.contract.arguments import check_count, check_within
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, SubscriptionClosedError
 from topicstore.contract.model import Message
@@ -412,6 +412,5 @@ def _place(start: int | datetime | Place, shards: int) -> list[int]:
     for shard, position in start.items():
         if type(shard) is not int or not 0 <= shard < shards:
             raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {shards - 1}")
-        if type(position) is not int or not 0 <= position < 1 << 64:
-            raise InvalidArgumentError(f"a position is a number from 0 to 2**64 - 1, not {position!r}")
+        check_within("a position", position, 0, (1 << 64) - 1)
     return [start.get(shard, 0) for shard in range(shards)]

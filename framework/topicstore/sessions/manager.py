@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import attrs
 
+from topicstore.contract.arguments import check_within
 from topicstore.contract.errors import (
     DatabaseClosedError,
     InvalidArgumentError,
@@ -364,8 +365,7 @@ def _check_opening(
 ) -> None:
     if check_utf8(client_id, "client id", InvalidArgumentError) == "":
         raise InvalidArgumentError("a session's client id has at least one character")
-    if type(receive_maximum) is not int or not 1 <= receive_maximum <= MAX_PACKET_ID:
-        raise InvalidArgumentError(f"receive_maximum is a number from 1 to {MAX_PACKET_ID:,}, not {receive_maximum!r}")
+    check_within("receive_maximum", receive_maximum, 1, MAX_PACKET_ID)
     _check_seconds("expiry_interval", expiry_interval)
     _check_seconds("keep_alive", keep_alive)
     _check_seconds("a will's delay", 0 if will is None else will.delay)

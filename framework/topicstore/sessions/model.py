@@ -10,6 +10,7 @@ from typing import Final
 import attrs
 import msgspec
 
+from topicstore.contract.arguments import check_within
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.model import Message
 from topicstore.contract.positions import first_position, to_microseconds
@@ -57,9 +58,9 @@ class SubscribeOptions(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     def checked(self) -> SubscribeOptions:
         """Return the options. Raises `InvalidArgumentError` if one is out of its range."""
-        _check_range("qos", self.qos, 0, 2)
-        _check_range("retain_handling", self.retain_handling, 0, 2)
-        _check_range("a subscription identifier", self.identifier, 0, MAX_IDENTIFIER)
+        check_within("qos", self.qos, 0, 2)
+        check_within("retain_handling", self.retain_handling, 0, 2)
+        check_within("a subscription identifier", self.identifier, 0, MAX_IDENTIFIER)
         return self
 
 
@@ -232,12 +233,7 @@ def places_of(start: Start, now: list[int]) -> list[int]:
         return now
     if isinstance(start, Mapping):
         for shard, position in start.items():
-            _check_range("a shard", shard, 0, len(now) - 1)
-            _check_range("a position", position, 0, (1 << 64) - 1)
+            check_within("a shard", shard, 0, len(now) - 1)
+            check_within("a position", position, 0, (1 << 64) - 1)
         return [start.get(shard, 0) for shard in range(len(now))]
     return [max(first_position(to_microseconds(start)) - 1, 0)] * len(now)
-
-
-def _check_range(what: str, value: object, low: int, high: int) -> None:
-    if type(value) is not int or not low <= value <= high:
-        raise InvalidArgumentError(f"{what} is a number from {low} to {high:,}, not {value!r}")

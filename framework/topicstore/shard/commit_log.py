@@ -95,7 +95,7 @@ class CommitLog:
         self,
         write: WriteBatch,
         tail: Tail,
-        adopt: Callable[[], object] = bool,
+        adopt: Callable[[], object] | None = None,
         batch: MessageBatch | None = None,
     ) -> Ticket:
         """Announce a batch, apply its write, and with ``adopt`` what memory must know of it.
@@ -109,7 +109,8 @@ class CommitLog:
             told = self.listener.announce(self.number, batch)
         try:
             self.engine.write(write)
-            adopt()
+            if adopt is not None:
+                adopt()
             if tail.last_position != self.tail.last_position:
                 self.last_commit = time.monotonic()
                 self.moved_on.notify_all()

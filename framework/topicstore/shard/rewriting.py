@@ -15,7 +15,12 @@ from .commit_log import CommitLog, Ticket
 from .generations import Generations, check_local
 from .records import GenerationRecord, Tail, put_generation, put_tail
 
-__all__ = ["Rewriting"]
+__all__ = ["Rewriting", "never"]
+
+
+def never() -> bool:
+    """Say that there is no reason to stop."""
+    return False
 
 
 class Rewriting:
@@ -81,7 +86,7 @@ class Rewriting:
         slabs = self._generations.with_slabs()
         return sum(slab.backlog(messages.get(record.number, 0)) for record, slab in slabs)
 
-    def compact(self, *, whole: bool, stop: Callable[[], bool] = bool) -> int:
+    def compact(self, *, whole: bool, stop: Callable[[], bool] = never) -> int:
         """Compact the generations, a step at a time, until ``stop`` says so; return the messages rewritten.
 
         ``whole``: everything stored before the call, whatever the work.

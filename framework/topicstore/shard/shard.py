@@ -21,7 +21,7 @@ from .locks import FairLock
 from .policy import Policy
 from .reads import Reads
 from .records import GenerationRecord
-from .rewriting import Rewriting
+from .rewriting import Rewriting, never
 from .verification import verify
 from .write_path import Prepared, WritePath
 
@@ -233,7 +233,7 @@ class Shard:
         """Return how many messages wait to be compacted."""
         return self._rewriting.backlog()
 
-    def compact(self, *, whole: bool, stop: Callable[[], bool] = bool) -> int:
+    def compact(self, *, whole: bool, stop: Callable[[], bool] = never) -> int:
         """Compact the generations, a step at a time, until ``stop`` says so; return the messages rewritten."""
         return self._rewriting.compact(whole=whole, stop=stop)
 
