@@ -167,11 +167,12 @@ def kept_busy(cpus: list[int]) -> Iterator[None]:
 # --- a run ------------------------------------------------------------------------------
 
 
-def run(one: Circumstance, output: Path, folder: Path) -> tuple[str, str, bool]:
+def run(one: Circumstance, commit: str, output: Path, folder: Path) -> tuple[str, str, bool]:
     """Run `make test` in a fresh clone below an empty folder; return the Python, what came of it, and if it passed."""
     check_possible(one)
     python = interpreter(one)
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "topicstore")], check=True)
+    subprocess.run(["git", "-C", str(folder / "topicstore"), "checkout", "--quiet", "--detach", commit], check=True)
     for name in ("home", "cache"):
         (folder / name).mkdir()
     if one.nobody:
@@ -237,15 +238,16 @@ def main() -> int:
         parser.error(f"no circumstance is called {', '.join(sorted(unknown))}; there are: {', '.join(CIRCUMSTANCES)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing stays behind
     chosen.output.mkdir(parents=True, exist_ok=True)
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    print(f"commit {commit.stdout.strip()}, {len(CPUS)} CPUs, {platform.platform()}\n")
+    asked = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    print(f"commit {commit}, {len(CPUS)} CPUs, {platform.platform()}\n")
     print("| run | circumstance | Python | result | minutes |\n| --- | --- | --- | --- | ---: |", flush=True)
     good = True
     for number, name in enumerate(chosen.names or CIRCUMSTANCES, start=1):
         one, output = CIRCUMSTANCES[name], chosen.output / f"{number:02}-{name}.log"
         folder, began = Path(tempfile.mkdtemp(prefix=f"topicstore-{name}-")), time.monotonic()
         try:
-            python, result, passed = run(one, output, folder)
+            python, result, passed = run(one, commit, output, folder)
         except ImpossibleError as reason:
             python, result, passed = "", f"left out: {reason}", not chosen.names
         except subprocess.CalledProcessError as failed:
