@@ -11,7 +11,7 @@ from topicstore_backends.memory import MemoryBackend, MemoryEngine, MemoryOption
 from topicstore_backends.plugin import topicstore_backends
 from topicstore_conformance.backend.suite import BackendSuite
 from topicstore_conformance.conditions.capabilities import declaring
-from topicstore_conformance.conditions.needing import need
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.subjects.subject import BackendSubject
 
 CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_backends()}

@@ -10,7 +10,7 @@ import pytest
 from topicstore.contract.engine import CAPABILITIES, Backend
 from topicstore.contract.plugin_specs import BackendSpec
 from topicstore_backends.plugin import topicstore_backends
-from topicstore_conformance.conditions.needing import need
+from topicstore_conformance.conditions.skipping import need
 
 
 @pytest.mark.parametrize("spec", topicstore_backends(), ids=lambda spec: spec.name)

@@ -34,6 +34,7 @@ from .queues.queues import Queues
 from .shard.state import ShardState
 from .storage import checkpoints, generations, replays, reports
 from .storage.compaction import CompactionScheduler, CompactReport, compact
+from .storage.deletion import delete
 from .storage.read_only import Mode
 from .storage.sql import sql
 from .storage.storage import Storage
@@ -382,7 +383,7 @@ class Database:
         them, and iterators stay valid. Raises `GenerationError`, and deletes nothing, if it reaches
         into a generation that was archived.
         """
-        return generations.delete(self.storage, TopicFilter(topic_filter), to_microseconds(start), _microseconds(until))
+        return delete(self.storage, TopicFilter(topic_filter), to_microseconds(start), _microseconds(until))
 
     # --- generations ---
 

@@ -43,8 +43,6 @@ DISABLE = "TOPICSTORE_DISABLE_PLUGINS"
 """Environment variable: names of plugins not to load, with commas between."""
 _DISABLED = f"disabled by {DISABLE}"
 
-"""Marks a function of a plugin as the implementation of the hook of that name."""
-
 S = TypeVar("S")
 
 
@@ -70,9 +68,7 @@ class Registry:
         self.plugins: dict[str, Any] = {}
         self.distributions: dict[str, str] = {}
         self.origins: dict[tuple[type[PluginSpec], str], str] = {}
-        self._backends: dict[str, BackendSpec] = {}
-        self._layouts: dict[str, LayoutSpec] = {}
-        self._workloads: dict[str, WorkloadSpec] = {}
+        self._specs: dict[type[PluginSpec], dict[str, Any]] = {kind: {} for kind in _REGISTRATION.values()}
         self._manager = _manager()
         off = set(disabled)
         for entry in sorted(entries, key=_builtin_first):
@@ -103,12 +99,8 @@ class Registry:
         self.plugins[entry.name] = plugin
         self.distributions[entry.name] = _distribution(entry)
         for spec in found:
-            self._table(type(spec))[spec.name] = spec
+            self._specs[type(spec)][spec.name] = spec
             self.origins[type(spec), spec.name] = entry.name
-
-    def _table(self, kind: type[PluginSpec]) -> dict[str, Any]:
-        tables = {BackendSpec: self._backends, LayoutSpec: self._layouts, WorkloadSpec: self._workloads}
-        return tables[kind]  # type: ignore[return-value]
 
     def _refuse_taken(self, found: list[PluginSpec]) -> None:
         for number, spec in enumerate(found):
@@ -123,23 +115,23 @@ class Registry:
 
     def backends(self) -> dict[str, BackendSpec]:
         """Return all backends by name."""
-        return dict(self._backends)
+        return dict(self._specs[BackendSpec])
 
     def layouts(self) -> dict[str, LayoutSpec]:
         """Return all layouts by name."""
-        return dict(self._layouts)
+        return dict(self._specs[LayoutSpec])
 
     def workloads(self) -> dict[str, WorkloadSpec]:
         """Return all workloads by name."""
-        return dict(self._workloads)
+        return dict(self._specs[WorkloadSpec])
 
     def backend(self, name: str) -> BackendSpec:
         """Return one backend's spec. Raises `UnknownPluginError`."""
-        return self._find(self._backends, name, "backend")
+        return self._find(self.backends(), name, "backend")
 
     def layout(self, name: str) -> LayoutSpec:
         """Return one layout's spec. Raises `UnknownPluginError`."""
-        return self._find(self._layouts, name, "layout")
+        return self._find(self.layouts(), name, "layout")
 
     def make_layout(self, backend: BackendSpec, name: str, options: Mapping[str, Any]) -> Layout:
         """Return a layout with its options, if it can run on the backend."""

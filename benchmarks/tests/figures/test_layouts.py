@@ -22,9 +22,9 @@ from topicstore_benchmarks.figures import comparison
 from topicstore_benchmarks.figures.comparison import ENGINE, MERGED, SQLITE, STORE, Comparison, Round, compare
 from topicstore_benchmarks.figures.growth import Growth, growth_of
 from topicstore_benchmarks.figures.layouts import PROMISES, layouts_section
-from topicstore_benchmarks.figures.sets import ALL, SETS, MessageSet, Task, fleet, fleet_batches
+from topicstore_benchmarks.figures.message_sets import ALL, SETS, MessageSet, Task, fleet, fleet_batches
 from topicstore_benchmarks.harness.answers import Answer, WrongReplayError
-from topicstore_conformance.conditions.needing import need_data
+from topicstore_conformance.conditions.skipping import need_data
 from topicstore_conformance.subjects.pairs import layouts_on
 
 MESSAGES = 4_000

@@ -14,7 +14,7 @@ from topicstore_benchmarks.contenders.raw_engine import RAW_ENGINES, VALUE
 from topicstore_benchmarks.figures.cases import BATCH, CASES, PAYLOAD, PAYLOADS, Case, batches
 from topicstore_benchmarks.figures.limits import Outcome, Round, limits_section, measure
 from topicstore_benchmarks.figures.opening import measure_opening, opening_section
-from topicstore_conformance.conditions.needing import need
+from topicstore_conformance.conditions.skipping import need
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

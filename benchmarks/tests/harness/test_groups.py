@@ -23,7 +23,7 @@ from topicstore_benchmarks.harness.dataset import Dataset
 from topicstore_benchmarks.harness.group import Outcome, run_group
 from topicstore_benchmarks.harness.plan import Group, Plan, Settings
 from topicstore_benchmarks.results import CELL, PHASES, SCHEMA, UNITS
-from topicstore_conformance.conditions.needing import need
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 
 Row = dict[str, Any]

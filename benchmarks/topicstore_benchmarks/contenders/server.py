@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from topicstore import Message, Properties
 
-from topicstore_benchmarks.memory import peak_of
+from topicstore_benchmarks.peak_memory import peak_of
 
 from .contender import Contender, Durability
 

@@ -24,9 +24,9 @@ from .figure import Section
 from .growth import Growth, growth_of
 from .layouts import compared_layouts, layouts_section
 from .limits import Outcome, limits_section, measure
+from .message_sets import FLEET_MESSAGES, SETS
 from .opening import measure_opening, opening_section
 from .sessions import measure_sessions
-from .sets import FLEET_MESSAGES, SETS
 from .sql import measure_sql, sql_section
 from .trie import measure_trie
 

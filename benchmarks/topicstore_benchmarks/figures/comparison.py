@@ -26,7 +26,7 @@ from topicstore_benchmarks.contenders.sqlite import SqliteContender
 from topicstore_benchmarks.harness.measuring import replayed, stored
 from topicstore_benchmarks.timing import drained, timed
 
-from .sets import ALL, SETS, MessageSet, Task
+from .message_sets import ALL, SETS, MessageSet, Task
 
 __all__ = ["ENGINE", "MERGE", "MERGED", "SQLITE", "STORE", "Comparison", "Round", "compare"]
 

@@ -17,10 +17,10 @@ import attrs
 import msgspec
 
 from topicstore_benchmarks.contenders.database import DatabaseContender
-from topicstore_benchmarks.harness.machine import peak_memory
-from topicstore_benchmarks.memory import peak_of
+from topicstore_benchmarks.harness.hardware import peak_memory
+from topicstore_benchmarks.peak_memory import peak_of
 
-from .sets import BATCH, fleet_batches
+from .message_sets import BATCH, fleet_batches
 
 __all__ = ["Growth", "growth_of", "measure_growth"]
 

@@ -13,7 +13,7 @@ from topicstore_conformance.subjects.pairs import layouts_on
 from .comparison import ENGINE, MERGE, MERGED, SQLITE, STORE, Comparison, Round
 from .figure import Cell, Figure, Section, Sheet, shown
 from .growth import Growth
-from .sets import ALL, MessageSet
+from .message_sets import ALL, MessageSet
 
 __all__ = ["PROMISES", "Promise", "View", "compared_layouts", "layouts_section"]
 

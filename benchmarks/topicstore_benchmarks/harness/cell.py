@@ -31,7 +31,7 @@ from topicstore_benchmarks.results import CELL
 
 from .answers import WrongReplayError
 from .dataset import Dataset
-from .machine import peak_memory
+from .hardware import peak_memory
 from .phases import Phases, Skipped
 from .plan import Settings
 

@@ -14,7 +14,7 @@ from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
 from topicstore_benchmarks.contenders.contender import Durability
 from topicstore_benchmarks.workloads.definition import Definition, built_in, from_parquet, read
 
-from .machine import machine, versions
+from .hardware import machine, versions
 from .plan import Plan, Run, Settings, WorkloadPlan
 
 __all__ = ["Asked", "ChoiceError", "new_run"]

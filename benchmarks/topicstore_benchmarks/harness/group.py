@@ -29,7 +29,7 @@ from topicstore_benchmarks.results import CELL, PHASES, SCHEMA, UNITS
 
 from .cell import WRONG, CellPlan, Command, Reply
 from .dataset import Dataset
-from .machine import machine
+from .hardware import machine
 from .plan import Group, Plan
 
 __all__ = ["SCRATCH", "WRONG", "Outcome", "run_group", "skipped_row", "write_rows"]

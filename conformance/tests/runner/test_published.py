@@ -6,7 +6,7 @@ from pathlib import Path
 
 from topicstore.plugins import registry
 from topicstore_conformance.runner.outcomes import Outcome
-from topicstore_conformance.runner.published import BEGIN, END, capabilities, published
+from topicstore_conformance.runner.readme_tables import BEGIN, END, capabilities, published
 from topicstore_conformance.runner.running import Plan, Run
 from topicstore_conformance.subjects.pairs import incompatible
 

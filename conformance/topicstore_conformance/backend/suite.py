@@ -8,11 +8,11 @@ from .crashes import Crashes
 from .damage import Damages
 from .failures import Failures
 from .histories import Histories
-from .hostile import Hostile
 from .leaks import Leaks
 from .ordering import Ordering
 from .ranges import Ranges
 from .reopening import Reopening
+from .sizes import Hostile
 from .snapshots import Snapshots
 from .unsupported import Unsupported
 

@@ -15,8 +15,8 @@ import topicstore as ts
 from topicstore import Message, MessageId
 
 from topicstore_conformance.conditions.profiles import tries
-from topicstore_conformance.database.engines import Gate, replace_engine
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
+from topicstore_conformance.database.intercepting_engines import Gate, replace_engine
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, together
 from topicstore_conformance.oracle.checks import drain, replayed
 from topicstore_conformance.subjects.pairs import Pair

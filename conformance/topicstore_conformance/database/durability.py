@@ -18,8 +18,8 @@ from topicstore import Message, MessageId
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import tries
-from topicstore_conformance.database.engines import Turnstile, replace_engine
 from topicstore_conformance.database.fixtures import Fixtures
+from topicstore_conformance.database.intercepting_engines import Turnstile, replace_engine
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.faults.crash import MARKER, messages_of
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until

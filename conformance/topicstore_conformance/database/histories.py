@@ -16,7 +16,7 @@ from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import COSTLY, MACHINE, full, tries
 from topicstore_conformance.database.fixtures import Fixtures
-from topicstore_conformance.database.machine import DatabaseMachine
+from topicstore_conformance.database.state_machine import DatabaseMachine
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle import strategies
 from topicstore_conformance.oracle.checks import check_all, check_replay, replayed

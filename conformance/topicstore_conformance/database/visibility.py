@@ -26,8 +26,8 @@ from topicstore.contract.positions import COUNTER_BITS, time_of
 
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import COSTLY, tries
-from topicstore_conformance.database.engines import Full, Gate, replace_engine
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities, both_timestamps
+from topicstore_conformance.database.intercepting_engines import Full, Gate, replace_engine
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.oracle.checks import check_replay, drain, follow_epochs, replayed

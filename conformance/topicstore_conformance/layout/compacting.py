@@ -7,8 +7,8 @@ import random
 from topicstore import TopicFilter
 from topicstore.contract.layout import CompactStep
 
+from .fixtures import Fixtures, Reader, Stored, numbered
 from .reading import FILTERS, TOPICS
-from .stored import Fixtures, Reader, Stored, numbered
 
 __all__ = ["Compacting"]
 

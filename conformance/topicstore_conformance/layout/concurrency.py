@@ -14,8 +14,8 @@ from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.threads import MOMENT, together
 from topicstore_conformance.oracle.model import match
 
+from .fixtures import Fixtures, Reader, Row, Stored, numbered
 from .reading import TOPICS
-from .stored import Fixtures, Reader, Row, Stored, numbered
 
 __all__ = ["Concurrency"]
 

@@ -13,7 +13,7 @@ from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.oracle import strategies
 from topicstore_conformance.subjects.subject import LayoutSubject
 
-from .stored import Fixtures, Stored, numbered
+from .fixtures import Fixtures, Stored, numbered
 
 __all__ = ["Contents"]
 

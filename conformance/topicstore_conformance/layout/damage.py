@@ -12,8 +12,8 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from topicstore_conformance.conditions.profiles import tries
 
+from .fixtures import Fixtures, Stored, numbered
 from .reading import TOPICS
-from .stored import Fixtures, Stored, numbered
 
 __all__ = ["Damages"]
 

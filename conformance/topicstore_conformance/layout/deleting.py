@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from topicstore import TopicFilter
 
+from .fixtures import Fixtures, Stored, numbered
 from .reading import FILTERS, TOPICS
-from .stored import Fixtures, Stored, numbered
 
 __all__ = ["Deleting"]
 

@@ -15,7 +15,7 @@ from topicstore_conformance.oracle import strategies
 from topicstore_conformance.oracle.model import match
 from topicstore_conformance.subjects.subject import LayoutSubject
 
-from .stored import Fixtures, Reader, Stored
+from .fixtures import Fixtures, Reader, Stored
 
 __all__ = ["Histories", "SlabMachine"]
 

@@ -10,7 +10,7 @@ from topicstore import Message, TopicFilter
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.profiles import tries
 
-from .stored import START, Fixtures, Reader, Stored, numbered
+from .fixtures import START, Fixtures, Reader, Stored, numbered
 
 __all__ = ["Reading"]
 

@@ -8,9 +8,9 @@ from .contents import Contents
 from .damage import Damages
 from .deleting import Deleting
 from .histories import Histories
+from .learned_topics import Structure
 from .places import Places
 from .reading import Reading
-from .structure import Structure
 from .topics import Topics
 from .writing import Writing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.oracle.strategies import EDGE_TOPICS
 
-from .stored import Fixtures, Stored, numbered
+from .fixtures import Fixtures, Stored, numbered
 
 __all__ = ["Topics"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from topicstore.contract.engine import WriteBatch
 
-from .stored import Fixtures, Stored, numbered
-from .structure import FLEET
+from .fixtures import Fixtures, Stored, numbered
+from .learned_topics import FLEET
 
 __all__ = ["Writing"]
 

@@ -59,7 +59,7 @@ def conformance(
 
         print_json(_document(runs, _left_out(backend, layout)))
     elif markdown:
-        from topicstore_conformance.runner.published import published
+        from topicstore_conformance.runner.readme_tables import published
 
         click.echo(published(runs, _refused(backend, layout)))
     else:

@@ -17,7 +17,7 @@ from topicstore.cli.demo.audit import Audit, choose_filter
 from topicstore.cli.demo.fleet import fleet
 from topicstore.cli.files.formats import encode_lines
 from topicstore_conformance.conditions import profiles
-from topicstore_conformance.conditions.needing import need_data
+from topicstore_conformance.conditions.skipping import need_data
 from topicstore_conformance.subjects import datasets
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from topicstore.cli import cli
 from topicstore.cli.files.formats import decode_lines, encode_lines
 from topicstore.cli.files.progress import Progress
-from topicstore.cli.files.sources import open_source
+from topicstore.cli.files.source_detection import open_source
 
 ROWS = [ts.Message(f"a/{n % 7}", b"%d" % n, f"client-{n % 13}", n % 3, timestamp=1_000 + n // 2) for n in range(200)]
 

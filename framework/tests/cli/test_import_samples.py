@@ -9,8 +9,8 @@ import topicstore as ts
 from click.testing import CliRunner
 from topicstore.cli import cli
 from topicstore.cli.files.formats import decode_lines
-from topicstore.cli.files.sources import open_source
-from topicstore_conformance.conditions.needing import need_data
+from topicstore.cli.files.source_detection import open_source
+from topicstore_conformance.conditions.skipping import need_data
 from topicstore_conformance.subjects import datasets
 
 

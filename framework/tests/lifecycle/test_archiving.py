@@ -19,7 +19,7 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.cli.files.exported import open_export
+from topicstore.cli.files.export_source import open_export
 from topicstore.contract.requests import IterateRequest, StoreRequest
 from topicstore.lifecycle import archive_slab as archive
 from topicstore.lifecycle import exporting

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.pubsub.retained import SEND, SEND_IF_NEW, SEND_NEVER, remove_expired, retained_for
 from topicstore.shard.state import FrameworkWrite
-from topicstore.storage.keyed import state_key
+from topicstore.storage.keyed_messages import state_key
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
 

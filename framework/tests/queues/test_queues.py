@@ -21,8 +21,8 @@ from topicstore.queues import queue as queues
 from topicstore.queues.queue import Overflow
 from topicstore.storage.generations import generation_infos
 from topicstore.storage.reports import verify
-from topicstore_conformance.conditions.needing import need
 from topicstore_conformance.conditions.profiles import MACHINE, tries
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.subjects.pairs import Pair, known
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from topicstore_conformance.conditions.needing import need_data
+from topicstore_conformance.conditions.skipping import need_data
 from topicstore_conformance.subjects import datasets
 
 if TYPE_CHECKING:

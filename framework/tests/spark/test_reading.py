@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
-from topicstore_conformance.conditions.needing import need
+from topicstore_conformance.conditions.skipping import need
 
 ALONE = ("duckdb", "leveldb")
 """Backends of which one process has a database to itself."""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
-from topicstore_conformance.conditions.needing import need
+from topicstore_conformance.conditions.skipping import need
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.replay_plan import Order
 from topicstore.storage.explain import LEGEND, Explanation
-from topicstore_conformance.conditions.needing import need
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.subjects.pairs import Pair, known
 
 SECOND = 1_000_000

@@ -56,7 +56,7 @@ class Destinations:
     stored: npt.NDArray[np.bool_]
     """A value for each row: whether it goes to the streams."""
     keyed: Mapping[int, tuple[int, bytes]] = attrs.field(factory=dict)
-    """Rows that are kept beside the streams (`topicstore.storage.keyed`), with shard and key; a key has its last."""
+    """Rows to be stored under a key (`topicstore.storage.keyed_messages`), with shard and key; a key has its last."""
 
 
 @attrs.define(kw_only=True)
@@ -127,7 +127,7 @@ class IterateRequest:
 
     db: OpenDatabase
     iterator: Iterator
-    """In generation 0, the messages that a shard keeps beside its streams (`topicstore.storage.keyed`)."""
+    """In generation 0, the messages that a shard keeps beside its streams (`topicstore.storage.keyed_messages`)."""
     limit: int
     until: int | None = None
     """Microseconds since the epoch, exclusive."""

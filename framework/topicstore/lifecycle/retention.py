@@ -42,6 +42,7 @@ from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.generations import add_generation, drop_generation, live_records
 from topicstore.storage.storage import Storage
 
+from .quota import Quota, written_bytes
 from .retention_policy import (
     FOREVER,
     GenerationAge,
@@ -103,8 +104,7 @@ class Retention:
         self._task = BackgroundTask("retention", self._work, goes_on=True)
         self._running = threading.Lock()
         self._settings: RetentionSettings | None = None
-        self._room_until = 0
-        """Bytes written up to which there is room for certain."""
+        self._quota = Quota()
         self._due = (FOREVER, FOREVER)
         """Time, or bytes written, from which on there may be something to do."""
 
@@ -154,35 +154,26 @@ class Retention:
 
     def _adopt(self, settings: RetentionSettings) -> None:
         self._settings = settings
-        self._room_until = 0
+        self._quota = Quota()
         self._due = (0, 0) if settings.limited else (FOREVER, FOREVER)
 
     # --- beside every store ---
 
     def admit(self) -> None:
-        """Raise `QuotaExceededError` if the database is full, and to refuse then. Cheap.
-
-        A batch that begins below the limit is stored whole.
-        """
+        """Raise `QuotaExceededError` if the database is full, and is to refuse then. Cheap."""
         settings = self.settings
-        if settings.max_bytes is None or settings.when_full != "refuse":
-            return
-        written = self._written()
-        if written >= self._room_until:
-            live = sum(record.live_bytes for shard in self._storage().shards for record in shard.generations())
-            if live >= settings.max_bytes:
+        if settings.max_bytes is not None and settings.when_full == "refuse":
+            try:
+                self._quota.check(settings.max_bytes, self._storage().shards)
+            except QuotaExceededError:
                 self.stored(0)  # what is too old may go, and make room for the next
-                raise QuotaExceededError(
-                    f"the database holds {live:,} bytes of values, and may hold {settings.max_bytes:,}: "
-                    "delete messages, drop generations, or raise the limit (retention, max_bytes)"
-                )
-            self._room_until = written + settings.max_bytes - live
+                raise
 
     def stored(self, _messages: int) -> None:
         """Messages were stored: work in the background if there may be something to do. Cheap."""
         time, written = self._due
         late = time < FOREVER and self._storage().clock() >= time
-        if late or (written < FOREVER and self._written() >= written):
+        if late or (written < FOREVER and written_bytes(self._storage().shards) >= written):
             self._task.wake()
 
     # --- running ---
@@ -215,7 +206,7 @@ class Retention:
 
     def _sweep(self, storage: Storage, now: int) -> RetentionReport:
         with self._running:
-            settings, written = self.settings, self._written()
+            settings, written = self.settings, written_bytes(self._storage().shards)
             rotated = None
             if must_rotate(settings, self._ages(storage, now)[-1], now):
                 rotated = add_generation(storage)
@@ -237,10 +228,6 @@ class Retention:
 
     def _ages(self, storage: Storage, now: int) -> list[GenerationAge]:
         return ages(live_records(storage.shards), now)
-
-    def _written(self) -> int:
-        """Return the bytes of values written since the database was opened: live bytes never grow by more."""
-        return sum(shard.counters.bytes for shard in self._storage().shards)
 
     def _storage(self) -> Storage:
         storage = self._storage_ref()

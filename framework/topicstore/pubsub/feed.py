@@ -22,7 +22,7 @@ from topicstore.contract.model import Message
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.contract.topics import TopicFilter
 
-from .shared_reads import Run, SharedReads, Stretch
+from .read_cache import ReadCache, Run, Stretch
 
 __all__ = ["Feed", "Listener"]
 
@@ -106,7 +106,7 @@ class _ShardView:
 class Feed:
     """The matching messages of all shards. Made by `Hub.feed`; all methods may be called from any thread."""
 
-    def __init__(self, reads: SharedReads, topic_filter: TopicFilter) -> None:
+    def __init__(self, reads: ReadCache, topic_filter: TopicFilter) -> None:
         self.topic_filter = topic_filter
         self.listeners: dict[Listener, None] = {}
         self._reads = reads

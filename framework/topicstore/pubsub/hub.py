@@ -22,7 +22,7 @@ from topicstore.storage.storage import Storage
 
 from .feed import Feed, Listener
 from .filter_index import FilterIndex
-from .shared_reads import SharedReads
+from .read_cache import ReadCache
 
 __all__ = ["Hub"]
 
@@ -31,7 +31,7 @@ class Hub:
     """The feeds of one open database. All methods may be called from any thread."""
 
     def __init__(self, storage: Storage) -> None:
-        self.reads = SharedReads(storage)
+        self.reads = ReadCache(storage)
         """What was read of the streams lately, for all who follow."""
         self._shards = storage.shards
         self._routes: FilterIndex[Feed] = FilterIndex()

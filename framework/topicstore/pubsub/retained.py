@@ -1,6 +1,6 @@
 """Retained messages: the last message of each topic that was published to be retained (MQTT 5, section 3.3.1.3).
 
-Each is a keyed message (`topicstore.storage.keyed`) under the key ``"r" topic``, in the shard of its topic. Only
+Each is a keyed message (`topicstore.storage.keyed_messages`) under the key ``"r" topic``, in its topic's shard. Only
 `Database.publish` sets and clears them. Whoever subscribes later gets them, whether or not the message
 was also stored in the streams.
 
@@ -25,7 +25,7 @@ from topicstore.contract.positions import COUNTER_BITS
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.state import FrameworkWrite
-from topicstore.storage.keyed import batches_between, state_key
+from topicstore.storage.keyed_messages import batches_between, state_key
 from topicstore.storage.storage import Storage
 
 __all__ = ["SEND", "SEND_IF_NEW", "SEND_NEVER", "remove_expired", "retained", "retained_for", "retained_rows"]

@@ -31,7 +31,7 @@ from topicstore.storage.storage import Storage
 from .bell import Bell, ListeningTask, ListeningThread
 from .feed import Feed
 from .hub import Hub
-from .shared_reads import Run
+from .read_cache import Run
 
 __all__ = ["Place", "Subscription", "SubscriptionBatch", "SubscriptionStatus"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from topicstore.contract.errors import SessionTakenOverError, StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
 
-from .delivery import Draft, LiveSession
+from .live_session import Draft, LiveSession
 from .session_state import SessionState
 
 __all__ = ["Commits"]

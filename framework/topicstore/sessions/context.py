@@ -11,9 +11,9 @@ from topicstore.contract.model import Message
 
 from .commits import Commits
 from .database_parts import Publish
-from .delivery import LiveSession
 from .dispatch import Dispatcher
 from .durable_filters import DurableFilters
+from .live_session import LiveSession
 from .model import KEEP, Ended, Keep
 from .session_state import SessionState
 from .shared.groups import Groups

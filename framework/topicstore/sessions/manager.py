@@ -19,10 +19,10 @@ from topicstore.shard.state import FrameworkWrite
 from .commits import Commits
 from .context import SessionContext
 from .database_parts import DatabaseParts
-from .delivery import LiveSession
 from .dispatch import Dispatcher
 from .durable_filters import DurableFilters
 from .inflight import MAX_PACKET_ID
+from .live_session import LiveSession
 from .model import KEEP, Delivery, Ended, GroupInfo, Keep, Release, SessionInfo, Will
 from .records import NEVER, VERSION, Keys, SessionRecord
 from .session import Session

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from topicstore.contract.columns import Constant, fold, to_iterable, to_list
 from topicstore.contract.model import Message
 from topicstore.contract.positions import COUNTER_BITS, Positions
-from topicstore.pubsub.shared_reads import Run, Stretch
+from topicstore.pubsub.read_cache import Run, Stretch
 
 from .inflight import Flight
 from .model import Delivery, SubscribeOptions

@@ -14,8 +14,8 @@ from topicstore.pubsub.publishing import PublishResult
 from topicstore.shard.state import FrameworkWrite
 
 from .context import SessionContext
-from .delivery import LiveSession
 from .inflight import MAX_PACKET_ID
+from .live_session import LiveSession
 from .records import VERSION, put
 
 __all__ = ["publish_once", "qos2_ids", "release"]

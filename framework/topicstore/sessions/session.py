@@ -10,7 +10,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.publishing import PublishResult
 
 from .context import SessionContext
-from .delivery import LiveSession
+from .live_session import LiveSession
 from .model import KEEP, Delivery, Ended, Keep, Release, SessionStatus, Start, SubscribeOptions
 from .qos2_incoming import publish_once, qos2_ids, release
 from .subscribing import status_of, subscribe, unsubscribe

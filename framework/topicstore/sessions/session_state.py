@@ -17,7 +17,7 @@ from topicstore.contract.checksums import add_checksum
 from topicstore.contract.errors import StateConflictError
 from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite, ShardState
-from topicstore.storage.keyed import state_key
+from topicstore.storage.keyed_messages import state_key
 
 from .inflight import InflightWindow
 from .records import (

@@ -9,7 +9,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.shard.state import FrameworkWrite
 
 from .context import SessionContext
-from .delivery import LiveSession
+from .live_session import LiveSession
 from .model import Start, SubscribeOptions, SubscriptionStatus, places_of
 from .records import Era
 from .shared.filters import is_shared

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from topicstore.contract.errors import SessionTakenOverError
 
-from .delivery import LiveSession
+from .live_session import LiveSession
 from .model import Ended
 from .session import Session
 

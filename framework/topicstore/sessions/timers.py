@@ -15,8 +15,8 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.state import StateWrite
 
 from .context import SessionContext
-from .delivery import LiveSession
 from .durable_filters import is_durable
+from .live_session import LiveSession
 from .model import Ended
 from .records import EXPIRY, NEVER, Timer
 from .session_state import Found, encode_session

@@ -1,7 +1,7 @@
 """Wills: messages that are published when a client's connection is lost, after a delay, or with the session's end.
 
-A will is a message under a key (`topicstore.storage.keyed`) beside its session, whose record says after which delay
-it is published, and when, once that is known.
+A will is a keyed message (`topicstore.storage.keyed_messages`) beside its session, whose record says after which
+delay it is published, and when, once that is known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite
-from topicstore.storage.keyed import message_under, store_under
+from topicstore.storage.keyed_messages import message_under, store_under
 from topicstore.storage.storage import Storage
 
 from .database_parts import Publish

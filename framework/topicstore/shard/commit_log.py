@@ -19,8 +19,8 @@ from topicstore.contract.errors import DatabaseClosedError, ReadOnlyDatabaseErro
 
 from .counters import ShardCounters
 from .locks import FairLock, owned
-from .policy import Policy
 from .records import Tail, load_tail
+from .write_settings import WriteSettings
 
 __all__ = ["CommitListener", "CommitLog", "Ticket"]
 
@@ -47,7 +47,7 @@ class Ticket(NamedTuple):
 class CommitLog:
     """The engine of one shard, the lock of everything that writes it, and how far readers may see."""
 
-    def __init__(self, number: int, engine: Engine, policy: Policy, *, read_only: bool) -> None:
+    def __init__(self, number: int, engine: Engine, policy: WriteSettings, *, read_only: bool) -> None:
         self.number = number
         self.engine = engine
         """Use it through `reader` or `open_engine`, which check that the shard is open."""

@@ -18,12 +18,12 @@ from .counters import ShardCounters
 from .epochs import Epochs
 from .generations import Generations, MakeLayout, OpenArchive
 from .locks import FairLock
-from .policy import Policy
 from .reads import Reads
 from .records import GenerationRecord
 from .rewriting import Rewriting, never
 from .verification import verify
 from .write_path import Prepared, WritePath
+from .write_settings import WriteSettings
 
 __all__ = ["Shard"]
 
@@ -35,7 +35,7 @@ class Shard:
         self,
         number: int,
         engine: Engine,
-        policy: Policy,
+        policy: WriteSettings,
         make_layout: MakeLayout,
         open_archive: OpenArchive,
         *,

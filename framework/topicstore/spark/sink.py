@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from topicstore.contract.errors import InvalidArgumentError
 
-from .promotion import Batch, abort, check_unlocked, promote
+from .commit import Batch, abort, check_unlocked, promote
 from .settings import WriteSettings
 from .staging import stage
 

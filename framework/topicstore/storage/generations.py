@@ -8,10 +8,7 @@ from typing import Any
 import attrs
 
 from topicstore.contract.options import options_dict
-from topicstore.contract.positions import first_position
-from topicstore.contract.topics import TopicFilter
 from topicstore.plugins import registry
-from topicstore.shard.generations import check_local
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
 
@@ -21,7 +18,6 @@ __all__ = [
     "GenerationInfo",
     "add_generation",
     "complete_generations",
-    "delete",
     "drop_generation",
     "generation_infos",
     "live_records",
@@ -124,20 +120,3 @@ def drop_generation(storage: Storage, generation: int) -> bool:
     if any(dropped):
         storage.hooks.topicstore_generation_dropped(db=storage, generation=generation)
     return any(dropped)
-
-
-def delete(storage: Storage, topic_filter: TopicFilter, start: int, until: int | None) -> int:
-    """Delete the matching messages of a time; see `Database.delete`."""
-    storage.check_may_write()
-    first = first_position(start)
-    ends = [(shard, shard.watermark) for shard in storage.shards]
-    if until is not None:
-        last = first_position(until) - 1
-        ends = [(shard, min(mark, last)) for shard, mark in ends]
-    # Of all shards, before the first deletes anything.
-    check_local(found for shard, end in ends for found in shard.archived_in(first, end))
-    try:
-        return sum(shard.delete(topic_filter, first, end) for shard, end in ends if first <= end)
-    finally:
-        if storage.listener is not None:
-            storage.listener.forget()

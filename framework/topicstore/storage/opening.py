@@ -22,12 +22,12 @@ from topicstore.contract.options import make_options
 from topicstore.plugins import check_pair, data_path, load_target, registry
 from topicstore.shard.generations import MakeLayout, OpenArchive
 from topicstore.shard.identity import check_identity
-from topicstore.shard.policy import Policy
 from topicstore.shard.shard import Shard
+from topicstore.shard.write_settings import WriteSettings
 
-from .data_path import DataPath
 from .directory_lock import DirectoryLock
 from .generations import complete_generations
+from .hook_implementation import DataPath
 from .manifest import Manifest, read_manifest, sync_directory, write_manifest
 from .read_only import ReadOnlyShards
 from .shard_map import ShardMap
@@ -112,7 +112,7 @@ class _Shards:
         check_identity(engine, bytes.fromhex(manifest.id), number)
         if read_only and manifest.durability == "sync":
             engine.flush_log()  # nothing may be seen that power loss could take
-        policy = Policy(
+        policy = WriteSettings(
             durability=manifest.durability,
             timestamps=manifest.timestamps,
             late=manifest.late,

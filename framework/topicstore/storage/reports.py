@@ -11,7 +11,7 @@ from topicstore.contract.layout import Damage, ReadCounters, SlabInfo, TopicNode
 from topicstore.shard.counters import ShardCounters
 from topicstore.shard.shard import Shard
 
-from .keyed_format import damaged_keyed
+from .keyed_message_records import damaged_keyed
 from .storage import Storage
 
 __all__ = ["ShardInfo", "VerifyReport", "learned_topics", "shard_info", "verify"]

@@ -14,9 +14,9 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from topicstore import Message
 from topicstore.contract.engine import DATA, INDEX, Engine, Key, WriteBatch
 from topicstore.contract.layout import CompactStep
-from topicstore_conformance.conditions.needing import need
 from topicstore_conformance.conditions.profiles import MACHINE, tries
-from topicstore_conformance.database.machine import DatabaseMachine
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.database.state_machine import DatabaseMachine
 from topicstore_conformance.faults.threads import Beside
 from topicstore_conformance.oracle.checks import drain
 from topicstore_conformance.subjects.pairs import Pair, known

@@ -14,7 +14,7 @@ import click
 import topicstore
 from topicstore.cli.files.importing import Imported, Transfer
 from topicstore.cli.files.source import Source
-from topicstore.cli.files.sources import FORMATS, STANDARD_INPUT, open_source
+from topicstore.cli.files.source_detection import FORMATS, STANDARD_INPUT, open_source
 from topicstore.cli.terminal.options import PATH, arguments_of, creation_options, json_option
 from topicstore.storage.manifest import MANIFEST, read_manifest
 
@@ -131,7 +131,7 @@ def _sources(
 ) -> list[Source]:
     if not is_export:
         return [open_source(file, file_format, name)]
-    from topicstore.cli.files.exported import open_export
+    from topicstore.cli.files.export_source import open_export
 
     return open_export(file, db)
 

@@ -11,7 +11,7 @@ import attrs
 import click
 
 import topicstore
-from topicstore.cli.files.writing import format_of, write_messages
+from topicstore.cli.files.output import format_of, write_messages
 from topicstore.cli.terminal.asking import check_can_ask, confirmed, yes_option
 from topicstore.cli.terminal.groups import GroupWithDefault
 from topicstore.cli.terminal.options import PATH, json_option

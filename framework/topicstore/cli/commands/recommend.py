@@ -24,7 +24,7 @@ from topicstore import (
 )
 from topicstore.cli.files.rows import BadRowError, Rows
 from topicstore.cli.files.source import Source
-from topicstore.cli.files.sources import FORMATS, STANDARD_INPUT, open_source
+from topicstore.cli.files.source_detection import FORMATS, STANDARD_INPUT, open_source
 from topicstore.cli.terminal.exits import DAMAGED, Failure
 from topicstore.cli.terminal.options import PATH, arguments_of, json_option
 from topicstore.contract.columns import to_iterable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 import topicstore
-from topicstore.cli.files.writing import FORMATS, format_of, open_output, write_messages, write_parquet
+from topicstore.cli.files.output import FORMATS, format_of, open_output, write_messages, write_parquet
 from topicstore.cli.terminal.options import PATH, time_options
 from topicstore.contract.positions import time_of
 from topicstore.contract.replay_plan import Order

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 import topicstore
-from topicstore.cli.files.writing import format_of, write_messages
+from topicstore.cli.files.output import format_of, write_messages
 from topicstore.cli.terminal.options import PATH
 
 __all__ = ["retained"]

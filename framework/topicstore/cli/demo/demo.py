@@ -21,7 +21,7 @@ from topicstore import Database, ImportSourceError, matches
 from topicstore.cli.files.formats import encode_lines
 from topicstore.cli.files.importing import Imported, Transfer
 from topicstore.cli.files.rows import BadRowError
-from topicstore.cli.files.sources import open_source
+from topicstore.cli.files.source_detection import open_source
 from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
 from topicstore.cli.terminal.options import PATH
 from topicstore.storage.directory_lock import DirectoryLock

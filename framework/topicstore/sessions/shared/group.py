@@ -17,7 +17,7 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
-from topicstore.pubsub.shared_reads import Run
+from topicstore.pubsub.read_cache import Run
 from topicstore.sessions.dispatch import Channel, Channels
 from topicstore.sessions.records import VERSION, decode, put
 from topicstore.shard.state import FrameworkWrite, ShardState

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import xxhash
 
 from topicstore.contract.columns import to_iterable, to_list
-from topicstore.pubsub.shared_reads import Stretch
+from topicstore.pubsub.read_cache import Stretch
 
 from .records import PackedPlaces
 

@@ -11,7 +11,7 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.positions import time_of
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
-from topicstore.pubsub.shared_reads import Run
+from topicstore.pubsub.read_cache import Run
 from topicstore.sessions.model import SubscribeOptions
 from topicstore.sessions.portions import Portion, expiry_of, portion_at
 from topicstore.sessions.records import VERSION, Era, Keys, SubscriptionRecord, put

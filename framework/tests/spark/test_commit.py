@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
-from topicstore.spark import promotion
+from topicstore.spark import commit as promotion
 from topicstore.spark.settings import WriteSettings
 from topicstore.spark.staging import in_order, runs_of, stage
 
 FIRST = 1_700_000_000_000_000
 COMMIT = """
-from topicstore.spark import promotion
+from topicstore.spark import commit as promotion
 from topicstore.spark.settings import WriteSettings
 
 def store(self, runs, _store=promotion._Promotion._store):

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from topicstore_benchmarks.memory import peak_of
+from topicstore_benchmarks.peak_memory import peak_of
 
 __all__ = ["machine", "peak_memory", "versions"]
 

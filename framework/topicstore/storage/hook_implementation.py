@@ -30,8 +30,8 @@ from topicstore.shard.locks import holding
 from topicstore.shard.shard import Shard
 from topicstore.shard.write_path import Prepared
 
-from .keyed_format import GENERATION as KEYED
-from .keyed_format import encode_keyed, read_keyed
+from .keyed_message_records import GENERATION as KEYED
+from .keyed_message_records import encode_keyed, read_keyed
 from .shard_map import ShardMap
 
 __all__ = ["DataPath"]

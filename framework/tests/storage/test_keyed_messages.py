@@ -14,8 +14,8 @@ from topicstore.contract.engine import STATE, WriteBatch
 from topicstore.contract.iterators import Iterator as Place
 from topicstore.plugins import Registry
 from topicstore.shard.state import FrameworkWrite
-from topicstore.storage.keyed import message_under, messages_under, state_key, store_under
-from topicstore_conformance.conditions.needing import need
+from topicstore.storage.keyed_messages import message_under, messages_under, state_key, store_under
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.subjects.pairs import known
 

@@ -17,7 +17,7 @@ from topicstore.contract.model import Message
 from topicstore.contract.requests import Destinations, StoreResult
 from topicstore.contract.state import StateWrite
 
-from .keyed_format import iterator_over, key_in, state_key
+from .keyed_message_records import iterator_over, key_in, state_key
 from .storage import Storage
 
 __all__ = ["batches_between", "message_under", "messages_under", "state_key", "store_under"]
@@ -42,7 +42,6 @@ def store_under(
     stored: by message, whether it also goes to the streams; by default none does.
     state:  writes by shard; all of a shard is committed in one engine write.
     """
-    batch = MessageBatch.of(messages)
     batch = MessageBatch.of(messages)
     for name, column in (("keys", keys), ("shards", shards), ("stored", stored)):
         if column is not None and len(column) != len(batch):

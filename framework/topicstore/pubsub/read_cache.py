@@ -1,4 +1,4 @@
-"""`SharedReads`: what was read of the streams, once for everybody who stands in front of it.
+"""`ReadCache`: what was read of the streams, once for everybody who stands in front of it.
 
 A scan brings a `Stretch` of a shard, of which each consumer gets its `Run`. Stretches stay in memory as long as there
 is room, for consumers who come by the same place later.
@@ -23,9 +23,9 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.shard.records import GenerationRecord
 from topicstore.storage.storage import Storage
 
-from .visibility import VisibilityWatcher
+from .visibility_watcher import VisibilityWatcher
 
-__all__ = ["Run", "SharedReads", "Stretch"]
+__all__ = ["ReadCache", "Run", "Stretch"]
 
 _ROWS = 131_072
 """Messages that are kept in memory for consumers who come by the same place."""
@@ -106,7 +106,7 @@ class _Gap:
     last: int
 
 
-class SharedReads:
+class ReadCache:
     """The reads of everybody who follows one open database. All methods may be called from any thread."""
 
     def __init__(self, storage: Storage) -> None:

@@ -1,4 +1,4 @@
-"""The stored form of keyed messages, and how they are read through the hooks; see `topicstore.storage.keyed`.
+"""The stored form of keyed messages, and how they are read through the hooks; see `topicstore.storage.keyed_messages`.
 
 Stored form (state keyspace; keys begin with a byte of one, left out here)::
 

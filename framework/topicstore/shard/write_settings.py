@@ -8,11 +8,11 @@ import attrs
 
 from topicstore.contract.positions import MAX_TIME
 
-__all__ = ["Policy"]
+__all__ = ["WriteSettings"]
 
 
 @attrs.frozen(kw_only=True)
-class Policy:
+class WriteSettings:
     """How a shard's messages get their positions, and when they are durable."""
 
     durability: str

@@ -8,7 +8,7 @@ from topicstore.contract.engine import KEYSPACES, STATE, Engine, WriteBatch
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.subjects.subject import LayoutSubject
 
-from .stored import Fixtures, Stored, numbered, span
+from .fixtures import Fixtures, Stored, numbered, span
 
 __all__ = ["Structure"]
 
