@@ -6,6 +6,7 @@ write into files that the parent goes on using.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from typing import Protocol
@@ -33,8 +34,9 @@ def leak(*objects: object) -> None:
 
 
 def _leave_to_parent() -> None:
-    for engine in list(_engines):
-        engine.leave_to_parent()
+    with contextlib.ExitStack() as left:  # each, whatever another raises
+        for engine in list(_engines):
+            left.callback(engine.leave_to_parent)
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -454,6 +454,7 @@ def test_a_plugin_may_only_wrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr("topicstore.storage.opening.registry", lambda: Registry(entries))
     with pytest.raises(ts.PluginError, match="topicstore_store of plugin 'replaces' must be"):
         ts.open(tmp_path / "db", plugins=["replaces"])
+    assert not (tmp_path / "db").exists()
 
 
 def test_options_of_layouts(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,61 @@ def test_closed_under_a_reader(path: Path, reader: Callable[[Path], Iterator[byt
     with pytest.raises(ts.DatabaseClosedError):
         list(reading)
     whole(path).close()
+
+
+@pytest.mark.parametrize("holder", ["writer", "subscription"])
+@pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")
+def test_sessions_work_as_long_as_somebody_holds_it_open(path: Path, holder: str) -> None:
+    """Whoever that is; sessions by themselves don't."""
+    db = ts.open(path)
+    session = db.sessions.open("me", expiry_interval=None)
+    held: Any = db.writer() if holder == "writer" else db.subscribe("#")
+    del db
+    gc.collect()
+    session.subscribe("a/#", 1)
+    session.publish([ts.Message("a/b", b"new", "me", 1)])
+    assert [b"new"] == [packet.message.payload for packet in session.deliver()]
+    held.close()
+    del held
+    gc.collect()
+    with pytest.raises(ts.DatabaseClosedError):
+        session.subscribe("b/#")
+    ts.open(path).close()
+
+
+def test_what_fails_after_the_files_are_open_gives_them_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the error, and with it all frames that it passed, is still held."""
+
+    def fail(_: object) -> None:
+        raise ts.CorruptionError("a segment can't be read", "shard 0")
+
+    monkeypatch.setattr("topicstore.database.CompactionScheduler", fail)
+    with pytest.raises(ts.CorruptionError):
+        ts.open(path)
+    monkeypatch.undo()
+    ts.open(path).close()
+
+
+def test_nobody_listens_to_what_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also who asked before it was closed, and comes to it after: nothing would ever wake it."""
+    db = ts.open(path)
+    monkeypatch.setattr(db.storage, "check_may_write", db.close)  # it is closed between the question and the answer
+    with pytest.raises(ts.DatabaseClosedError):
+        db.subscribe("#")
+    with pytest.raises(ts.DatabaseClosedError):
+        db.storage.on_close(db.close)
+
+
+def test_closing_tells_listeners_then_plugins_then_the_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a plugin may wait for somebody who listens, and read; the lock is given back when nothing runs any more."""
+    db, done = ts.open(path), []
+    shard, hub, storage = db.storage.shards[0], db.hub, db.storage
+    close = shard.close
+    monkeypatch.setattr(hub, "stop", partial(done.append, "listeners"))
+    monkeypatch.setattr(storage.hooks, "topicstore_closed", lambda **_: done.append("plugins"))
+    monkeypatch.setattr(storage, "_close_shards", lambda: (done.append("shards"), close()))
+    monkeypatch.setattr(hub, "join", partial(done.append, "threads"))
+    unlock = storage._unlock
+    monkeypatch.setattr(storage, "_unlock", lambda: (done.append("lock"), unlock()))
+    db.close()
+    assert ["listeners", "plugins", "listeners", "shards", "threads", "lock"] == done

@@ -15,8 +15,8 @@ class BackgroundTask:
     """Runs ``work`` in a thread of its own each time that it was woken, or that ``interval`` is over.
 
     name: what is worked at, for the thread and for warnings.
-    work: is told whether it was woken. What it raises is warned of and kept as `failure`; `DatabaseClosedError` ends
-          the thread without a word.
+    work: is told whether it was woken. What it raises is warned of and kept as `failure`, but for `DatabaseClosedError`
+          once it was told to stop.
     goes_on: whether a failure leaves the thread to try again when it is woken next.
     """
 
@@ -40,8 +40,9 @@ class BackgroundTask:
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self.stopping.is_set():
-                    self._thread = threading.Thread(target=self._run, name=f"topicstore-{self._name}", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._run, name=f"topicstore-{self._name}", daemon=True)
+                    thread.start()
+                    self._thread = thread
 
     def stop(self) -> None:
         """Work no more, now or later. Doesn't wait; `join` does. May be called twice."""
@@ -62,9 +63,9 @@ class BackgroundTask:
                 return
             try:
                 self._work(woken)
-            except DatabaseClosedError:
-                return
             except Exception as error:  # noqa: BLE001 - whatever it is, it must be shown and not end in the thread
+                if isinstance(error, DatabaseClosedError) and self.stopping.is_set():
+                    return
                 self.failure = str(error) or type(error).__name__
                 what = "failed" if self._goes_on else "has ended"
                 warnings.warn(f"background {self._name} {what}: {self.failure}", RuntimeWarning, stacklevel=1)

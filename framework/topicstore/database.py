@@ -15,8 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .contract.arguments import check_count
 from .contract.batch import MessageBatch
-from .contract.errors import DatabaseClosedError, InvalidArgumentError
+from .contract.errors import InvalidArgumentError
 from .contract.iterators import Iterator as StreamIterator
 from .contract.layout import TopicNode
 from .contract.model import Message
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from .pubsub.persistence_rules import PersistenceRules
     from .pubsub.subscription import Subscription
     from .sessions import Sessions
-    from .sessions.database_parts import DatabaseParts
     from .storage.explain import Explanation
 
 __all__ = ["BATCH_SIZE", "Database"]
@@ -78,7 +78,7 @@ class Database:
         self.shard_map = storage.shard_map
         """How client ids map to shards."""
         self.queues = queues
-        """Durable, bounded queues beside the messages."""
+        """Durable, bounded queues beside the messages. They are closed with the database, and don't hold it open."""
         self.archives = Archives(storage)
         """Generations exported as Parquet."""
         self.retention = Retention(storage, remove_expired)
@@ -119,6 +119,7 @@ class Database:
         `TimestampAheadError`), `StateConflictError`, `StorageFullError`, `ShardReadOnlyError`. If
         the engine fails at one shard, the shards of lower number have committed their part.
         """
+        self.storage.check_may_write()  # before messages are taken out of an iterator
         return self.storage.write(MessageBatch.of(messages), state or {})
 
     def publish(
@@ -188,6 +189,7 @@ class Database:
 
         Later calls may return more: new topics and generations bring new streams.
         """
+        self.storage.check_open()
         return self.storage.streams(TopicFilter(topic_filter), to_microseconds(start))
 
     def iterate(self, stream: Stream, topic_filter: str, start: Time = 0) -> StreamIterator:
@@ -272,6 +274,7 @@ class Database:
     def _request(
         self, topic_filter: str, start: Time, until: Time | None, order: Order | None, batch_size: int
     ) -> ReplayRequest:
+        self.storage.check_open()
         return ReplayRequest(
             db=self.storage,
             topic_filter=TopicFilter(topic_filter),
@@ -291,9 +294,9 @@ class Database:
             if self._hub is None:
                 from .pubsub.hub import Hub
 
-                self._hub = Hub(self.storage)
-                self.storage.on_close(self._hub.stop, self._hub.join)
-                self.storage.listen(self._hub)
+                hub = Hub(self.storage)
+                self.storage.listen(hub)
+                self._hub = hub
             return self._hub
 
     def subscribe(
@@ -316,9 +319,12 @@ class Database:
         """
         from .pubsub.subscription import Subscription
 
-        return Subscription(
-            self.storage, self.hub, TopicFilter(topic_filter), start, window=window, batch_size=batch_size
-        )
+        self.storage.check_open()
+        parsed = TopicFilter(topic_filter)
+        check_count("batch_size", batch_size)
+        if window is not None:
+            check_count("window", window)
+        return Subscription(self.storage, self.hub, parsed, start, window=window, batch_size=batch_size)
 
     @property
     def sessions(self) -> Sessions:
@@ -326,32 +332,11 @@ class Database:
         with self._beginning:
             if self._sessions is None:
                 from .sessions import Sessions
+                from .sessions.database_parts import DatabaseParts
 
                 self.storage.check_open()
-                self._sessions = Sessions(self._parts())
+                self._sessions = Sessions(DatabaseParts.of(self.storage, self.hub, self.persistence))
             return self._sessions
-
-    def _parts(self) -> DatabaseParts:
-        """Return what sessions need. They hold the database weakly, else one that nobody holds would not be closed."""
-        from .sessions.database_parts import DatabaseParts
-
-        this = weakref.ref(self)
-
-        def database() -> Database:
-            found = this()
-            if found is None:
-                raise DatabaseClosedError("the database is closed")
-            return found
-
-        return DatabaseParts(
-            states=[self.state(shard) for shard in range(len(self.storage.shards))],
-            shard_of=self.shard_map.of,
-            clock=self.storage.clock,
-            hub=self.hub,
-            publish=lambda messages, *, state=None: database().publish(messages, state=state),
-            retained=lambda topic_filter: database().retained(topic_filter),
-            storage=lambda: database().storage,
-        )
 
     @property
     def reading(self) -> Mode | None:
@@ -383,6 +368,7 @@ class Database:
         them, and iterators stay valid. Raises `GenerationError`, and deletes nothing, if it reaches
         into a generation that was archived.
         """
+        self.storage.check_may_write()
         return delete(self.storage, TopicFilter(topic_filter), to_microseconds(start), _microseconds(until))
 
     # --- generations ---

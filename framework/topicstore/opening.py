@@ -86,7 +86,11 @@ def open(  # noqa: A001 - the name people know from every other store
     storage = _open_or_create(Path(path), wanted, plugins, options or {}, clock, read_only=read_only)
     open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clock)
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
-    return Database(storage, queues, auto_compact=auto_compact and not read_only)
+    try:
+        return Database(storage, queues, auto_compact=auto_compact and not read_only)
+    except BaseException:
+        storage.close()
+        raise
 
 
 def create(path: str | Path, **arguments: Any) -> Database:

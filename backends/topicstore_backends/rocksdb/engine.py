@@ -34,8 +34,10 @@ from .scans import Cursor, RocksdbSnapshot, Scan, values_of
 
 __all__ = ["RocksdbEngine", "RocksdbReader"]
 
+# Keys, looked up together and in their order, from which on they are walked to and the block cache is left as it
+# is: so many would wash out what is read again and again, and to put a block there takes as long as to read it.
 MANY_KEYS = 256
-# How often a reader tries to open a database whose files come and go.
+# Entries that `RocksdbEngine.verify` walks before it lets others at the lock.
 VERIFY_STEPS = 1000
 
 

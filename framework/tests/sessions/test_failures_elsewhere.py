@@ -7,13 +7,19 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import topicstore as ts
 from topicstore import plugins
+from topicstore.contract.errors import EngineError
 from topicstore.contract.positions import first_position
 from topicstore.plugins import Registry
 from topicstore.sessions import Delivery, Release, Session, Sessions
+from topicstore.sessions.records import Keys
+from topicstore.sessions.session_state import SessionState, encode_session
+from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE
 
@@ -288,3 +294,38 @@ def test_effective_qos_never_exceeds_the_subscriptions(
     again = sessions.open("subscriber", expiry_interval=None).deliver()
     assert sum(item.packet_id > 0 for item in first) == len(again)
     assert all(item.qos <= wanted for item in again if isinstance(item, Delivery))
+
+
+@pytest.mark.parametrize("after", ["overtaken", "committed"])
+def test_a_session_whose_end_fails_is_not_waited_for(
+    sessions: Sessions, clock: Clock, publish: Publish, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """A silent client's end that fails, before or after it was committed, leaves nothing that is ready for ever."""
+    silent = sessions.open("silent", keep_alive=10, expiry_interval=None)
+    silent.subscribe("a/#", 1)
+    other = sessions.open("other", expiry_interval=None)
+    other.subscribe("a/#", 1)
+    assert [] == sessions.deliver()
+    states = sessions.states
+    if after == "overtaken":
+        found = states.find("silent")
+        assert found is not None
+        elsewhere = encode_session("silent", msgspec.structs.replace(found.record, guard=found.record.guard + 5))
+        states.states[states.shard_of("silent")].write([FrameworkWrite(Keys("silent").session, elsewhere.stored)])
+    else:
+        timers, failing = SessionState.timers, [EngineError("the disk is gone")]
+
+        def fail_once(self: SessionState, shard: int) -> Any:
+            if failing and silent.ended is not None:
+                raise failing.pop()
+            return timers(self, shard)
+
+        monkeypatch.setattr(SessionState, "timers", fail_once)
+    for _ in range(3):
+        clock.now += 30 * SECOND
+        sessions.tick()
+    assert silent.ended is not None
+    assert [] == sessions.deliver()
+    assert not sessions.wait(0)
+    publish("new")
+    assert ["new"] == payloads([item for _, items in sessions.deliver() for item in items])

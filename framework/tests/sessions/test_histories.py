@@ -28,8 +28,20 @@ import topicstore as ts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from topicstore import database
 from topicstore.contract.positions import time_of
-from topicstore.sessions import Delivery, Release, Session, SessionEndedError, Sessions, SubscribeOptions, Will
+from topicstore.pubsub.publishing import publish
+from topicstore.sessions import (
+    Delivery,
+    Release,
+    Session,
+    SessionEndedError,
+    Sessions,
+    SubscribeOptions,
+    Will,
+    database_parts,
+)
+from topicstore.storage.storage import Storage
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.killing import Countdown, moment_of
@@ -54,15 +66,14 @@ class Store:
         self.clock = Clock(now)
         self.db = ts.open(path, clock=self.clock, auto_compact=False, **how)
         self.outcomes: list[Outcome] = []
-        self._publish, self.db.publish = self.db.publish, self.publish  # type: ignore[method-assign]
+        database.publish = database_parts.publish = self.publish  # type: ignore[attr-defined, assignment]
 
-    def publish(self, messages: Any, **how: Any) -> Any:
-        """Publish, and note what became of each message: of wills, too."""
-        messages = list(messages)
-        result = self._publish(messages, **how)
+    def publish(self, storage: Storage, batch: ts.MessageBatch, state: Any, **how: Any) -> Any:
+        """Publish, and note what became of each message: of those that clients publish, and of wills, too."""
+        result = publish(storage, batch, state, **how)
         stored = [message.payload for message in result.batch.to_messages()] if result.stored else []
         times = {payload: time_of(id_.position) for payload, id_ in zip(stored, result.ids, strict=True)}
-        self.outcomes += [(message, times.get(message.payload)) for message in messages]
+        self.outcomes += [(message, times.get(message.payload)) for message in batch.to_messages()]
         return result
 
     def call(self, now: int, target: str, name: str, *args: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
@@ -90,6 +101,7 @@ class Store:
 
     def close(self) -> None:
         self.db.close()
+        database.publish = database_parts.publish = publish  # type: ignore[attr-defined]
 
 
 def _plain(result: Any) -> Any:

@@ -78,7 +78,7 @@ class MessageBatch:
         if isinstance(messages, Iterable) and not isinstance(messages, (Message, str, bytes)):
             return cls.from_messages(messages)
         raise InvalidArgumentError(
-            f"store takes messages (a list, say), a MessageBatch or a RecordBatch, not a {type(messages).__name__}"
+            f"messages come as a list (say), a MessageBatch or a RecordBatch, not as a {type(messages).__name__}"
         )
 
     @classmethod

@@ -9,7 +9,7 @@ the moment it was sealed. So messages stay for ``max_age`` at least, and about `
 at most. Bytes are those of the values that layouts wrote (``live_bytes``), not the engine's files, and only of
 generations that are local.
 
-With ``archive_to``, generations that would be dropped are archived there instead (`Database.archive`), and stay
+With ``archive_to``, generations that would be dropped are archived there instead (`Archives.archive`), and stay
 until somebody drops them. If that fails they stay local, and the run raises; by itself it is tried again a minute
 later at the earliest.
 
@@ -237,8 +237,10 @@ class Retention:
 
     def _work(self, woken: bool) -> None:
         """Do what is due, in the background; at every interval also what nothing that was stored announces."""
+        storage = self._storage_ref()
+        if storage is None:  # nobody holds the database any more; it is about to be closed
+            return
         if woken:
-            storage = self._storage()
             self._sweep(storage, storage.clock())
         else:
             self.run()

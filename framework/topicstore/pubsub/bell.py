@@ -91,10 +91,11 @@ class ListeningTask(_Listening):
 
     async def wait(self) -> bool:
         """Return True when the bell rings, or did since the last call, and False when the time is over."""
-        try:
-            await asyncio.wait_for(self._woken.wait(), self._left())
-        except TimeoutError:
-            return False
+        if not self._woken.is_set():  # else it rang, though the time may be over
+            try:
+                await asyncio.wait_for(self._woken.wait(), self._left())
+            except TimeoutError:
+                return False
         self._woken.clear()
         self._told = False  # before the caller looks: what happens from here on wakes it again
         return True

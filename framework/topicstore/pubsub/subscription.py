@@ -147,9 +147,6 @@ class Subscription:
         window: int | None,
         batch_size: int,
     ) -> None:
-        check_count("batch_size", batch_size)
-        if window is not None:
-            check_count("window", window)
         self._storage = storage  # which stays open as long as somebody follows it
         self._window = window
         self._batch_size = batch_size

@@ -230,9 +230,10 @@ class LiveSession:
         self.failed(failure)
 
     def failed(self, failure: TopicstoreError) -> None:
-        """Something could not be read or committed: it is tried again at the next tick."""
+        """Something could not be read or committed: it is tried again at the next tick, unless it has ended."""
         self.failure = failure
-        self._dispatcher.failed[self] = None
+        if self.ended is None:
+            self._dispatcher.failed[self] = None
 
     def go_on(self) -> None:
         """Wait for no tick: the client's own thread asks for more."""

@@ -14,11 +14,12 @@ from topicstore.contract.errors import (
     TopicstoreError,
 )
 from topicstore.contract.topics import check_utf8
+from topicstore.pubsub.publishing import PublishResult
 from topicstore.shard.state import FrameworkWrite
 
 from .commits import Commits
 from .context import SessionContext
-from .database_parts import DatabaseParts
+from .database_parts import DatabaseParts, Messages, StateWrites
 from .dispatch import Dispatcher
 from .durable_filters import DurableFilters
 from .inflight import MAX_PACKET_ID
@@ -62,17 +63,21 @@ class Sessions:
         self._connections = Connections()
         self._commits = Commits(self.states, self._connections.overtaken)
         self._filters = DurableFilters(self.states.all_subscriptions, self._lock)
+
+        def publish(messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
+            return parts.publish(messages, state, self._filters.wants)
+
         self._context = SessionContext(
             dispatcher=self.dispatcher,
             states=self.states,
             filters=self._filters,
             groups=self.shared,
             commits=self._commits,
-            publish=parts.publish,
+            publish=publish,
             retained=parts.retained,
             end=self._end_locked,
         )
-        self._wills = Wills(self.states, parts.storage, parts.publish)
+        self._wills = Wills(self.states, parts.storage, publish)
         self._timers = Timers(self._context, self._connections, self._wills)
 
     # --- opening ---

@@ -18,7 +18,7 @@ msgpack array that begins with the version 1::
     "t"  time:8 kind:1 client a timer, in microseconds since the epoch: [1]; kind "e" the session ends, "w" its
                               will is due. It counts if the session's record names the same time.
 
-A will is a kept message (`topicstore.storage.keyed_messages`) under ``"w" client``.
+A will is a keyed message (`topicstore.storage.keyed_messages`) under ``"w" client``.
 
 Flights and packet ids to release are numbered in one sequence. An id that stands in two of them
 belongs to the later: it was free when that was written, the other just had not been written anew.

@@ -110,6 +110,8 @@ class Timers:
                     self._context.end(session, Ended.KEEP_ALIVE, send_will=True)
                 except TopicstoreError as failure:
                     session.failed(failure)
+                    if session.ended is not None:
+                        continue
                     heapq.heappush(self._silences, _Silence(now + _LONGEST_PAUSE, next(self._order), session))
             else:
                 self.watch(session)

@@ -1,6 +1,6 @@
 """Exporting sealed generations with Spark: a task for each shard and generation.
 
-It writes what `Database.export` writes (`topicstore.lifecycle.export_format`), just as complete: each attempt of
+It writes what `Archives.export` writes (`topicstore.lifecycle.export_format`), just as complete: each attempt of
 a task writes under a name of its own, compares every row, and gives the slab its name by one rename. Of attempts
 that are tried again, or run side by side, one does that, and the others find it done. So the target must be a
 directory that driver and workers share, like the database.
@@ -30,7 +30,7 @@ def export(
 ) -> ExportReport:
     """Write sealed generations of the database at ``path``, by default all, as partitioned Parquet.
 
-    Raises what `Database.export` raises where the export is planned; where a task fails more often than Spark
+    Raises what `Archives.export` raises where the export is planned; where a task fails more often than Spark
     tries it, Spark's own error, which shows that of the task. What other tasks have written then stays, and the
     next export goes on with what is missing. Where only one process can have the database open, one task does it all.
     """

@@ -45,9 +45,10 @@ _Rows = np.ndarray | None
 class DataPath:
     """Stores to, lists, reads and plans over the shards of one database."""
 
-    def __init__(self, database: bytes, shards: Sequence[Shard], shard_map: ShardMap, clock: Callable[[], int]) -> None:
+    def __init__(self, database: bytes, shard_map: ShardMap, clock: Callable[[], int]) -> None:
         self._database = database
-        self._shards = shards
+        self.shards: Sequence[Shard] = ()
+        """Set when they are open: plugins that don't fit are refused before any file is made."""
         self._shard_map = shard_map
         self._clock = clock
 
@@ -55,7 +56,7 @@ class DataPath:
     def topicstore_store(self, request: StoreRequest) -> StoreResult:
         """Commit each shard's part; all parts are checked before the first is committed."""
         parts = _parts(request, self._shard_map)
-        touched = [self._shards[number] for number, _, _ in parts]
+        touched = [self.shards[number] for number, _, _ in parts]
         tickets: list[Ticket] = []
         try:
             with holding(shard.lock for shard in touched):
@@ -80,7 +81,7 @@ class DataPath:
                 pattern=info.pattern,
                 sealed=record.sealed is not None,
             )
-            for shard in self._shards
+            for shard in self.shards
             for record, slab in shard.slabs()
             if record.last_position is None or record.last_position >= first
             for info in slab.streams(request.topic_filter)
@@ -91,12 +92,12 @@ class DataPath:
         """Read on from the iterator's place."""
         iterator = request.iterator
         if iterator.generation == KEYED:
-            return read_keyed(request, self._shards[iterator.shard])
+            return read_keyed(request, self.shards[iterator.shard])
         bound = request.bound
         if request.until is not None:
             before = first_position(request.until) - 1
             bound = before if bound is None else min(bound, before)
-        step, ended = self._shards[iterator.shard].next(
+        step, ended = self.shards[iterator.shard].next(
             iterator.generation,
             iterator.stream,
             TopicFilter(iterator.topic_filter),
@@ -121,11 +122,11 @@ class DataPath:
     def topicstore_replay(self, request: ReplayRequest) -> ReplayPlan:
         """Read each shard's generations in turn, by the streams that its layout finds cheapest."""
         began = time.monotonic()
-        bounds = [_bound(shard, request) for shard in self._shards]  # of one moment: planning may wait
+        bounds = [_bound(shard, request) for shard in self.shards]  # of one moment: planning may wait
         first = first_position(request.start)
         plans = [
             shard.plan(self._database, request.topic_filter, first, bound, since=began)
-            for shard, bound in zip(self._shards, bounds, strict=True)
+            for shard, bound in zip(self.shards, bounds, strict=True)
         ]
         plans = [plan for plan in plans if plan.generations]
         return ReplayPlan(shards=plans, order=request.order, batch_size=request.batch_size)

@@ -65,18 +65,22 @@ def open_storage(
     target: type[Backend] = load_target(spec)
     backend = target(make_options(manifest.backend, target.Options, options.get(manifest.backend, {})))
     make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before any file
+    shard_map = ShardMap(manifest.shards)
+    implementation = DataPath(bytes.fromhex(manifest.id), shard_map, clock)
+    hooks = data_path(wrappers, implementation).hook  # refuses plugins that don't fit
     make_shard = _Shards(manifest, clock, make_layout, open_archive(path, manifest))
-    with contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as locked, contextlib.ExitStack() as opened:
         shards: Sequence[Shard]
         with _full_disk_translated():
             if read_only:
                 shards = _open_to_read(path, manifest, backend, make_shard, lazily=lazily)
-                undo.callback(shards.close)
+                opened.callback(shards.close)
             else:
                 persistent = "persistent" in spec.capabilities
-                manifest, shards = _open_to_write(path, manifest, options, backend, make_shard, persistent, undo)
-        shard_map = ShardMap(manifest.shards)
-        hooks = data_path(wrappers, DataPath(bytes.fromhex(manifest.id), shards, shard_map, clock)).hook
+                manifest, shards = _open_to_write(
+                    path, manifest, options, backend, make_shard, persistent, locked, opened
+                )
+        implementation.shards = shards
         storage = Storage(
             path,
             manifest,
@@ -87,7 +91,8 @@ def open_storage(
             make_layout=make_layout,
             shard_map=shard_map,
             clock=clock,
-            release=undo.pop_all().close,
+            close_shards=opened.pop_all().close,
+            unlock=locked.pop_all().close,
         )
     try:
         storage.hooks.topicstore_opened(db=storage)
@@ -149,13 +154,14 @@ def _open_to_write(
     backend: Backend,
     make_shard: _Shards,
     persistent: bool,
-    undo: contextlib.ExitStack,
+    locked: contextlib.ExitStack,
+    opened: contextlib.ExitStack,
 ) -> tuple[Manifest, list[Shard]]:
-    """Return the shards, and the manifest as it is now; ``undo`` closes everything again."""
+    """Return the manifest as it is now and the shards, which ``opened`` closes; ``locked`` gives back the lock."""
     creating = not manifest.complete
     if persistent:
         path.mkdir(parents=True, exist_ok=True)
-        undo.callback(DirectoryLock(path).release)
+        locked.callback(DirectoryLock(path).release)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
@@ -167,7 +173,7 @@ def _open_to_write(
         except BaseException:
             engine.close()
             raise
-        undo.callback(shards[-1].close)
+        opened.callback(shards[-1].close)
     complete_generations(shards, manifest.layout, options.get(manifest.layout, {}))
     if creating:
         manifest = attrs.evolve(manifest, complete=True)

@@ -12,7 +12,7 @@ writers out; nothing can change then, and a refresh has nothing to do.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, overload
@@ -96,6 +96,9 @@ class ReadOnlyShards(Sequence[Shard]):
 
     def __getitem__(self, index: int | slice) -> Shard | list[Shard]:
         return self._views[index]
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(self._views)  # all of one moment, though it is refreshed meanwhile
 
     def __len__(self) -> int:
         return self._count

@@ -1,7 +1,7 @@
 """`Storage`: the shards of one open database, behind its hooks. `topicstore.storage.opening` makes one.
 
-Everything that keeps a database open holds this: iterators of replays, subscriptions, features. What listens,
-retention, compaction, queues, registers with it (`after_store`, `on_close`) and holds it weakly, so that a database
+Whoever reads holds this, and so keeps the database open. What it holds itself, who listens, retention, compaction and
+queues, which register with `listen`, `after_store` and `on_close`, holds it weakly or not at all, so that a database
 that nobody holds any more is closed.
 """
 
@@ -61,6 +61,12 @@ class StorageListener(CommitListener, Protocol):
     def forget(self) -> None:
         """Messages were deleted or archived: what was read before may not be handed out any more."""
 
+    def stop(self) -> None:
+        """The database is about to be closed: nobody is told anything more, and who waits is let go."""
+
+    def join(self) -> None:
+        """Return when no thread of it runs. The shards are closed by then."""
+
 
 class Storage:
     """The shards of one open database, behind its hooks. All methods may be called from any thread.
@@ -80,7 +86,8 @@ class Storage:
         make_layout: Callable[[str, Mapping[str, Any]], Layout],
         shard_map: ShardMap,
         clock: Callable[[], int],
-        release: Callable[[], None],
+        close_shards: Callable[[], None],
+        unlock: Callable[[], None],
     ) -> None:
         self.path = path
         self.manifest = manifest
@@ -105,9 +112,13 @@ class Storage:
         """Called with the number of messages that were stored. Guarded by nothing: set while it is opened."""
         self.listener: StorageListener | None = None
         """None as long as nobody follows what is stored; see `listen`."""
-        self._release = release
-        self._on_close: list[tuple[Callable[[], object], Callable[[], object] | None]] = []
+        self._close_shards = close_shards
+        self._unlock = unlock
         self._closing = threading.Lock()
+        """Held while it is closed, or refreshed."""
+        self._registering = threading.RLock()  # a garbage collection inside may close the database
+        """Guards what follows, and `listener`."""
+        self._on_close: list[Callable[[], object]] = []
         self._closed = False
         self._owner = os.getpid()
 
@@ -225,8 +236,10 @@ class Storage:
     # --- being told ---
 
     def listen(self, listener: StorageListener) -> None:
-        """Tell a listener, the only one, of everything that is committed from now on."""
-        self.listener = listener
+        """Tell a listener, the only one, of everything that is committed from now on. Raises `DatabaseClosedError`."""
+        with self._registering:
+            self.check_open()
+            self.listener = listener
         for shard in self.shards:
             with shard.lock:
                 shard.log.listener = listener
@@ -247,9 +260,11 @@ class Storage:
 
     # --- the end ---
 
-    def on_close(self, stop: Callable[[], object], ended: Callable[[], object] | None = None) -> None:
-        """Call ``stop`` before the shards are closed, and ``ended`` after it. Who registers last is stopped first."""
-        self._on_close.append((stop, ended))
+    def on_close(self, stop: Callable[[], object]) -> None:
+        """Call ``stop`` before the shards are closed. Who registers last is stopped first. Raises as `listen` does."""
+        with self._registering:
+            self.check_open()
+            self._on_close.append(stop)
 
     @property
     def closed(self) -> bool:
@@ -257,24 +272,29 @@ class Storage:
         return self._closed
 
     def close(self) -> None:
-        """Close the shards and give back the lock. May be called twice."""
+        """Let go who listens, tell the plugins, close the shards and give back the lock. May be called twice."""
         with self._closing:
             if not self._closed:
                 try:
+                    if self.listener is not None:
+                        self.listener.stop()  # first: a plugin may wait for somebody who listens
                     self.hooks.topicstore_closed(db=self)
                 finally:
                     self.abandon()
 
     def abandon(self) -> None:
         """Close it without telling the plugins."""
-        self._closed = True
-        with contextlib.ExitStack() as undo:  # each of these is done, whatever another raises
-            for _, ended in self._on_close:
-                if ended is not None:
-                    undo.callback(ended)
-            undo.callback(self._release)
-            for stop, _ in self._on_close:
+        with self._registering:
+            self._closed = True
+        with contextlib.ExitStack() as undo:  # each of these is done, whatever another raises; the last one first
+            undo.callback(self._unlock)
+            if self.listener is not None:
+                undo.callback(self.listener.join)
+            undo.callback(self._close_shards)
+            for stop in self._on_close:
                 undo.callback(stop)
+            if self.listener is not None:
+                undo.callback(self.listener.stop)
 
     def check_open(self) -> None:
         """Raise `DatabaseClosedError` if it was closed, or belongs to another process."""

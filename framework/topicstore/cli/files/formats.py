@@ -44,8 +44,8 @@ _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "cs
 
 def format_of_name(path: Path) -> str | None:
     """Return the format that the ending of a file's name tells, packed by gzip or not."""
-    name = path.name.lower().removesuffix(".gz")
-    return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)
+    endings = [ending.lower() for ending in path.suffixes if ending.lower() != ".gz"]
+    return _ENDINGS.get(endings[-1]) if endings else None
 
 
 class _Properties(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
