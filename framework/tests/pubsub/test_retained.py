@@ -9,7 +9,7 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.pubsub.retained import SEND, SEND_IF_NEW, SEND_NEVER, remove_expired, retained_for
+from topicstore.pubsub.retained import remove_expired
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import state_key
 from topicstore_conformance.conditions.profiles import COSTLY, tries
@@ -129,22 +129,6 @@ def test_only_topics_that_begin_as_the_filter_are_read(db: ts.Database) -> None:
 def test_a_bad_filter_is_refused(db: ts.Database) -> None:
     with pytest.raises(ts.InvalidFilterError):
         db.retained("a/#/b")
-
-
-def test_a_subscription_gets_them_as_it_asks(db: ts.Database) -> None:
-    """Retain handling 0, 1 and 2 of MQTT 5."""
-    db.publish([retain("a")])
-    got = {
-        (handling, existed): len(retained_for(db.storage, ts.TopicFilter("#"), handling, existed=existed))
-        for handling in (SEND, SEND_IF_NEW, SEND_NEVER)
-        for existed in (False, True)
-    }
-    assert {(0, False): 1, (0, True): 1, (1, False): 1, (1, True): 0, (2, False): 0, (2, True): 0} == got
-    with pytest.raises(ts.InvalidArgumentError):
-        retained_for(db.storage, ts.TopicFilter("#"), 3, existed=False)
-
-
-# --- expiry ---
 
 
 def test_what_is_left_of_its_time_goes_with_it(db: ts.Database, clock: Clock) -> None:

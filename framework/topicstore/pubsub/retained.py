@@ -19,7 +19,7 @@ import numpy as np
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import Constant, to_iterable, to_list
-from topicstore.contract.errors import InvalidArgumentError, StateConflictError
+from topicstore.contract.errors import StateConflictError
 from topicstore.contract.model import Message
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore.contract.state import StateWrite
@@ -28,10 +28,7 @@ from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import batches_between, state_key
 from topicstore.storage.storage import Storage
 
-__all__ = ["SEND", "SEND_IF_NEW", "SEND_NEVER", "remove_expired", "retained", "retained_for", "retained_rows"]
-
-SEND, SEND_IF_NEW, SEND_NEVER = 0, 1, 2
-"""Retain handling, as MQTT 5 numbers it (section 3.8.3.1)."""
+__all__ = ["remove_expired", "retained", "retained_rows"]
 
 _PREFIX = b"r"
 _ALL = (b"r", b"s")
@@ -112,18 +109,6 @@ def retained(storage: Storage, topic_filter: TopicFilter, now: int) -> list[Mess
         for message in _current(batch, topic_filter, now)
     ]
     return sorted(found, key=attrgetter("topic"))
-
-
-def retained_for(storage: Storage, topic_filter: TopicFilter, retain_handling: int, *, existed: bool) -> list[Message]:
-    """Return the retained messages that a subscription gets when it is made (MQTT 5, section 3.3.1.3).
-
-    ``existed``: the session had a subscription of this filter already.
-    """
-    if retain_handling not in (SEND, SEND_IF_NEW, SEND_NEVER):
-        raise InvalidArgumentError(f"retain handling is 0, 1 or 2, not {retain_handling!r}")
-    if retain_handling == SEND_NEVER or (retain_handling == SEND_IF_NEW and existed):
-        return []
-    return retained(storage, topic_filter, storage.clock())
 
 
 def _ranges(topic_filter: TopicFilter) -> list[tuple[bytes, bytes]]:
