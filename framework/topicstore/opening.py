@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .contract.errors import NotADatabaseError
+from .contract.errors import InvalidArgumentError, NotADatabaseError
 from .database import Database
 from .lifecycle.archives import open_archive
 from .plugins import registry
@@ -16,6 +16,7 @@ from .queues.queues import DIRECTORY, Queues
 from .storage.creation import check_same, finished_manifest, merged_options, new_manifest, wanted_fields
 from .storage.manifest import Manifest, existing_manifest, read_manifest
 from .storage.opening import open_storage
+from .storage.shard_opener import RECOVERIES, Recovery
 from .storage.storage import Storage
 
 __all__ = ["create", "now", "open", "open_existing", "open_lazily"]
@@ -39,6 +40,7 @@ def open(  # noqa: A001 - the name people know from every other store
     plugins: Sequence[str] = (),
     options: Mapping[str, Mapping[str, Any]] | None = None,
     auto_compact: bool = True,
+    recovery: Recovery = "strict",
     read_only: bool = False,
     clock: Callable[[], int] = now,
 ) -> Database:
@@ -63,6 +65,11 @@ def open(  # noqa: A001 - the name people know from every other store
                 the layout's are kept with each generation.
     auto_compact: merge what was stored in the background, when it is quiet (`Database.compact`);
                 may differ at every opening.
+    recovery:   what is done where a shard can't be read as it was stored. ``"strict"`` (default): cut what a power
+                failure left at the end of a log, if nothing is missing then that was on disk before; else raise
+                `DataLossError` or `CorruptionError`, and leave it as it is. ``"point_in_time"``: go on with what there
+                was before the first write that is missing or damaged. ``"salvage"``: go on with every write that can
+                be read, with gaps. What the last two leave out is gone for good; copy the directory before.
     read_only:  only read the database, as it is at this moment or at the last `Database.refresh`, and change
                 nothing of it; `Database.reading` says how. With backends that can do it (``rocksdb``) beside
                 whoever writes it, without a lock; with the others, where nobody has it open.
@@ -83,8 +90,10 @@ def open(  # noqa: A001 - the name people know from every other store
         late=late,
         max_skew=max_skew,
     )
-    storage = _open_or_create(Path(path), wanted, plugins, options or {}, clock, read_only=read_only)
-    open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clock)
+    if recovery not in RECOVERIES:
+        raise InvalidArgumentError(f"recovery is one of {', '.join(RECOVERIES)}, not {recovery!r}")
+    storage = _open_or_create(Path(path), wanted, plugins, options or {}, clock, recovery, read_only=read_only)
+    open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clock, recovery)
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
     try:
         return Database(storage, queues, auto_compact=auto_compact and not read_only)
@@ -122,6 +131,7 @@ def _open_or_create(
     plugins: Sequence[str],
     options: Mapping[str, Mapping[str, Any]],
     clock: Callable[[], int],
+    recovery: Recovery,
     *,
     read_only: bool = False,
 ) -> Storage:
@@ -132,12 +142,14 @@ def _open_or_create(
     check_same(path, manifest, wanted, options)
     merged = merged_options(manifest, options)
     names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)
-    return open_storage(path, manifest, merged, names, clock, open_archive, read_only=read_only)
+    return open_storage(path, manifest, merged, names, clock, open_archive, recovery=recovery, read_only=read_only)
 
 
-def _open_queue(of: Manifest, plugins: Sequence[str], clock: Callable[[], int], path: Path) -> Storage:
+def _open_queue(
+    of: Manifest, plugins: Sequence[str], clock: Callable[[], int], recovery: Recovery, path: Path
+) -> Storage:
     """Open or make the database of a queue: as the one it belongs to, if messages can be read at once and in order."""
     layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None
     wanted = wanted_fields(backend=of.backend, layout=layout, shards=1, durability=of.durability)
     options = {name: values for name, values in of.options.items() if name in (of.backend, layout)}
-    return _open_or_create(path, wanted, plugins, options, clock)
+    return _open_or_create(path, wanted, plugins, options, clock, recovery)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 import attrs
 import duckdb
@@ -15,13 +20,13 @@ from topicstore_backends.files import make_directory, sync
 from topicstore_backends.options import whole_number
 
 from .engine import FILE, DuckdbEngine
-from .errors import Translated
+from .errors import Translated, WalDamagedError
 from .instance import Instance
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 __all__ = ["DuckdbBackend", "DuckdbOptions"]
+
+_READER = "reader-"
+"""What the names of directories begin with in which a damaged database is looked at."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,16 +64,32 @@ class DuckdbBackend(Backend):
         """Open the file in the directory ``path``; with ``create`` make it unless it is there already.
 
         Raises `EngineError` when there is none, when it is open already, here or in another process,
-        or when it holds other keyspaces, and `CorruptionError` when it or its log is damaged.
+        or when it holds other keyspaces, and `CorruptionError` when it is damaged, `LogDamagedError` if its log is.
         """
         file = path / FILE
         if create:
             with Translated(path):
                 make_directory(path)
-                sync(path)
         elif not file.exists():
             raise EngineError(f"{path}: there is no DuckDB database")
-        return self._attach(file, keyspaces, create=create)
+        for left in path.glob(f"{_READER}*"):  # by who was killed
+            shutil.rmtree(left)
+        engine = self._attach(file, keyspaces, create=create)
+        if create:
+            with Translated(path):
+                sync(path)  # DuckDB leaves the names of its files to the system
+        return engine
+
+    def repair_log(self, path: Path, *, salvage: bool) -> None:
+        """Cut the log where it can't be read; behind that nothing can be salvaged. See `Backend.repair_log`."""
+        file = path / FILE
+        try:
+            with Translated(file):
+                self._instance.detach(self._instance.attach(file, read_only=True))
+        except WalDamagedError as damaged:
+            with Translated(file), _log_of(file).open("r+b") as log:
+                log.truncate(damaged.end)
+                os.fsync(log.fileno())
 
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> DuckdbEngine:
         """Open the file in the directory ``path`` and leave it, and its log, as they are.
@@ -79,7 +100,28 @@ class DuckdbBackend(Backend):
             raise UnsupportedError("DuckDB opens no file that another process may write")
         if not (path / FILE).exists():
             raise EngineError(f"{path}: there is no DuckDB database")
-        return self._attach(path / FILE, keyspaces, read_only=True)
+        try:
+            return self._attach(path / FILE, keyspaces, read_only=True)
+        except WalDamagedError as damaged:
+            return self._attach_before(path / FILE, keyspaces, damaged.end)
+
+    def _attach_before(self, file: Path, keyspaces: Sequence[Keyspace], end: int) -> DuckdbEngine:
+        """Attach a link to a file, beside as much of its log as can be read.
+
+        A hard link, because DuckDB follows others and finds the log there; so it is made on the same disk.
+        """
+        links = tempfile.TemporaryDirectory(prefix=_READER, dir=file.parent)
+        try:
+            link = Path(links.name, FILE)
+            link.hardlink_to(file)
+            with _log_of(file).open("rb") as log:
+                _log_of(link).write_bytes(log.read(end))
+            engine = self._attach(link, keyspaces, read_only=True)
+        except BaseException:
+            links.cleanup()
+            raise
+        weakref.finalize(engine, links.cleanup)
+        return engine
 
     def _attach(
         self, file: Path, keyspaces: Sequence[Keyspace], *, create: bool = False, read_only: bool = False
@@ -92,3 +134,7 @@ class DuckdbBackend(Backend):
             with suppress(duckdb.Error):
                 self._instance.detach(name)
             raise
+
+
+def _log_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.wal")

@@ -92,6 +92,8 @@ class DuckdbEngine(Engine):
         # Weak, so that a scan that is dropped half way ends its transaction at once.
         self._views: WeakSet[View] = WeakSet()
         self._closed = False
+        self._log: tuple[int, int] | None = None
+        """The log whose name in the directory is on disk: its device and number. Guarded by `_write_lock`."""
         with self._translated:
             self._writer = instance.connect()
             if create:
@@ -148,12 +150,23 @@ class DuckdbEngine(Engine):
                 self._writer.begin()
                 self._apply(batch, final)
                 self._writer.commit()
+                self._sync_name_of_log()
             except BaseException as error:
                 with suppress(duckdb.Error):
                     self._writer.rollback()
                 if INVALIDATED.search(str(error)):
                     self._attach_again()
                 raise
+
+    def _sync_name_of_log(self) -> None:
+        """Have the log's name on disk, which DuckDB leaves to the system: it begins a new log now and then."""
+        try:
+            found = self._file.with_name(f"{FILE}.wal").stat()
+        except FileNotFoundError:
+            return  # written into the file by this commit
+        if self._log != (found.st_dev, found.st_ino):
+            sync(self._file.parent)
+            self._log = found.st_dev, found.st_ino
 
     def _checked(self, batch: WriteBatch) -> list[tuple[Table, dict[Key, bytes | None]]]:
         """Return the last value of each key by keyspace; refuse the whole batch if one doesn't fit."""

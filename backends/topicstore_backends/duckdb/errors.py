@@ -11,6 +11,7 @@ from topicstore.contract.errors import (
     DatabaseClosedError,
     EngineError,
     InvalidArgumentError,
+    LogDamagedError,
     StorageFullError,
 )
 
@@ -20,16 +21,25 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-__all__ = ["INVALIDATED", "StatementRefused", "Translated"]
+__all__ = ["INVALIDATED", "StatementRefused", "Translated", "WalDamagedError"]
 
 INVALIDATED = re.compile(r"has been invalidated|autocheckpoint failed")
 """The file can't be used before it is attached again."""
 _CORRUPT = re.compile(
     r"corrupt|checksum|not a valid DuckDB database|magic bytes|deserializ|WAL.*(replay|checksum)", re.IGNORECASE
 )
+_WAL = re.compile(r"Corrupt WAL file: entry at byte position (\d+)")
 _LOCKED = re.compile(r"Could not set lock on file|Unique file handle conflict")
 _HELD_BY = re.compile(r"Conflicting lock is held in (.*?\(PID \d+\))")
 _MEMORY = re.compile(r"Out of Memory|could not allocate|failed to (allocate|pin)", re.IGNORECASE)
+
+
+class WalDamagedError(LogDamagedError):
+    """The write-ahead log can be read up to byte number ``end``."""
+
+    def __init__(self, reason: str, place: str, end: int) -> None:
+        super().__init__(reason, place)
+        self.end = end
 
 
 class Translated:
@@ -59,6 +69,8 @@ class Translated:
             raise EngineError(_locked(self._path, text)) from error
         if _MEMORY.search(text):
             raise EngineError(f"{self._path}: {text}; the option memory_bytes is what DuckDB may use") from error
+        if damaged := _WAL.search(text):
+            raise WalDamagedError(text, str(self._path), int(damaged[1])) from error
         if _CORRUPT.search(text) or isinstance(error, duckdb.SerializationException):
             raise CorruptionError(text, place=str(self._path)) from error
         raise EngineError(f"{self._path}: {text}") from error

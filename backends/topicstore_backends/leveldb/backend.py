@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import attrs
 import plyvel
 from topicstore.contract.engine import Backend, Keyspace
-from topicstore.contract.errors import EngineError, UnsupportedError
+from topicstore.contract.errors import EngineError, LogDamagedError, UnsupportedError
 
-from topicstore_backends.files import link_files, make_directory
+from topicstore_backends.files import make_directory
 from topicstore_backends.options import whole_number
+from topicstore_backends.write_ahead_logs import Cut, apply_cuts, cuts, link_uncut
 
 from .engine import LeveldbEngine
 from .errors import Translated
@@ -50,14 +51,6 @@ class LeveldbOptions:
     """
     max_open_files: int = whole_number(256, least=74)
     """Table files a shard keeps open. Each takes a descriptor and the memory of its index."""
-    recovery: str = attrs.field(default="strict", validator=attrs.validators.in_(("strict", "salvage")))
-    """What opening does with a damaged log.
-
-    ``strict`` takes a log that ends in the middle of a batch, as a power failure leaves it, for the
-    end of the data, and raises `CorruptionError` for any other damage. ``salvage`` drops only the
-    batches that can't be read: the damaged one and those that share its 32 KB of the log. What it
-    dropped is gone once the shard was opened.
-    """
 
 
 class LeveldbBackend(Backend):
@@ -69,13 +62,16 @@ class LeveldbBackend(Backend):
         """Open the database in ``path``; with ``create`` make it unless it is there already.
 
         Raises `EngineError` when there is none, when another engine has it open or when it holds
-        something else, and `CorruptionError` when it is damaged; see `LeveldbOptions.recovery`.
+        something else, and `CorruptionError` when it is damaged, `LogDamagedError` if only the end of its logs is.
         """
         if create:
             with Translated(path):
                 make_directory(path)
         elif not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no LevelDB database")
+        if found := _cuts(path):
+            named = ", ".join(cut.file.name for cut in found)
+            raise LogDamagedError(f"its end can't be read, or isn't there: {named}", str(path))
         with Translated(path, opening=True):
             instance = Instance(path)
             try:
@@ -85,6 +81,17 @@ class LeveldbBackend(Backend):
             except BaseException:
                 instance.close()
                 raise
+
+    def repair_log(self, path: Path, *, salvage: bool) -> None:
+        """Cut the logs, or write what can be read of them into a table. See `Backend.repair_log`.
+
+        With ``salvage`` writes go that share the damaged one's 32 KB of the log.
+        """
+        if salvage:
+            with Translated(path, opening=True):
+                _open_database(path, self.options, paranoid=False).close()
+        else:
+            apply_cuts(_cuts(path, within=True))
 
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> LeveldbEngine:
         """Open the database in ``path`` and leave its files as they are.
@@ -97,7 +104,7 @@ class LeveldbBackend(Backend):
         if not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no LevelDB database")
         links = tempfile.TemporaryDirectory(prefix="topicstore-reader-")
-        link_files(path, links.name, without=("LOCK", "LOG", "LOG.old"))
+        link_uncut(path, links.name, _cuts(path), without=("LOCK", "LOG", "LOG.old"))
         try:
             engine = self.open_shard(Path(links.name), keyspaces, create=False)
         except BaseException:
@@ -107,11 +114,16 @@ class LeveldbBackend(Backend):
         return engine
 
 
-def _open_database(path: Path, options: LeveldbOptions) -> Any:
+def _cuts(path: Path, *, within: bool = False) -> list[Cut]:
+    there = (path / "CURRENT").exists()
+    return cuts(path, manifest_counts=True, within=within) if there else []
+
+
+def _open_database(path: Path, options: LeveldbOptions, *, paranoid: bool = True) -> Any:
     return plyvel.DB(
         os.fsencode(path),
         create_if_missing=True,
-        paranoid_checks=options.recovery == "strict",
+        paranoid_checks=paranoid,
         write_buffer_size=options.write_buffer_bytes,
         lru_cache_size=options.cache_bytes,
         block_size=options.block_bytes,

@@ -15,8 +15,9 @@ from topicstore_backends.files import is_full
 __all__ = ["Translated", "lost", "text_of"]
 
 _RECOVERY_HINT = (
-    '. If its log is damaged, opening with options={"leveldb": {"recovery": "salvage"}} drops what can\'t be read'
-    " of it. If table files or the manifest are, plyvel.repair_db(path) makes a database of what can be"
+    '. If its log is damaged, opening with recovery="point_in_time" keeps everything up to the damage,'
+    ' and "salvage" every batch that can still be read. If table files or the manifest are,'
+    " plyvel.repair_db(path) makes a database of what can be"
     " read; copy the directory before"
 )
 _FILE = re.compile(r"\d{6,}\.(?:ldb|sst|log)|MANIFEST-\d+|CURRENT")

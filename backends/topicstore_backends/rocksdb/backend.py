@@ -11,10 +11,11 @@ from typing import ClassVar
 import attrs
 import rocksdict
 from topicstore.contract.engine import Backend, Keyspace
-from topicstore.contract.errors import EngineError
+from topicstore.contract.errors import EngineError, LogDamagedError
 
-from topicstore_backends.files import link_files, make_directory
+from topicstore_backends.files import make_directory
 from topicstore_backends.options import whole_number
+from topicstore_backends.write_ahead_logs import Cut, apply_cuts, cuts, link_uncut
 
 from .engine import RocksdbEngine, RocksdbReader
 from .errors import Translated
@@ -38,11 +39,6 @@ _COMPRESSION: dict[str, Callable[[], rocksdict.DBCompressionType]] = {
     "snappy": rocksdict.DBCompressionType.snappy,
     "zstd": rocksdict.DBCompressionType.zstd,
 }
-_RECOVERY: dict[str, Callable[[], rocksdict.DBRecoveryMode]] = {
-    "strict": rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records,
-    "point_in_time": rocksdict.DBRecoveryMode.point_in_time,
-    "salvage": rocksdict.DBRecoveryMode.skip_any_corrupted_record,
-}
 
 
 @attrs.frozen(kw_only=True)
@@ -61,15 +57,6 @@ class RocksdbOptions:
     """
     cache_bytes: int = whole_number(32 << 20, least=0)
     """Bytes of table blocks, indexes included, kept in memory: one cache for all shards of a database."""
-    recovery: str = attrs.field(default="strict", validator=attrs.validators.in_(tuple(_RECOVERY)))
-    """What opening does with a damaged log.
-
-    ``strict`` takes a log that ends in the middle of a batch, as a power failure leaves it, for the
-    end of the data, and raises `CorruptionError` for any other damage. ``point_in_time`` keeps
-    everything up to the damage and drops what follows. ``salvage`` drops only the batches that
-    can't be read: the damaged one and those that share its 32 KB of the log. What the last two
-    dropped is gone once the shard was opened.
-    """
 
 
 class RocksdbBackend(Backend):
@@ -85,18 +72,35 @@ class RocksdbBackend(Backend):
         """Open the database in ``path``; with ``create`` make it unless it is there already.
 
         Raises `EngineError` when there is none, when another engine has it open or when it holds
-        other keyspaces, and `CorruptionError` when it is damaged; see `RocksdbOptions.recovery`.
+        other keyspaces, and `CorruptionError` when it is damaged, `LogDamagedError` if only the end of its logs is.
         """
         if create:
             with Translated(path):
                 make_directory(path)
         elif not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no RocksDB database")
+        if found := _cuts(path):
+            named = ", ".join(cut.file.name for cut in found)
+            raise LogDamagedError(f"its end can't be read, or isn't there: {named}", str(path))
         options = _database_options(self.options, self._cache)
         families = dict.fromkeys((keyspace.name for keyspace in keyspaces), options)
         with Translated(path, opening=True):
             database = rocksdict.Rdict(str(path), options, families)
         return RocksdbEngine(path, database, keyspaces, self._cache)
+
+    def repair_log(self, path: Path, *, salvage: bool) -> None:
+        """Cut the logs, or write what can be read of them into tables. See `Backend.repair_log`.
+
+        With ``salvage`` writes go that share the damaged one's 32 KB of the log.
+        """
+        if not salvage:
+            apply_cuts(_cuts(path, within=True))
+            return
+        options = _database_options(self.options, self._cache)
+        options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.skip_any_corrupted_record())
+        with Translated(path, opening=True):
+            families = dict.fromkeys(rocksdict.Rdict.list_cf(str(path)), options)
+            rocksdict.Rdict(str(path), options, families).close()
 
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> RocksdbReader:
         """Open the database in ``path`` as it is now, whoever writes it, without its lock.
@@ -110,7 +114,12 @@ class RocksdbBackend(Backend):
         options.create_missing_column_families(False)
         options.set_max_open_files(-1)  # all at once, because compactions remove files that are not open
         families = dict.fromkeys((keyspace.name for keyspace in keyspaces), options)
-        return RocksdbReader(path, _open_moment(path, options, families), keyspaces, self._cache)
+        if alone:
+            with Translated(path, opening=True):
+                database = _open_linked(path, options, families, _cuts(path))
+        else:
+            database = _open_moment(path, options, families)
+        return RocksdbReader(path, database, keyspaces, self._cache)
 
 
 def _database_options(chosen: RocksdbOptions, cache: rocksdict.Cache) -> rocksdict.Options:
@@ -119,7 +128,7 @@ def _database_options(chosen: RocksdbOptions, cache: rocksdict.Cache) -> rocksdi
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     options.set_paranoid_checks(True)
-    options.set_wal_recovery_mode(_RECOVERY[chosen.recovery]())
+    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     # All families are written out together. Otherwise, when the newest log is cut short, a family
     # written out since is ahead of the others, a batch is half there, and RocksDB refuses to open.
     options.set_atomic_flush(True)
@@ -162,7 +171,7 @@ def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, roc
         before = _moment(path)
         try:
             with Translated(path, opening=True):
-                database = _open_linked(path, options, families)
+                database = _open_linked(path, options, families, [])
         except EngineError:
             if _moment(path) == before or not left:
                 raise
@@ -171,6 +180,11 @@ def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, roc
             return database
         database.close()
     raise EngineError(f"{path}: its files changed each of the {MOMENTS} times that it was opened; try again")
+
+
+def _cuts(path: Path, *, within: bool = False) -> list[Cut]:
+    there = (path / "CURRENT").exists()
+    return cuts(path, manifest_counts=False, within=within) if there else []
 
 
 def _moment(path: Path) -> dict[str, int]:
@@ -183,13 +197,15 @@ def _moment(path: Path) -> dict[str, int]:
     return sizes
 
 
-def _open_linked(path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
-    """Open a directory of links to a database's files.
+def _open_linked(
+    path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options], found: list[Cut]
+) -> rocksdict.Rdict:
+    """Open a directory of links to a database's files, and of what is kept of those that are to be cut.
 
     rocksdict writes ``rocksdict-config.json`` at every opening, and RocksDB a log of its own: here they do it
     beside the links. RocksDB keeps the files open, so the links may go.
     """
     with tempfile.TemporaryDirectory(prefix="topicstore-reader-") as links:
-        link_files(path, links, without=_NOT_READ)
+        link_uncut(path, links, found, without=_NOT_READ)
         mode = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
         return rocksdict.Rdict(links, options, families, access_type=mode)

@@ -15,7 +15,7 @@ from topicstore_backends.files import is_full
 __all__ = ["Translated", "file_named"]
 
 _RECOVERY_HINT = (
-    'If its log is damaged, opening with options={"rocksdb": {"recovery": "point_in_time"}} keeps everything'
+    'If its log is damaged, opening with recovery="point_in_time" keeps everything'
     ' up to the damage, and "salvage" every batch that can still be read.'
 )
 

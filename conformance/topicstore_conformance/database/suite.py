@@ -10,6 +10,7 @@ from .durability import Durability
 from .generations import Generations
 from .histories import Histories
 from .iterators import Iterators
+from .power import PowerLoss
 from .refusals import Refusals
 from .visibility import Visibility
 
@@ -20,6 +21,7 @@ class DatabaseSuite(
     Damage,
     Crashes,
     Durability,
+    PowerLoss,
     Compaction,
     Concurrency,
     Generations,

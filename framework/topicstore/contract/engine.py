@@ -309,12 +309,25 @@ class Backend(ABC):
 
         The directory may be missing, its parent not. A backend that is not ``persistent`` leaves
         ``path`` alone.
+
+        Whatever a power failure left, the shard has all writes up to one moment, which is that of the last
+        `Engine.flush_log` or later, and each of them wholly. A backend may cut behind that moment by itself. One that
+        can't tell what was cut off from what was synced and is damaged raises `LogDamagedError`, and has changed
+        nothing: then `open_reader` shows what is left, and `repair_log` cuts.
         """
+
+    def repair_log(self, path: Path, *, salvage: bool) -> None:
+        """Drop what keeps a shard's log from being read, so that `open_shard` can open it; nobody has it open.
+
+        With ``salvage`` only the writes that can't be read go, else also all behind the first of them.
+        """
+        raise UnsupportedError(f"{type(self).__name__} repairs no log")
 
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> Engine:
         """Open the shard kept in ``path`` to see what is committed now, and change nothing of it.
 
-        ``alone``: nobody else has the shard open while this engine is. Otherwise somebody may be writing
+        ``alone``: nobody else has the shard open while this engine is; where `open_shard` raises `LogDamagedError`
+        this shows what is before the damage. Otherwise somebody may be writing
         it, and the engine goes on seeing this one moment: every batch that was committed before the call,
         none only in part. Raises `UnsupportedError`, saying why, if the backend can't do that.
 

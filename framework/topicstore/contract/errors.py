@@ -15,6 +15,7 @@ from __future__ import annotations
 __all__ = [
     "BackendUnavailableError",
     "CorruptionError",
+    "DataLossError",
     "DatabaseClosedError",
     "DatabaseLockedError",
     "DatabaseNotFoundError",
@@ -31,6 +32,7 @@ __all__ = [
     "InvalidOptionError",
     "InvalidTopicError",
     "LateMessageError",
+    "LogDamagedError",
     "ManifestMismatchError",
     "MessageTooLargeError",
     "NewerFormatError",
@@ -272,6 +274,21 @@ class CorruptionError(EngineError):
         super().__init__(f"{place}: {reason}" if place else reason)
         self.reason = reason
         self.place = place
+
+
+class LogDamagedError(CorruptionError):
+    """The end of a shard's log can't be read, as after a power failure, or writes are missing between two logs.
+
+    Backends raise it from `Backend.open_shard`, and have changed nothing then. Who opens a database meets it only where
+    more may be lost than a power failure takes; ``open(…, recovery="point_in_time")`` goes on without what is lost.
+    """
+
+
+class DataLossError(CorruptionError):
+    """Writes are missing that were acknowledged and on disk. The database was left as it is; restore it from a copy.
+
+    ``open(…, recovery="point_in_time")`` goes on with what there was before the first that is missing.
+    """
 
 
 class ShardReadOnlyError(RecoverableError):

@@ -13,16 +13,21 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.engine import Engine, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError, ReadOnlyDatabaseError, ShardReadOnlyError
 
 from .counters import ShardCounters
 from .locks import FairLock, owned
-from .records import Tail, load_tail
+from .records import Tail, load_tail, put_tail
 from .write_settings import WriteSettings
 
-__all__ = ["CommitListener", "CommitLog", "Ticket"]
+__all__ = ["CommitListener", "CommitLog", "NoteSynced", "Ticket"]
+
+NoteSynced = Callable[[int, int, int], object]
+"""Takes note that everything up to a write of a shard is on disk: (shard, number of the write, its position)."""
 
 
 class CommitListener(Protocol):
@@ -47,11 +52,14 @@ class Ticket(NamedTuple):
 class CommitLog:
     """The engine of one shard, the lock of everything that writes it, and how far readers may see."""
 
-    def __init__(self, number: int, engine: Engine, policy: WriteSettings, *, read_only: bool) -> None:
+    def __init__(
+        self, number: int, engine: Engine, policy: WriteSettings, note_synced: NoteSynced, *, read_only: bool
+    ) -> None:
         self.number = number
         self.engine = engine
         """Use it through `reader` or `open_engine`, which check that the shard is open."""
         self.policy = policy
+        self._note_synced = note_synced
         self.read_only = read_only
         """Whether the engine is a view of one moment, to which nothing is added."""
         self.counters = ShardCounters()
@@ -68,17 +76,16 @@ class CommitLog:
         self.watermark = self.tail.last_position
         """The highest position that readers may see. Moved by who commits or flushes; a glance needs no lock."""
         self._failure: BaseException | None = None
-        self._written = 1
-        """Engine writes; all before the opening count as one, whether on disk or not. Guarded by `lock`."""
-        self._end = (1, self.watermark)
+        self._end = (self.tail.writes, self.watermark)
         """The last write and its position, set in one step. Guarded by `lock`; read without it by `_flush`."""
         self._flush_lock = FairLock()
-        self._flushed = 1 if read_only else 0
-        """The last write that is on disk. Guarded by `_flush_lock`."""
+        self._flushed = self.tail.writes if read_only else self.tail.writes - 1
+        """The last write that is known to be on disk: of those before the opening, not all. Guarded by `_flush_lock`.
+        """
         self._closed = False
         self._owner = os.getpid()
         if not read_only:
-            self.settle(Ticket(1))
+            self.settle(self.last_ticket())
 
     @property
     def failure(self) -> str | None:
@@ -87,7 +94,7 @@ class CommitLog:
 
     def last_ticket(self) -> Ticket:
         """Return a ticket with which everything written so far is settled."""
-        return Ticket(self._written)
+        return Ticket(self._end[0])
 
     # --- writing ---
 
@@ -101,13 +108,16 @@ class CommitLog:
         """Announce a batch, apply its write, and with ``adopt`` what memory must know of it.
 
         Returns the ticket with which `settle` makes it durable and visible. Whatever interrupts
-        it, Ctrl-C too, closes the shard to writes, because memory may lag behind the engine.
+        it, Ctrl-C too, closes the shard to writes, because memory may lag behind the engine. The tail is
+        part of every write and has its number, so that a write which vanishes can be missed.
         """
         started = time.perf_counter()
         told = None
         if batch is not None and self.listener is not None:  # so that who has caught up knows where to read on
             told = self.listener.announce(self.number, batch)
         try:
+            tail = msgspec.structs.replace(tail, writes=self.tail.writes + 1)
+            put_tail(write, tail)
             self.engine.write(write)
             if adopt is not None:
                 adopt()
@@ -115,8 +125,7 @@ class CommitLog:
                 self.last_commit = time.monotonic()
                 self.moved_on.notify_all()
             self.tail = tail
-            self._written += 1
-            self._end = (self._written, tail.last_position)
+            self._end = (tail.writes, tail.last_position)
         except BaseException as error:
             self.fail(error)
             raise
@@ -124,7 +133,7 @@ class CommitLog:
         self.counters.bytes += write.size
         if self.policy.durability == "commit":
             self.watermark = tail.last_position
-        return Ticket(self._written, told)
+        return Ticket(tail.writes, told)
 
     def settle(self, ticket: Ticket) -> None:
         """The second half of every write, without the lock, so that others can join the flush.
@@ -159,6 +168,7 @@ class CommitLog:
             self.counters.flushes += 1
             self.counters.flush_seconds += time.perf_counter() - started
             self._flushed = written
+            self._note_synced(self.number, written, position)
             if self.policy.durability == "sync":  # else it has moved on meanwhile
                 self.watermark = position
 
@@ -202,7 +212,12 @@ class CommitLog:
         if os.getpid() != self._owner:
             return  # the engine's threads and files are the other process's
         with self.lock, self._flush_lock:
-            if not self._closed:
+            if self._closed:
+                return
+            try:
+                if not self.read_only and self._failure is None:
+                    self.flush()  # what is left in order is on disk, whatever the durability
+            finally:
                 self._closed = True
                 self.moved_on.notify_all()
                 forget()

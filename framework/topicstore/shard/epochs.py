@@ -15,7 +15,6 @@ from topicstore.contract.positions import time_of
 
 from .commit_log import CommitLog
 from .generations import Generations
-from .records import put_tail
 
 __all__ = ["Epochs"]
 
@@ -83,5 +82,4 @@ class Epochs:
         self._log.check_writable()
         write = WriteBatch()
         tail = msgspec.structs.replace(self._log.tail, last_position=self._log.tail.last_position | (epoch - 1))
-        put_tail(write, tail)
         self._log.commit_locked(write, tail)

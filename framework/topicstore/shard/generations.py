@@ -28,7 +28,6 @@ from .records import (
     GenerationRecord,
     load_generations,
     put_generation,
-    put_tail,
     ranges_of,
     remove_messages,
 )
@@ -175,7 +174,6 @@ class Generations:
             heir = same and not isinstance(parent, DamagedSlab)
             layout.create(log.engine, log.number, number, parent if heir else None, write)
             tail = msgspec.structs.replace(tail, messages=0, live_bytes=0)
-            put_tail(write, tail)
 
             def adopt() -> None:
                 self.slabs[number] = self._open_with(layout, layout_name, number)

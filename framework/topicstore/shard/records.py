@@ -2,7 +2,7 @@
 
 Stored form (state keyspace, keys begin with a zero byte)::
 
-    00 "tail"              -> Tail, written with every batch
+    00 "tail"              -> Tail, part of every write
     00 "generation" u32    -> GenerationRecord, written when one is added, sealed or dropped
 
 Both are records (`topicstore.shard.record_codec`). The version of both is 1; of the record of an archived generation
@@ -50,7 +50,7 @@ _GENERATION = b"\0generation"
 
 
 class Tail(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
-    """Where a shard stands after its last batch."""
+    """Where a shard stands after its last write."""
 
     version: int = _VERSION
     last_position: int = 0
@@ -63,6 +63,8 @@ class Tail(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True)
     """Live messages of the current generation."""
     live_bytes: int = 0
     """Bytes of values that the current generation's layout put for its messages."""
+    writes: int = 0
+    """The number of the last write, of messages or of anything else; they are counted from 1 without gaps."""
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):

@@ -13,7 +13,7 @@ from topicstore.contract.topics import TopicFilter
 
 from .commit_log import CommitLog, Ticket
 from .generations import Generations, check_local
-from .records import GenerationRecord, Tail, put_generation, put_tail
+from .records import GenerationRecord, Tail, put_generation
 
 __all__ = ["Rewriting", "never"]
 
@@ -72,7 +72,6 @@ class Rewriting:
         books: Tail | GenerationRecord = tail if record.sealed is None else record
         books = msgspec.structs.replace(books, messages=books.messages - messages, live_bytes=books.live_bytes - freed)
         if isinstance(books, Tail):
-            put_tail(write, books)
             return self._log.commit_locked(write, books)
         put_generation(write, books)
         replaced = books

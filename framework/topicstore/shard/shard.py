@@ -13,7 +13,7 @@ from topicstore.contract.replay_plan import ShardPlan
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 
-from .commit_log import CommitLog, Ticket
+from .commit_log import CommitLog, NoteSynced, Ticket
 from .counters import ShardCounters
 from .epochs import Epochs
 from .generations import Generations, MakeLayout, OpenArchive
@@ -38,12 +38,13 @@ class Shard:
         policy: WriteSettings,
         make_layout: MakeLayout,
         open_archive: OpenArchive,
+        note_synced: NoteSynced,
         *,
         read_only: bool = False,
     ) -> None:
         self.number = number
         try:
-            self.log = CommitLog(number, engine, policy, read_only=read_only)
+            self.log = CommitLog(number, engine, policy, note_synced, read_only=read_only)
             """What every write goes through, and the only part that holds the engine."""
             self._generations = Generations(self.log, make_layout, open_archive)
         except CorruptionError as bad:

@@ -25,7 +25,7 @@ from topicstore.contract.state import StateWrite
 from .commit_log import CommitLog, Ticket
 from .damaged_slab import DamagedSlab
 from .generations import Generations
-from .records import Tail, put_tail
+from .records import Tail
 from .state import stage
 
 __all__ = ["Prepared", "WritePath"]
@@ -85,7 +85,6 @@ class WritePath:
             self._generations.slabs[self._generations.current].store(prepared.batch, write)
             live_bytes = prepared.tail.live_bytes + write.size - before
             tail = msgspec.structs.replace(prepared.tail, live_bytes=live_bytes)
-            put_tail(write, tail)
         except BaseException as error:
             self._log.fail(error)
             raise

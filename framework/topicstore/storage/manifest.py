@@ -71,6 +71,14 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     sync_directory(directory)
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory, with those it lies in, unless it is there; its name survives power loss then."""
+    for missing in reversed([directory, *directory.parents]):
+        if not missing.is_dir():
+            missing.mkdir(exist_ok=True)
+            sync_directory(missing.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames and new entries of a directory survive power loss."""
     handle = os.open(directory, os.O_RDONLY)

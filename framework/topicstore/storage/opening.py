@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from topicstore.contract.engine import KEYSPACES, Backend, Engine
+from topicstore.contract.engine import Backend
 from topicstore.contract.errors import (
     DatabaseLockedError,
     DatabaseNotFoundError,
@@ -20,18 +21,18 @@ from topicstore.contract.errors import (
 )
 from topicstore.contract.options import make_options
 from topicstore.plugins import check_pair, data_path, load_target, registry
-from topicstore.shard.generations import MakeLayout, OpenArchive
-from topicstore.shard.identity import check_identity
+from topicstore.shard.generations import OpenArchive
 from topicstore.shard.shard import Shard
-from topicstore.shard.write_settings import WriteSettings
 
 from .directory_lock import DirectoryLock
 from .generations import complete_generations
 from .hook_implementation import DataPath
-from .manifest import Manifest, read_manifest, sync_directory, write_manifest
+from .manifest import Manifest, make_directory, read_manifest, sync_directory, write_manifest
 from .read_only import ReadOnlyShards
 from .shard_map import ShardMap
+from .shard_opener import Recovery, ShardOpener
 from .storage import Storage
+from .synced_writes import SyncedWrites
 
 __all__ = ["open_storage"]
 
@@ -44,6 +45,7 @@ def open_storage(
     clock: Callable[[], int],
     open_archive: Callable[[Path, Manifest], OpenArchive],
     *,
+    recovery: Recovery = "strict",
     read_only: bool = False,
     lazily: bool = False,
 ) -> Storage:
@@ -52,6 +54,7 @@ def open_storage(
     options:      by plugin: the backend's, and the layout's for a first generation.
     plugins:      names of those that stand around the data path, outermost first.
     open_archive: tells how generations are read that were archived.
+    recovery:     what is done where what was stored can't be read; see `topicstore.open`.
     lazily:       open each shard only when it is asked for; only with ``read_only``.
 
     Errors are those of `topicstore.open`; nothing is left open then.
@@ -68,18 +71,18 @@ def open_storage(
     shard_map = ShardMap(manifest.shards)
     implementation = DataPath(bytes.fromhex(manifest.id), shard_map, clock)
     hooks = data_path(wrappers, implementation).hook  # refuses plugins that don't fit
-    make_shard = _Shards(manifest, clock, make_layout, open_archive(path, manifest))
+    opener = ShardOpener(
+        path, manifest, backend, spec.capabilities, recovery, clock, make_layout, open_archive(path, manifest)
+    )
     with contextlib.ExitStack() as locked, contextlib.ExitStack() as opened:
         shards: Sequence[Shard]
         with _full_disk_translated():
             if read_only:
-                shards = _open_to_read(path, manifest, backend, make_shard, lazily=lazily)
+                shards = _open_to_read(path, manifest, backend, opener, lazily=lazily)
                 opened.callback(shards.close)
             else:
                 persistent = "persistent" in spec.capabilities
-                manifest, shards = _open_to_write(
-                    path, manifest, options, backend, make_shard, persistent, locked, opened
-                )
+                manifest, shards = _open_to_write(path, manifest, options, opener, persistent, locked, opened)
         implementation.shards = shards
         storage = Storage(
             path,
@@ -102,31 +105,6 @@ def open_storage(
     return storage
 
 
-@attrs.frozen
-class _Shards:
-    """Makes the shards of one database."""
-
-    manifest: Manifest
-    clock: Callable[[], int]
-    make_layout: MakeLayout
-    open_archive: OpenArchive
-
-    def make(self, number: int, engine: Engine, *, read_only: bool = False) -> Shard:
-        """Return a shard; it is checked that its files are those of the database."""
-        manifest = self.manifest
-        check_identity(engine, bytes.fromhex(manifest.id), number)
-        if read_only and manifest.durability == "sync":
-            engine.flush_log()  # nothing may be seen that power loss could take
-        policy = WriteSettings(
-            durability=manifest.durability,
-            timestamps=manifest.timestamps,
-            late=manifest.late,
-            max_skew=manifest.max_skew,
-            clock=self.clock,
-        )
-        return Shard(number, engine, policy, self.make_layout, self.open_archive, read_only=read_only)
-
-
 def _check_option_names(manifest: Manifest, options: Mapping[str, Mapping[str, Any]]) -> None:
     known = {manifest.backend, manifest.layout}
     for name in () if manifest.complete else options:  # else they were compared with those it was created with
@@ -139,20 +117,18 @@ def _check_option_names(manifest: Manifest, options: Mapping[str, Mapping[str, A
 
 
 def _open_to_read(
-    path: Path, manifest: Manifest, backend: Backend, make_shard: _Shards, *, lazily: bool
+    path: Path, manifest: Manifest, backend: Backend, opener: ShardOpener, *, lazily: bool
 ) -> ReadOnlyShards:
     if not manifest.complete:
         raise DatabaseNotFoundError(f"the database at {path} has not been made to its end; open it to write")
-    make = functools.partial(make_shard.make, read_only=True)
-    return ReadOnlyShards(path, manifest.shards, backend, make, lazily=lazily)
+    return ReadOnlyShards(path, manifest.shards, backend, opener.open_view, lazily=lazily)
 
 
 def _open_to_write(
     path: Path,
     manifest: Manifest,
     options: Mapping[str, Mapping[str, Any]],
-    backend: Backend,
-    make_shard: _Shards,
+    opener: ShardOpener,
     persistent: bool,
     locked: contextlib.ExitStack,
     opened: contextlib.ExitStack,
@@ -160,19 +136,17 @@ def _open_to_write(
     """Return the manifest as it is now and the shards, which ``opened`` closes; ``locked`` gives back the lock."""
     creating = not manifest.complete
     if persistent:
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path)
         locked.callback(DirectoryLock(path).release)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
+            _remove_shards(path)
+        opener.synced = SyncedWrites(path, manifest.shards)
+        opened.callback(opener.synced.close)
     shards: list[Shard] = []
     for number in range(manifest.shards):
-        engine = backend.open_shard(path / f"shard-{number:04}", KEYSPACES, create=creating)
-        try:
-            shards.append(make_shard.make(number, engine))
-        except BaseException:
-            engine.close()
-            raise
+        shards.append(opener.open(number, create=creating))
         opened.callback(shards[-1].close)
     complete_generations(shards, manifest.layout, options.get(manifest.layout, {}))
     if creating:
@@ -183,6 +157,13 @@ def _open_to_write(
             sync_directory(path)
             write_manifest(path, manifest)
     return manifest, shards
+
+
+def _remove_shards(path: Path) -> None:
+    """Remove what an interrupted creation made: nothing was stored in it, and a power failure may have damaged it."""
+    SyncedWrites.remove(path)
+    for shard in path.glob("shard-*"):
+        shutil.rmtree(shard)
 
 
 def _check_not_overtaken(path: Path, manifest: Manifest) -> None:

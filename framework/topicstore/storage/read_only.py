@@ -71,14 +71,21 @@ class ReadOnlyShards(Sequence[Shard]):
     """The shards of a database that is only read, as of one moment, which `refresh` moves. Open until `close`."""
 
     def __init__(
-        self, path: Path, shards: int, backend: Backend, make_shard: Callable[[int, Engine], Shard], *, lazily: bool
+        self,
+        path: Path,
+        shards: int,
+        backend: Backend,
+        open_view: Callable[[int, Callable[[], Engine]], Shard],
+        *,
+        lazily: bool,
     ) -> None:
+        """``open_view`` makes a shard, by its number, of the engine that it opens."""
         self.mode: Mode = "read-only"
         """Known when a shard was opened."""
         self._path = path
         self._count = shards
         self._backend = backend
-        self._make_shard = make_shard
+        self._open_view = open_view
         self._lazily = lazily
         self._lock: DirectoryLock | None = None
         self._views = _Views(shards, self._open_shard)
@@ -127,12 +134,7 @@ class ReadOnlyShards(Sequence[Shard]):
         return views
 
     def _open_shard(self, number: int) -> Shard:
-        engine = self._open_engine(self._path / f"shard-{number:04}")
-        try:
-            return self._make_shard(number, engine)
-        except BaseException:
-            engine.close()
-            raise
+        return self._open_view(number, lambda: self._open_engine(self._path / f"shard-{number:04}"))
 
     def _open_engine(self, path: Path) -> Engine:
         if self.mode == "read-only":

@@ -1,0 +1,174 @@
+"""What a power failure leaves, and what vanishes afterwards, by damage to an engine's files."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+import topicstore as ts
+from topicstore import Message
+from topicstore.contract.errors import EngineError
+from topicstore.plugins import load_target, registry
+
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.database.fixtures import Fixtures
+from topicstore_conformance.faults.crash import MARKER, messages_of
+from topicstore_conformance.faults.power import Recording, record, why_no_tracing
+from topicstore_conformance.subjects.pairs import Pair
+
+__all__ = ["PowerLoss"]
+
+BATCHES = 80
+CHILD = f"""
+import json, os, sys
+import topicstore as ts
+from topicstore_conformance.database.power import batch_of
+path, durability, ending, arguments = sys.argv[1:]
+db = ts.open(path, durability=durability, auto_compact=False, **json.loads(arguments))
+for number in range({BATCHES}):
+    db.store(batch_of(number), state={{0: [ts.StateWrite({MARKER!r}, b"%d" % number)]}})
+    db.state(0).write([ts.StateWrite(b"step", b"%d" % number)])
+    if durability == "sync":
+        os.write(1, b"synced %d\\n" % number)
+    elif number % 37 == 36:
+        db.storage.flush()
+        os.write(1, b"synced %d\\n" % number)
+if ending == "killed":
+    os._exit(0)
+db.close()
+os.write(1, b"synced {BATCHES - 1}\\n")
+"""
+
+
+def batch_of(number: int) -> list[Message]:
+    """Return the messages of a batch: of any size, and so many bytes that the engine begins new logs."""
+    return [*messages_of(number), Message("fill", random.Random(number).randbytes(3_000), "filler")]
+
+
+def small_buffers(backend: str) -> dict[str, Any]:
+    """Return options with which an engine begins a new log after a few batches, if it can be told to."""
+    known = {field.name for field in attrs.fields(load_target(registry().backend(backend)).Options)}
+    return {"write_buffer_bytes": 64 << 10} if "write_buffer_bytes" in known else {}
+
+
+def arguments_of(pair: Pair) -> dict[str, Any]:
+    """Return how the child opens its database."""
+    options = {pair.layout: pair.small(), pair.backend: small_buffers(pair.backend)}
+    return {"backend": pair.backend, "layout": pair.layout, "options": options}
+
+
+def command_of(pair: Pair, path: Path, durability: str, ending: str) -> list[str]:
+    """Return the command of a child that stores, and ends with a close or as if it was killed."""
+    arguments = msgspec.json.encode(arguments_of(pair)).decode()
+    return [sys.executable, "-c", CHILD, str(path), durability, ending, arguments]
+
+
+def check_whole(db: ts.Database, least: int) -> int:
+    """Check that a database holds the first batches, each wholly with its state, and nothing else; return how many.
+
+    ``least``: how many it must hold.
+    """
+    marker, step = db.state(0).get(MARKER), db.state(0).get(b"step")
+    batches = 0 if marker is None else int(marker) + 1
+    assert batches >= least
+    assert (0 if step is None else int(step) + 1) in (batches, max(batches - 1, least))
+    expected = Counter((message.topic, message.payload) for number in range(batches) for message in batch_of(number))
+    got = Counter((message.topic, message.payload) for message in db.replay("#"))
+    assert not expected - got, f"of {batches} batches {(expected - got).total()} messages are missing"
+    assert not got - expected
+    report = db.verify()
+    assert (got.total(), []) == (report.messages, report.damages)
+    return batches
+
+
+def recorded(pair: Pair, durability: str, directory: Path) -> Recording:
+    """Return what a child did to the files of a directory in which it made a database ``db``."""
+    reason = why_no_tracing()
+    if reason is not None:
+        pytest.skip(reason)
+    place = directory / "recorded"
+    place.mkdir()
+    return record(command_of(pair, place / "db", durability, "closed"), place, directory)
+
+
+def told(path: Path) -> bool:
+    """Say whether all that was stored is there, or the database says that something isn't."""
+    try:
+        with ts.open(path) as db:
+            if not db.verify().damages:
+                check_whole(db, BATCHES)
+    except EngineError:
+        return True
+    except AssertionError:
+        return False
+    return True
+
+
+def damaged(original: Path, draw: random.Random) -> Iterator[bytes | None]:
+    """Yield what becomes of a file: None where it is removed."""
+    content = original.read_bytes()
+    yield None
+    if not content:
+        return
+    for at in (0, len(content) // 2, draw.randrange(len(content))):
+        yield content[:at]
+        yield content[:at] + bytes(len(content) - at)
+    for _ in range(tries(6, 60)):
+        at = draw.randrange(len(content))
+        yield content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :]
+
+
+class PowerLoss(Fixtures):
+    """Nothing that was synced vanishes without a word, and power failures leave no gaps."""
+
+    @requires("persistent")
+    @pytest.mark.parametrize("durability", ["commit", "sync"])
+    def test_power_failure(self, pair: Pair, durability: str) -> None:
+        """After a power failure a database opens by itself, with all that was synced, whole batches, and no gaps."""
+        with quick_directory() as scratch:
+            recording = recorded(pair, durability, Path(scratch))
+            for number in range(tries(20, 300, pair.capabilities)):
+                draw = random.Random(number)
+                upto = draw.randint(1, len(recording))
+                image = Path(scratch, f"image-{number}")
+                recording.image(upto, draw, image)
+                synced = max((int(word.split()[1]) + 1 for word in recording.words(upto)), default=0)
+                how = {**arguments_of(pair), "durability": durability, "auto_compact": False}
+                with ts.open(image / "db", **how) as db:
+                    batches = check_whole(db, synced)
+                    db.store([Message("again", b"", "filler")])
+                with ts.open(image / "db") as db:
+                    assert 1 == len(list(db.replay("again")))
+                    assert batches == sum(1 for _ in db.replay("fill"))
+                shutil.rmtree(image)
+
+    @requires("persistent", "checksums")
+    @pytest.mark.parametrize("ending", ["closed", "killed"])
+    def test_synced_writes_do_not_vanish(self, pair: Pair, ending: str) -> None:
+        """Of what was synced nothing vanishes without a word, if a file of the engine is cut, zeroed or flipped."""
+        draw = random.Random(ending)
+        with quick_directory() as scratch:
+            place = Path(scratch, "db")
+            subprocess.run(command_of(pair, place, "sync", ending), check=True, stdout=subprocess.DEVNULL)
+            silent = []
+            for original in sorted(path for path in place.glob("shard-*/*") if path.suffix not in (".ldb", ".sst")):
+                for number, content in enumerate(damaged(original, draw)):
+                    copy = Path(scratch, "copy")
+                    shutil.copytree(place, copy)
+                    file = copy / original.relative_to(place)
+                    file.unlink() if content is None else file.write_bytes(content)
+                    if not told(copy):
+                        silent.append(f"{original.name}, {number}")
+                    shutil.rmtree(copy)
+            assert not silent

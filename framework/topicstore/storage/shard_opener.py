@@ -1,0 +1,107 @@
+"""Opening one shard: that it is the right one, and that nothing is missing which was on disk once."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+from topicstore.contract.engine import KEYSPACES, Backend, Engine
+from topicstore.contract.errors import CorruptionError, DataLossError, LogDamagedError
+from topicstore.shard.generations import MakeLayout, OpenArchive
+from topicstore.shard.identity import check_identity
+from topicstore.shard.records import load_tail
+from topicstore.shard.shard import Shard
+from topicstore.shard.write_settings import WriteSettings
+
+from .manifest import Manifest
+from .synced_writes import Synced, SyncedWrites, check_reached
+
+__all__ = ["RECOVERIES", "Recovery", "ShardOpener"]
+
+Recovery = Literal["strict", "point_in_time", "salvage"]
+RECOVERIES: tuple[Recovery, ...] = ("strict", "point_in_time", "salvage")
+
+
+@attrs.define
+class ShardOpener:
+    """Opens the shards of one database."""
+
+    path: Path
+    manifest: Manifest
+    backend: Backend
+    capabilities: Collection[str]
+    recovery: Recovery
+    clock: Callable[[], int]
+    make_layout: MakeLayout
+    open_archive: OpenArchive
+    synced: SyncedWrites | None = None
+    """How far shards that are written had come; None where nothing lasts."""
+
+    def open(self, number: int, *, create: bool) -> Shard:
+        """Open a shard to write it. Raises `DataLossError` if anything is missing that was on disk once."""
+        reached = self.synced.read(number) if self.synced else None
+        engine = self._open_engine(number, reached, create=create)
+        with contextlib.ExitStack() as undo:
+            undo.callback(engine.close)
+            try:
+                check_reached(number, reached, load_tail(engine))
+            except DataLossError as lost:
+                if self.recovery == "strict":
+                    raise
+                warnings.warn(f"opened all the same: {lost}", RuntimeWarning, stacklevel=6)
+                if self.synced is not None:
+                    self.synced.forget(number)
+            shard = self._make(number, engine, read_only=False)
+            undo.pop_all()
+        return shard
+
+    def open_view(self, number: int, open_engine: Callable[[], Engine]) -> Shard:
+        """Open a shard to read it. Raises what `open` raises, whatever ``recovery`` is: it may change nothing."""
+        with contextlib.closing(SyncedWrites(self.path, self.manifest.shards, read_only=True)) as synced:
+            reached = synced.read(number)  # before the engine is opened: its writer goes on
+        engine = open_engine()
+        with contextlib.ExitStack() as undo:
+            undo.callback(engine.close)
+            check_reached(number, reached, load_tail(engine))
+            if self.manifest.durability == "sync":
+                engine.flush_log()  # nothing may be seen that power loss could take
+            shard = self._make(number, engine, read_only=True)
+            undo.pop_all()
+        return shard
+
+    def _open_engine(self, number: int, reached: Synced | None, *, create: bool) -> Engine:
+        """Open the engine; cut its log, after a power failure, if nothing is lost with what is cut off."""
+        directory = self.path / f"shard-{number:04}"
+        try:
+            return self.backend.open_shard(directory, KEYSPACES, create=create)
+        except CorruptionError as damaged:
+            if self.recovery == "strict":
+                if not isinstance(damaged, LogDamagedError):
+                    raise
+                with contextlib.closing(self.backend.open_reader(directory, KEYSPACES, alone=True)) as left:
+                    check_reached(number, reached, load_tail(left))
+        self.backend.repair_log(directory, salvage=self.recovery == "salvage")
+        return self.backend.open_shard(directory, KEYSPACES, create=False)
+
+    def _make(self, number: int, engine: Engine, *, read_only: bool) -> Shard:
+        manifest = self.manifest
+        check_identity(engine, bytes.fromhex(manifest.id), number)
+        syncs = {"persistent", "sync"} & set(self.capabilities) == {"persistent"}  # always, whatever is asked for
+        policy = WriteSettings(
+            durability="sync" if syncs else manifest.durability,
+            timestamps=manifest.timestamps,
+            late=manifest.late,
+            max_skew=manifest.max_skew,
+            clock=self.clock,
+        )
+        note = self.synced.note if self.synced else _forget
+        return Shard(number, engine, policy, self.make_layout, self.open_archive, note, read_only=read_only)
+
+
+def _forget(shard: int, writes: int, position: int) -> None:
+    """Note nothing: what isn't kept can't be missing."""
