@@ -408,7 +408,7 @@ def test_reference_values_are_read_and_written() -> None:
 
 # --- the logical layer --------------------------------------------------------------
 
-TAIL = Tail(last_position=FIRST, last_time=5, lifted=1, messages=300, live_bytes=70_000)
+TAIL = Tail(last_position=FIRST, last_time=5, lifted=1, messages=300, live_bytes=70_000, writes=9)
 GENERATIONS = [
     GenerationRecord(
         number=2,
@@ -447,7 +447,7 @@ GENERATIONS = [
 ]
 NUMBER = attrgetter("number")
 STATE_ENTRIES = [
-    ("007461696c", "9fb25ea49601cf10000000000000000501cd012cce00011170"),
+    ("007461696c", "081c35659701cf10000000000000000501cd012cce0001117009"),
     (
         "0067656e65726174696f6e00000002",
         (
@@ -469,6 +469,13 @@ def test_tails_and_generations_are_read() -> None:
     longer = msgspec.msgpack.encode([*msgspec.structs.astuple(TAIL), "more"])
     put(engine, [(key, add_checksum(bytes.fromhex(key), longer).hex())], STATE)
     assert load_tail(engine) == TAIL
+
+
+def test_tails_without_the_number_of_writes_are_read() -> None:
+    """They were written before writes were counted; the next one is the first that counts."""
+    engine = MemoryEngine(KEYSPACES)
+    put(engine, [("007461696c", "9fb25ea49601cf10000000000000000501cd012cce00011170")], STATE)
+    assert msgspec.structs.replace(TAIL, writes=0) == load_tail(engine)
 
 
 def test_tails_and_generations_are_written() -> None:
