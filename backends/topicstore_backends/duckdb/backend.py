@@ -16,7 +16,7 @@ import duckdb
 from topicstore.contract.engine import Backend, Keyspace
 from topicstore.contract.errors import EngineError, UnsupportedError
 
-from topicstore_backends.files import make_directory, sync
+from topicstore_backends.files import make_directory
 from topicstore_backends.options import whole_number
 
 from .engine import FILE, DuckdbEngine
@@ -74,11 +74,7 @@ class DuckdbBackend(Backend):
             raise EngineError(f"{path}: there is no DuckDB database")
         for left in path.glob(f"{_READER}*"):  # by who was killed
             shutil.rmtree(left)
-        engine = self._attach(file, keyspaces, create=create)
-        if create:
-            with Translated(path):
-                sync(path)  # DuckDB leaves the names of its files to the system
-        return engine
+        return self._attach(file, keyspaces, create=create)
 
     def repair_log(self, path: Path, *, salvage: bool) -> None:
         """Cut the log where it can't be read; behind that nothing can be salvaged. See `Backend.repair_log`."""

@@ -29,6 +29,7 @@ _LINE = re.compile(r"(\d+) +(.*)")
 _WHOLE = re.compile(r"(\w+)\((.*)\) += (-?\d+)")
 _RESUMED = re.compile(r"<\.\.\. \w+ resumed>(.*)")
 _FILE = re.compile(r"(\d+)<([^>]*)>")
+_SYNCHRONOUS = re.compile(r"O_D?SYNC")
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 
@@ -185,6 +186,8 @@ class _Disk:
         """Those of them that are on disk."""
         self._at: dict[int, int] = {}
         """Where the next `write` to a descriptor goes."""
+        self._synchronous: set[int] = set()
+        """Descriptors to which each write is synced."""
         self._counts: list[dict[_File, int]] = []
 
     def upto(self, draw: random.Random) -> int:
@@ -211,6 +214,7 @@ class _Disk:
         descriptor = event.result
         path = self._below(_paths_of(event.text)[-1])
         self._at[descriptor] = 0
+        (self._synchronous.add if _SYNCHRONOUS.search(event.text) else self._synchronous.discard)(descriptor)
         if path is None or "O_DIRECTORY" in event.text:
             return
         file = self._now.get(path)
@@ -245,8 +249,14 @@ class _Disk:
 
     def _put(self, event: _Event, offset: int) -> None:
         file = self._file(event)
-        if file is not None:
-            self._add(event, file, _Write(offset, _bytes_of(event.text)[: event.result]))
+        if file is None:
+            return
+        write = _Write(offset, _bytes_of(event.text)[: event.result])
+        if int(event.text.split("<")[0]) in self._synchronous:
+            write.apply(file.content)
+            file.size = max(file.size, len(file.content))
+        else:
+            self._add(event, file, write)
 
     def _ftruncate(self, event: _Event) -> None:
         file = self._file(event)

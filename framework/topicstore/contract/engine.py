@@ -310,7 +310,8 @@ class Backend(ABC):
         The directory may be missing, its parent not. A backend that is not ``persistent`` leaves
         ``path`` alone.
 
-        Whatever a power failure left, the shard has all writes up to one moment, which is that of the last
+        The names of files that were made by the first opening are synced by its caller, those of later ones by the
+        engine. Whatever a power failure left, the shard has all writes up to one moment, which is that of the last
         `Engine.flush_log` or later, and each of them wholly. A backend may cut behind that moment by itself. One that
         can't tell what was cut off from what was synced and is damaged raises `LogDamagedError`, and has changed
         nothing: then `open_reader` shows what is left, and `repair_log` cuts.

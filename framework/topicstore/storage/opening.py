@@ -154,6 +154,8 @@ def _open_to_write(
         if persistent:
             for shard in shards:
                 shard.flush()
+            for directory in path.glob("shard-*/"):
+                sync_directory(directory)
             sync_directory(path)
             write_manifest(path, manifest)
     return manifest, shards
