@@ -59,7 +59,7 @@ def batch_of(number: int) -> list[Message]:
 def small_buffers(backend: str) -> dict[str, Any]:
     """Return options with which an engine begins a new log after a few batches, if it can be told to."""
     known = {field.name for field in attrs.fields(load_target(registry().backend(backend)).Options)}
-    return {"write_buffer_bytes": 64 << 10} if "write_buffer_bytes" in known else {}
+    return {name: 64 << 10 for name in ("write_buffer_bytes", "log_bytes") if name in known}
 
 
 def arguments_of(pair: Pair) -> dict[str, Any]:
@@ -138,9 +138,10 @@ class PowerLoss(Fixtures):
         """After a power failure a database opens by itself, with all that was synced, whole batches, and no gaps."""
         with quick_directory() as scratch:
             recording = recorded(pair, durability, Path(scratch))
+            moments, several = recording.moments()
             for number in range(tries(20, 300, pair.capabilities)):
                 draw = random.Random(number)
-                upto = draw.randint(1, len(recording))
+                upto = draw.choice(several if several and number % 2 else moments)
                 image = Path(scratch, f"image-{number}")
                 recording.image(upto, draw, image)
                 synced = max((int(word.split()[1]) + 1 for word in recording.words(upto)), default=0)

@@ -144,9 +144,17 @@ class Recording:
     directory: str
     _events: list[_Event]
 
-    def __len__(self) -> int:
-        """The number of calls behind each of which the power may fail."""
-        return len(self._events)
+    def moments(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the numbers of all calls, and of those behind which several files had something that was not synced.
+
+        Only there can a later write be on disk and an earlier one not.
+        """
+        disk, several = _Disk(self.directory), []
+        for number, event in enumerate(self._events, 1):
+            disk.apply(event)
+            if disk.unsynced() > 1:
+                several.append(number)
+        return range(1, len(self._events) + 1), several
 
     def words(self, upto: int | None = None) -> list[str]:
         """Return the lines that the program had written when the power failed behind call number ``upto``."""
@@ -189,6 +197,10 @@ class _Disk:
         self._synchronous: set[int] = set()
         """Descriptors to which each write is synced."""
         self._counts: list[dict[_File, int]] = []
+
+    def unsynced(self) -> int:
+        """Return how many files have something that is not synced."""
+        return sum(1 for file in self._now.values() if file is not None and file.pending)
 
     def upto(self, draw: random.Random) -> int:
         """Return how many changes of names may be there, beside those that are on disk for certain."""
