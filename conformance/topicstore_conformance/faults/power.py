@@ -145,7 +145,7 @@ class Recording:
     _events: list[_Event]
 
     def moments(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the numbers of all calls, and of those behind which several files had something that was not synced.
+        """Return the numbers of all calls, and of those behind which several files had ends that were not synced.
 
         Only there can a later write be on disk and an earlier one not.
         """
@@ -199,8 +199,8 @@ class _Disk:
         self._counts: list[dict[_File, int]] = []
 
     def unsynced(self) -> int:
-        """Return how many files have something that is not synced."""
-        return sum(1 for file in self._now.values() if file is not None and file.pending)
+        """Return how many files are longer than what is synced of them."""
+        return sum(1 for file in self._now.values() if file is not None and file.size > len(file.content))
 
     def upto(self, draw: random.Random) -> int:
         """Return how many changes of names may be there, beside those that are on disk for certain."""
