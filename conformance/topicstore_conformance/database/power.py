@@ -138,10 +138,10 @@ class PowerLoss(Fixtures):
         """After a power failure a database opens by itself, with all that was synced, whole batches, and no gaps."""
         with quick_directory() as scratch:
             recording = recorded(pair, durability, Path(scratch))
-            moments, several = recording.moments()
+            moments, worst = recording.moments()
             for number in range(tries(20, 300, pair.capabilities)):
                 draw = random.Random(number)
-                upto = draw.choice(several if several and number % 2 else moments)
+                upto = draw.choice(worst if number % 2 else moments)
                 image = Path(scratch, f"image-{number}")
                 recording.image(upto, draw, image)
                 synced = max((int(word.split()[1]) + 1 for word in recording.words(upto)), default=0)

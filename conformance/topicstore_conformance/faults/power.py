@@ -145,16 +145,16 @@ class Recording:
     _events: list[_Event]
 
     def moments(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the numbers of all calls, and of those behind which several files had ends that were not synced.
+        """Return the numbers of all calls, and of those behind which the most files had ends that were not synced.
 
-        Only there can a later write be on disk and an earlier one not.
+        Where it is several of an engine's, a later write can be on disk and an earlier one not.
         """
-        disk, several = _Disk(self.directory), []
-        for number, event in enumerate(self._events, 1):
+        disk, unsynced = _Disk(self.directory), [0]
+        for event in self._events:
             disk.apply(event)
-            if disk.unsynced() > 1:
-                several.append(number)
-        return range(1, len(self._events) + 1), several
+            unsynced.append(disk.unsynced())
+        most = [number for number, count in enumerate(unsynced) if count == max(unsynced)]
+        return range(1, len(unsynced)), most
 
     def words(self, upto: int | None = None) -> list[str]:
         """Return the lines that the program had written when the power failed behind call number ``upto``."""

@@ -57,9 +57,8 @@ class SyncedWrites:
         missing = 2 * shards * _SLOT.size - os.fstat(self._file).st_size
         if not read_only and missing > 0:
             try:
-                os.pwrite(
-                    self._file, bytes(missing), 2 * shards * _SLOT.size - missing
-                )  # room that a full disk can't take
+                os.pwrite(self._file, bytes(missing), 2 * shards * _SLOT.size - missing)
+                os.fsync(self._file)  # so that there is room for every note
             except BaseException:
                 self.close()
                 raise
