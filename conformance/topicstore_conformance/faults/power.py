@@ -365,10 +365,14 @@ def _rename(names: dict[str, _File | None], change: _Named) -> None:
 
 
 def record(command: Sequence[str], directory: Path, scratch: Path) -> Recording:
-    """Run a program of one process and return what it did to the files of ``directory``, which must be there."""
+    """Run a program of one process and return what it did to the files of ``directory``, which must be there.
+
+    Each sync begins some milliseconds late, so that other threads come to write before it, as they do on a slow disk.
+    """
     trace = scratch / "trace"
     tracer = ["strace", "-f", "--seccomp-bpf", "-y", "-xx", "-s", str(1 << 28), "-e", f"trace={_CALLS}"]
-    subprocess.run([*tracer, "-e", "signal=none", "-o", str(trace), *command], check=True, stdout=subprocess.DEVNULL)
+    tracer += ["-e", "inject=fsync,fdatasync:delay_enter=5000", "-e", "signal=none", "-o", str(trace)]
+    subprocess.run([*tracer, *command], check=True, stdout=subprocess.DEVNULL)
     with trace.open(errors="replace") as lines:
         return Recording(str(directory), list(_events(lines, str(directory))))
 
