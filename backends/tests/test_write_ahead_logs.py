@@ -85,11 +85,13 @@ def test_logs_that_the_manifest_is_done_with_may_end_early(tmp_path: Path) -> No
     assert [second] == [cut.file for cut in cuts(tmp_path, manifest_counts=True)]
 
 
-def test_a_removed_log_is_missed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("left", [None, b""])
+def test_a_lost_log_is_missed(tmp_path: Path, left: bytes | None, counts: bool) -> None:
     """Behind the writes that the manifest knows of, others would have to come first."""
     first, second = shard(tmp_path, FIRST, SECOND)
-    first.unlink()
-    assert [Cut(second, None)] == cuts(tmp_path, manifest_counts=True)
+    first.unlink() if left is None else first.write_bytes(left)
+    assert [Cut(second, None)] == cuts(tmp_path, manifest_counts=counts)
 
 
 def test_damage_within_is_left_to_the_engine_unless_told_otherwise(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ class _Records:
 def cuts(directory: Path, *, manifest_counts: bool, within: bool = False) -> list[Cut]:
     """Return what must go so that everything up to the first write that is missing or damaged can be read.
 
-    manifest_counts: the manifest tells which logs it is done with, and where those that count begin, as LevelDB's does.
-                     RocksDB syncs a log before it is done with it, so all its logs may be looked at.
+    manifest_counts: only logs count that the manifest isn't done with, as LevelDB's, which may end early. RocksDB syncs
+                     a log before it is done with it, so all its logs may be looked at.
     within:          cut at damage behind which something can be read, too. A power failure leaves damage at ends only,
                      and whatever else is damaged is otherwise left to the engine, which refuses it.
 
@@ -86,14 +86,14 @@ def cuts(directory: Path, *, manifest_counts: bool, within: bool = False) -> lis
             return []  # the engine was done with the log that the readable part needs: more than an end is damaged
         found.append(Cut(manifest, edits.end))
     counting = sorted(number for number in logs if number >= oldest or not manifest_counts)
-    expected = range(sequence + 2) if manifest_counts else None
+    expected = range(sequence + 2)
     for number in counting:
         records = _read(logs[number], head=_BATCH_HEAD)
         if records.goes_on and not within:
             return found
         for write in records.writes:
             first = int.from_bytes(write[:8], "little")
-            if expected is not None and first not in expected:
+            if first not in expected:
                 return [*found, *(Cut(logs[later], None) for later in counting if later >= number)]
             behind = first + int.from_bytes(write[8:], "little")
             expected = range(behind, behind + 1)
@@ -191,7 +191,7 @@ def _numbers(edits: list[bytes]) -> tuple[int, int]:
             elif tag == _LOG_NUMBER:
                 oldest = value
             elif tag == _LAST_SEQUENCE:
-                sequence = value
+                sequence = max(sequence, value)
     return oldest, sequence
 
 
