@@ -37,6 +37,8 @@ class DatabaseInfo:
     retention: RetentionSettings
     retention_failure: str | None
     """Why background retention failed the last time; None if it did not."""
+    clock_ahead: float
+    """Seconds by which the clock has jumped ahead since the database was opened, which don't count for retention."""
     generations: list[GenerationInfo]
     shards: list[ShardInfo]
 
@@ -66,6 +68,7 @@ def database_info(storage: Storage, retention: Retention, compaction: Compaction
         compaction_failure=None if compaction is None else compaction.task.failure,
         retention=retention.settings,
         retention_failure=retention.failure,
+        clock_ahead=retention.clock_ahead,
         generations=generations,
         shards=shards,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .clocks import Clocks, now
 from .contract.errors import InvalidArgumentError, NotADatabaseError
 from .database import Database
 from .lifecycle.archives import open_archive
@@ -19,12 +19,7 @@ from .storage.opening import open_storage
 from .storage.shard_opener import RECOVERIES, Recovery
 from .storage.storage import Storage
 
-__all__ = ["create", "now", "open", "open_existing", "open_lazily"]
-
-
-def now() -> int:
-    """Return the present by the machine's clock: microseconds since the epoch."""
-    return time.time_ns() // 1_000
+__all__ = ["create", "open", "open_existing", "open_lazily"]
 
 
 def open(  # noqa: A001 - the name people know from every other store
@@ -43,6 +38,7 @@ def open(  # noqa: A001 - the name people know from every other store
     recovery: Recovery = "strict",
     read_only: bool = False,
     clock: Callable[[], int] = now,
+    monotonic: Callable[[], int] | None = None,
 ) -> Database:
     """Open the database in the directory ``path``, creating it where there is none.
 
@@ -74,6 +70,8 @@ def open(  # noqa: A001 - the name people know from every other store
                 nothing of it; `Database.reading` says how. With backends that can do it (``rocksdb``) beside
                 whoever writes it, without a lock; with the others, where nobody has it open.
     clock:      returns the present as microseconds since the epoch.
+    monotonic:  returns microseconds that have passed since some moment; all durations go by it, so that the
+                clock may jump. By default the machine's, or with a ``clock`` of your own that one.
 
     A database belongs to the process that opened it: after a fork, the child must open its own.
 
@@ -92,8 +90,9 @@ def open(  # noqa: A001 - the name people know from every other store
     )
     if recovery not in RECOVERIES:
         raise InvalidArgumentError(f"recovery is one of {', '.join(RECOVERIES)}, not {recovery!r}")
-    storage = _open_or_create(Path(path), wanted, plugins, options or {}, clock, recovery, read_only=read_only)
-    open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clock, recovery)
+    clocks = Clocks.given(clock, monotonic)
+    storage = _open_or_create(Path(path), wanted, plugins, options or {}, clocks, recovery, read_only=read_only)
+    open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clocks, recovery)
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
     try:
         return Database(storage, queues, auto_compact=auto_compact and not read_only)
@@ -121,7 +120,7 @@ def open_lazily(path: Path) -> Storage:
     """Open the shards of a database to read them only, each when it is asked for. Errors are those of `open`."""
     manifest = existing_manifest(path)
     return open_storage(
-        path, manifest, manifest.options, manifest.plugins, now, open_archive, read_only=True, lazily=True
+        path, manifest, manifest.options, manifest.plugins, Clocks(), open_archive, read_only=True, lazily=True
     )
 
 
@@ -130,7 +129,7 @@ def _open_or_create(
     wanted: dict[str, Any],
     plugins: Sequence[str],
     options: Mapping[str, Mapping[str, Any]],
-    clock: Callable[[], int],
+    clocks: Clocks,
     recovery: Recovery,
     *,
     read_only: bool = False,
@@ -138,18 +137,16 @@ def _open_or_create(
     manifest = finished_manifest(path) if read_only else read_manifest(path)
     if manifest is None:
         manifest = new_manifest(wanted, plugins, options)
-        return open_storage(path, manifest, manifest.options, manifest.plugins, clock, open_archive)
+        return open_storage(path, manifest, manifest.options, manifest.plugins, clocks, open_archive)
     check_same(path, manifest, wanted, options)
     merged = merged_options(manifest, options)
     names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)
-    return open_storage(path, manifest, merged, names, clock, open_archive, recovery=recovery, read_only=read_only)
+    return open_storage(path, manifest, merged, names, clocks, open_archive, recovery=recovery, read_only=read_only)
 
 
-def _open_queue(
-    of: Manifest, plugins: Sequence[str], clock: Callable[[], int], recovery: Recovery, path: Path
-) -> Storage:
+def _open_queue(of: Manifest, plugins: Sequence[str], clocks: Clocks, recovery: Recovery, path: Path) -> Storage:
     """Open or make the database of a queue: as the one it belongs to, if messages can be read at once and in order."""
     layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None
     wanted = wanted_fields(backend=of.backend, layout=layout, shards=1, durability=of.durability)
     options = {name: values for name, values in of.options.items() if name in (of.backend, layout)}
-    return _open_or_create(path, wanted, plugins, options, clock, recovery)
+    return _open_or_create(path, wanted, plugins, options, clocks, recovery)

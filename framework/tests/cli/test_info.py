@@ -31,6 +31,7 @@ def test_info(run: Run, document: Document, db: Path) -> None:
         "compaction_failure",
         "retention",
         "retention_failure",
+        "clock_ahead",
         "generations",
         "shards",
         "created_with",

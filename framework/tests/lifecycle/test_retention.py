@@ -20,6 +20,7 @@ from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 
 SECOND = 1_000_000
+DAY = 86_400 * SECOND
 
 
 @pytest.fixture
@@ -29,7 +30,8 @@ def clock() -> Clock:
 
 @pytest.fixture(params=["memory", "rocksdb"])
 def db(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ts.Database]:
-    with ts.open(tmp_path / "db", backend=request.param, shards=2, clock=clock) as opened:
+    how = {"clock": clock, "monotonic": clock.monotonic}
+    with ts.open(tmp_path / "db", backend=request.param, shards=2, **how) as opened:
         yield opened
 
 
@@ -159,10 +161,11 @@ def test_a_clock_that_was_ahead_does_not_keep_messages_for_ever(quiet: ts.Databa
     """What was stored in the future, and behind that, goes by the present clock: an age after it was sealed."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
-    clock.now += 10**15
+    clock.jump(10**15)
     db.store([message("future")])
-    assert 2 == db.retention.run().rotated
-    clock.now = START + SECOND
+    with pytest.warns(RuntimeWarning, match="ahead"):
+        assert 2 == db.retention.run().rotated
+    clock.jump(SECOND - 10**15)
     db.store([message("present")])
     assert 3 == db.retention.run().rotated
     assert ["future", "present"] == stored(db)
@@ -177,9 +180,10 @@ def test_a_clock_that_was_behind_drops_nothing_early(quiet: ts.Database, clock: 
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     db.store([message("1")])
-    clock.now = 1_000
+    clock.jump(1_000 - START)
     db.retention.run()
     db.store([message("2")])
+    clock.jump(START - 1_000)
     clock.now = START + 50 * SECOND
     for _ in range(3):
         assert () == db.retention.run().dropped
@@ -195,12 +199,105 @@ def test_a_clock_that_was_set_back_still_rotates(quiet: ts.Database, clock: Cloc
     db = quiet
     db.retention.set(rotate_every=10)
     for ahead, waits in ((5, True), (15, False)):
-        clock.now += ahead * SECOND
+        clock.jump(ahead * SECOND)
         db.add_generation()
-        clock.now -= ahead * SECOND
+        clock.jump(-ahead * SECOND)
         db.store([message("1")])
         assert waits == (db.retention.run().rotated is None)
-    assert db.retention._due[0] <= clock.now + 10 * SECOND
+    assert db.retention._due[0] <= clock.monotonic() + 10 * SECOND
+
+
+def generation_a_day(db: ts.Database, clock: Clock, days: int) -> None:
+    """Store a message a day, each in a generation of its own."""
+    for day in range(days):
+        db.store([message(f"{day}")])
+        clock.now += DAY
+        db.add_generation()
+
+
+def test_a_clock_that_jumps_forward_drops_nothing_early(quiet: ts.Database, clock: Clock) -> None:
+    """Only what time has really passed for goes; it is warned of once, and told; it goes on when the clock is right."""
+    db = quiet
+    db.retention.set(max_age=7 * DAY // SECOND)
+    generation_a_day(db, clock, 5)
+    clock.jump(40 * DAY)
+    with pytest.warns(RuntimeWarning, match="40 days ahead"):
+        assert () == db.retention.run().dropped
+    assert db.info().clock_ahead == 40 * DAY / SECOND
+    for _ in range(3):
+        clock.now += DAY
+        db.retention.run()
+    assert ["1", "2", "3", "4"] == stored(db)
+    clock.jump(-40 * DAY)
+    db.retention.run()
+    assert ["1", "2", "3", "4"] == stored(db)
+    assert db.info().clock_ahead == 0
+    clock.now += DAY
+    db.retention.run()
+    assert ["2", "3", "4"] == stored(db)
+
+
+def test_a_clock_that_was_set_right_counts_after_the_age(quiet: ts.Database, clock: Clock) -> None:
+    """Else a machine that began in 1970 would keep everything; what was stored since then goes at its age."""
+    db = quiet
+    db.retention.set(max_age=100, rotate_every=10)
+    db.store([message("before")])
+    clock.jump(10**15)
+    db.store([message("after")])
+    with pytest.warns(RuntimeWarning, match="ahead"):
+        db.retention.run()
+    clock.now += 99 * SECOND
+    db.store([message("later")])
+    db.retention.run()
+    assert ["before", "after", "later"] == stored(db)
+    clock.now += 2 * SECOND
+    db.retention.run()
+    db.retention.run()
+    assert ["later"] == stored(db)
+    assert db.info().clock_ahead == 0
+
+
+def test_a_second_jump_begins_its_own_time(quiet: ts.Database, clock: Clock) -> None:
+    """It isn't believed with the first."""
+    db = quiet
+    db.retention.set(max_age=100)
+    db.store([message("1")])
+    db.add_generation()
+    for _ in range(2):
+        clock.jump(10**12)
+        with pytest.warns(RuntimeWarning, match="ahead"):
+            db.retention.run()
+        clock.now += 49 * SECOND
+    db.retention.run()
+    assert ["1"] == stored(db)
+
+
+def test_a_jump_forward_removes_no_retained_message_early(quiet: ts.Database, clock: Clock) -> None:
+    """It is given out again when the clock is right."""
+    db = quiet
+    expiring = ts.Properties(message_expiry_interval=3_600)
+    db.publish([ts.Message("a", b"1", retain=True, properties=expiring)])
+    clock.jump(DAY)
+    with pytest.warns(RuntimeWarning, match="ahead"):
+        assert 0 == db.retention.run().expired
+    assert [] == db.retained("#")
+    clock.jump(-DAY)
+    assert 1 == len(db.retained("#"))
+    clock.now += 3_601 * SECOND
+    assert 1 == db.retention.run().expired
+
+
+def test_the_clock_that_a_run_is_given_or_that_is_found_at_opening_is_trusted(tmp_path: Path, clock: Clock) -> None:
+    """A jump that an opening finds is no jump."""
+    with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:
+        db.retention.stop()
+        db.retention.set(max_age=7 * DAY // SECOND)
+        generation_a_day(db, clock, 3)
+        assert (1,) == db.retention.run(clock.now + 5 * DAY).dropped
+    clock.jump(6 * DAY)
+    with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:
+        db.retention.stop()
+        assert (2,) == db.retention.run().dropped
 
 
 def test_readers_go_on_beside_it(quiet: ts.Database, clock: Clock) -> None:

@@ -9,6 +9,10 @@ the moment it was sealed. So messages stay for ``max_age`` at least, and about `
 at most. Bytes are those of the values that layouts wrote (``live_bytes``), not the engine's files, and only of
 generations that are local.
 
+A process trusts the wall clock as it finds it when it opens the database. From then on nothing goes earlier than time
+has really passed, though the clock jumps forward (`topicstore.lifecycle.clock_guard`). A clock that was set for good
+counts again ``max_age`` later, after the next opening, or in a `Retention.run` that is given its time.
+
 With ``archive_to``, generations that would be dropped are archived there instead (`Archives.archive`), and stay
 until somebody drops them. If that fails they stay local, and the run raises; by itself it is tried again a minute
 later at the earliest.
@@ -42,6 +46,7 @@ from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.generations import add_generation, drop_generation, live_records
 from topicstore.storage.storage import Storage
 
+from .clock_guard import ClockGuard
 from .quota import Quota, written_bytes
 from .retention_policy import (
     FOREVER,
@@ -106,12 +111,19 @@ class Retention:
         self._settings: RetentionSettings | None = None
         self._quota = Quota()
         self._due = (FOREVER, FOREVER)
-        """Time, or bytes written, from which on there may be something to do."""
+        """By the monotonic clock, or in bytes written, from when on there may be something to do."""
+        self._guard = ClockGuard(storage.clocks)
+        """Used under `_running`; a glance at what it holds back needs no lock."""
 
     @property
     def failure(self) -> str | None:
         """Why it failed the last time that it worked by itself; None if it did not."""
         return self._task.failure
+
+    @property
+    def clock_ahead(self) -> float:
+        """Seconds by which the clock has jumped ahead, as the last run found it; they don't count as passed."""
+        return self._guard.held_back / 1e6
 
     # --- settings ---
 
@@ -172,7 +184,7 @@ class Retention:
     def stored(self, _messages: int) -> None:
         """Messages were stored: work in the background if there may be something to do. Cheap."""
         time, written = self._due
-        late = time < FOREVER and self._storage().clock() >= time
+        late = time < FOREVER and self._storage().clocks.monotonic() >= time
         if late or (written < FOREVER and written_bytes(self._storage().shards) >= written):
             self._task.wake()
 
@@ -181,11 +193,13 @@ class Retention:
     def run(self, now: int | None = None) -> RetentionReport:
         """Rotate and drop what is due, and remove expired retained messages.
 
-        ``now``: microseconds since the epoch; by default the present, by the database's clock.
+        ``now``: microseconds since the epoch, which counts as it is; by default the present, by the database's clock,
+        but for what that has jumped ahead.
         """
         storage = self._storage()
-        now = storage.clock() if now is None else now
         report = self._sweep(storage, now)
+        if now is None:
+            now = storage.clock() - self._guard.held_back
         return attrs.evolve(report, expired=self._expire(storage, now))
 
     def start(self, interval: float) -> None:
@@ -204,19 +218,25 @@ class Retention:
         self._task.stop()
         self._task.join()
 
-    def _sweep(self, storage: Storage, now: int) -> RetentionReport:
+    def _sweep(self, storage: Storage, given: int | None) -> RetentionReport:
         with self._running:
             settings, written = self.settings, written_bytes(self._storage().shards)
+            now, held_back, passed = given, 0, storage.clocks.monotonic()
+            if now is None:
+                self._guard.look(FOREVER if settings.max_age is None else micros(settings.max_age))
+                now, held_back = storage.clock(), self._guard.held_back
             rotated = None
             if must_rotate(settings, self._ages(storage, now)[-1], now):
                 rotated = add_generation(storage)
             archiving = settings.archive_to is not None
             generations = [one for one in self._ages(storage, now) if not (archiving and one.archived)]
-            old = outdated(settings, generations, now)
-            self._due = (now + _AGAIN, FOREVER)  # should it fail
+            old = outdated(settings, generations, now - held_back)
+            self._due = (passed + _AGAIN, FOREVER)  # should it fail
             gone = [one for one in old if _let_go(storage, settings, one.number)]
             numbers = tuple(one.number for one in gone)
-            self._due = due(settings, [one for one in generations if one not in old], now, written)
+            left = [one for one in generations if one not in old]
+            wait, until = due(settings, left, now, held_back, written)
+            self._due = (passed + wait, until)
         return RetentionReport(
             rotated=rotated,
             dropped=() if archiving else numbers,
@@ -241,7 +261,7 @@ class Retention:
         if storage is None:  # nobody holds the database any more; it is about to be closed
             return
         if woken:
-            self._sweep(storage, storage.clock())
+            self._sweep(storage, None)
         else:
             self.run()
 

@@ -153,16 +153,18 @@ def outdated(settings: RetentionSettings, generations: Sequence[GenerationAge], 
     return gone
 
 
-def due(settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, written: int) -> tuple[int, int]:
-    """Return from which time on, or bytes written, something may have to be done about these generations."""
-    times = [FOREVER]
+def due(
+    settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, held_back: int, written: int
+) -> tuple[int, int]:
+    """Return in how many microseconds, or with how many bytes written, something may have to be done about these."""
+    waits = [FOREVER]
     current, oldest = generations[-1], generations[0]
     if settings.rotation is not None:
-        times.append((min(current.created, now) if current.messages else now) + settings.rotation)
+        waits.append((min(current.created - now, 0) if current.messages else 0) + settings.rotation)
     if settings.max_age is not None and oldest is not current:
-        times.append(oldest.ended + micros(settings.max_age) + 1)
+        waits.append(oldest.ended + micros(settings.max_age) + 1 - (now - held_back))
     most = settings.drops_bytes
     if most is None:
-        return min(times), FOREVER
+        return min(waits), FOREVER
     live = sum(generation.live_bytes for generation in generations)
-    return min(times), written + max(0, min(most - live, most // _PARTS_OF_BYTES - current.live_bytes))
+    return min(waits), written + max(0, min(most - live, most // _PARTS_OF_BYTES - current.live_bytes))

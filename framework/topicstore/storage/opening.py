@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from topicstore.clocks import Clocks
 from topicstore.contract.engine import Backend
 from topicstore.contract.errors import (
     DatabaseLockedError,
@@ -42,7 +43,7 @@ def open_storage(
     manifest: Manifest,
     options: Mapping[str, Mapping[str, Any]],
     plugins: Sequence[str],
-    clock: Callable[[], int],
+    clocks: Clocks,
     open_archive: Callable[[Path, Manifest], OpenArchive],
     *,
     recovery: Recovery = "strict",
@@ -69,10 +70,10 @@ def open_storage(
     backend = target(make_options(manifest.backend, target.Options, options.get(manifest.backend, {})))
     make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before any file
     shard_map = ShardMap(manifest.shards)
-    implementation = DataPath(bytes.fromhex(manifest.id), shard_map, clock)
+    implementation = DataPath(bytes.fromhex(manifest.id), shard_map, clocks.wall)
     hooks = data_path(wrappers, implementation).hook  # refuses plugins that don't fit
     opener = ShardOpener(
-        path, manifest, backend, spec.capabilities, recovery, clock, make_layout, open_archive(path, manifest)
+        path, manifest, backend, spec.capabilities, recovery, clocks.wall, make_layout, open_archive(path, manifest)
     )
     with contextlib.ExitStack() as locked, contextlib.ExitStack() as opened:
         shards: Sequence[Shard]
@@ -93,7 +94,7 @@ def open_storage(
             capabilities=spec.capabilities,
             make_layout=make_layout,
             shard_map=shard_map,
-            clock=clock,
+            clocks=clocks,
             close_shards=opened.pop_all().close,
             unlock=locked.pop_all().close,
         )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from topicstore.clocks import Clocks
 from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import (
@@ -85,7 +86,7 @@ class Storage:
         capabilities: Collection[str],
         make_layout: Callable[[str, Mapping[str, Any]], Layout],
         shard_map: ShardMap,
-        clock: Callable[[], int],
+        clocks: Clocks,
         close_shards: Callable[[], None],
         unlock: Callable[[], None],
     ) -> None:
@@ -104,7 +105,8 @@ class Storage:
         self.shard_map = shard_map
         self.hooks = hooks
         """The data path, with its plugins."""
-        self.clock = clock
+        self.clocks = clocks
+        self.clock = clocks.wall
         """Returns the present."""
         self.before_store: list[Callable[[], object]] = []
         """Called before messages are stored; may refuse by raising. Guarded by nothing: set while it is opened."""
