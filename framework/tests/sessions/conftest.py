@@ -18,7 +18,8 @@ def clock() -> Clock:
 
 @pytest.fixture(params=["memory", "rocksdb"])
 def db(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ts.Database]:
-    with ts.open(tmp_path / "db", backend=request.param, shards=2, clock=clock, auto_compact=False) as opened:
+    clocks = {"clock": clock, "monotonic": clock.monotonic}
+    with ts.open(tmp_path / "db", backend=request.param, shards=2, auto_compact=False, **clocks) as opened:
         yield opened
 
 

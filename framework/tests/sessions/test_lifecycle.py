@@ -372,6 +372,50 @@ def test_acknowledgements_are_committed_every_15_seconds(
     assert 1 == crash().inspect("client").in_flight
 
 
+# --- clocks that are set ---
+
+
+@pytest.mark.parametrize("days", [(1, -1), (-1, 1), (20_000,), (-10_000,)])
+def test_clients_mind_no_clock_that_is_set(
+    db: ts.Database,
+    sessions: Sessions,
+    clock: Clock,
+    publish: Publish,
+    crash: Crash,
+    will: Will,
+    days: tuple[int, ...],
+) -> None:
+    """Who is connected stays, who is silent is lost, PUBACKs are committed, sessions and wills have their time."""
+    talks = sessions.open("talks", expiry_interval=60, keep_alive=10)
+    talks.subscribe("a/#")
+    publish("1", "2")
+    talks.deliver()
+    silent = sessions.open("silent", expiry_interval=40, keep_alive=10, will=will)
+    sessions.open("away", expiry_interval=20).disconnect()
+
+    def pass_time(seconds: int) -> set[str]:
+        for _ in range(seconds):
+            clock.now += SECOND
+            sessions.tick()
+            talks.alive()
+        return {info.client_id for info in sessions.list()} - {"listener"}
+
+    for day in days:
+        clock.jump(day * 86_400 * SECOND)
+        sessions.tick()
+    talks.puback(1)
+    assert {"talks", "silent", "away"} == pass_time(14)
+    assert (None, None, 2) == (talks.ended, silent.ended, crash().inspect("talks").in_flight)
+    assert {"talks", "silent", "away"} == pass_time(2)
+    assert (None, Ended.KEEP_ALIVE, 1) == (talks.ended, silent.ended, crash().inspect("talks").in_flight)
+    assert {"talks", "silent"} == pass_time(8)
+    assert [] == wills(db)
+    assert {"talks", "silent"} == pass_time(2)
+    assert ["gone"] == wills(db)
+    assert {"talks"} == pass_time(40)
+    assert talks.ended is None
+
+
 # --- the command line's view ---
 
 

@@ -5,7 +5,9 @@ Each is a keyed message (`topicstore.storage.keyed_messages`) under the key ``"r
 was also stored in the streams.
 
 A message with an expiry interval is given out until its time has come, counted from its position's
-time; what is left of the interval goes with it. `remove_expired` takes those away whose time is over.
+time; what is left of the interval goes with it. Both times are by the wall clock: while it is wrong, too few or too
+many are given out. `remove_expired` takes those away whose time is over; retention, which calls it, doesn't count what
+the clock jumped ahead, so a wrong clock removes none.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ class DatabaseParts:
     shard_of: Callable[[str], int]
     """Says in which shard what belongs to a client id, or to a group, is kept."""
     clock: Callable[[], int]
-    """Microseconds since the epoch."""
+    """Microseconds since the epoch, as positions have them: by it messages expire."""
+    steady: Callable[[], int]
+    """Microseconds since the epoch that never jump: all that sessions wait for goes by it."""
     hub: Hub
     rules: PersistenceRules
     _storage: weakref.ref[Storage]
@@ -60,6 +62,7 @@ class DatabaseParts:
             states=[storage.state(shard) for shard in range(len(storage.shards))],
             shard_of=storage.shard_map.of,
             clock=storage.clock,
+            steady=storage.steady,
             hub=hub,
             rules=rules,
             storage=weakref.ref(storage),

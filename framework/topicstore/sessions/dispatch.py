@@ -119,10 +119,20 @@ class Channel:
 class Channels:
     """The channels of one open database, and the lock of everything that its sessions do."""
 
-    def __init__(self, hub: Hub, shards: int, shard_of: Callable[[str], int], clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        shards: int,
+        shard_of: Callable[[str], int],
+        clock: Callable[[], int],
+        steady: Callable[[], int],
+    ) -> None:
         self.hub = hub
         self.shard_of = shard_of
         self.clock = clock
+        """By it messages expire."""
+        self.steady = steady
+        """All else goes by it: it never jumps."""
         self.lock = threading.RLock()
         self.bell = Bell()
         """Rings when there may be something to do."""
@@ -171,8 +181,15 @@ class Channels:
 class Dispatcher(Channels, Generic[R]):
     """The channels, and who has something to do."""
 
-    def __init__(self, hub: Hub, shards: int, shard_of: Callable[[str], int], clock: Callable[[], int]) -> None:
-        super().__init__(hub, shards, shard_of, clock)
+    def __init__(
+        self,
+        hub: Hub,
+        shards: int,
+        shard_of: Callable[[str], int],
+        clock: Callable[[], int],
+        steady: Callable[[], int],
+    ) -> None:
+        super().__init__(hub, shards, shard_of, clock, steady)
         self.dirty: dict[R, None] = {}
         """Those with acknowledgements that are not committed. Guarded by the lock, as the next two."""
         self.failed: dict[R, None] = {}

@@ -103,7 +103,7 @@ class LiveSession:
         """Packet ids of incoming messages of QoS 2 whose PUBREL has not come."""
         self.receive_maximum = receive_maximum
         self.keep_alive = keep_alive
-        self.seen = dispatcher.clock()
+        self.seen = dispatcher.steady()
         """When the client was last heard of, if it has a keep-alive."""
         self.stuck_since: int | None = None
         """Since when the window has been full without an acknowledgement."""
@@ -304,7 +304,7 @@ class LiveSession:
         else:
             self._dispatcher.idle_locked(self)
         if self._blocked:
-            self.stuck_since = self.stuck_since or self._dispatcher.clock()
+            self.stuck_since = self.stuck_since or self._dispatcher.steady()
 
     def wake(self, source: Source) -> None:
         """A source has something to read."""

@@ -54,10 +54,12 @@ class Sessions:
     def __init__(self, parts: DatabaseParts) -> None:
         self.states = SessionState(parts.states, parts.shard_of)
         """Internal, as `dispatcher` is."""
-        self.dispatcher: Dispatcher[LiveSession] = Dispatcher(parts.hub, len(parts.states), parts.shard_of, parts.clock)
+        self.dispatcher: Dispatcher[LiveSession] = Dispatcher(
+            parts.hub, len(parts.states), parts.shard_of, parts.clock, parts.steady
+        )
         self.shared = Groups(self.states, self.dispatcher)
         """What shared subscriptions may be told: `Groups.slow_after`, `Groups.handover_after`."""
-        self._clock = parts.clock
+        self._clock = parts.steady
         self._lock = self.dispatcher.lock
         """Guards all that follows; `DurableFilters.wants` takes it when it has to."""
         self._connections = Connections()
@@ -342,15 +344,19 @@ class Sessions:
 
     # --- time ---
 
-    def tick(self, now: int | None = None) -> float:
-        """Do what is due at ``now``, microseconds since the epoch; return in how many seconds to call again.
+    def tick(self) -> float:
+        """Do what is due; return in how many seconds to call again.
 
         Wills are published, sessions end, silent clients are lost, what was acknowledged is committed, what
         failed is tried again. Never early. What fails is tried again at the next call.
+
+        None of it minds that the clock is set while the database is open: it is trusted at the opening, and time that
+        really passes is added. What has to outlive a restart, the expiry of sessions and the delays of wills, is
+        stored as such times; so a clock that was set meanwhile counts at the next opening.
         """
         with self._lock:
             self._check_open()
-            return self._timers.tick(self._clock() if now is None else now)
+            return self._timers.tick(self._clock())
 
     def _check_open(self) -> None:
         if self.dispatcher.closed:

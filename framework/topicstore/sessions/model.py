@@ -143,7 +143,7 @@ class SessionStatus:
     waits_for: str
     """``nothing``, ``acknowledgements`` (the window is full), ``delivery`` (there is something), or an error."""
     stuck_since: int | None
-    """Since when the window has been full without an acknowledgement; microseconds since the epoch."""
+    """Since when the window has been full without an acknowledgement; a time as those of `SessionInfo`."""
     missed: int
     """QoS 0 messages that were dropped because nobody fetched them."""
     subscriptions: tuple[SubscriptionStatus, ...]
@@ -157,7 +157,7 @@ class SessionInfo:
     connected: bool
     """Also if a crash left it so, until the first `Sessions.tick` that follows."""
     created: int
-    """Microseconds since the epoch, as all times here."""
+    """Microseconds since the epoch, as all times here; `Sessions.tick` says what becomes of them if the clock jumps."""
     expiry_interval: float | None
     """Seconds; None: never."""
     expires: int | None

@@ -2,6 +2,9 @@
 
 What must be known of messages to decide that (their QoS, when they expire, who published them) is
 looked at once for all sessions that read the same stretch.
+
+Messages expire by the wall clock, as their positions have it: their time outlives a restart. One that is due while the
+clock is ahead is left out, and one that is too old while it is behind is delivered.
 """
 
 from __future__ import annotations

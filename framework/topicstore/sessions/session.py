@@ -288,7 +288,7 @@ class Session:
         """The client was heard of; raise if the object is of no more use."""
         live = self._live
         if live.keep_alive:
-            live.seen = self._context.dispatcher.clock()
+            live.seen = self._context.dispatcher.steady()
         if live.ended is not None:
             live.check()
 

@@ -1,6 +1,7 @@
 """`Timers`: what is due: wills, the expiry of sessions, silent clients, checkpoints, and what a crash left open.
 
-Nothing happens by itself: all of it is done by `Timers.tick`, at the time that it is given.
+Nothing happens by itself: all of it is done by `Timers.tick`, at the time that it is given, which never jumps
+(`topicstore.clocks.SteadyClock`).
 """
 
 from __future__ import annotations

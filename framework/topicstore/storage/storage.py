@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from topicstore.clocks import Clocks
+from topicstore.clocks import Clocks, SteadyClock
 from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import (
@@ -108,6 +108,8 @@ class Storage:
         self.clocks = clocks
         self.clock = clocks.wall
         """Returns the present."""
+        self.steady = SteadyClock(clocks)
+        """Returns the present too, without what the clock has jumped since the database was opened."""
         self.before_store: list[Callable[[], object]] = []
         """Called before messages are stored; may refuse by raising. Guarded by nothing: set while it is opened."""
         self.after_store: list[Callable[[int], object]] = []

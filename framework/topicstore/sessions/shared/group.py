@@ -186,7 +186,7 @@ class Group:
         del self.connected[member]
         membership = self.members.get(member.client_id)
         if membership is not None:
-            membership.since, membership.handed_back = self._channels.clock(), False
+            membership.since, membership.handed_back = self._channels.steady(), False
         self.rewind(member)
         member.drafting = False
         for shard, number in np.argwhere(member.mine).tolist():

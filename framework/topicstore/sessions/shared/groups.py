@@ -74,7 +74,7 @@ class Groups:
             client_id = key[len(keys.members) :].decode()
             number = decode(key, value, MemberRecord).number
             if self._is_member(client_id, number, text):
-                group.members[client_id] = Membership(number, self._channels.clock())
+                group.members[client_id] = Membership(number, self._channels.steady())
                 self._load_lease(group, client_id, number, taken)
             else:
                 group.dismiss(client_id)
