@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import attrs
+
 from .contract.arguments import check_count
 from .contract.batch import MessageBatch
 from .contract.errors import InvalidArgumentError
@@ -439,9 +441,11 @@ class Database:
     def verify(self, progress: Callable[[int], None] | None = None) -> reports.VerifyReport:
         """Read everything, check checksums, indexes and counts, and say what is damaged.
 
+        Queues, the manifest, state, and the exports of archived generations are part of it.
         ``progress`` is called with the number of messages read so far.
         """
-        return reports.verify(self.storage, progress)
+        report = reports.verify(self.storage, progress)
+        return attrs.evolve(report, damages=[*report.damages, *self.queues.damages()])
 
     def info(self) -> DatabaseInfo:
         """Return sizes, generations and counters. Cheap: reads no messages."""

@@ -144,9 +144,11 @@ def _open_or_create(
     return open_storage(path, manifest, merged, names, clocks, open_archive, recovery=recovery, read_only=read_only)
 
 
-def _open_queue(of: Manifest, plugins: Sequence[str], clocks: Clocks, recovery: Recovery, path: Path) -> Storage:
+def _open_queue(
+    of: Manifest, plugins: Sequence[str], clocks: Clocks, recovery: Recovery, path: Path, *, read_only: bool = False
+) -> Storage:
     """Open or make the database of a queue: as the one it belongs to, if messages can be read at once and in order."""
     layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None
     wanted = wanted_fields(backend=of.backend, layout=layout, shards=1, durability=of.durability)
     options = {name: values for name, values in of.options.items() if name in (of.backend, layout)}
-    return _open_or_create(path, wanted, plugins, options, clocks, recovery)
+    return _open_or_create(path, wanted, plugins, options, clocks, recovery, read_only=read_only)

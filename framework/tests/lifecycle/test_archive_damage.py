@@ -59,6 +59,22 @@ def test_every_byte_counts(tmp_path: Path, fill: Fill) -> None:
     assert unseen == []
 
 
+def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> None:
+    """Also in those that were read before, and of which nobody needs what was flipped to read messages."""
+    assert list(db.replay("#"))
+    assert db.verify().ok
+    chance, files = random.Random(13), sorted(file for file in target.rglob("*") if file.is_file())
+    assert {file.suffix for file in files} == {".parquet", ".json"}
+    for file in files * 10:
+        whole = file.read_bytes()
+        flipped = bytearray(whole)
+        flipped[chance.randrange(len(whole) - 1)] ^= 1 << chance.randrange(8)  # the last is a line's end
+        file.write_bytes(flipped)
+        assert not db.verify().ok, (file, flipped)
+        file.write_bytes(whole)
+        assert db.verify().ok
+
+
 def damage(kind: str, slab: Path) -> None:
     """Do something to a slab's directory."""
     part, contents = slab / "part-00000.parquet", slab / "_topicstore_slab.json"

@@ -244,7 +244,7 @@ def test_damage_is_an_error_that_names_the_key(db: ts.Database) -> None:
         with pytest.raises(ts.CorruptionError, match=r"keyed message b'wx'"):
             message_under(db.storage, shard, b"wx")
         damages = db.verify().damages
-        assert [f"shard {shard}, state: keyed message b'wx'"] == [damage.place for damage in damages]
+        assert [f"shard {shard}, state {state_key(b'wx')!r}"] == [damage.place for damage in damages]
     assert message_under(db.storage, shard, b"wy") is not None
 
 

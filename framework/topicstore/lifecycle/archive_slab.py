@@ -46,7 +46,7 @@ from topicstore.contract.requests import NextResult
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage.replays import run
 
-from .export_format import Contents, Group, Part, read_contents
+from .export_format import Contents, Group, Part, read_contents, read_head
 
 __all__ = ["ArchiveSlab", "digest_of", "digests_of", "rows_of"]
 
@@ -430,9 +430,11 @@ class ArchiveSlab(Slab):
         return SlabInfo(streams=int(self._messages > 0), details=details)
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Read every byte of every file, and every row."""
+        """Read every byte of every file, and every row; nothing that was read before counts."""
+        self._contents, self._files = None, {}
         try:
             parts = self.contents.parts
+            self._check_head()
         except CorruptionError as bad:
             yield Damage(place=bad.place, reason=bad.reason)
             return
@@ -445,6 +447,14 @@ class ArchiveSlab(Slab):
                     yield found
             if not damaged:
                 yield from self._verify_file(self._directory / part.name, part)
+
+    def _check_head(self) -> None:
+        """Raise `CorruptionError` if the export doesn't say any more whose it is: it can't be given back then."""
+        target = self._directory.parent.parent
+        with self._named(target):
+            head = read_head(target)
+        if head is None or head.database != self._whose[0]:
+            raise CorruptionError("it does not say whose export it is", self._place(target))
 
     def _verify_group(self, where: _Place) -> Damage | int:
         try:

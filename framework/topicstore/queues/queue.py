@@ -15,9 +15,11 @@ from topicstore.contract.arguments import check_count, check_within
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.layout import Damage
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage.generations import add_generation, drop_generation
+from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
 
 from .record import TOPIC, Overflow, QueueRecord, pack, save, taken, unpack
@@ -117,6 +119,10 @@ class Queue:
             overflow=r.overflow,
             disk_bytes=self._storage.shards[0].engine().stats().disk_bytes,
         )
+
+    def damages(self) -> list[Damage]:
+        """Read everything, and return what is damaged."""
+        return verify(self._storage, None).damages
 
     # --- in ---
 

@@ -15,15 +15,27 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import quote
 
 import xxhash
 
-from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, ReadOnlyDatabaseError
+from topicstore.contract.errors import (
+    CorruptionError,
+    DatabaseClosedError,
+    DatabaseNotFoundError,
+    EngineError,
+    InvalidArgumentError,
+    NewerFormatError,
+    NotADatabaseError,
+    ReadOnlyDatabaseError,
+)
+from topicstore.contract.layout import Damage
 from topicstore.contract.topics import check_utf8
 from topicstore.storage.manifest import sync_directory
+from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
 
 from .queue import Queue, QueueInfo
@@ -37,11 +49,17 @@ _LONGEST, _HEAD = 200, 150
 _GONE = ".dropped-"
 
 
+class OpenQueue(Protocol):
+    """Opens the database of a queue."""
+
+    def __call__(self, path: Path, *, read_only: bool = False) -> Storage:
+        """Do it, in a directory, or make one there; to be read it must be there."""
+
+
 class Queues:
     """The queues of one database. All methods may be called from any thread."""
 
-    def __init__(self, directory: Path, open_queue: Callable[[Path], Storage], *, read_only: bool) -> None:
-        """``open_queue`` opens the database of the queue in a directory, or makes one."""
+    def __init__(self, directory: Path, open_queue: OpenQueue, *, read_only: bool) -> None:
         self._directory = directory
         self._open_queue = open_queue
         self._read_only = read_only
@@ -93,6 +111,31 @@ class Queues:
                         found.append(Queue(storage, record).info())
         return sorted(found, key=lambda info: info.name)
 
+    def damages(self) -> Iterator[Damage]:
+        """Read all queues, those of earlier openings too, and yield what is damaged. None is changed."""
+        for path in sorted(self._directories()):
+            with self._lock:
+                self._check_open()
+                found = list(self._damages_in(path))
+            for damage in found:
+                yield Damage(place=f"{path}, {damage.place}", reason=damage.reason)
+
+    def _damages_in(self, path: Path) -> Iterator[Damage]:
+        for name, queue in self._queues.items():
+            if _file_name(name) == path.name:
+                yield from queue.damages()
+                return
+        if not path.exists():
+            return  # dropped meanwhile
+        try:
+            with contextlib.closing(self._open_queue(path, read_only=True)) as storage:
+                yield from verify(storage, None).damages
+        except DatabaseNotFoundError:
+            return  # its making was interrupted
+        except (EngineError, NewerFormatError, NotADatabaseError) as bad:  # it can't even be opened
+            place = bad.place if isinstance(bad, CorruptionError) else ""
+            yield Damage(place=place or "its files", reason=str(bad))
+
     def __contains__(self, name: str) -> bool:
         """Say whether there is a queue of that name."""
         with self._lock:
@@ -122,9 +165,12 @@ class Queues:
                 queue.close()
             self._queues.clear()
 
-    def _check_usable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise DatabaseClosedError("the database is closed")
+
+    def _check_usable(self) -> None:
+        self._check_open()
         if self._read_only:
             raise ReadOnlyDatabaseError(
                 "the database was opened to be read; open it without read_only to use its queues"

@@ -16,9 +16,10 @@ from topicstore.contract.engine import STATE, Reader, WriteBatch
 from topicstore.contract.errors import InvalidArgumentError, StateConflictError
 from topicstore.contract.state import AnyValue, StateWrite
 
-__all__ = ["OWN", "FrameworkWrite", "ShardState", "stage"]
+__all__ = ["OWN", "RESERVED", "FrameworkWrite", "ShardState", "stage"]
 
 RESERVED = b"\0"
+"""What the keys of the shard itself begin with."""
 OWN = b"\1"
 """What the keys of `FrameworkWrite` begin with."""
 

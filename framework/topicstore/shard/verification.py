@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from topicstore.contract.checksums import strip_checksum
+from topicstore.contract.engine import STATE
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import Damage, Slab
 
 from .commit_log import CommitLog
 from .generations import Generations
 from .records import GenerationRecord
+from .state import OWN, RESERVED
 
 __all__ = ["verify"]
 
@@ -22,6 +25,22 @@ def verify(log: CommitLog, generations: Generations) -> Iterator[Damage | int]:
     for record in generations.listed():
         if record.number in slabs:
             yield from _verify_slab(log, generations, record, slabs[record.number])
+    yield from _verify_state(log)
+
+
+def _verify_state(log: CommitLog) -> Iterator[Damage]:
+    """Read the whole state; what the framework keeps there has checksums of its own."""
+    place = f"shard {log.number}, state"
+    try:
+        for chunk in log.engine.scan(STATE):
+            for key, value in chunk:
+                if key.startswith((RESERVED, OWN)):
+                    try:
+                        strip_checksum(key, value)
+                    except CorruptionError as bad:
+                        yield Damage(place=f"{place} {key!r}", reason=bad.reason)
+    except CorruptionError as bad:  # nothing behind it can be read
+        yield Damage(place=place, reason=str(bad))
 
 
 def _verify_slab(

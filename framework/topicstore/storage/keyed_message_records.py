@@ -20,20 +20,19 @@ import numpy as np
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import Constant, to_list
 from topicstore.contract.engine import STATE
-from topicstore.contract.errors import CorruptionError, InvalidIteratorError, NewerFormatError
+from topicstore.contract.errors import InvalidIteratorError
 from topicstore.contract.iterators import Iterator as StreamIterator
-from topicstore.contract.layout import Damage
 from topicstore.contract.model import Properties
 from topicstore.contract.positions import first_position
 from topicstore.contract.requests import Destinations, IterateRequest, NextResult
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.shard import Shard
 
-__all__ = ["GENERATION", "damaged_keyed", "encode_keyed", "iterator_over", "key_in", "read_keyed", "state_key"]
+__all__ = ["GENERATION", "encode_keyed", "iterator_over", "key_in", "read_keyed", "state_key"]
 
 GENERATION = 0
 """The generation that iterators over keyed messages name; those of streams are numbered from 1."""
-_PREFIX, _END = b"\1k", b"\1l"
+_PREFIX = b"\1k"
 _VERSION = 1
 _LIMIT_BYTES = 8 << 20
 
@@ -148,13 +147,3 @@ def _batch(records: list[_Record], shard: int) -> MessageBatch:
         positions,
         Constant(shard, len(records)),
     )
-
-
-def damaged_keyed(shard: Shard) -> Iterator[Damage]:
-    """Read all keyed messages of a shard, as it is stored, and yield what is damaged."""
-    for chunk in shard.reader().scan(STATE, _PREFIX, _END):
-        for key, value in chunk:
-            try:
-                _decode(shard.number, key, value)
-            except (CorruptionError, NewerFormatError) as bad:
-                yield Damage(place=bad.place, reason=bad.reason)

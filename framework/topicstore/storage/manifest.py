@@ -20,7 +20,7 @@ import xxhash
 
 from topicstore.contract.errors import CorruptionError, DatabaseNotFoundError, NewerFormatError, NotADatabaseError
 
-__all__ = ["FORMAT", "MANIFEST", "Manifest", "read_manifest", "write_manifest"]
+__all__ = ["FORMAT", "MANIFEST", "Manifest", "existing_manifest", "read_manifest", "sync_directory", "write_manifest"]
 
 FORMAT = 1
 MANIFEST = "topicstore.json"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterator
 
 import attrs
 
+from topicstore.contract.errors import (
+    CorruptionError,
+    DatabaseNotFoundError,
+    NewerFormatError,
+    NotADatabaseError,
+)
 from topicstore.contract.layout import Damage, ReadCounters, SlabInfo, TopicNode
 from topicstore.shard.counters import ShardCounters
 from topicstore.shard.shard import Shard
 
-from .keyed_message_records import damaged_keyed
+from .manifest import MANIFEST, existing_manifest
 from .storage import Storage
 
 __all__ = ["ShardInfo", "VerifyReport", "learned_topics", "shard_info", "verify"]
@@ -80,7 +85,7 @@ class VerifyReport:
     """What a verification read, and what it found damaged."""
 
     messages: int
-    """That are whole."""
+    """That are whole; those of queues are not counted."""
     damages: list[Damage]
 
     @property
@@ -92,9 +97,9 @@ class VerifyReport:
 def verify(storage: Storage, progress: Callable[[int], None] | None) -> VerifyReport:
     """Read everything, and say what is damaged; see `Database.verify`."""
     storage.check_open()
-    messages, damages = 0, []
+    messages, damages = 0, list(_damaged_manifest(storage))
     for shard in storage.shards:
-        for found in chain(shard.verify(), damaged_keyed(shard)):
+        for found in shard.verify():
             if isinstance(found, Damage):
                 damages.append(found)
             else:
@@ -102,3 +107,11 @@ def verify(storage: Storage, progress: Callable[[int], None] | None) -> VerifyRe
                 if progress is not None:
                     progress(messages)
     return VerifyReport(messages=messages, damages=damages)
+
+
+def _damaged_manifest(storage: Storage) -> Iterator[Damage]:
+    if "persistent" in storage.capabilities:
+        try:
+            existing_manifest(storage.path)
+        except (CorruptionError, DatabaseNotFoundError, NewerFormatError, NotADatabaseError) as bad:
+            yield Damage(place=str(storage.path / MANIFEST), reason=str(bad))

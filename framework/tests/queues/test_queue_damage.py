@@ -1,0 +1,98 @@
+"""Damaged queues: what is another than it was written is told by verifying, or is of no consequence."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.contract.engine import STATE, WriteBatch
+from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.skipping import need
+
+BACKENDS = ["rocksdb", "leveldb", "duckdb"]
+NAMES = ["one", "two/three"]
+
+
+def make(path: Path, backend: str) -> None:
+    """Make a database with two queues, of each of which a part was committed."""
+    with ts.open(path, backend=backend, auto_compact=False) as db:
+        for name in NAMES:
+            queue = db.queues.open(name)
+            for start in range(0, 200, 40):
+                queue.append([ts.Message(f"a/{number}", bytes(50), "me") for number in range(start, start + 40)])
+            queue.commit(queue.read(30).last)
+
+
+def waiting(path: Path) -> list[list[ts.Message]]:
+    with ts.open(path, auto_compact=False) as db:
+        return [db.queues.open(name).read(10_000).messages for name in NAMES]
+
+
+def damages(path: Path, **how: bool) -> list[str]:
+    with ts.open(path, auto_compact=False, **how) as db:
+        return [damage.place for damage in db.verify().damages]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_flipped_bit_is_told_or_harmless(tmp_path: Path, backend: str) -> None:
+    """Whichever file of a queue it is in; the place names the queue's directory."""
+    need(backend)
+    made, flipped = tmp_path / "made", tmp_path / "flipped"
+    make(made, backend)
+    shutil.copytree(made, flipped)
+    expected = waiting(flipped)
+    assert [170, 170] == [len(messages) for messages in expected]
+    files = sorted(file for file in (made / "queues").rglob("*") if file.is_file() and file.stat().st_size)
+    chance, told = random.Random(13), 0
+    for file in files * -(-tries(40, 400) // len(files)):
+        shutil.rmtree(flipped)
+        shutil.copytree(made, flipped)
+        data = bytearray(file.read_bytes())
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        (flipped / file.relative_to(made)).write_bytes(data)
+        found = damages(flipped)
+        queue = flipped / "queues" / file.relative_to(made / "queues").parts[0]
+        assert all(place.startswith(f"{queue}, ") for place in found)
+        told += bool(found)
+        assert found or waiting(flipped) == expected
+    assert told > 5
+
+
+@pytest.mark.parametrize("how", ["whole", "read_only", "not yet made"])
+def test_what_is_not_damaged_is_not_told(tmp_path: Path, how: str) -> None:
+    """Nor is anything changed; a queue whose making was interrupted is none."""
+    make(tmp_path / "db", "rocksdb")
+    if how == "not yet made":
+        (tmp_path / "db" / "queues" / "new").mkdir()
+    assert [] == damages(tmp_path / "db", read_only=how == "read_only")
+    if how != "not yet made":
+        shutil.rmtree(tmp_path / "db" / "queues" / "one" / "shard-0000")
+        assert 1 == len(damages(tmp_path / "db", read_only=how == "read_only"))
+        assert not (tmp_path / "db" / "queues" / "one" / "shard-0000").exists()
+
+
+def test_queues_that_are_open_are_looked_at(tmp_path: Path) -> None:
+    """Beside those that are not; what a queue says of itself counts too."""
+    make(tmp_path / "db", "rocksdb")
+    with ts.open(tmp_path / "db", auto_compact=False) as db:
+        queue = db.queues.open("one")
+        assert db.verify().ok
+        engine = queue._storage.shards[0].engine()
+        write = WriteBatch()
+        write.put(STATE, b"\1q", b"damaged")
+        engine.write(write)
+        place = f"{tmp_path}/db/queues/one, shard 0, state b'\\x01q'"
+        assert [place] == [damage.place for damage in db.verify().damages]
+        assert 170 == len(queue.read(10_000))
+
+
+def test_a_manifest_that_is_damaged_since_is_told(tmp_path: Path) -> None:
+    """The database's own, though it was read when it was opened."""
+    make(tmp_path / "db", "rocksdb")
+    manifest = tmp_path / "db" / "topicstore.json"
+    with ts.open(tmp_path / "db", auto_compact=False) as db:
+        manifest.write_bytes(manifest.read_bytes().replace(b'"shards": 1', b'"shards": 2'))
+        assert [str(manifest)] == [damage.place for damage in db.verify().damages]
