@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
+import xxhash
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
 from topicstore.cli.files.formats import decode_lines, encode_lines
@@ -265,6 +267,57 @@ def test_a_file_that_begins_otherwise_is_another(db: Path, tmp_path: Path) -> No
     assert imported(db, file)["messages"] == 100
     file.write_bytes(encode_lines(ROWS[:98]))
     assert imported(db, file)["messages"] == 98
+
+
+MANY = [ts.Message("a", b"%08d" % n * 32, timestamp=1_000 + n) for n in range(12_000)]
+"""More than the two mebibytes at a file's ends."""
+
+
+def write(path: Path, rows: list[ts.Message]) -> None:
+    if path.suffix == ".jsonl":
+        path.write_bytes(encode_lines(rows))
+    else:
+        with ts.open("nowhere", backend="memory", timestamps="message") as other:
+            table = pa.Table.from_batches([other.store(rows).batch.to_arrow()])
+        pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("limit", [(), ("--limit", 3_000)])
+def test_a_file_that_differs_in_its_middle_is_another(
+    db: Path, tmp_path: Path, ending: str, limit: tuple[str, ...]
+) -> None:
+    """Though its size and its ends are the same, whether the first was imported whole or in part."""
+    first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
+    write(first, MANY)
+    write(second, [*MANY[:6_000], msgspec.structs.replace(MANY[6_000], payload=b"x" * 256), *MANY[6_001:]])
+    one, other = first.read_bytes(), second.read_bytes()
+    assert (len(one), one[: 1 << 20], one[-1 << 20 :]) == (len(other), other[: 1 << 20], other[-1 << 20 :])
+    before = imported(db, first, "--late", "lift", *limit)["messages"]
+    [source] = imported(db, second)["sources"]
+    begins_as_the_first = ending == "jsonl" and bool(limit)
+    assert source["outcome"] == "imported"
+    assert source["resumed"] == (before if begins_as_the_first else 0)
+    assert sum(message.payload == b"x" * 256 for message in stored(db)) == 1
+
+
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_what_earlier_versions_imported_is_known(db: Path, tmp_path: Path, ending: str, done: bool) -> None:
+    """They noted a file by its size and its ends. That is looked for, unless text tells by its beginning."""
+    file = tmp_path / f"x.{ending}"
+    write(file, MANY)
+    imported(db, file, "--shards", 2, *(() if done else ("--limit", 5_000)))
+    content = file.read_bytes()
+    ends = xxhash.xxh3_128_hexdigest(content[: 1 << 20] + content[-1 << 20 :])
+    with ts.open_existing(db) as opened:
+        for shard in range(2):
+            [(key, marker)] = opened.state(shard).scan(b"import/")
+            former = ts.StateWrite(f"import/content:{len(content)}:{ends}".encode(), marker)
+            opened.state(shard).write([ts.StateWrite(key, None), former])
+    for resumed in (12_000 if done else 5_000, 12_000):
+        assert imported(db, file)["sources"][0]["resumed"] == resumed
+    assert [message.payload for message in stored(db)] == [message.payload for message in MANY]
 
 
 def test_a_last_line_that_became_longer_is_another_row(db: Path, tmp_path: Path) -> None:

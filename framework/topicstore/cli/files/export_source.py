@@ -47,7 +47,7 @@ class _ExportSource(Source):
     def __init__(self, path: Path, exported: ExportedGeneration, db: Database) -> None:
         content = xxhash.xxh3_128_hexdigest("".join(exported.digests).encode())
         source_id = f"export:{exported.head.database}:{exported.number}:{content}"
-        super().__init__(f"{path}, generation {exported.number}", source_id, named=False)
+        super().__init__(f"{path}, generation {exported.number}", lambda: source_id, named=False)
         self._exported = exported
         self._db = db
         self._by_message = db.manifest.timestamps == "message"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import os
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from topicstore import ImportSourceError, MessageBatch
 
@@ -15,14 +17,18 @@ from .source import Source
 
 __all__ = ["ParquetSource"]
 
+_ENDS = 1 << 20
+"""Bytes at both ends by which earlier versions knew a file."""
+
 
 class ParquetSource(Source):
     """A message a row."""
 
     format = "parquet"
 
-    def __init__(self, path: Path, name: str, source_id: str | None, *, named: bool) -> None:
-        super().__init__(name, source_id, named=named)
+    def __init__(self, path: Path, name: str, identify: Callable[[], str] | None, *, named: bool) -> None:
+        super().__init__(name, identify, named=named)
+        self._path = path
         self._read = 0
         try:
             self._file = pq.ParquetFile(path)
@@ -47,6 +53,18 @@ class ParquetSource(Source):
                 first = end
         except (OSError, pa.ArrowException) as bad:
             raise BadRowError(first, str(bad)) from bad
+
+    def former_id(self) -> str | None:
+        """Return its size and the XXH3 of its ends: it has no prefixes by which it could be known else."""
+        if self.named:
+            return None
+        with self._path.open("rb", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            hasher = xxhash.xxh3_128(file.read(_ENDS))
+            file.seek(max(0, size - _ENDS))
+            hasher.update(file.read(_ENDS))
+        return f"content:{size}:{hasher.hexdigest()}"
 
     def progress(self) -> tuple[float, float | None]:
         """Return the rows that were read, of all."""

@@ -58,20 +58,25 @@ class Progress:
     def __init__(self, db: Database, source: Source, *, again: bool = False, skip: int = 0) -> None:
         self._db = db
         self._name = source.name
-        self._key = None if source.id is None else _PREFIX + source.id.encode()
+        self._key = _key_of(source.id)
         self._shards = range(db.manifest.shards)
-        markers = self._load()
+        markers = self._load(self._key)
+        former = None
+        if None in markers:
+            former = _key_of(source.former_id())
+            # In some shards at most it was noted anew, when a crash came.
+            markers = [marker or before for marker, before in zip(markers, self._load(former), strict=True)]
         self._run = max((marker.run for marker in markers if marker is not None), default=1)
         self.finished = all(marker is not None and marker.done and marker.run == self._run for marker in markers)
         """All rows were imported."""
         self._rows = [0] * len(markers)
         self._prefix = NO_PREFIX
-        adopted = False
+        adopted = former is not None and not self.finished and any(marker is not None for marker in markers)
         if again:
             self._run += any(marker is not None for marker in markers)
         else:
             if None in markers and self._key is not None and not source.named:
-                adopted = self._adopt(source)
+                adopted = self._adopt(source) or adopted
             for shard, marker in enumerate(markers):
                 if marker is not None:
                     self._rows[shard] = marker.rows if marker.run == self._run else 0
@@ -83,10 +88,10 @@ class Progress:
             # In all shards before the first row, so that a crash can't mix this with what was before.
             self._commit_all(done=False)
 
-    def _load(self) -> list[Marker | None]:
-        if self._key is None:
+    def _load(self, key: bytes | None) -> list[Marker | None]:
+        if key is None:
             return [None for _ in self._shards]
-        found = [self._db.state(shard).get(self._key) for shard in self._shards]
+        found = [self._db.state(shard).get(key) for shard in self._shards]
         return [None if data is None else _decode(data) for data in found]
 
     def _adopt(self, source: Source) -> bool:
@@ -149,6 +154,10 @@ class Progress:
             ]
             writes = [StateWrite(self._key, msgspec.msgpack.encode(marker)) for marker in markers]
             self._db.store([], state={shard: [write] for shard, write in enumerate(writes)})
+
+
+def _key_of(source_id: str | None) -> bytes | None:
+    return None if source_id is None else _PREFIX + source_id.encode()
 
 
 def _furthest(markers: Sequence[Marker | None], otherwise: Prefix) -> Prefix:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
 from typing import Self
 
 from .rows import Prefix, Rows
@@ -12,17 +13,26 @@ __all__ = ["Source"]
 
 
 class Source(ABC):
-    """One file or stream to import. ``id`` is None for a stream without a name."""
+    """One file or stream to import."""
 
     format: str
     corrected_goes_on = False
     """The import of a corrected copy goes on by itself, because text has prefixes."""
 
-    def __init__(self, name: str, source_id: str | None, *, named: bool) -> None:
+    def __init__(self, name: str, identify: Callable[[], str] | None, *, named: bool) -> None:
         self.name = name
-        self.id = source_id
         self.named = named
         """Known by a name from a person, not by content, so that it may grow."""
+        self._identify = identify
+
+    @cached_property
+    def id(self) -> str | None:
+        """Under what its import is noted; None for a stream without a name. A file is read for it, from end to end."""
+        return None if self._identify is None else self._identify()
+
+    def former_id(self) -> str | None:
+        """Return under what an earlier version noted its import, if nothing else tells that it is the same."""
+        return None
 
     @abstractmethod
     def read(self, skip: int, size: int) -> Generator[Rows]:

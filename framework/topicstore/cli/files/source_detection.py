@@ -1,9 +1,9 @@
 """Files to import, known by their content: JSON lines, CSV, Parquet; the first two also gzipped.
 
-A file is known by its content, not by its name: its source id is its size and the XXH3 of its
-first and its last mebibyte. So a file that was renamed or moved is still the same source; one
-that changed in size, or there, is another. A stream (standard input, a pipe) is known by the name
-that a person gives it, or not at all.
+A file is known by its content, not by its name: its source id is its size and the XXH3 of all its bytes. So a file
+that was renamed or moved is still the same source; one in which a byte changed is another. Earlier versions looked at
+its first and its last mebibyte only; what they imported of Parquet is still known by those. A stream (standard input,
+a pipe) is known by the name that a person gives it, or not at all.
 
 Text also has *prefixes*: the bytes (unpacked) that its first rows came from, by their number and
 XXH3. A text file that begins with all that an earlier import has stored goes on behind it: that is
@@ -15,6 +15,8 @@ database that it was exported from, its number, and the digests of its files: `e
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import stat
 import sys
 from pathlib import Path
@@ -33,8 +35,6 @@ __all__ = ["FORMATS", "STANDARD_INPUT", "open_source"]
 FORMATS = ("jsonl", "csv", "parquet")
 STANDARD_INPUT = Path("-")
 
-_SAMPLE = 1 << 20
-
 
 def open_source(path: Path, file_format: str | None = None, name: str | None = None) -> Source:
     """Open a file; ``-`` is standard input. ``name`` makes it known by that instead of its content.
@@ -47,18 +47,20 @@ def open_source(path: Path, file_format: str | None = None, name: str | None = N
     try:
         file = _standard_input() if path == STANDARD_INPUT else path.open("rb", buffering=0)
         size = None if stream else path.stat().st_size
-        source_id = f"name:{name}" if name is not None else None if size is None else _content_id(file, size)
     except OSError as bad:
         raise ImportSourceError(f"{shown}: {bad.strerror or bad}") from bad
+    identify = None if stream else functools.partial(_content_id, path, shown)
+    if name is not None:
+        identify = functools.partial("name:{}".format, name)
     if chosen == "parquet":
         if stream:
             raise ImportSourceError(f"{shown}: Parquet can't be read from a stream; name a file")
         file.close()
         from .parquet import ParquetSource
 
-        return ParquetSource(path, shown, source_id, named=name is not None)
+        return ParquetSource(path, shown, identify, named=name is not None)
     kind = JsonLinesSource if chosen == "jsonl" else CsvSource
-    return kind(file, path, size, shown, source_id, named=name is not None)
+    return kind(file, path, size, shown, identify, named=name is not None)
 
 
 def _is_regular(path: Path) -> bool:
@@ -80,9 +82,10 @@ def _standard_input() -> IO[bytes]:
     return cast("IO[bytes]", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
 
 
-def _content_id(file: IO[bytes], size: int) -> str:
-    hasher = xxhash.xxh3_128(file.read(_SAMPLE))
-    file.seek(max(0, size - _SAMPLE))
-    hasher.update(file.read(_SAMPLE))
-    file.seek(0)
-    return f"content:{size}:{hasher.hexdigest()}"
+def _content_id(path: Path, shown: str) -> str:
+    try:
+        with path.open("rb", buffering=0) as file:
+            digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+            return f"whole:{file.tell()}:{digest}"
+    except OSError as bad:
+        raise ImportSourceError(f"{shown}: {bad.strerror or bad}") from bad

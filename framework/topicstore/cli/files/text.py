@@ -7,7 +7,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -33,9 +33,16 @@ class _TextSource(Source):
     corrected_goes_on = True
 
     def __init__(
-        self, raw: IO[bytes], path: Path, size: int | None, name: str, source_id: str | None, *, named: bool
+        self,
+        raw: IO[bytes],
+        path: Path,
+        size: int | None,
+        name: str,
+        identify: Callable[[], str] | None,
+        *,
+        named: bool,
     ) -> None:
-        super().__init__(name, source_id, named=named)
+        super().__init__(name, identify, named=named)
         self._raw = raw
         self._path = path
         self._size = size
