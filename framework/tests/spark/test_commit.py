@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[sp
 
 from topicstore.spark import commit as promotion
 from topicstore.spark.settings import WriteSettings
-from topicstore.spark.staging import in_order, runs_of, stage
+from topicstore.spark.staging import in_order, runs_of, same_rows, stage
 
 FIRST = 1_700_000_000_000_000
 COMMIT = """
@@ -128,7 +129,7 @@ def test_only_attempts_that_were_taken_count(tmp_path: Path) -> None:
 def test_a_commit_that_is_killed_is_finished_by_the_next(
     tmp_path: Path, run_until: Callable[..., object], writer: str | None, death: tuple[int, str]
 ) -> None:
-    """The batch comes again, staged anew in another order: each row is there once, if the writer has a name.
+    """The same rows come again, staged anew in another order: each is there once, whether or not the writer has a name.
 
     The kill comes within the first call, which stores rows of three shards; after it; and within a later one.
     """
@@ -137,15 +138,123 @@ def test_a_commit_that_is_killed_is_finished_by_the_next(
     run_until(death, COMMIT, options(tmp_path), staged)
     assert 0 < len(stored(tmp_path)) < count
     again = batch(tmp_path, "two", [rows(count // 3, n * (count // 3)) for n in (2, 0, 1)], writer)
-    if writer is None:
-        with pytest.raises(ts.LateMessageError):
-            commit(tmp_path, again)
-        return
     commit(tmp_path, again)
     assert sorted(stored(tmp_path)) == list(range(count))
     assert not (tmp_path / "staging").exists()
-    commit(tmp_path, batch(tmp_path, "three", [rows(10)]))
-    assert len(stored(tmp_path)) == count
+    if writer is not None:
+        commit(tmp_path, batch(tmp_path, "three", [rows(10)]))
+    commit(tmp_path, batch(tmp_path, "four", [rows(10, count)], writer, 8))
+    assert sorted(stored(tmp_path)) == list(range(count + 10))
+
+
+COUNTED = COMMIT.replace(
+    '    counts(RocksdbEngine, "write")\n',
+    """
+    for owner, name in ((RocksdbEngine, "write"), (Path, "rename"), (shutil, "rmtree")):
+        def step(*arguments, _step=getattr(owner, name), **options):
+            steps.append(_step)
+            return _step(*arguments, **options)
+
+        setattr(owner, name, countdown.counted(step))
+""",
+).replace("from topicstore", "import shutil\nfrom pathlib import Path\nsteps = []\nfrom topicstore", 1)
+"""Counts the steps that end a commit, too."""
+ENDING = 6
+"""Steps by which a commit without a name ends: the new name of its rows' directory, a note of each shard that goes, the
+removal, and the look whether anything is left."""
+
+
+def last_before_the_end(path: Path, run_until: Callable[..., list[tuple[int]]]) -> int:
+    """Return the number of the step in a commit of 300 rows with which it is complete; then it ends."""
+    staged = batch(path, "all", [rows(300)], None)
+    [(steps,)] = run_until(None, f"{COUNTED}\nsay(len(steps))", options(path), staged)
+    return steps - ENDING
+
+
+@pytest.mark.parametrize("follows", ["again", "another", "named"])
+def test_wherever_a_commit_without_a_name_is_killed(
+    tmp_path: Path, run_until: Callable[..., list[tuple[int]]], follows: str
+) -> None:
+    """At any step until it ends: what follows finishes it, and each row is there once."""
+    last = last_before_the_end(tmp_path / "counted", run_until)
+    for number in range(1, last + 2):
+        path = tmp_path / f"{number}"
+        run_until((number, "before"), COUNTED, options(path), batch(path, "one", [rows(300)], None))
+        if follows == "again":
+            commit(path, batch(path, "two", [rows(100, 200), rows(200)], None))
+            expected = list(range(300))
+        else:
+            commit(path, batch(path, "two", [rows(100, 300)], None if follows == "another" else "w"))
+            expected = list(range(0 if number > 1 else 300, 400))  # before the first step nothing has begun
+        assert sorted(stored(path)) == expected, number
+        with ts.open(path / "db") as db:
+            assert [key for shard in range(3) for key, _ in db.state(shard).scan(b"spark-write/")] == []
+
+
+@pytest.mark.parametrize("number", range(1, ENDING + 1))
+def test_a_commit_without_a_name_that_has_ended_is_not_known(
+    tmp_path: Path, run_until: Callable[..., list[tuple[int]]], number: int
+) -> None:
+    """Killed while it tidies up: the next write is another one, and tidies up the rest."""
+    last = last_before_the_end(tmp_path / "counted", run_until)
+    run_until((last + number, "after"), COUNTED, options(tmp_path), batch(tmp_path, "one", [rows(300)], None))
+    assert sorted(stored(tmp_path)) == list(range(300))
+    commit(tmp_path, batch(tmp_path, "two", [rows(300, 300)], None))
+    assert sorted(stored(tmp_path)) == list(range(600))
+    assert not (tmp_path / "staging").exists()
+
+
+def test_what_an_interrupted_commit_left_can_be_given_up(tmp_path: Path, run_until: Callable[..., object]) -> None:
+    """Where somebody stored later rows meanwhile, the rest is late, which is told until it is removed."""
+    staged = batch(tmp_path, "one", [rows(900)], None)
+    run_until((3, "after"), COMMIT, options(tmp_path), staged)
+    with ts.open(tmp_path / "db") as db:
+        db.store(rows(100, 10_000))
+    before = len(stored(tmp_path))
+    for _ in range(2):
+        with pytest.raises(ts.LateMessageError) as late:
+            commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)]))
+        assert str(tmp_path / "staging" / "one") in late.value.__notes__[0]
+    shutil.rmtree(tmp_path / "staging")
+    with pytest.warns(RuntimeWarning, match="in part"):
+        commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)]))
+    assert len(stored(tmp_path)) == before + 10
+
+
+def test_a_commit_that_fails_half_way_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, say: the same rows come again, and each is there once."""
+    monkeypatch.setattr(promotion, "_ROWS", 50)
+    monkeypatch.setattr(promotion, "_LEAST_ROWS", 50)
+    original, calls = promotion._Promotion._store_parts, iter([True])
+
+    def once(self: Any, *arguments: Any) -> None:
+        if next(calls, None) is None:
+            raise ts.StorageFullError("no room")
+        original(self, *arguments)
+
+    monkeypatch.setattr(promotion._Promotion, "_store_parts", once)
+    with pytest.raises(ts.StorageFullError):
+        commit(tmp_path, batch(tmp_path, "one", [rows(900)], None))
+    assert 0 < len(stored(tmp_path)) < 900
+    monkeypatch.setattr(promotion._Promotion, "_store_parts", original)
+    commit(tmp_path, batch(tmp_path, "two", [rows(900)], None))
+    assert sorted(stored(tmp_path)) == list(range(900))
+    assert not (tmp_path / "staging").exists()
+
+
+@pytest.mark.parametrize("change", ["order", "payload", "twice", "none"])
+def test_the_same_rows_are_known_in_any_order(tmp_path: Path, change: str) -> None:
+    """Each as often; not if anything else is in one of them."""
+    before = rows(1000)
+    after = before.take(pa.array(np.random.default_rng(2).permutation(1000)))
+    if change == "payload":
+        after = pa.concat_batches([after[:999], rows(1, 5_000)])
+    elif change == "twice":
+        after = pa.concat_batches([after[:999], after[:1]])
+    one = [tmp_path / stage([before], tmp_path, 2)]
+    other = [tmp_path / stage([part], tmp_path, 2) for part in (after[:300], after[300:])]
+    same = all(same_rows(one, [] if change == "none" else other, shard) for shard in range(2))
+    assert same == (change == "order")
 
 
 def test_a_part_that_is_gone_is_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -322,6 +324,42 @@ def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path
         save(frame(spark, numbered(10, 10 * batch)), tmp_path / "db", writer="job", batch=batch, late="lift")
     save(frame(spark, numbered(10, 90)), tmp_path / "db", writer="another", batch=0)
     assert numbers(load(spark, tmp_path / "db")) == [*range(40, 60), *range(90, 100)]
+
+
+def test_whoever_dies_in_the_middle_of_a_commit(spark: SparkSession, tmp_path: Path) -> None:
+    """The write fails, with a part of its rows stored; run again, each of them is there once."""
+    from topicstore.spark import TopicstoreSource, commit
+    from topicstore.spark.settings import WriteSettings
+    from topicstore.spark.sink import TopicstoreWriter
+
+    class DyingWriter(TopicstoreWriter):
+        def commit(self, messages: Any) -> None:
+            def store(self: Any, parts: Any, done: Any, _store: Any = commit._Promotion._store_parts) -> None:
+                _store(self, parts, done)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            commit._Promotion._store_parts = store  # type: ignore[method-assign]
+            commit._ROWS = 3_000
+            super().commit(messages)
+
+    class DyingSource(TopicstoreSource):
+        @classmethod
+        def name(cls) -> str:
+            return "dying in its commit"
+
+        def writer(self, schema: Any, overwrite: bool) -> DyingWriter:
+            return DyingWriter(WriteSettings.of(self.options, overwrite=overwrite))
+
+    spark.dataSource.register(DyingSource)
+    rows, writing = frame(spark, numbered(20_000)), {"shards": 3}
+    with pytest.raises(Exception, match=r"."):
+        rows.write.format(DyingSource.name()).options(**writing).mode("append").save(str(tmp_path / "db"))
+    assert 0 < len(numbers(load(spark, tmp_path / "db"))) < 20_000
+    save(rows.repartition(3), tmp_path / "db")
+    assert numbers(load(spark, tmp_path / "db")) == list(range(20_000))
+    save(frame(spark, numbered(10, 20_000)), tmp_path / "db")
+    assert numbers(load(spark, tmp_path / "db")) == list(range(20_010))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["db"]
 
 
 # --- errors -----------------------------------------------------------------------------

@@ -6,18 +6,24 @@ Beside the attempts of a write lies what its commit takes of them, on disk befor
 
 Stored form (state keyspace of every shard)::
 
-    "spark/" writer -> record (see `topicstore.shard.record_codec`) of version 1,
-                       batch, write, rows, complete
+    "spark/" writer      -> record (see `topicstore.shard.record_codec`) of version 1,
+                            batch, write, rows, complete, staging
+    "spark-write/" write -> the same, of a write whose writer has no name, until it has ended
 
 ``rows`` says how many of the shard's rows of the batch are stored; it changes in the engine write that stores them.
 ``complete``, of shard 0, says that all rows of all shards are. So a commit that was interrupted
 goes on from there when its batch comes again, with the rows that were staged then, whatever their order is now.
+
+What has no name is finished by whoever writes next, from ``staging``, which is where its rows lie. It has ended when
+their directory has another name; if it was interrupted before, and the next write without a name has the very same
+rows, then it is the same write, run again, and not stored a second time.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -43,12 +49,14 @@ from topicstore.storage.directory_lock import DirectoryLock
 from topicstore.storage.manifest import read_manifest, sync_directory
 
 from .settings import WriteSettings
-from .staging import in_order, newest_of, runs_of
+from .staging import in_order, newest_of, runs_of, same_rows
 
 __all__ = ["Batch", "abort", "check_unlocked", "promote"]
 
 _VERSION = 1
 _PREFIX = b"spark/"
+_NAMELESS = b"spark-write/"
+_ENDED = ".ended-"
 _COMMIT = "commit.json"
 _ROWS = 131_072
 """Most rows in memory: those of the first call to store, which has some of each shard."""
@@ -67,6 +75,8 @@ class _Progress(msgspec.Struct, frozen=True, array_like=True):
     write: str
     rows: int
     complete: bool = False
+    staging: str = ""
+    """Above the directory of ``write``, if the writer has no name."""
 
 
 _CODEC = RecordCodec(_Progress, _VERSION)
@@ -77,13 +87,13 @@ class Batch:
     """One write."""
 
     writer: str | None
-    """None: nobody will ask for it again, and nothing is noted for good."""
+    """None: it is known by its rows, and only as long as it has not ended."""
     number: int
     write: str
     """The name of its directory."""
     shards: int
     """By which its rows are divided."""
-    attempts: Sequence[str]
+    attempts: Sequence[str] = ()
     """Of all partitions, in their order."""
 
 
@@ -100,20 +110,63 @@ def check_unlocked(settings: WriteSettings) -> int:
 def promote(settings: WriteSettings, batch: Batch) -> None:
     """Store a batch unless the database has it, and remove what was staged.
 
-    If storing fails when some of it may be stored, what was staged stays, for when a writer's batch comes again.
+    If storing fails when some of it may be stored, what was staged stays: the rest is stored when the writer's batch
+    comes again, or without a writer's name by whoever writes next.
     """
     staging = Path(settings.staging)
     _write_commit(staging / batch.write, _Commit(batch.shards, list(batch.attempts)))
     promotion: _Promotion | None = None
     try:
         with _opened(settings) as db:
-            promotion = _Promotion(db, staging, batch)
-            promotion.run()
+            if not _finish_interrupted(db, staging, batch):
+                promotion = _Promotion(db, staging, batch)
+                promotion.run()
+                promotion.end()
     except BaseException:
-        if promotion is None or not promotion.stored or batch.writer is None:
+        if promotion is None or not promotion.stored:
             _discard(staging, {batch.write})
         raise
-    _discard(staging, {batch.write, promotion.write})
+    _discard(staging, {batch.write} if promotion is None else {batch.write, promotion.write})
+
+
+def _finish_interrupted(db: Database, staging: Path, batch: Batch) -> bool:
+    """Finish writes without a name whose commit was interrupted; say whether the batch is one of them, run again."""
+    again = False
+    for interrupted in _interrupted(db):
+        directory = interrupted.directory
+        if directory.exists():
+            try:
+                interrupted.run()
+            except InvalidMessageError as bad:
+                bad.add_note(
+                    f"It is of an earlier write, whose commit was interrupted. To leave away the rest of its rows, "
+                    f"remove {directory}"
+                )
+                raise
+            again = again or (batch.writer is None and interrupted.same_as(staging / batch.write))
+        elif not interrupted.complete:
+            warnings.warn(
+                f"an earlier write was interrupted, and is stored in part: the rest of its rows, staged in "
+                f"{directory}, is gone",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        interrupted.end()
+    return again
+
+
+def _interrupted(db: Database) -> list[_Promotion]:
+    """Return the writes without a name that have not ended."""
+    found = {
+        key: _decode(shard.number, key, stored)
+        for shard in db.storage.shards
+        for key, stored in db.state(shard.number).scan(_NAMELESS)
+    }
+    shards = db.manifest.shards
+    return [
+        _Promotion(db, Path(one.staging), Batch(writer=None, number=one.batch, write=one.write, shards=shards))
+        for one in found.values()
+    ]
 
 
 def abort(settings: WriteSettings, writes: Iterable[str]) -> None:
@@ -123,9 +176,9 @@ def abort(settings: WriteSettings, writes: Iterable[str]) -> None:
 
 
 def _discard(staging: Path, writes: Iterable[str]) -> None:
-    """Remove the directories of writes, and the one above if nothing is left in it."""
-    for write in writes:
-        shutil.rmtree(staging / write, ignore_errors=True)
+    """Remove the directories of writes, those that have ended, and the one above if nothing is left in it."""
+    for directory in (*(staging / write for write in writes), *staging.glob(f"{_ENDED}*")):
+        shutil.rmtree(directory, ignore_errors=True)
     with suppress(OSError):
         staging.rmdir()
 
@@ -137,6 +190,19 @@ def _write_commit(directory: Path, commit: _Commit) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync_directory(directory)
+
+
+def _read_commit(directory: Path) -> _Commit:
+    return msgspec.json.decode((directory / _COMMIT).read_bytes(), type=_Commit)
+
+
+def _attempts_in(directory: Path) -> list[Path]:
+    """Return what a commit takes of a write, in order of partitions."""
+    return [directory / name for name in _read_commit(directory).attempts]
+
+
+def _decode(shard: int, key: bytes, stored: bytes) -> _Progress:
+    return _CODEC.decode(key, stored, f"shard {shard}, state {key!r}")
 
 
 def _opened(settings: WriteSettings) -> Database:
@@ -152,7 +218,7 @@ class _Promotion:
         self._db = db
         self._staging = staging
         self._batch = batch
-        self._key = _PREFIX + (batch.writer or f"write {batch.write}").encode()
+        self._key = _NAMELESS + batch.write.encode() if batch.writer is None else _PREFIX + batch.writer.encode()
         found = {shard.number: self._load(shard.number) for shard in db.storage.shards}
         self._latest = found[0]
         self._begun = {shard: p for shard, p in found.items() if p is not None and p.batch == batch.number}
@@ -162,42 +228,60 @@ class _Promotion:
         self.stored = bool(self._begun)
         """Whether rows of the batch may be in the database."""
 
+    @property
+    def directory(self) -> Path:
+        """Where the rows were staged."""
+        return self._staging / self.write
+
     def run(self) -> None:
         """Store what is missing."""
-        if self._complete():
+        if self.complete:
             return
         runs = self._runs()
         self._check_times(runs)
         self._store(runs)
-        self._finish()
+        self._db.state(0).write([self._noted(0, complete=True)])
 
-    def _complete(self) -> bool:
+    def end(self) -> None:
+        """Note nothing more of a write without a name: what was staged stands for it no more."""
+        if self._batch.writer is None:
+            with suppress(FileNotFoundError):
+                self.directory.rename(self.directory.with_name(f"{_ENDED}{self.write}"))
+                sync_directory(self._staging)
+            for shard in reversed(range(self._db.manifest.shards)):  # shard 0, which says that it is complete, last
+                self._db.state(shard).write([StateWrite(self._key, None)])
+            _discard(self._staging, ())
+
+    def same_as(self, other: Path) -> bool:
+        """Say whether another write has staged the very same rows, in whatever order."""
+        one, two = _attempts_in(self.directory), _attempts_in(other)
+        return all(same_rows(one, two, shard) for shard in range(self._db.manifest.shards))
+
+    @property
+    def complete(self) -> bool:
         """Say whether the database has the batch: the next of a writer begins only when one is complete."""
         latest, number = self._latest, self._batch.number
         return latest is not None and (latest.batch > number or (latest.batch == number and latest.complete))
 
     def _load(self, shard: int) -> _Progress | None:
         stored = self._db.state(shard).get(self._key)
-        if stored is None:
-            return None
-        return _CODEC.decode(self._key, stored, f"shard {shard}, state {self._key!r}")
+        return None if stored is None else _decode(shard, self._key, stored)
 
     def _runs(self) -> dict[int, list[pa.RecordBatch]]:
         """Return the runs of each shard."""
-        directory = self._staging / self.write
         try:
-            commit = msgspec.json.decode((directory / _COMMIT).read_bytes(), type=_Commit)
+            commit = _read_commit(self.directory)
         except FileNotFoundError as gone:
             raise EngineError(
                 f"batch {self._batch.number} of writer {self._batch.writer!r} is stored in part, and the rest of its "
-                f"rows, staged in {directory}, is gone"
+                f"rows, staged in {self.directory}, is gone"
             ) from gone
         if commit.shards != self._db.manifest.shards:
             raise ManifestMismatchError(
                 f"rows were staged for {commit.shards} shards, and the database that somebody made meanwhile "
                 f"has {self._db.manifest.shards}; write again"
             )
-        attempts = [directory / name for name in commit.attempts]
+        attempts = _attempts_in(self.directory)
         return {shard: runs_of(attempts, shard) for shard in range(commit.shards)}
 
     def _check_times(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
@@ -237,15 +321,9 @@ class _Promotion:
             raise
 
     def _noted(self, rows: int, *, complete: bool = False) -> StateWrite:
-        progress = _Progress(_VERSION, self._batch.number, self.write, rows, complete)
+        staging = str(self._staging) if self._batch.writer is None else ""
+        progress = _Progress(_VERSION, self._batch.number, self.write, rows, complete, staging)
         return StateWrite(self._key, _CODEC.encode(self._key, progress))
-
-    def _finish(self) -> None:
-        if self._batch.writer is not None:
-            self._db.state(0).write([self._noted(0, complete=True)])
-            return
-        for shard in range(self._db.manifest.shards):
-            self._db.state(shard).write([StateWrite(self._key, None)])
 
 
 def _behind(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -42,8 +42,11 @@ Writing, ``df.write.format("topicstore").mode("append")``
     shard in order of timestamp, partition and row, rows without a timestamp last, and notes how far it
     came in the same engine writes. Bad rows fail their task, and late ones the commit, before anything is stored. The
     lock is held during the commit only: `DatabaseLockedError` if somebody else has it, at the beginning too.
-    A commit that dies half way is finished when the batch of its ``writer`` comes again; without a name, what it had
-    stored by then stays. What a driver that died has left in ``staging`` may be removed when nobody writes.
+    A commit that dies half way is finished when the batch of its ``writer`` comes again; without a name, by the next
+    write, whosever it is. If that has the very same rows, it is the interrupted one, run again, and not stored a second
+    time. Who died when the commit had just ended can't know: a write that may come again then needs a ``writer``, as
+    does one whose rows are made anew each time. What a driver that died has left in ``staging`` may be removed when
+    nobody writes; rows that were not stored yet are given up with it.
     A database that is made has ``timestamps="message"``: positions go by the column ``timestamp``.
 
 Streaming, ``df.writeStream.format("topicstore")``

@@ -17,22 +17,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from topicstore.contract.arrow import SCHEMA
 from topicstore.contract.batch import MessageBatch
 from topicstore.storage.manifest import sync_directory
 from topicstore.storage.shard_map import ShardMap
 
-__all__ = ["in_order", "newest_of", "runs_of", "stage", "timestamps_of"]
+__all__ = ["in_order", "newest_of", "runs_of", "same_rows", "stage", "timestamps_of"]
 
 Timestamps = npt.NDArray[np.int64]
 
 _RUN = 131_072
 """Rows of a run: with long ones there are few to merge, and one is what a task has in memory."""
+_DIGESTS = 1 << 128
 _NEVER = (1 << 62) - 1
 """In place of the timestamp of a row without one: higher than any."""
 
@@ -124,6 +127,21 @@ def runs_of(attempts: Iterable[Path], shard: int) -> list[pa.RecordBatch]:
             file = pa.ipc.open_file(pa.memory_map(str(path)))
             runs += [file.get_batch(number) for number in range(file.num_record_batches)]
     return runs
+
+
+def same_rows(one: Iterable[Path], other: Iterable[Path], shard: int) -> bool:
+    """Say whether attempts have staged the same rows of a shard, each as often, in whatever order."""
+    runs, others = runs_of(one, shard), runs_of(other, shard)
+    if sum(run.num_rows for run in runs) != sum(run.num_rows for run in others):
+        return False
+    return sum(map(_digest, runs)) % _DIGESTS == sum(map(_digest, others)) % _DIGESTS
+
+
+def _digest(run: pa.RecordBatch) -> int:
+    """Return the sum of the digests of a run's rows."""
+    columns = (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in run.columns)
+    rows = zip(*(column.to_pylist() for column in columns), strict=True)
+    return sum(map(xxhash.xxh3_128_intdigest, map(msgspec.msgpack.encode, rows)))
 
 
 def in_order(runs: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
