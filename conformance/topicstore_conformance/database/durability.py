@@ -80,7 +80,7 @@ _RESUMED = re.compile(r"<\.\.\. (\w+) resumed>")
 
 
 def parse(trace: str, directory: str) -> list[Call]:
-    """Return the calls on files below a directory, and the child's words, in the order of their ends."""
+    """Return the calls on files whose path begins so, and the child's words, in the order of their ends."""
     calls: list[Call] = []
     open_: dict[str, Call] = {}
     for number, line in enumerate(trace.splitlines()):
@@ -124,7 +124,7 @@ def traced(pair: Pair, durability: str, threads: int, batches: int) -> list[Call
         command += ["-e", "trace=fsync,fdatasync,msync,sync_file_range,write,writev,pwrite64,pwritev,pwritev2"]
         command += [sys.executable, "-c", CHILD, database, pair.backend, pair.layout, durability]
         subprocess.run([*command, str(threads), str(batches)], check=True, stdout=subprocess.DEVNULL)
-        calls = parse(trace.read_text(errors="replace"), database)
+        calls = parse(trace.read_text(errors="replace"), f"{database}/shard-")
     end = next(call.begun for call in calls if call.kind == "close")
     first = min(call.begun for call in calls if call.kind == "begin")
     return [call for call in calls if first <= call.begun < end]
