@@ -12,20 +12,31 @@ from topicstore.cli.terminal.exits import DAMAGED
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.layout import Damage
 from topicstore.storage.reports import VerifyReport
+from topicstore.storage.shard_opener import RECOVERIES, Recovery
 
 __all__ = ["verify"]
 
 
 @click.command()
 @click.argument("path", type=PATH)
+@click.option(
+    "--recovery",
+    type=click.Choice(RECOVERIES),
+    default="strict",
+    help="If it can't be opened because writes are missing or damaged: go on with what was there before the first of "
+    "them, or with all that can be read. What that leaves out is gone for good; copy the directory before.",
+)
 @json_option
 @click.pass_context
-def verify(ctx: click.Context, path: Path, *, as_json: bool) -> None:
+def verify(ctx: click.Context, path: Path, recovery: Recovery, *, as_json: bool) -> None:
     """Read everything in PATH and check it; exit with 1 and list every damaged place if there are any."""
     from topicstore.cli.terminal import display
 
     try:
-        with topicstore.open_existing(path, auto_compact=False) as db, display.bar("verifying") as bar:
+        with (
+            topicstore.open_existing(path, recovery=recovery, auto_compact=False) as db,
+            display.bar("verifying") as bar,
+        ):
             total = db.info().messages
             report = db.verify(lambda messages: bar.update(messages, total, messages))
     except topicstore.CorruptionError as bad:  # so damaged that it can't even be opened
