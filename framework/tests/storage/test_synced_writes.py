@@ -57,6 +57,7 @@ def test_who_knows_of_them_goes_on_without(cut: Path, recovery: str) -> None:
         assert b"new" == payloads(db)[-1]
 
 
+@pytest.mark.filterwarnings("default::RuntimeWarning")
 def test_the_command_line_goes_on_without(cut: Path) -> None:
     """``verify`` says what is missing, and with ``--recovery`` lets it go."""
     told = CliRunner().invoke(cli, ["verify", str(cut)])
