@@ -32,6 +32,7 @@ from .lifecycle.retention import Retention
 from .pubsub.publishing import PublishResult, publish
 from .pubsub.retained import remove_expired, retained
 from .queues.queues import Queues
+from .releasing import release_all
 from .shard.state import ShardState
 from .storage import checkpoints, generations, replays, reports
 from .storage.compaction import CompactionScheduler, CompactReport, compact
@@ -450,14 +451,14 @@ class Database:
     # --- the end ---
 
     def close(self) -> None:
-        """Store what its writers hold, close the database and give back its lock. May be called twice."""
-        try:
-            for writer in list(self._writers):
-                writer.close()
-            if self._sessions is not None and not self.storage.closed:
-                self._sessions.close()
-        finally:
-            self.storage.close()
+        """Store what its writers hold, close the database and give back its lock. May be called twice.
+
+        All of it is closed, whatever fails; then that is raised, several failures as an `ExceptionGroup`.
+        """
+        if self.storage.inherited:
+            return
+        sessions = () if self._sessions is None else (self._sessions.close,)
+        release_all((*(writer.close for writer in list(self._writers)), *sessions, self.storage.close))
 
     def __enter__(self) -> Self:
         return self

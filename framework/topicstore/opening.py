@@ -13,6 +13,7 @@ from .database import Database
 from .lifecycle.archives import open_archive
 from .plugins import registry
 from .queues.queues import DIRECTORY, Queues
+from .releasing import Taken
 from .storage.creation import check_same, finished_manifest, merged_options, new_manifest, wanted_fields
 from .storage.manifest import Manifest, existing_manifest, read_manifest
 from .storage.opening import open_storage
@@ -86,11 +87,9 @@ def open(  # noqa: A001 - the name people know from every other store
     storage = _open_or_create(Path(path), wanted, plugins, options or {}, clock, read_only=read_only)
     open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clock)
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
-    try:
+    with Taken() as taken:
+        taken.add(storage.close)
         return Database(storage, queues, auto_compact=auto_compact and not read_only)
-    except BaseException:
-        storage.close()
-        raise
 
 
 def create(path: str | Path, **arguments: Any) -> Database:

@@ -92,11 +92,13 @@ class DuckdbEngine(Engine):
         # Weak, so that a scan that is dropped half way ends its transaction at once.
         self._views: WeakSet[View] = WeakSet()
         self._closed = False
-        with self._translated:
+        with self._translated, contextlib.ExitStack() as failing:
             self._writer = instance.connect()
+            failing.callback(self._writer.close)
             if create:
                 self._create()
             self._look()
+            failing.pop_all()
         forking.remember(self)
 
     def _create(self) -> None:
@@ -410,9 +412,9 @@ class DuckdbEngine(Engine):
                 return
             self._closed = True
         self._end_views(DatabaseClosedError(f"{self._file}: the engine is closed"))
-        with self._write_lock, self._translated:
-            self._writer.close()
-            self._instance.detach(self._name)
+        with self._write_lock, self._translated, contextlib.ExitStack() as closing:
+            closing.callback(self._instance.detach, self._name)
+            closing.callback(self._writer.close)
 
     # --- within -----------------------------------------------------------------------
 

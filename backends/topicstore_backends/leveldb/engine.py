@@ -282,7 +282,8 @@ class LeveldbEngine(Engine):
         """
         with self._calls:
             try:
-                names = {entry.name for entry in os.scandir(self._path) if entry.name.endswith(".log")}
+                with os.scandir(self._path) as entries:
+                    names = {entry.name for entry in entries if entry.name.endswith(".log")}
                 for name in names:
                     with suppress(FileNotFoundError):
                         sync(self._path / name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -94,9 +94,12 @@ class RocksdbBackend(Backend):
             raise EngineError(f"{path}: there is no RocksDB database")
         options = _database_options(self.options, self._cache)
         families = dict.fromkeys((keyspace.name for keyspace in keyspaces), options)
-        with Translated(path, opening=True):
+        with Translated(path, opening=True), ExitStack() as failing:
             database = rocksdict.Rdict(str(path), options, families)
-        return RocksdbEngine(path, database, keyspaces, self._cache)
+            failing.callback(database.close)
+            engine = RocksdbEngine(path, database, keyspaces, self._cache)
+            failing.pop_all()
+        return engine
 
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> RocksdbReader:
         """Open the database in ``path`` as it is now, whoever writes it, without its lock.

@@ -20,6 +20,7 @@ from topicstore.contract.errors import (
 )
 from topicstore.contract.options import make_options
 from topicstore.plugins import check_pair, data_path, load_target, registry
+from topicstore.releasing import Taken
 from topicstore.shard.generations import MakeLayout, OpenArchive
 from topicstore.shard.identity import check_identity
 from topicstore.shard.shard import Shard
@@ -69,12 +70,12 @@ def open_storage(
     implementation = DataPath(bytes.fromhex(manifest.id), shard_map, clock)
     hooks = data_path(wrappers, implementation).hook  # refuses plugins that don't fit
     make_shard = _Shards(manifest, clock, make_layout, open_archive(path, manifest))
-    with contextlib.ExitStack() as locked, contextlib.ExitStack() as opened:
+    with Taken() as locked, Taken() as opened:
         shards: Sequence[Shard]
         with _full_disk_translated():
             if read_only:
                 shards = _open_to_read(path, manifest, backend, make_shard, lazily=lazily)
-                opened.callback(shards.close)
+                opened.add(shards.close)
             else:
                 persistent = "persistent" in spec.capabilities
                 manifest, shards = _open_to_write(
@@ -91,14 +92,12 @@ def open_storage(
             make_layout=make_layout,
             shard_map=shard_map,
             clock=clock,
-            close_shards=opened.pop_all().close,
-            unlock=locked.pop_all().close,
+            close_shards=opened.release,
+            unlock=locked.release,
         )
-    try:
-        storage.hooks.topicstore_opened(db=storage)
-    except BaseException:
-        storage.abandon()
-        raise
+        with Taken() as whole:
+            whole.add(storage.abandon)
+            storage.hooks.topicstore_opened(db=storage)
     return storage
 
 
@@ -154,26 +153,23 @@ def _open_to_write(
     backend: Backend,
     make_shard: _Shards,
     persistent: bool,
-    locked: contextlib.ExitStack,
-    opened: contextlib.ExitStack,
+    locked: Taken,
+    opened: Taken,
 ) -> tuple[Manifest, list[Shard]]:
     """Return the manifest as it is now and the shards, which ``opened`` closes; ``locked`` gives back the lock."""
     creating = not manifest.complete
     if persistent:
         path.mkdir(parents=True, exist_ok=True)
-        locked.callback(DirectoryLock(path).release)
+        locked.add(DirectoryLock(path).release)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
     shards: list[Shard] = []
     for number in range(manifest.shards):
         engine = backend.open_shard(path / f"shard-{number:04}", KEYSPACES, create=creating)
-        try:
-            shards.append(make_shard.make(number, engine))
-        except BaseException:
-            engine.close()
-            raise
-        opened.callback(shards[-1].close)
+        opened.add(engine.close)
+        shards.append(make_shard.make(number, engine))
+        opened.add(shards[-1].close)
     complete_generations(shards, manifest.layout, options.get(manifest.layout, {}))
     if creating:
         manifest = attrs.evolve(manifest, complete=True)
