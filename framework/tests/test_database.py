@@ -1,11 +1,10 @@
-"""What a database does when something is unusual: forks, interruptions, half-done changes, odd arguments."""
+"""What a database does when something is unusual: interruptions, half-done changes, odd arguments."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,39 +32,6 @@ def messages(count: int) -> list[ts.Message]:
 
 def payloads(db: ts.Database) -> list[bytes]:
     return sorted(message.payload for message in db.replay("#"))
-
-
-# --- forks ---
-
-
-FORK = """
-import os, sys, topicstore as ts
-db = ts.open(sys.argv[1])
-db.store([ts.Message("a", b"1")])
-child = os.fork()
-if child == 0:
-    try:
-        db.store([ts.Message("a", b"2")])
-    except ts.DatabaseClosedError as refused:
-        print(f"refused: {refused}")
-    db.close()
-    sys.exit(0)
-os.waitpid(child, 0)
-db.store([ts.Message("a", b"3")])
-db.close()
-"""
-
-
-def test_a_fork_can_neither_write_nor_close_what_its_parent_opened(tmp_path: Path) -> None:
-    """The child is refused, ends by itself, and the parent's database stays whole."""
-    path = tmp_path / "db"
-    # From Python 3.12 on, a fork beside the engine's threads is warned of.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert (0, "") == (done.returncode, done.stderr)
-    assert "was opened by process" in done.stdout
-    with ts.open(path) as opened:
-        assert [b"1", b"3"] == payloads(opened)
 
 
 # --- generations over several shards ---

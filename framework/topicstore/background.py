@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 
 from .contract.errors import DatabaseClosedError
+from .contract.forking import ProcessLock
 
 __all__ = ["BackgroundTask"]
 
@@ -31,7 +32,7 @@ class BackgroundTask:
         self._work = work
         self._goes_on = goes_on
         self._wake = threading.Event()
-        self._starting = threading.RLock()  # a garbage collection inside may close the database
+        self._starting = ProcessLock()  # a garbage collection inside may close the database
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:

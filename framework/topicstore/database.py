@@ -6,7 +6,6 @@ It composes the parts and documents them; what they do is told in `storage`, `pu
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .contract.arguments import check_count
 from .contract.batch import MessageBatch
 from .contract.errors import InvalidArgumentError
+from .contract.forking import ProcessLock
 from .contract.iterators import Iterator as StreamIterator
 from .contract.layout import TopicNode
 from .contract.model import Message
@@ -88,7 +88,7 @@ class Database:
         self._hub: Hub | None = None
         self._sessions: Sessions | None = None
         self._rules: PersistenceRules | None = None
-        self._beginning = threading.RLock()
+        self._beginning = ProcessLock()
         """Held while one of these is made."""
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         storage.on_close(queues.close)

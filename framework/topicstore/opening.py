@@ -69,7 +69,9 @@ def open(  # noqa: A001 - the name people know from every other store
                 whoever writes it, without a lock; with the others, where nobody has it open.
     clock:      returns the present as microseconds since the epoch.
 
-    A database belongs to the process that opened it: after a fork, the child must open its own.
+    A database belongs to the process that opened it. A forked child can't use it, and with ``rocksdb`` or ``leveldb``
+    it can't open one of its own either, once its parent has (`ForkedProcessError`): begin it with ``spawn`` or
+    ``forkserver``.
 
     Raises `OSError` where the directory can't be used, `DatabaseLockedError`, `NotADatabaseError`,
     `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`, `IncompatibleError`,

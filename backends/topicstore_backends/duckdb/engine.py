@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import duckdb
 import pyarrow as pa
+from topicstore.contract import forking
 from topicstore.contract.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
 from topicstore.contract.errors import (
     CorruptionError,
@@ -22,7 +23,6 @@ from topicstore.contract.errors import (
     InvalidArgumentError,
 )
 
-from topicstore_backends import forking
 from topicstore_backends.files import make_directory, sync
 from topicstore_backends.keyspaces import ByKeyspace
 

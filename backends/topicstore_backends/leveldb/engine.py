@@ -12,10 +12,10 @@ from threading import Lock
 from typing import Any, cast
 
 import plyvel
+from topicstore.contract import forking
 from topicstore.contract.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
 from topicstore.contract.errors import EngineError
 
-from topicstore_backends import forking
 from topicstore_backends.files import disk_bytes, sync
 from topicstore_backends.keyspaces import ByKeyspace
 

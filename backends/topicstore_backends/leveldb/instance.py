@@ -8,9 +8,9 @@ from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
+from topicstore.contract import forking
 from topicstore.contract.errors import DatabaseClosedError, EngineError
 
-from topicstore_backends import forking
 from topicstore_backends.calls import Calls
 
 from .errors import Translated

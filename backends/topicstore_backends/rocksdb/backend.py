@@ -12,6 +12,7 @@ import attrs
 import rocksdict
 from topicstore.contract.engine import Backend, Keyspace
 from topicstore.contract.errors import EngineError
+from topicstore.contract.forking import LibraryThreads
 
 from topicstore_backends.files import link_files, make_directory
 from topicstore_backends.options import whole_number
@@ -29,6 +30,8 @@ OPEN_FILES = 128
 BLOCK_BYTES = 16 << 10
 # How often a reader tries to open a database whose files come and go.
 MOMENTS = 20
+_THREADS = LibraryThreads("RocksDB")
+"""They flush and compact. `rocksdict.Env` knows none but the process's, and those can't be begun again."""
 _NOT_READ = frozenset(("LOCK", "LOG", "rocksdict-config.json"))
 """Files that an opening writes."""
 
@@ -79,6 +82,7 @@ class RocksdbBackend(Backend):
 
     def __init__(self, options: RocksdbOptions) -> None:
         super().__init__(options)
+        _THREADS.check()
         self._cache = rocksdict.Cache(options.cache_bytes)
 
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> RocksdbEngine:
@@ -92,6 +96,7 @@ class RocksdbBackend(Backend):
                 make_directory(path)
         elif not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no RocksDB database")
+        _THREADS.begin()
         options = _database_options(self.options, self._cache)
         families = dict.fromkeys((keyspace.name for keyspace in keyspaces), options)
         with Translated(path, opening=True), ExitStack() as failing:
@@ -108,6 +113,7 @@ class RocksdbBackend(Backend):
         """
         if not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no RocksDB database")
+        _THREADS.begin()
         options = _database_options(self.options, self._cache)
         options.create_if_missing(False)
         options.create_missing_column_families(False)

@@ -7,6 +7,7 @@ from .concurrency import Concurrency
 from .crashes import Crashes
 from .damage import Damage
 from .durability import Durability
+from .forks import Forks
 from .generations import Generations
 from .histories import Histories
 from .iterators import Iterators
@@ -22,6 +23,7 @@ class DatabaseSuite(
     Durability,
     Compaction,
     Concurrency,
+    Forks,
     Generations,
     Iterators,
     Visibility,

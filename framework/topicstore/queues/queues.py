@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -22,6 +21,7 @@ from urllib.parse import quote
 import xxhash
 
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, ReadOnlyDatabaseError
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.topics import check_utf8
 from topicstore.releasing import Taken, release_all
 from topicstore.storage.manifest import sync_directory
@@ -46,7 +46,7 @@ class Queues:
         self._directory = directory
         self._open_queue = open_queue
         self._read_only = read_only
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._queues: dict[str, Queue] = {}
         self._closed = False
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from topicstore.contract.errors import DatabaseLockedError
+from topicstore.contract.forking import remember
 from topicstore.releasing import Taken, release_all
 
 __all__ = ["DirectoryLock"]
@@ -25,6 +26,7 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         path = directory / "LOCK"
         self._owner = os.getpid()
+        remember(self)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with Taken() as taken:
             taken.add(self._close)
@@ -41,6 +43,11 @@ class DirectoryLock:
         """Give the lock back, also from processes forked since. May be called twice; not by those."""
         if self._file >= 0 and os.getpid() == self._owner:
             release_all((partial(os.ftruncate, self._file, 0), self._unlock, self._close))
+
+    def leave_to_parent(self) -> None:
+        """Let go of the lock in a forked child, so that it is free when the parent ends; the parent keeps it."""
+        if self._file >= 0:
+            self._close()
 
     def _unlock(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)

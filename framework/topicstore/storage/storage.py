@@ -25,6 +25,7 @@ from topicstore.contract.errors import (
     ReadOnlyDatabaseError,
     WrongDatabaseError,
 )
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.iterators import Iterator as StreamIterator
 from topicstore.contract.layout import Layout
 from topicstore.contract.replay_plan import Order, ReplayPlan, ShardPlan
@@ -118,7 +119,7 @@ class Storage:
         self._unlock = unlock
         self._closing = threading.Lock()
         """Held while it is closed, or refreshed."""
-        self._registering = threading.RLock()  # a garbage collection inside may close the database
+        self._registering = ProcessLock()  # a garbage collection inside may close the database
         """Guards what follows, and `listener`."""
         self._on_close: list[Callable[[], object]] = []
         self._closed = False

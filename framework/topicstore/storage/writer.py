@@ -11,6 +11,7 @@ from typing import Self
 from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, InvalidMessageError, PluginError
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message, MessageId
 
 from .storage import Storage
@@ -57,8 +58,8 @@ class Writer:
         self._buffer: list[_Item] = []
         self._oldest = 0.0
         self._closed = False
-        self._changed = threading.Condition()
-        self._storing = threading.Lock()  # keeps batches in the order of their puts
+        self._changed = threading.Condition(ProcessLock())
+        self._storing = ProcessLock()  # keeps batches in the order of their puts
         self._thread = threading.Thread(target=self._run, name="topicstore-writer", daemon=True)
         self._thread.start()
 
@@ -135,7 +136,9 @@ class Writer:
         return max(0.0, self._oldest + self._interval - time.monotonic()) if self._buffer else None
 
     def close(self) -> None:
-        """Store what is buffered and take no more. May be called twice."""
+        """Store what is buffered and take no more. May be called twice. In a forked child it does nothing."""
+        if self._storage.inherited:
+            return
         with self._changed:
             self._closed = True
             self._changed.notify()
