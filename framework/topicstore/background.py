@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable
@@ -64,12 +65,13 @@ class BackgroundTask:
                 return
             try:
                 self._work(woken)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it must be shown and not end in the thread
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it must be shown and not end in the thread
                 if isinstance(error, DatabaseClosedError) and self.stopping.is_set():
                     return
                 self.failure = str(error) or type(error).__name__
                 what = "failed" if self._goes_on else "has ended"
-                warnings.warn(f"background {self._name} {what}: {self.failure}", RuntimeWarning, stacklevel=1)
+                with contextlib.suppress(RuntimeWarning):  # where warnings are errors, `failure` is what tells
+                    warnings.warn(f"background {self._name} {what}: {self.failure}", RuntimeWarning, stacklevel=1)
                 if not self._goes_on:
                     return
             else:

@@ -446,7 +446,8 @@ class Database:
 
     def info(self) -> DatabaseInfo:
         """Return sizes, generations and counters. Cheap: reads no messages."""
-        return database_info(self.storage, self.retention, self._compaction)
+        visibility_failure = None if self._hub is None else self._hub.reads.failure
+        return database_info(self.storage, self.retention, self._compaction, visibility_failure)
 
     # --- the end ---
 
