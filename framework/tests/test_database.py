@@ -1,11 +1,10 @@
-"""What a database does when something is unusual: forks, interruptions, half-done changes, odd arguments."""
+"""What a database does when something is unusual: interruptions, half-done changes, odd arguments."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import topicstore as ts
 from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import META, STATE, WriteBatch, encode_generation
 from topicstore.shard.records import load_tail
+from topicstore.shard.write_path import Prepared
 from topicstore.storage.manifest import read_manifest
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
@@ -33,39 +33,6 @@ def messages(count: int) -> list[ts.Message]:
 
 def payloads(db: ts.Database) -> list[bytes]:
     return sorted(message.payload for message in db.replay("#"))
-
-
-# --- forks ---
-
-
-FORK = """
-import os, sys, topicstore as ts
-db = ts.open(sys.argv[1])
-db.store([ts.Message("a", b"1")])
-child = os.fork()
-if child == 0:
-    try:
-        db.store([ts.Message("a", b"2")])
-    except ts.DatabaseClosedError as refused:
-        print(f"refused: {refused}")
-    db.close()
-    sys.exit(0)
-os.waitpid(child, 0)
-db.store([ts.Message("a", b"3")])
-db.close()
-"""
-
-
-def test_a_fork_can_neither_write_nor_close_what_its_parent_opened(tmp_path: Path) -> None:
-    """The child is refused, ends by itself, and the parent's database stays whole."""
-    path = tmp_path / "db"
-    # From Python 3.12 on, a fork beside the engine's threads is warned of.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert (0, "") == (done.returncode, done.stderr)
-    assert "was opened by process" in done.stdout
-    with ts.open(path) as opened:
-        assert [b"1", b"3"] == payloads(opened)
 
 
 # --- generations over several shards ---
@@ -369,6 +336,87 @@ def test_a_late_message_fails_alone(tmp_path: Path) -> None:
         ids = [futures[0].result(), futures[2].result()]
         assert ids == sorted(ids)
         assert [b"0", b"2"] == payloads(opened)
+
+
+def fail(db: ts.Database, error: BaseException | None) -> None:
+    """Let every write of a database's only shard fail, or none again."""
+    shard = db.storage.shards[0]
+    if error is None:
+        del shard.prepare  # type: ignore[method-assign]
+        return
+
+    def prepare(*_: object) -> Prepared:
+        raise error
+
+    shard.prepare = prepare  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[ts.Database]:
+    """A database of one shard."""
+    with ts.open(tmp_path / "small") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("how", ["block", "flush", "close", "database", "put"])
+@pytest.mark.parametrize("who", ["caller", "thread"])
+def test_a_failure_that_nobody_has_seen_is_raised(small: ts.Database, how: str, who: str) -> None:
+    """Once, with how many messages it cost, whichever thread stored them."""
+    writer = small.writer(max_items=5, flush_interval=3_600 if who == "caller" else 0.001)
+    fail(small, ts.StorageFullError("no room"))
+    futures = [writer.put(ts.Message("a", b"%d" % n)) for n in range(5 if who == "caller" else 1)]
+    if who == "thread" or how == "put":
+        wait_until(lambda: all(future.done() for future in futures), "the messages to fail")
+    ends = {
+        "block": lambda: writer.__exit__(None, None, None),
+        "flush": writer.flush,
+        "close": writer.close,
+        "database": small.close,
+        "put": lambda: writer.put(ts.Message("a", b"")),
+    }
+    with pytest.raises(ExceptionGroup, match=f"not stored: {len(futures)}") as raised:
+        ends[how]()
+    assert raised.group_contains(ts.StorageFullError)
+    writer.close()  # it was told
+
+
+def test_a_failure_that_somebody_has_seen_is_not_raised_again(small: ts.Database) -> None:
+    """Who asks the future, before or after, or leaves a callback there, is the one to be told."""
+    told: list[object] = []
+    fail(small, ts.StorageFullError("no room"))
+    with small.writer(max_items=3, flush_interval=3_600) as writer:
+        futures = [writer.put(ts.Message("a", b"%d" % n)) for n in range(2)]
+        futures[0].add_done_callback(told.append)
+        futures.append(writer.put(ts.Message("a", b"2")))
+        with pytest.raises(ts.StorageFullError):
+            futures[1].result()
+        assert isinstance(futures[2].exception(), ts.StorageFullError)
+    assert told == [futures[0]]
+
+
+def test_what_ends_the_block_is_raised_as_it_is(small: ts.Database) -> None:
+    """What the writer could not store is noted there."""
+    fail(small, ts.StorageFullError("no room"))
+
+    def use() -> None:
+        with small.writer(flush_interval=3_600) as writer:
+            writer.put(ts.Message("a", b""))
+            raise KeyError("something else")
+
+    with pytest.raises(KeyError) as raised:
+        use()
+    assert "StorageFullError: no room" in raised.value.__notes__[0]
+
+
+def test_a_writer_whose_thread_was_told_to_end_goes_on(small: ts.Database) -> None:
+    """An error of whatever kind fails the messages at hand and no others."""
+    writer = small.writer(flush_interval=0.001)
+    fail(small, SystemExit())
+    lost = writer.put(ts.Message("a", b"1"))
+    assert isinstance(lost.exception(PATIENCE), InterruptedError)
+    fail(small, None)
+    assert writer.put(ts.Message("a", b"2")).result(PATIENCE).shard == 0
+    writer.close()
 
 
 @pytest.mark.parametrize(("items", "interval"), [(0, 1), (1.5, 1), (1, 0), (1, float("nan")), (1, float("inf"))])

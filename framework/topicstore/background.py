@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable
 
 from .contract.errors import DatabaseClosedError
+from .contract.forking import ProcessLock
 
 __all__ = ["BackgroundTask"]
 
@@ -31,7 +33,7 @@ class BackgroundTask:
         self._work = work
         self._goes_on = goes_on
         self._wake = threading.Event()
-        self._starting = threading.RLock()  # a garbage collection inside may close the database
+        self._starting = ProcessLock()  # a garbage collection inside may close the database
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
@@ -63,12 +65,13 @@ class BackgroundTask:
                 return
             try:
                 self._work(woken)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it must be shown and not end in the thread
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it must be shown and not end in the thread
                 if isinstance(error, DatabaseClosedError) and self.stopping.is_set():
                     return
                 self.failure = str(error) or type(error).__name__
                 what = "failed" if self._goes_on else "has ended"
-                warnings.warn(f"background {self._name} {what}: {self.failure}", RuntimeWarning, stacklevel=1)
+                with contextlib.suppress(RuntimeWarning):  # where warnings are errors, `failure` is what tells
+                    warnings.warn(f"background {self._name} {what}: {self.failure}", RuntimeWarning, stacklevel=1)
                 if not self._goes_on:
                     return
             else:

@@ -6,7 +6,6 @@ It composes the parts and documents them; what they do is told in `storage`, `pu
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -20,6 +19,7 @@ import attrs
 from .contract.arguments import check_count
 from .contract.batch import MessageBatch
 from .contract.errors import InvalidArgumentError
+from .contract.forking import ProcessLock
 from .contract.iterators import Iterator as StreamIterator
 from .contract.layout import TopicNode
 from .contract.model import Message
@@ -34,6 +34,7 @@ from .lifecycle.retention import Retention
 from .pubsub.publishing import PublishResult, publish
 from .pubsub.retained import remove_expired, retained
 from .queues.queues import Queues
+from .releasing import release_all
 from .shard.state import ShardState
 from .storage import checkpoints, generations, replays, reports
 from .storage.compaction import CompactionScheduler, CompactReport, compact
@@ -89,7 +90,7 @@ class Database:
         self._hub: Hub | None = None
         self._sessions: Sessions | None = None
         self._rules: PersistenceRules | None = None
-        self._beginning = threading.RLock()
+        self._beginning = ProcessLock()
         """Held while one of these is made."""
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         storage.on_close(queues.close)
@@ -449,19 +450,20 @@ class Database:
 
     def info(self) -> DatabaseInfo:
         """Return sizes, generations and counters. Cheap: reads no messages."""
-        return database_info(self.storage, self.retention, self._compaction)
+        visibility_failure = None if self._hub is None else self._hub.reads.failure
+        return database_info(self.storage, self.retention, self._compaction, visibility_failure)
 
     # --- the end ---
 
     def close(self) -> None:
-        """Store what its writers hold, close the database and give back its lock. May be called twice."""
-        try:
-            for writer in list(self._writers):
-                writer.close()
-            if self._sessions is not None and not self.storage.closed:
-                self._sessions.close()
-        finally:
-            self.storage.close()
+        """Store what its writers hold, close the database and give back its lock. May be called twice.
+
+        All of it is closed, whatever fails; then that is raised, several failures as an `ExceptionGroup`.
+        """
+        if self.storage.inherited:
+            return
+        sessions = () if self._sessions is None else (self._sessions.close,)
+        release_all((*(writer.close for writer in list(self._writers)), *sessions, self.storage.close))
 
     def __enter__(self) -> Self:
         return self

@@ -34,6 +34,8 @@ class DatabaseInfo:
     disk_bytes: int
     compaction_failure: str | None
     """Why background compaction has ended before the database was closed."""
+    visibility_failure: str | None
+    """Why waiting for what is stored and can't be seen yet failed the last time; None if it did not."""
     retention: RetentionSettings
     retention_failure: str | None
     """Why background retention failed the last time; None if it did not."""
@@ -49,7 +51,9 @@ class DatabaseInfo:
         return ShardCounters(*(sum(column) for column in zip(*rows, strict=True)))
 
 
-def database_info(storage: Storage, retention: Retention, compaction: CompactionScheduler | None) -> DatabaseInfo:
+def database_info(
+    storage: Storage, retention: Retention, compaction: CompactionScheduler | None, visibility_failure: str | None
+) -> DatabaseInfo:
     """Return a database in numbers. Cheap: reads no messages."""
     generations, manifest = generation_infos(storage), storage.manifest
     shards = [shard_info(shard) for shard in storage.shards]
@@ -66,6 +70,7 @@ def database_info(storage: Storage, retention: Retention, compaction: Compaction
         live_bytes=sum(generation.live_bytes for generation in generations),
         disk_bytes=sum(shard.disk_bytes for shard in shards),
         compaction_failure=None if compaction is None else compaction.task.failure,
+        visibility_failure=visibility_failure,
         retention=retention.settings,
         retention_failure=retention.failure,
         clock_ahead=retention.clock_ahead,

@@ -13,6 +13,7 @@ from .database import Database
 from .lifecycle.archives import open_archive
 from .plugins import registry
 from .queues.queues import DIRECTORY, Queues
+from .releasing import Taken
 from .storage.creation import check_same, finished_manifest, merged_options, new_manifest, wanted_fields
 from .storage.manifest import Manifest, existing_manifest, read_manifest
 from .storage.opening import open_storage
@@ -73,7 +74,9 @@ def open(  # noqa: A001 - the name people know from every other store
     monotonic:  returns microseconds that have passed since some moment; all durations go by it, so that the
                 clock may jump. By default the machine's, or with a ``clock`` of your own that one.
 
-    A database belongs to the process that opened it: after a fork, the child must open its own.
+    A database belongs to the process that opened it. A forked child can't use it, and with ``rocksdb`` or ``leveldb``
+    it can't open one of its own either, once its parent has (`ForkedProcessError`): begin it with ``spawn`` or
+    ``forkserver``.
 
     Raises `OSError` where the directory can't be used, `DatabaseLockedError`, `NotADatabaseError`,
     `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`, `IncompatibleError`,
@@ -94,11 +97,9 @@ def open(  # noqa: A001 - the name people know from every other store
     storage = _open_or_create(Path(path), wanted, plugins, options or {}, clocks, recovery, read_only=read_only)
     open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clocks, recovery)
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
-    try:
+    with Taken() as taken:
+        taken.add(storage.close)
         return Database(storage, queues, auto_compact=auto_compact and not read_only)
-    except BaseException:
-        storage.close()
-        raise
 
 
 def create(path: str | Path, **arguments: Any) -> Database:

@@ -270,6 +270,25 @@ def test_a_fork_leaves_the_database_alone(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
 
 
+def test_a_fork_leaves_what_a_reader_made_to_its_owner(tmp_path: Path) -> None:
+    """The directory of links, from which the parent reads on, is there when the child has ended."""
+    open_engine(tmp_path / "shard").close()
+    program = (
+        "reader = LeveldbBackend(LeveldbOptions()).open_reader(Path(sys.argv[1]), KEYSPACES, alone=True)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    sys.exit(3)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3\n"
+        "print(reader._path.is_dir())\n"
+        "path = reader._path\n"
+        "reader.close()\n"
+        "del reader\n"
+        "print(path.is_dir())\n"
+    )
+    done = run(program, tmp_path / "shard")
+    assert (done.returncode, done.stdout) == (0, "True\nFalse\n"), done.stderr
+
+
 def test_what_is_not_declared_raises(tmp_path: Path) -> None:
     """No checkpoints, no SQL."""
     engine = open_engine(tmp_path / "shard")

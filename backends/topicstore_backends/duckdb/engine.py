@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import duckdb
 import pyarrow as pa
+from topicstore.contract import forking
 from topicstore.contract.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
 from topicstore.contract.errors import (
     CorruptionError,
@@ -22,7 +23,6 @@ from topicstore.contract.errors import (
     InvalidArgumentError,
 )
 
-from topicstore_backends import forking
 from topicstore_backends.files import make_directory, sync
 from topicstore_backends.keyspaces import ByKeyspace
 
@@ -94,11 +94,13 @@ class DuckdbEngine(Engine):
         self._closed = False
         self._log: tuple[int, int] | None = None
         """The log whose name in the directory is on disk: its device and number. Guarded by `_write_lock`."""
-        with self._translated:
+        with self._translated, contextlib.ExitStack() as failing:
             self._writer = instance.connect()
+            failing.callback(self._writer.close)
             if create:
                 self._create()
             self._look()
+            failing.pop_all()
         forking.remember(self)
 
     def _create(self) -> None:
@@ -423,9 +425,9 @@ class DuckdbEngine(Engine):
                 return
             self._closed = True
         self._end_views(DatabaseClosedError(f"{self._file}: the engine is closed"))
-        with self._write_lock, self._translated:
-            self._writer.close()
-            self._instance.detach(self._name)
+        with self._write_lock, self._translated, contextlib.ExitStack() as closing:
+            closing.callback(self._instance.detach, self._name)
+            closing.callback(self._writer.close)
 
     # --- within -----------------------------------------------------------------------
 

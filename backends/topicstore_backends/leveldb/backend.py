@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import weakref
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import attrs
 import plyvel
 from topicstore.contract.engine import Backend, Keyspace
 from topicstore.contract.errors import EngineError, LogDamagedError, UnsupportedError
+from topicstore.contract.forking import LibraryThreads
 
 from topicstore_backends.files import make_directory
 from topicstore_backends.options import whole_number
@@ -25,6 +27,8 @@ from .keys import FORMAT, FORMAT_NAME, LAST
 
 __all__ = ["LeveldbBackend", "LeveldbOptions"]
 
+_THREADS = LibraryThreads("LevelDB")
+"""There is one, which compacts; LevelDB begins it when it first has something to do."""
 _COMPRESSION = {"none": None, "snappy": "snappy"}
 
 
@@ -58,6 +62,10 @@ class LeveldbBackend(Backend):
 
     Options: ClassVar[type] = LeveldbOptions
 
+    def __init__(self, options: LeveldbOptions) -> None:
+        super().__init__(options)
+        _THREADS.check()
+
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> LeveldbEngine:
         """Open the database in ``path``; with ``create`` make it unless it is there already.
 
@@ -72,6 +80,7 @@ class LeveldbBackend(Backend):
         if found := _cuts(path):
             named = ", ".join(cut.file.name for cut in found)
             raise LogDamagedError(f"its end can't be read, or isn't there: {named}", str(path))
+        _THREADS.begin()
         with Translated(path, opening=True):
             instance = Instance(path)
             try:
@@ -88,6 +97,7 @@ class LeveldbBackend(Backend):
         With ``salvage`` writes go that share the damaged one's 32 KB of the log.
         """
         if salvage:
+            _THREADS.begin()
             with Translated(path, opening=True):
                 _open_database(path, self.options, paranoid=False).close()
         else:
@@ -103,20 +113,26 @@ class LeveldbBackend(Backend):
             raise UnsupportedError("LevelDB opens no database that another process may write")
         if not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no LevelDB database")
-        links = tempfile.TemporaryDirectory(prefix="topicstore-reader-")
-        link_uncut(path, links.name, _cuts(path), without=("LOCK", "LOG", "LOG.old"))
+        links = Path(tempfile.mkdtemp(prefix="topicstore-reader-"))
         try:
-            engine = self.open_shard(Path(links.name), keyspaces, create=False)
+            link_uncut(path, str(links), _cuts(path), without=("LOCK", "LOG", "LOG.old"))
+            engine = self.open_shard(links, keyspaces, create=False)
         except BaseException:
-            links.cleanup()
+            shutil.rmtree(links)
             raise
-        weakref.finalize(engine, links.cleanup)
+        weakref.finalize(engine, _remove, links, os.getpid())
         return engine
 
 
 def _cuts(path: Path, *, within: bool = False) -> list[Cut]:
     there = (path / "CURRENT").exists()
     return cuts(path, manifest_counts=True, within=within) if there else []
+
+
+def _remove(links: Path, owner: int) -> None:
+    """Remove a directory, unless this is a fork of its owner, who goes on reading there."""
+    if os.getpid() == owner:
+        shutil.rmtree(links)
 
 
 def _open_database(path: Path, options: LeveldbOptions, *, paranoid: bool = True) -> Any:

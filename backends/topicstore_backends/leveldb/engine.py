@@ -12,10 +12,10 @@ from threading import Lock
 from typing import Any, cast
 
 import plyvel
+from topicstore.contract import forking
 from topicstore.contract.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
 from topicstore.contract.errors import EngineError
 
-from topicstore_backends import forking
 from topicstore_backends.files import disk_bytes, sync
 from topicstore_backends.keyspaces import ByKeyspace
 
@@ -282,7 +282,8 @@ class LeveldbEngine(Engine):
         """
         with self._calls:
             try:
-                names = {entry.name for entry in os.scandir(self._path) if entry.name.endswith(".log")}
+                with os.scandir(self._path) as entries:
+                    names = {entry.name for entry in entries if entry.name.endswith(".log")}
                 for name in names:
                     with suppress(FileNotFoundError):
                         sync(self._path / name)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
+from topicstore.contract import forking
 from topicstore.contract.errors import DatabaseClosedError, EngineError
 
-from topicstore_backends import forking
 from topicstore_backends.calls import Calls
 
 from .errors import Translated
@@ -55,14 +55,20 @@ class Instance:
         if self._left_to_parent:
             return
         self.calls.end()
-        with self._closing:
-            while self._given:
-                self._given.pop().close()
+        with (
+            self._closing,
+            ExitStack() as closing,
+        ):  # each of these is done, whatever another raises; the last one first
+            closing.callback(self._leave_place)
             if self.database is not None:
-                self.database.close()
-            with _placing:
-                if _open_places.get(self._place) is self:
-                    del _open_places[self._place]
+                closing.callback(self.database.close)
+            while self._given:
+                closing.callback(self._given.pop().close)
+
+    def _leave_place(self) -> None:
+        with _placing:
+            if _open_places.get(self._place) is self:
+                del _open_places[self._place]
 
     def leave_to_parent(self) -> None:
         """Leak LevelDB's objects, so that nothing, not even the end of the process, closes them."""

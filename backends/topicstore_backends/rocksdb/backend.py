@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ import attrs
 import rocksdict
 from topicstore.contract.engine import Backend, Keyspace
 from topicstore.contract.errors import EngineError, LogDamagedError
+from topicstore.contract.forking import LibraryThreads
 
 from topicstore_backends.files import make_directory
 from topicstore_backends.options import whole_number
@@ -30,6 +31,8 @@ OPEN_FILES = 128
 BLOCK_BYTES = 16 << 10
 # How often a reader tries to open a database whose files come and go.
 MOMENTS = 20
+_THREADS = LibraryThreads("RocksDB")
+"""They flush and compact. `rocksdict.Env` knows none but the process's, and those can't be begun again."""
 _NOT_READ = frozenset(("LOCK", "LOG", "rocksdict-config.json"))
 """Files that an opening writes."""
 
@@ -66,6 +69,7 @@ class RocksdbBackend(Backend):
 
     def __init__(self, options: RocksdbOptions) -> None:
         super().__init__(options)
+        _THREADS.check()
         self._cache = rocksdict.Cache(options.cache_bytes)
 
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> RocksdbEngine:
@@ -82,11 +86,15 @@ class RocksdbBackend(Backend):
         if found := _cuts(path):
             named = ", ".join(cut.file.name for cut in found)
             raise LogDamagedError(f"its end can't be read, or isn't there: {named}", str(path))
+        _THREADS.begin()
         options = _database_options(self.options, self._cache)
         families = dict.fromkeys((keyspace.name for keyspace in keyspaces), options)
-        with Translated(path, opening=True):
+        with Translated(path, opening=True), ExitStack() as failing:
             database = rocksdict.Rdict(str(path), options, families)
-        return RocksdbEngine(path, database, keyspaces, self._cache)
+            failing.callback(database.close)
+            engine = RocksdbEngine(path, database, keyspaces, self._cache)
+            failing.pop_all()
+        return engine
 
     def repair_log(self, path: Path, *, salvage: bool) -> None:
         """Cut the logs, or write what can be read of them into tables. See `Backend.repair_log`.
@@ -96,6 +104,7 @@ class RocksdbBackend(Backend):
         if not salvage:
             apply_cuts(_cuts(path, within=True))
             return
+        _THREADS.begin()
         options = _database_options(self.options, self._cache)
         options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.skip_any_corrupted_record())
         with Translated(path, opening=True):
@@ -109,6 +118,7 @@ class RocksdbBackend(Backend):
         """
         if not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no RocksDB database")
+        _THREADS.begin()
         options = _database_options(self.options, self._cache)
         options.create_if_missing(False)
         options.create_missing_column_families(False)

@@ -13,6 +13,7 @@ from typing import Any, cast
 from weakref import WeakSet
 
 import rocksdict
+from topicstore.contract import forking
 from topicstore.contract.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
 from topicstore.contract.errors import (
     CorruptionError,
@@ -23,7 +24,6 @@ from topicstore.contract.errors import (
     UnsupportedError,
 )
 
-from topicstore_backends import forking
 from topicstore_backends.calls import Calls
 from topicstore_backends.files import disk_bytes, sync
 from topicstore_backends.keyspaces import ByKeyspace

@@ -7,6 +7,7 @@ from .concurrency import Concurrency
 from .crashes import Crashes
 from .damage import Damage
 from .durability import Durability
+from .forks import Forks
 from .generations import Generations
 from .histories import Histories
 from .iterators import Iterators
@@ -24,6 +25,7 @@ class DatabaseSuite(
     PowerLoss,
     Compaction,
     Concurrency,
+    Forks,
     Generations,
     Iterators,
     Visibility,

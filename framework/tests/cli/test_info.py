@@ -29,6 +29,7 @@ def test_info(run: Run, document: Document, db: Path) -> None:
         "live_bytes",
         "disk_bytes",
         "compaction_failure",
+        "visibility_failure",
         "retention",
         "retention_failure",
         "clock_ahead",

@@ -21,6 +21,8 @@ What must hold, for every engine:
   range whose end isn't behind its start is empty.
 * `close` ends open scans and snapshots, which then raise `DatabaseClosedError`, gives back every
   lock and handle, and may be called twice.
+* A forked child uses shards of its own as any process does, or raises `ForkedProcessError` at once. It neither uses nor
+  closes what its parent has open; see `topicstore.contract.forking`.
 
 Capabilities a backend may declare (see `topicstore.contract.plugin_specs.BackendSpec`):
 

@@ -20,6 +20,7 @@ __all__ = [
     "DatabaseLockedError",
     "DatabaseNotFoundError",
     "EngineError",
+    "ForkedProcessError",
     "GenerationArchivedError",
     "GenerationDroppedError",
     "GenerationError",
@@ -167,6 +168,13 @@ class DatabaseLockedError(RecoverableError):
 
 class DatabaseClosedError(UnrecoverableError):
     """The database object was closed. Data is safe; open it again."""
+
+
+class ForkedProcessError(UnrecoverableError):
+    """The process was forked from one that had used the engine, whose threads a fork lacks. Nothing was opened.
+
+    Begin the process with ``multiprocessing.get_context("spawn")`` or ``"forkserver"``.
+    """
 
 
 class ReadOnlyDatabaseError(UnrecoverableError):

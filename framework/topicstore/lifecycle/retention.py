@@ -40,6 +40,7 @@ import msgspec
 
 from topicstore.background import BackgroundTask
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, QuotaExceededError
+from topicstore.contract.forking import ProcessLock
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.archive_locations import archive_directory, check_apart
@@ -107,7 +108,7 @@ class Retention:
         self._storage_ref = weakref.ref(storage)  # else a database that nobody holds would not be closed
         self._expire = expire
         self._task = BackgroundTask("retention", self._work, goes_on=True)
-        self._running = threading.Lock()
+        self._running = ProcessLock()
         self._settings: RetentionSettings | None = None
         self._quota = Quota()
         self._due = (FOREVER, FOREVER)
@@ -210,6 +211,7 @@ class Retention:
         """
         if not 0 < interval <= threading.TIMEOUT_MAX:
             raise InvalidArgumentError(f"interval is seconds above 0, not {interval!r}")
+        self._storage().check_open()
         self._task.interval = interval
         self._task.wake()
 

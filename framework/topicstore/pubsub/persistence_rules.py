@@ -10,8 +10,6 @@ Fields are only ever appended.
 
 from __future__ import annotations
 
-import threading
-
 import attrs
 import msgspec
 import numpy as np
@@ -22,6 +20,7 @@ from topicstore.contract.arguments import check_within
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable, to_list
 from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.topics import TopicFilter, check_utf8
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.state import FrameworkWrite, ShardState
@@ -80,7 +79,7 @@ class PersistenceRules:
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
-        self._changing = threading.Lock()
+        self._changing = ProcessLock()
         self._routes: FilterIndex[PersistenceRule] = FilterIndex()
         rules = self.list()
         for rule in rules:

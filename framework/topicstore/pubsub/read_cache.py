@@ -169,6 +169,11 @@ class ReadCache:
         if seen < committed:
             self._visibility.add(wake, shard, committed)
 
+    @property
+    def failure(self) -> str | None:
+        """Why waiting for what can't be seen yet failed the last time; None if it did not."""
+        return self._visibility.failure
+
     # --- what is gone ---
 
     def gone(self) -> frozenset[int]:

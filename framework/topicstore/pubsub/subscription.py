@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import os
-import threading
 import time
 import warnings
 import weakref
@@ -23,6 +21,7 @@ import attrs
 from topicstore.contract.arguments import check_count, check_within
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, SubscriptionClosedError
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
 from topicstore.contract.positions import first_position, time_of, to_microseconds
 from topicstore.contract.topics import TopicFilter
@@ -92,7 +91,7 @@ class _Inbox:
     """What listeners of the hub are told, and who waits for it. Holds nothing of the subscription, which may go."""
 
     def __init__(self, shards: int) -> None:
-        self.lock = threading.RLock()
+        self.lock = ProcessLock()
         """Guards what follows."""
         self.ready: dict[int, None] = dict.fromkeys(range(shards))
         """Shards with something to read, as far as is known; in the order in which their turn comes."""
@@ -153,10 +152,9 @@ class Subscription:
         self._hub = hub
         self._feed = hub.feed(topic_filter)
         self._inbox = _Inbox(len(storage.shards))
-        self._reading = threading.Lock()
+        self._reading = ProcessLock()
         self._given_back: collections.deque[SubscriptionBatch] = collections.deque()
         """Batches taken for an asyncio task that was cancelled meanwhile."""
-        self._owner = os.getpid()
         self._sequence = 0
         self._acknowledged = 0
         self._live_last = False
@@ -237,8 +235,9 @@ class Subscription:
 
     def _worth_a_look(self) -> bool:
         inbox = self._inbox
-        unread = inbox.live or inbox.ready  # with a full window neither can be had
-        return bool(self._given_back) or inbox.ended is not None or bool(unread and self._room())
+        with inbox.lock:
+            unread = inbox.live or inbox.ready  # with a full window neither can be had
+            return bool(self._given_back) or inbox.ended is not None or bool(unread and self._room())
 
     def _room(self) -> int:
         """Return how many messages the window lets through."""
@@ -260,8 +259,6 @@ class Subscription:
         with self._reading:
             if self._inbox.ended is not None:
                 raise self._inbox.ended.with_traceback(None)
-            if os.getpid() != self._owner:
-                raise DatabaseClosedError("the database was opened by another process; a fork can't use it")
             if self._given_back:
                 return self._given_back.popleft()
             sources = [self._take_live, self._take_stored]
@@ -381,13 +378,15 @@ class Subscription:
     # --- the end ---
 
     def close(self) -> None:
-        """Follow nothing more; who waits is let go. May be called twice."""
+        """Follow nothing more; who waits is let go. May be called twice. In a forked child it does nothing."""
+        if self._storage.inherited:
+            return
         if self._end.detach() is not None:
             self._hub.leave(self._feed, self._inbox)
         self._inbox.end(SubscriptionClosedError("the subscription was closed"))
 
     def __del__(self) -> None:
-        if hasattr(self, "_end") and self._inbox.ended is None:
+        if hasattr(self, "_end") and self._inbox.ended is None and not self._storage.inherited:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> Self:

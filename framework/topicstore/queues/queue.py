@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import get_args
 
@@ -15,6 +14,7 @@ from topicstore.contract.arguments import check_count, check_within
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Damage
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
@@ -72,7 +72,7 @@ class Queue:
 
     def __init__(self, storage: Storage, record: QueueRecord) -> None:
         self._storage = storage
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._record = record
         self._read = record.head
         """Where `read` goes on."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -32,8 +31,10 @@ from topicstore.contract.errors import (
     NotADatabaseError,
     ReadOnlyDatabaseError,
 )
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Damage
 from topicstore.contract.topics import check_utf8
+from topicstore.releasing import Taken, release_all
 from topicstore.storage.manifest import sync_directory
 from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
@@ -63,7 +64,7 @@ class Queues:
         self._directory = directory
         self._open_queue = open_queue
         self._read_only = read_only
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._queues: dict[str, Queue] = {}
         self._closed = False
 
@@ -145,9 +146,10 @@ class Queues:
         """Remove a queue with all that it holds; False if there is none of that name."""
         with self._lock:
             self._check_usable()
-            queue = self._queues.pop(name, None)
+            queue = self._queues.get(name)
             if queue is not None:
                 queue.close()
+                del self._queues[name]
             self._sweep()
             path = self._directory / _file_name(name)
             there = path.is_dir()
@@ -161,9 +163,7 @@ class Queues:
         """Close those that are open. May be called twice."""
         with self._lock:
             self._closed = True
-            for queue in self._queues.values():
-                queue.close()
-            self._queues.clear()
+            release_all(queue.close for queue in self._queues.values())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -187,8 +187,9 @@ class Queues:
             shutil.rmtree(path)
 
     def _open(self, name: str) -> Queue:
-        storage = self._open_queue(self._directory / _file_name(name))
-        try:
+        with Taken() as taken:
+            storage = self._open_queue(self._directory / _file_name(name))
+            taken.add(storage.close)
             record = load(storage.state(0))
             if record is None:
                 record = QueueRecord(name=name)
@@ -196,9 +197,6 @@ class Queues:
             if record.name != name:
                 raise InvalidArgumentError(f"the file system takes queue {name!r} for queue {record.name!r}")
             return Queue(storage, record)
-        except BaseException:
-            storage.close()
-            raise
 
 
 def _file_name(name: str) -> str:

@@ -11,7 +11,6 @@ storing thread calls: that only notes what happened.
 from __future__ import annotations
 
 import collections
-import threading
 from collections.abc import Callable, Hashable
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -19,6 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import attrs
 
 from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.bell import Bell, ListeningTask, ListeningThread
@@ -133,7 +133,7 @@ class Channels:
         """By it messages expire."""
         self.steady = steady
         """All else goes by it: it never jumps."""
-        self.lock = threading.RLock()
+        self.lock = ProcessLock()
         self.bell = Bell()
         """Rings when there may be something to do."""
         self.closed = False

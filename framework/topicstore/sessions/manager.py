@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 
@@ -15,6 +16,7 @@ from topicstore.contract.errors import (
 )
 from topicstore.contract.topics import check_utf8
 from topicstore.pubsub.publishing import PublishResult
+from topicstore.releasing import release_all
 from topicstore.shard.state import FrameworkWrite
 
 from .commits import Commits
@@ -290,12 +292,14 @@ class Sessions:
     def close(self) -> None:
         """Commit everything and end all connections, as if they were lost. The database's close calls it."""
         with self._lock:
-            for session in list(self._connections.live.values()):
-                try:
-                    self._end_locked(session, Ended.CLOSED, send_will=True)
-                except TopicstoreError:  # its mark stays, so the next opening deals with it
-                    self._connections.over(session, Ended.CLOSED, told=True)
-            self.dispatcher.close()
+            ends = [partial(self._close_locked, session) for session in self._connections.live.values()]
+            release_all((*ends, self.dispatcher.close))
+
+    def _close_locked(self, session: LiveSession) -> None:
+        try:
+            self._end_locked(session, Ended.CLOSED, send_will=True)
+        except TopicstoreError:  # its mark stays, so the next opening deals with it
+            self._connections.over(session, Ended.CLOSED, told=True)
 
     # --- looking ---
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+
+from topicstore.contract.forking import ProcessLock
 
 __all__ = ["FairLock", "holding", "owned"]
 
-if TYPE_CHECKING:
-    from threading import _RLock as RLock
-else:
-    RLock = type(threading.RLock())
 
-
-class FairLock(RLock):  # type: ignore[misc]  # in truth it is not final
+class FairLock(ProcessLock):  # type: ignore[misc]  # in truth RLock is not final
     """A reentrant lock that whoever gives it back can't take again before one who waits for it.
 
     `threading.RLock` lets a thread that writes in a tight loop take it again and again, before

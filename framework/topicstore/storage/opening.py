@@ -22,6 +22,7 @@ from topicstore.contract.errors import (
 )
 from topicstore.contract.options import make_options
 from topicstore.plugins import check_pair, data_path, load_target, registry
+from topicstore.releasing import Taken
 from topicstore.shard.generations import OpenArchive
 from topicstore.shard.shard import Shard
 
@@ -75,12 +76,12 @@ def open_storage(
     opener = ShardOpener(
         path, manifest, backend, spec.capabilities, recovery, clocks.wall, make_layout, open_archive(path, manifest)
     )
-    with contextlib.ExitStack() as locked, contextlib.ExitStack() as opened:
+    with Taken() as locked, Taken() as opened:
         shards: Sequence[Shard]
         with _full_disk_translated():
             if read_only:
                 shards = _open_to_read(path, manifest, backend, opener, lazily=lazily)
-                opened.callback(shards.close)
+                opened.add(shards.close)
             else:
                 persistent = "persistent" in spec.capabilities
                 manifest, shards = _open_to_write(path, manifest, options, opener, persistent, locked, opened)
@@ -95,14 +96,12 @@ def open_storage(
             make_layout=make_layout,
             shard_map=shard_map,
             clocks=clocks,
-            close_shards=opened.pop_all().close,
-            unlock=locked.pop_all().close,
+            close_shards=opened.release,
+            unlock=locked.release,
         )
-    try:
-        storage.hooks.topicstore_opened(db=storage)
-    except BaseException:
-        storage.abandon()
-        raise
+        with Taken() as whole:
+            whole.add(storage.abandon)
+            storage.hooks.topicstore_opened(db=storage)
     return storage
 
 
@@ -131,24 +130,24 @@ def _open_to_write(
     options: Mapping[str, Mapping[str, Any]],
     opener: ShardOpener,
     persistent: bool,
-    locked: contextlib.ExitStack,
-    opened: contextlib.ExitStack,
+    locked: Taken,
+    opened: Taken,
 ) -> tuple[Manifest, list[Shard]]:
     """Return the manifest as it is now and the shards, which ``opened`` closes; ``locked`` gives back the lock."""
     creating = not manifest.complete
     if persistent:
         make_directory(path)
-        locked.callback(DirectoryLock(path).release)
+        locked.add(DirectoryLock(path).release)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
             _remove_shards(path)
         opener.synced = SyncedWrites(path, manifest.shards)
-        opened.callback(opener.synced.close)
+        opened.add(opener.synced.close)
     shards: list[Shard] = []
     for number in range(manifest.shards):
         shards.append(opener.open(number, create=creating))
-        opened.callback(shards[-1].close)
+        opened.add(shards[-1].close)
     complete_generations(shards, manifest.layout, options.get(manifest.layout, {}))
     if creating:
         manifest = attrs.evolve(manifest, complete=True)

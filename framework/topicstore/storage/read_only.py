@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, overload
 
 from topicstore.contract.engine import KEYSPACES, Backend, Engine
-from topicstore.contract.errors import DatabaseLockedError, UnsupportedError
+from topicstore.contract.errors import DatabaseClosedError, DatabaseLockedError, UnsupportedError
+from topicstore.releasing import Taken, release_all
 from topicstore.shard.shard import Shard
 
 from .directory_lock import DirectoryLock
@@ -36,6 +36,8 @@ class _Views(Sequence[Shard]):
         self._shards: list[Shard | None] = [None] * count
         self._open = open_shard
         self._lock = threading.Lock()
+        """Guards what follows, and the opening of shards."""
+        self._closed = False
 
     @overload
     def __getitem__(self, index: int) -> Shard: ...
@@ -56,15 +58,16 @@ class _Views(Sequence[Shard]):
         with self._lock:
             shard = self._shards[number]
             if shard is None:
+                if self._closed:
+                    raise DatabaseClosedError("the database is closed")
                 shard = self._shards[number] = self._open(number)
             return shard
 
     def close(self) -> None:
         """Close the shards that were opened."""
-        with self._lock, ExitStack() as closing:
-            for shard in self._shards:
-                if shard is not None:
-                    closing.callback(shard.close)
+        with self._lock:
+            self._closed = True
+            release_all(shard.close for shard in self._shards if shard is not None)
 
 
 class ReadOnlyShards(Sequence[Shard]):
@@ -87,13 +90,11 @@ class ReadOnlyShards(Sequence[Shard]):
         self._backend = backend
         self._open_view = open_view
         self._lazily = lazily
-        self._lock: DirectoryLock | None = None
+        self._locked = Taken()
         self._views = _Views(shards, self._open_shard)
-        try:
+        with Taken() as taken:
+            taken.add(self.close)
             self._views = self._view()
-        except BaseException:
-            self.close()
-            raise
 
     @overload
     def __getitem__(self, index: int) -> Shard: ...
@@ -117,20 +118,14 @@ class ReadOnlyShards(Sequence[Shard]):
 
     def close(self) -> None:
         """Close the shards and give back the lock. May be called twice."""
-        try:
-            self._views.close()
-        finally:
-            if self._lock is not None:
-                self._lock.release()
+        release_all((self._views.close, self._locked.release))
 
     def _view(self) -> _Views:
         views = _Views(self._count, self._open_shard)
-        if not self._lazily:
-            try:
+        with Taken() as taken:
+            taken.add(views.close)
+            if not self._lazily:
                 list(views)
-            except BaseException:
-                views.close()
-                raise
         return views
 
     def _open_shard(self, number: int) -> Shard:
@@ -146,7 +141,7 @@ class ReadOnlyShards(Sequence[Shard]):
 
     def _take_lock(self, reason: UnsupportedError) -> None:
         try:
-            self._lock = DirectoryLock(self._path)
+            self._locked.add(DirectoryLock(self._path).release)
         except DatabaseLockedError as held:
             raise DatabaseLockedError(f"{held}; {reason}") from held
         self.mode = "owner"

@@ -12,6 +12,7 @@ import attrs
 
 from topicstore.contract.engine import KEYSPACES, Backend, Engine
 from topicstore.contract.errors import CorruptionError, DataLossError, LogDamagedError
+from topicstore.releasing import Taken
 from topicstore.shard.generations import MakeLayout, OpenArchive
 from topicstore.shard.identity import check_identity
 from topicstore.shard.records import load_tail
@@ -46,8 +47,8 @@ class ShardOpener:
         """Open a shard to write it. Raises `DataLossError` if anything is missing that was on disk once."""
         reached = self.synced.read(number) if self.synced else None
         engine = self._open_engine(number, reached, create=create)
-        with contextlib.ExitStack() as undo:
-            undo.callback(engine.close)
+        with Taken() as taken:
+            taken.add(engine.close)
             try:
                 check_reached(number, reached, load_tail(engine))
             except DataLossError as lost:
@@ -56,23 +57,19 @@ class ShardOpener:
                 warnings.warn(f"opened all the same: {lost}", RuntimeWarning, stacklevel=6)
                 if self.synced is not None:
                     self.synced.forget(number)
-            shard = self._make(number, engine, read_only=False)
-            undo.pop_all()
-        return shard
+            return self._make(number, engine, read_only=False)
 
     def open_view(self, number: int, open_engine: Callable[[], Engine]) -> Shard:
         """Open a shard to read it. Raises what `open` raises, whatever ``recovery`` is: it may change nothing."""
         with contextlib.closing(SyncedWrites(self.path, self.manifest.shards, read_only=True)) as synced:
             reached = synced.read(number)  # before the engine is opened: its writer goes on
         engine = open_engine()
-        with contextlib.ExitStack() as undo:
-            undo.callback(engine.close)
+        with Taken() as taken:
+            taken.add(engine.close)
             check_reached(number, reached, load_tail(engine))
             if self.manifest.durability == "sync":
                 engine.flush_log()  # nothing may be seen that power loss could take
-            shard = self._make(number, engine, read_only=True)
-            undo.pop_all()
-        return shard
+            return self._make(number, engine, read_only=True)
 
     def _open_engine(self, number: int, reached: Synced | None, *, create: bool) -> Engine:
         """Open the engine; cut its log, after a power failure, if nothing is lost with what is cut off."""

@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from topicstore.contract.errors import (
     ReadOnlyDatabaseError,
     WrongDatabaseError,
 )
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.iterators import Iterator as StreamIterator
 from topicstore.contract.layout import Layout
 from topicstore.contract.replay_plan import Order, ReplayPlan, ShardPlan
@@ -40,6 +42,7 @@ from topicstore.contract.requests import (
 )
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
+from topicstore.releasing import release_all
 from topicstore.shard.commit_log import CommitListener
 from topicstore.shard.locks import holding
 from topicstore.shard.shard import Shard
@@ -120,7 +123,7 @@ class Storage:
         self._unlock = unlock
         self._closing = threading.Lock()
         """Held while it is closed, or refreshed."""
-        self._registering = threading.RLock()  # a garbage collection inside may close the database
+        self._registering = ProcessLock()  # a garbage collection inside may close the database
         """Guards what follows, and `listener`."""
         self._on_close: list[Callable[[], object]] = []
         self._closed = False
@@ -271,40 +274,43 @@ class Storage:
             self._on_close.append(stop)
 
     @property
+    def inherited(self) -> bool:
+        """Whether another process opened it, of which this one is a fork: closing it is the other one's."""
+        return os.getpid() != self._owner
+
+    @property
     def closed(self) -> bool:
         """Whether it was closed, or is being."""
         return self._closed
 
     def close(self) -> None:
-        """Let go who listens, tell the plugins, close the shards and give back the lock. May be called twice."""
+        """Let go who listens, tell the plugins, close the shards and give back the lock. May be called twice.
+
+        Each of these is done, whatever another raises; see `release_all`. What could not be closed is
+        tried again by the next call.
+        """
+        if self.inherited:
+            return
         with self._closing:
-            if not self._closed:
-                try:
-                    if self.listener is not None:
-                        self.listener.stop()  # first: a plugin may wait for somebody who listens
-                    self.hooks.topicstore_closed(db=self)
-                finally:
-                    self.abandon()
+            told = () if self._closed else (self._stop_listener, partial(self.hooks.topicstore_closed, db=self))
+            release_all((*told, self.abandon))  # first the listener: a plugin may wait for somebody who listens
 
     def abandon(self) -> None:
         """Close it without telling the plugins."""
         with self._registering:
             self._closed = True
-        with contextlib.ExitStack() as undo:  # each of these is done, whatever another raises; the last one first
-            undo.callback(self._unlock)
-            if self.listener is not None:
-                undo.callback(self.listener.join)
-            undo.callback(self._close_shards)
-            for stop in self._on_close:
-                undo.callback(stop)
-            if self.listener is not None:
-                undo.callback(self.listener.stop)
+        join = () if self.listener is None else (self.listener.join,)
+        release_all((self._stop_listener, *reversed(self._on_close), self._close_shards, *join, self._unlock))
+
+    def _stop_listener(self) -> None:
+        if self.listener is not None:
+            self.listener.stop()
 
     def check_open(self) -> None:
         """Raise `DatabaseClosedError` if it was closed, or belongs to another process."""
         if self._closed:
             raise DatabaseClosedError(f"the database at {self.path} is closed")
-        if os.getpid() != self._owner:
+        if self.inherited:
             raise DatabaseClosedError(
                 f"the database at {self.path} was opened by process {self._owner}; a fork can't use it"
             )
@@ -329,7 +335,7 @@ class Storage:
             raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {len(self.shards) - 1}")
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and os.getpid() == self._owner:
+        if not getattr(self, "_closed", True) and not self.inherited:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self.abandon()
 

@@ -67,6 +67,13 @@ def failure(error: BaseException) -> Failure | None:
         return Failure(error.format_message(), error.exit_code)
     if isinstance(error, click.Abort):
         return Failure("interrupted", INTERRUPTED)
+    if isinstance(error, ExceptionGroup):  # what closing says last
+        found = failure(error.exceptions[0])
+        return (
+            None
+            if found is None
+            else Failure(f"{found.message} (and {len(error.exceptions) - 1} more)", found.exit_code)
+        )
     for classes, code in _BY_CLASS:
         if isinstance(error, classes):
             return Failure(str(error) or "interrupted", code)

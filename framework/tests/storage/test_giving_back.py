@@ -1,0 +1,166 @@
+"""Whatever fails while a database is opened, used or closed, nothing of it is left, and it can be opened again."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Self
+
+import attrs
+import pytest
+import topicstore as ts
+from topicstore.plugins import registry
+from topicstore_conformance.backend.leaks import open_files
+from topicstore_conformance.conditions.profiles import full, tries
+from topicstore_conformance.conditions.skipping import need
+
+SYSTEM = frozenset(
+    (
+        "fsync",
+        "ftruncate",
+        "flock",
+        "listdir",
+        "mkdir",
+        "open",
+        "pwrite",
+        "rename",
+        "replace",
+        "scandir",
+        "stat",
+        "write",
+    )
+)
+"""Calls of the operating system that fail before they do anything."""
+GIVES_BACK = frozenset(
+    ("_close", "_unlock", "abandon", "close", "detach", "join", "release", "stop", "topicstore_closed", "on_end")
+)
+"""Functions that fail once they have done what they do."""
+MAKES = frozenset(
+    (
+        "CompactionScheduler.__init__",
+        "Database.__init__",
+        "Hub.__init__",
+        "Noting.topicstore_opened",
+        "Queue.__init__",
+        "Shard.__init__",
+        "Storage.__init__",
+        "Subscription.__init__",
+        "check_identity",
+        "complete_generations",
+    )
+)
+"""Functions that fail before they do anything; so do all public ones of engines."""
+ROOT = Path(__file__).parents[3]
+OURS = tuple(str(ROOT / part) for part in ("framework/topicstore", "backends/topicstore_backends", "framework/tests"))
+ENGINES = str(ROOT / "backends" / "topicstore_backends")
+PAYLOADS = [b"1", b"2"]
+
+
+@attrs.define
+class Faults:
+    """Counts steps, and makes one of them fail: a call of the system or of an engine, or the end of a release."""
+
+    failing: int | None = None
+    """The number of the step that fails, from 0; None: none does."""
+    steps: list[str] = attrs.field(factory=list)
+    """Up to the one that failed."""
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call":
+            name = argument.__name__
+            if name in SYSTEM:
+                self._step(f"{name}()", OSError(errno.ENOSPC, "No space left on device"))
+        elif event in ("call", "return") and frame.f_code.co_filename.startswith(OURS):
+            code = frame.f_code
+            if event == ("return" if code.co_name in GIVES_BACK else "call") and _is_step(code):
+                self._step(f"{event} of {code.co_qualname}", ts.EngineError("it fails here"))
+
+    def _step(self, what: str, error: Exception) -> None:
+        self.steps.append(what)
+        if self.failing == len(self.steps) - 1:
+            sys.setprofile(None)
+            raise error
+
+
+def _is_step(code: CodeType) -> bool:
+    """Tell whether a function of ours is one whose failing is tried."""
+    if code.co_name in GIVES_BACK:
+        return code.co_name != "close" or "Scan" not in code.co_qualname
+    engine = code.co_filename.startswith(ENGINES) and not code.co_name.startswith("_") and "." in code.co_qualname
+    return engine or code.co_qualname in MAKES
+
+
+class Noting:
+    """A plugin that is told of opening and closing."""
+
+    @ts.hookimpl
+    def topicstore_opened(self, db: object) -> None:
+        """Do nothing."""
+
+    @ts.hookimpl
+    def topicstore_closed(self, db: object) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture(autouse=True)
+def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry().plugins, "noting", Noting())
+
+
+def live(path: Path, backend: str, opened: list[ts.Database]) -> None:
+    """Open a database, use what can be used of it, and close it."""
+    with ts.open(path, backend=backend, shards=2, plugins=["noting"]) as db:
+        opened.append(db)
+        with db.subscribe("#"), db.writer() as writer:
+            db.sessions.open("me", on_end=lambda *_: None).subscribe("a/#")
+            db.queues.open("q").append([ts.Message("a", b"q")])
+            writer.put(ts.Message("a/b", b"w"))
+            db.publish([ts.Message("a/b", payload, "p") for payload in PAYLOADS])
+
+
+def chosen(steps: Sequence[str]) -> list[int]:
+    """Return the numbers of the first and the last step of each kind; when there is time, of all."""
+    numbers: dict[str, list[int]] = {}
+    for number, what in enumerate(steps):
+        numbers.setdefault(what, []).append(number)
+    most = tries(1, len(steps))
+    return sorted({one for same in numbers.values() for one in (*same[:most], same[-1])})
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc/self to count files in")
+@pytest.mark.parametrize("backend", ["rocksdb", "leveldb", pytest.param("duckdb", marks=full)])
+@pytest.mark.parametrize("made", ["anew", "before"])
+def test_whatever_fails_gives_everything_back(tmp_path: Path, backend: str, made: str) -> None:
+    """The same process opens the database again at once; no thread and no file is left, though the error is held."""
+    need(backend)
+    live(tmp_path / "there", backend, [])
+    with Faults() as counting:
+        live(tmp_path / ("counted" if made == "anew" else "there"), backend, [])
+    assert len(counting.steps) > 50
+    threads = set(threading.enumerate())
+    for step in chosen(counting.steps):
+        directory, opened, held = tmp_path / (f"{step}" if made == "anew" else "there"), [], None
+        with Faults(step) as faults:
+            try:
+                live(directory, backend, opened)
+            except (ts.TopicstoreError, OSError, ExceptionGroup) as failure:
+                held = failure  # with all frames that it passed
+        what = f"step {step}, {faults.steps[-1]}: {held!r}"
+        assert set(threading.enumerate()) <= threads, what
+        assert open_files(tmp_path) == [], what
+        for db in opened:
+            db.close()  # there is nothing left to be told
+        with ts.open(directory, backend=backend, shards=2, plugins=["noting"]) as db:
+            db.store([ts.Message("a", b"")])
+            assert db.queues.open("q").info().name == "q"

@@ -1,0 +1,78 @@
+"""Giving back what was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from topicstore.releasing import Taken, release_all
+
+
+def releases(done: list[int], failures: dict[int, BaseException]) -> list[Callable[[], None]]:
+    """Return three things to give back, some of which fail once they are done."""
+
+    def release(number: int) -> None:
+        done.append(number)
+        if number in failures:
+            raise failures[number]
+
+    return [lambda number=number: release(number) for number in range(3)]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("failures", "told"),
+    [
+        ({}, None),
+        ({0: ValueError()}, ValueError),
+        ({0: ValueError(), 2: KeyError()}, ExceptionGroup),
+        ({0: ValueError(), 1: KeyboardInterrupt()}, KeyboardInterrupt),
+    ],
+)
+def test_all_are_given_back(failures: dict[int, BaseException], told: type[BaseException] | None) -> None:
+    """Whichever fail: one failure is raised as it is, several together, and Ctrl-C before all."""
+    done: list[int] = []
+    if told is None:
+        release_all(releases(done, failures))
+    else:
+        with pytest.raises(told) as raised:
+            release_all(releases(done, failures))
+        assert set(getattr(raised.value, "exceptions", [raised.value])) <= set(failures.values())
+    assert [0, 1, 2] == done
+
+
+def test_what_fails_within_is_told_with_what_failed_beside_it() -> None:
+    """One group, however the things lie within each other."""
+
+    def inner() -> None:
+        release_all(releases([], {0: ValueError("a"), 1: ValueError("b")}))
+
+    with pytest.raises(ExceptionGroup) as raised:
+        release_all((inner, *releases([], {2: ValueError("c")})))
+    assert ["a", "b", "c"] == [str(failure) for failure in raised.value.exceptions]
+
+
+def test_an_opening_that_fails_tells_why() -> None:
+    """And not what failed when it gave back what was open, though that is noted."""
+    done: list[int] = []
+
+    def opening() -> None:
+        with Taken() as taken:
+            for release in releases(done, {1: KeyError("gone")}):
+                taken.add(release)
+            raise ValueError("the disk is full")
+
+    with pytest.raises(ValueError, match="the disk is full") as raised:
+        opening()
+    assert [2, 1, 0] == done
+    assert "KeyError: 'gone'" in raised.value.__notes__[0]
+
+
+def test_what_is_taken_stays_taken() -> None:
+    """Until it is released, as often as somebody likes."""
+    done: list[int] = []
+    with Taken() as taken:
+        taken.add(releases(done, {})[0])
+    assert [] == done
+    taken.release()
+    taken.release()
+    assert [0, 0] == done
