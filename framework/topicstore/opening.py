@@ -14,6 +14,7 @@ from .lifecycle.archives import open_archive
 from .plugins import registry
 from .queues.queues import DIRECTORY, Queues
 from .storage.creation import check_same, finished_manifest, merged_options, new_manifest, wanted_fields
+from .storage.durable_files import OWNER_ONLY
 from .storage.manifest import Manifest, existing_manifest, read_manifest
 from .storage.opening import open_storage
 from .storage.storage import Storage
@@ -40,6 +41,7 @@ def open(  # noqa: A001 - the name people know from every other store
     options: Mapping[str, Mapping[str, Any]] | None = None,
     auto_compact: bool = True,
     read_only: bool = False,
+    mode: int = OWNER_ONLY,
     clock: Callable[[], int] = now,
 ) -> Database:
     """Open the database in the directory ``path``, creating it where there is none.
@@ -66,6 +68,8 @@ def open(  # noqa: A001 - the name people know from every other store
     read_only:  only read the database, as it is at this moment or at the last `Database.refresh`, and change
                 nothing of it; `Database.reading` says how. With backends that can do it (``rocksdb``) beside
                 whoever writes it, without a lock; with the others, where nobody has it open.
+    mode:       permissions of the directory where it is made, less the umask; by default others than its owner can't
+                enter it, and read nothing. Directories that are there keep theirs.
     clock:      returns the present as microseconds since the epoch.
 
     A database belongs to the process that opened it: after a fork, the child must open its own.
@@ -83,7 +87,7 @@ def open(  # noqa: A001 - the name people know from every other store
         late=late,
         max_skew=max_skew,
     )
-    storage = _open_or_create(Path(path), wanted, plugins, options or {}, clock, read_only=read_only)
+    storage = _open_or_create(Path(path), wanted, plugins, options or {}, clock, read_only=read_only, mode=mode)
     open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clock)
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
     try:
@@ -124,11 +128,12 @@ def _open_or_create(
     clock: Callable[[], int],
     *,
     read_only: bool = False,
+    mode: int = OWNER_ONLY,
 ) -> Storage:
     manifest = finished_manifest(path) if read_only else read_manifest(path)
     if manifest is None:
         manifest = new_manifest(wanted, plugins, options)
-        return open_storage(path, manifest, manifest.options, manifest.plugins, clock, open_archive)
+        return open_storage(path, manifest, manifest.options, manifest.plugins, clock, open_archive, mode=mode)
     check_same(path, manifest, wanted, options)
     merged = merged_options(manifest, options)
     names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)

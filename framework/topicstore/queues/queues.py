@@ -23,7 +23,7 @@ import xxhash
 
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, ReadOnlyDatabaseError
 from topicstore.contract.topics import check_utf8
-from topicstore.storage.manifest import sync_directory
+from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.storage import Storage
 
 from .queue import Queue, QueueInfo

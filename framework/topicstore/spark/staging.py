@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from topicstore.contract.arrow import SCHEMA
 from topicstore.contract.batch import MessageBatch
-from topicstore.storage.manifest import sync_directory
+from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.shard_map import ShardMap
 
 __all__ = ["in_order", "newest_of", "runs_of", "stage", "timestamps_of"]

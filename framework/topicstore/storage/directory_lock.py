@@ -6,23 +6,34 @@ kernel gives it back however the process ends, so nothing is ever to be removed 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
-from topicstore.contract.errors import DatabaseLockedError
+from topicstore.contract.errors import DatabaseLockedError, NotADatabaseError
 
-__all__ = ["DirectoryLock"]
+__all__ = ["DirectoryLock", "open_lock"]
+
+
+def open_lock(directory: Path, flags: int) -> int:
+    """Open the lock file of a directory. Raises `NotADatabaseError` if it is a symbolic link."""
+    path = directory / "LOCK"
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as bad:
+        if bad.errno == errno.ELOOP:
+            raise NotADatabaseError(f"{path} is a symbolic link; a database is locked in its own directory") from bad
+        raise
 
 
 class DirectoryLock:
     """Holds the lock of a database directory from its making until `release`."""
 
     def __init__(self, directory: Path) -> None:
-        path = directory / "LOCK"
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open_lock(directory, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as busy:

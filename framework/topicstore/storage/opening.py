@@ -26,9 +26,10 @@ from topicstore.shard.shard import Shard
 from topicstore.shard.write_settings import WriteSettings
 
 from .directory_lock import DirectoryLock
+from .durable_files import OWNER_ONLY, check_no_links, sync_directory
 from .generations import complete_generations
 from .hook_implementation import DataPath
-from .manifest import Manifest, read_manifest, sync_directory, write_manifest
+from .manifest import Manifest, read_manifest, write_manifest
 from .read_only import ReadOnlyShards
 from .shard_map import ShardMap
 from .storage import Storage
@@ -46,6 +47,7 @@ def open_storage(
     *,
     read_only: bool = False,
     lazily: bool = False,
+    mode: int = OWNER_ONLY,
 ) -> Storage:
     """Open the shards of the database that a manifest describes, or make them if it is not complete.
 
@@ -53,6 +55,7 @@ def open_storage(
     plugins:      names of those that stand around the data path, outermost first.
     open_archive: tells how generations are read that were archived.
     lazily:       open each shard only when it is asked for; only with ``read_only``.
+    mode:         permissions of the directory, if it is made.
 
     Errors are those of `topicstore.open`; nothing is left open then.
     """
@@ -78,7 +81,7 @@ def open_storage(
             else:
                 persistent = "persistent" in spec.capabilities
                 manifest, shards = _open_to_write(
-                    path, manifest, options, backend, make_shard, persistent, locked, opened
+                    path, manifest, options, backend, make_shard, persistent, mode, locked, opened
                 )
         implementation.shards = shards
         storage = Storage(
@@ -154,14 +157,16 @@ def _open_to_write(
     backend: Backend,
     make_shard: _Shards,
     persistent: bool,
+    mode: int,
     locked: contextlib.ExitStack,
     opened: contextlib.ExitStack,
 ) -> tuple[Manifest, list[Shard]]:
     """Return the manifest as it is now and the shards, which ``opened`` closes; ``locked`` gives back the lock."""
     creating = not manifest.complete
     if persistent:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, parents=True, exist_ok=True)
         locked.callback(DirectoryLock(path).release)
+        check_no_links(path)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
