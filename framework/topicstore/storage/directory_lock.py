@@ -2,6 +2,9 @@
 
 The lock is an advisory lock (flock) on the file ``LOCK``, which also says who holds it. The
 kernel gives it back however the process ends, so nothing is ever to be removed by hand.
+
+Readers who can't write the file, because the file system is read-only or for want of permission, share the lock with
+each other, and stand nowhere.
 """
 
 from __future__ import annotations
@@ -15,40 +18,49 @@ from pathlib import Path
 
 from topicstore.contract.errors import DatabaseLockedError, NotADatabaseError
 
-__all__ = ["DirectoryLock", "open_lock"]
-
-
-def open_lock(directory: Path, flags: int) -> int:
-    """Open the lock file of a directory. Raises `NotADatabaseError` if it is a symbolic link."""
-    path = directory / "LOCK"
-    try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    except OSError as bad:
-        if bad.errno == errno.ELOOP:
-            raise NotADatabaseError(f"{path} is a symbolic link; a database is locked in its own directory") from bad
-        raise
+__all__ = ["DirectoryLock"]
 
 
 class DirectoryLock:
-    """Holds the lock of a database directory from its making until `release`."""
+    """Holds the lock of a directory from its making until `release`; with ``reading``, one that readers may share."""
 
-    def __init__(self, directory: Path) -> None:
-        self._file = open_lock(directory, os.O_RDWR | os.O_CREAT)
+    def __init__(self, directory: Path, *, reading: bool = False) -> None:
+        self._owner = os.getpid()
+        self._file, self._shared = _open(directory, reading=reading)
+        if self._file < 0:
+            return
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as busy:
             holder = os.read(self._file, 1000).decode(errors="replace").strip() or "another process"
             os.close(self._file)
             raise DatabaseLockedError(f"{directory} is open elsewhere: {holder}") from busy
-        self._owner = os.getpid()
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
+        if not self._shared:
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
 
     def release(self) -> None:
         """Give the lock back, also from processes forked since. May be called twice; not by those."""
         if self._file >= 0 and os.getpid() == self._owner:
-            os.ftruncate(self._file, 0)
+            if not self._shared:
+                os.ftruncate(self._file, 0)
             fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1
+
+
+def _open(directory: Path, *, reading: bool) -> tuple[int, bool]:
+    """Return the lock file and whether it can only be shared; -1 where nobody can write it and there is none."""
+    path = directory / "LOCK"
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644), False
+    except OSError as bad:
+        if bad.errno == errno.ELOOP:
+            raise NotADatabaseError(f"{path} is a symbolic link; a database is locked in its own directory") from bad
+        if not reading or bad.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        if bad.errno == errno.EROFS and not path.exists():
+            return -1, True
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags), True
