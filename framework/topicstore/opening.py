@@ -76,7 +76,8 @@ def open(  # noqa: A001 - the name people know from every other store
 
     Raises `OSError` where the directory can't be used, `DatabaseLockedError`, `NotADatabaseError`,
     `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`, `IncompatibleError`,
-    `InvalidOptionError`, `StorageFullError`, `CorruptionError`; to be read, `DatabaseNotFoundError`.
+    `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`, `CorruptionError`; to be read,
+    `DatabaseNotFoundError`.
     """
     wanted = wanted_fields(
         backend=backend,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
@@ -85,6 +86,7 @@ class DuckdbBackend(Backend):
         self, file: Path, keyspaces: Sequence[Keyspace], *, create: bool = False, read_only: bool = False
     ) -> DuckdbEngine:
         with Translated(file):
+            os.close(os.open(os.devnull, os.O_RDONLY))  # DuckDB ends the process where no more files can be opened
             name = self._instance.attach(file, read_only=read_only)
         try:
             return DuckdbEngine(self._instance, name, file, keyspaces, create=create)

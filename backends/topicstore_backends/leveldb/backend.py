@@ -96,9 +96,11 @@ class LeveldbBackend(Backend):
             raise UnsupportedError("LevelDB opens no database that another process may write")
         if not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no LevelDB database")
-        links = tempfile.TemporaryDirectory(prefix="topicstore-reader-")
-        link_files(path, links.name, without=("LOCK", "LOG", "LOG.old"))
+        with Translated(path):
+            links = tempfile.TemporaryDirectory(prefix="topicstore-reader-")
         try:
+            with Translated(path):
+                link_files(path, links.name, without=("LOCK", "LOG", "LOG.old"))
             engine = self.open_shard(Path(links.name), keyspaces, create=False)
         except BaseException:
             links.cleanup()

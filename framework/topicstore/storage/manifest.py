@@ -19,6 +19,7 @@ import xxhash
 
 from topicstore.contract.errors import CorruptionError, DatabaseNotFoundError, NewerFormatError, NotADatabaseError
 
+from .disk_errors import shortage_told
 from .durable_files import replace_file
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "read_manifest", "write_manifest"]
@@ -68,6 +69,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     replace_file(directory / MANIFEST, text, draft=directory / _DRAFT)
 
 
+@shortage_told()
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of ``directory``, or None if there is nothing, so one can be created.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from topicstore.contract.errors import (
     DatabaseLockedError,
     DatabaseNotFoundError,
     InvalidArgumentError,
-    StorageFullError,
 )
 from topicstore.contract.options import make_options
 from topicstore.plugins import check_pair, data_path, load_target, registry
@@ -26,6 +24,7 @@ from topicstore.shard.shard import Shard
 from topicstore.shard.write_settings import WriteSettings
 
 from .directory_lock import DirectoryLock
+from .disk_errors import shortage_told
 from .durable_files import OWNER_ONLY, check_no_links, sync_directory
 from .generations import complete_generations
 from .hook_implementation import DataPath
@@ -74,7 +73,7 @@ def open_storage(
     make_shard = _Shards(manifest, clock, make_layout, open_archive(path, manifest))
     with contextlib.ExitStack() as locked, contextlib.ExitStack() as opened:
         shards: Sequence[Shard]
-        with _full_disk_translated():
+        with shortage_told():
             if read_only:
                 shards = _open_to_read(path, manifest, backend, make_shard, lazily=lazily)
                 opened.callback(shards.close)
@@ -195,14 +194,3 @@ def _check_not_overtaken(path: Path, manifest: Manifest) -> None:
     there = read_manifest(path)
     if there is not None and there != manifest:
         raise DatabaseLockedError(f"{path} was created by somebody else at this moment; open it again")
-
-
-@contextlib.contextmanager
-def _full_disk_translated() -> Iterator[None]:
-    """Tell a full disk apart from what else can be wrong with a directory."""
-    try:
-        yield
-    except OSError as bad:
-        if bad.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFullError(str(bad)) from bad
-        raise
