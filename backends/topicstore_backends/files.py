@@ -1,4 +1,4 @@
-"""What engines ask of the file system: to have something on disk, sizes, links, and whether it is full."""
+"""What engines ask of the file system: to have something on disk, sizes, links, and what is used up of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["disk_bytes", "is_full", "link_files", "make_directory", "sync"]
+from topicstore.contract.errors import StorageFullError, TooManyOpenFilesError
+
+__all__ = ["disk_bytes", "link_files", "make_directory", "shortage", "sync"]
 
 _FULL = re.compile(r"No space left on device|File too large|quota exceeded|Space limit reached|ENOSPC", re.IGNORECASE)
 _FULL_ERRNO = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
+_FILES = re.compile(r"Too many open files", re.IGNORECASE)
+_FILES_ERRNO = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 def sync(path: Path) -> None:
@@ -49,6 +53,14 @@ def link_files(path: Path, links: str, *, without: Collection[str]) -> None:
             Path(links, entry.name).symlink_to(entry.resolve())
 
 
-def is_full(error: BaseException, text: str) -> bool:
-    """Tell whether an engine's error, or the words it is told in, mean a full disk or a spent quota."""
-    return bool(_FULL.search(text)) or (isinstance(error, OSError) and error.errno in _FULL_ERRNO)
+def shortage(path: Path, error: BaseException, text: str) -> StorageFullError | TooManyOpenFilesError | None:
+    """Return the error to raise if an engine's error, or the words it is told in, mean that something is used up.
+
+    That is the disk, a quota of it, or the files that a process may have open.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _FULL_ERRNO or _FULL.search(text):
+        return StorageFullError(f"{path}: {text}")
+    if number in _FILES_ERRNO or _FILES.search(text):
+        return TooManyOpenFilesError(f"{path}: {text}; close some, or raise the limit (ulimit -n)")
+    return None

@@ -15,6 +15,7 @@ from .plugins import registry
 from .queues.queues import DIRECTORY, Queues
 from .releasing import Taken
 from .storage.creation import check_same, finished_manifest, merged_options, new_manifest, wanted_fields
+from .storage.durable_files import OWNER_ONLY
 from .storage.manifest import Manifest, existing_manifest, read_manifest
 from .storage.opening import open_storage
 from .storage.shard_opener import RECOVERIES, Recovery
@@ -38,6 +39,7 @@ def open(  # noqa: A001 - the name people know from every other store
     auto_compact: bool = True,
     recovery: Recovery = "strict",
     read_only: bool = False,
+    mode: int = OWNER_ONLY,
     clock: Callable[[], int] = now,
     monotonic: Callable[[], int] | None = None,
 ) -> Database:
@@ -70,6 +72,8 @@ def open(  # noqa: A001 - the name people know from every other store
     read_only:  only read the database, as it is at this moment or at the last `Database.refresh`, and change
                 nothing of it; `Database.reading` says how. With backends that can do it (``rocksdb``) beside
                 whoever writes it, without a lock; with the others, where nobody has it open.
+    mode:       permissions of the directory where it is made, less the umask; by default others than its owner can't
+                enter it, and read nothing. Directories that are there keep theirs.
     clock:      returns the present as microseconds since the epoch.
     monotonic:  returns microseconds that have passed since some moment; all durations go by it, so that the
                 clock may jump. By default the machine's, or with a ``clock`` of your own that one.
@@ -80,7 +84,8 @@ def open(  # noqa: A001 - the name people know from every other store
 
     Raises `OSError` where the directory can't be used, `DatabaseLockedError`, `NotADatabaseError`,
     `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`, `IncompatibleError`,
-    `InvalidOptionError`, `StorageFullError`, `CorruptionError`; to be read, `DatabaseNotFoundError`.
+    `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`, `CorruptionError`; to be read,
+    `DatabaseNotFoundError`.
     """
     wanted = wanted_fields(
         backend=backend,
@@ -94,7 +99,9 @@ def open(  # noqa: A001 - the name people know from every other store
     if recovery not in RECOVERIES:
         raise InvalidArgumentError(f"recovery is one of {', '.join(RECOVERIES)}, not {recovery!r}")
     clocks = Clocks.given(clock, monotonic)
-    storage = _open_or_create(Path(path), wanted, plugins, options or {}, clocks, recovery, read_only=read_only)
+    storage = _open_or_create(
+        Path(path), wanted, plugins, options or {}, clocks, recovery, read_only=read_only, mode=mode
+    )
     open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clocks, recovery)
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
     with Taken() as taken:
@@ -134,11 +141,12 @@ def _open_or_create(
     recovery: Recovery,
     *,
     read_only: bool = False,
+    mode: int = OWNER_ONLY,
 ) -> Storage:
     manifest = finished_manifest(path) if read_only else read_manifest(path)
     if manifest is None:
         manifest = new_manifest(wanted, plugins, options)
-        return open_storage(path, manifest, manifest.options, manifest.plugins, clocks, open_archive)
+        return open_storage(path, manifest, manifest.options, manifest.plugins, clocks, open_archive, mode=mode)
     check_same(path, manifest, wanted, options)
     merged = merged_options(manifest, options)
     names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)

@@ -123,6 +123,7 @@ class DuckdbBackend(Backend):
         self, file: Path, keyspaces: Sequence[Keyspace], *, create: bool = False, read_only: bool = False
     ) -> DuckdbEngine:
         with Translated(file):
+            os.close(os.open(os.devnull, os.O_RDONLY))  # DuckDB ends the process where no more files can be opened
             name = self._instance.attach(file, read_only=read_only)
         try:
             return DuckdbEngine(self._instance, name, file, keyspaces, create=create)

@@ -12,10 +12,9 @@ from topicstore.contract.errors import (
     EngineError,
     InvalidArgumentError,
     LogDamagedError,
-    StorageFullError,
 )
 
-from topicstore_backends.files import is_full
+from topicstore_backends.files import shortage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,8 +62,8 @@ class Translated:
         text = _first_paragraph(error)
         if isinstance(error, (duckdb.InterruptException, duckdb.ConnectionException)):
             raise DatabaseClosedError(f"{self._path}: the engine was closed ({text})") from error
-        if is_full(error, text):
-            raise StorageFullError(f"{self._path}: {text}") from error
+        if (short := shortage(self._path, error, text)) is not None:
+            raise short from error
         if _LOCKED.search(text):
             raise EngineError(_locked(self._path, text)) from error
         if _MEMORY.search(text):

@@ -113,9 +113,11 @@ class LeveldbBackend(Backend):
             raise UnsupportedError("LevelDB opens no database that another process may write")
         if not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no LevelDB database")
-        links = Path(tempfile.mkdtemp(prefix="topicstore-reader-"))
+        with Translated(path):
+            links = Path(tempfile.mkdtemp(prefix="topicstore-reader-"))
         try:
-            link_uncut(path, str(links), _cuts(path), without=("LOCK", "LOG", "LOG.old"))
+            with Translated(path):
+                link_uncut(path, str(links), _cuts(path), without=("LOCK", "LOG", "LOG.old"))
             engine = self.open_shard(links, keyspaces, create=False)
         except BaseException:
             shutil.rmtree(links)

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import NoReturn
 
 import plyvel
-from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError, StorageFullError
+from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError
 
-from topicstore_backends.files import is_full
+from topicstore_backends.files import shortage
 
 __all__ = ["Translated", "lost", "text_of"]
 
@@ -21,6 +21,7 @@ _RECOVERY_HINT = (
     " read; copy the directory before"
 )
 _FILE = re.compile(r"\d{6,}\.(?:ldb|sst|log)|MANIFEST-\d+|CURRENT")
+_HELD = re.compile(r"LOCK: (?:already held by process|Resource temporarily unavailable)")
 
 
 class Translated:
@@ -45,13 +46,13 @@ class Translated:
 
     def _raise(self, error: Exception) -> NoReturn:
         text = text_of(error)
+        if (short := shortage(self._path, error, text)) is not None:
+            raise short from error
         if isinstance(error, plyvel.CorruptionError):
             named = _FILE.search(text)
             place = str(self._path / named.group()) if named else str(self._path)
             raise CorruptionError(text + (_RECOVERY_HINT if self._opening else ""), place=place) from error
-        if is_full(error, text):
-            raise StorageFullError(f"{self._path}: {text}") from error
-        if self._opening and "LOCK" in text:
+        if self._opening and _HELD.search(text):
             raise EngineError(f"{self._path}: the LevelDB database is open already ({text})") from error
         raise EngineError(f"{self._path}: {text}") from error
 

@@ -170,8 +170,8 @@ class RocksdbEngine(Engine):
                 "table_files": len(self._database.live_files()),
                 "pending_compaction_bytes": self._property("rocksdb.estimate-pending-compaction-bytes"),
             }
-        memory = buffers + tables + self._cache.get_usage()
-        return EngineStats(disk_bytes=disk_bytes(self._path), memory_bytes=memory, details=details)
+            memory = buffers + tables + self._cache.get_usage()
+            return EngineStats(disk_bytes=disk_bytes(self._path), memory_bytes=memory, details=details)
 
     def verify(self) -> Iterator[str]:
         """Read every table block that holds a pair, checking its checksum; yield a sentence a damage.

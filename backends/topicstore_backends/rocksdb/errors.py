@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import NoReturn, cast
 
 import rocksdict
-from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError, StorageFullError
+from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError
 
-from topicstore_backends.files import is_full
+from topicstore_backends.files import shortage
 
 __all__ = ["Translated", "file_named"]
 
@@ -18,6 +18,8 @@ _RECOVERY_HINT = (
     'If its log is damaged, opening with recovery="point_in_time" keeps everything'
     ' up to the damage, and "salvage" every batch that can still be read.'
 )
+
+_HELD = re.compile(r"LOCK: (?:No locks available|Resource temporarily unavailable)")
 
 
 class Translated:
@@ -42,12 +44,12 @@ class Translated:
         text = str(error)
         if isinstance(error, rocksdict.DbClosedError):
             raise DatabaseClosedError(f"{self._path}: the engine is closed") from error
+        if (short := shortage(self._path, error, text)) is not None:
+            raise short from error
         if text.startswith("Corruption"):
             hint = f". {_RECOVERY_HINT}" if self._opening else ""
             raise CorruptionError(text + hint, place=str(self._path / (file_named(text) or ""))) from error
-        if is_full(error, text):
-            raise StorageFullError(f"{self._path}: {text}") from error
-        if self._opening and "LOCK" in text:
+        if self._opening and _HELD.search(text):
             raise EngineError(f"{self._path}: the RocksDB database is open already ({text})") from error
         raise EngineError(f"{self._path}: {text}") from error
 

@@ -96,7 +96,14 @@ def test_every_error_has_its_exit_code() -> None:
     assert codes == {
         3: {"DatabaseNotFoundError", "NotADatabaseError", "NewerFormatError", "ManifestMismatchError"},
         4: {"DatabaseLockedError"},
-        5: {"EngineError", "QuotaExceededError", "StorageFullError", "CorruptionError", "ShardReadOnlyError"},
+        5: {
+            "EngineError",
+            "QuotaExceededError",
+            "StorageFullError",
+            "CorruptionError",
+            "ShardReadOnlyError",
+            "TooManyOpenFilesError",
+        },
     }
     assert failure(ZeroDivisionError()) is None
     assert [failure(e).exit_code for e in (KeyboardInterrupt(), OSError(28, "full"))] == [130, 5]  # type: ignore[union-attr]

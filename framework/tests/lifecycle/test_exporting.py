@@ -6,10 +6,8 @@ import errno
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -145,38 +143,11 @@ def test_what_an_export_did_not_complete_counts_for_nothing(db: ts.Database, tmp
 
 def test_leftovers_of_killed_exports_go(db: ts.Database, tmp_path: Path) -> None:
     db.archives.export(tmp_path / "export", generations=[1])
-    left = tmp_path / "export" / ".unfinished-0123"
+    left = tmp_path / "export" / ".unfinished-0123456789abcdef0123456789abcdef"
     left.mkdir()
     (left / "part-00000.parquet").write_bytes(b"half")
     db.archives.export(tmp_path / "export")
     assert not left.exists()
-
-
-@pytest.mark.parametrize("moment", ["made", "opened", "locked"])
-def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """Whoever exports next looks for those while others begin theirs: before it is locked, and after."""
-    sweep, swept = exporting._sweep, []
-
-    def sweep_once(when: str) -> None:
-        if when == moment and not swept:
-            swept.append(list(tmp_path.iterdir()))
-            sweep(tmp_path)
-
-    def opened(*arguments: Any, open_: Callable[..., int] = os.open, **options: Any) -> int:
-        sweep_once("made")
-        handle = open_(*arguments, **options)
-        sweep_once("opened")
-        return handle
-
-    monkeypatch.setattr(exporting.os, "open", opened)
-    with exporting._draft(tmp_path) as draft:
-        sweep_once("locked")
-        (draft / "part").write_bytes(b"")
-        sweep(tmp_path)
-        assert list(tmp_path.iterdir()) == [draft]
-        assert [path.name for path in draft.iterdir()] == ["part"]
-    assert [[draft] == found for found in swept] == [moment == "locked"]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_leaves_nothing(db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ What must hold, for every engine:
   written while it runs. So does a snapshot from its making.
 * Keys of bytes of up to 65,550 bytes (a topic and a few more) and values of up to 300 MB work.
 * All methods may be called from any thread; writes are serialised by the caller.
-* Errors are `EngineError`, its kind `CorruptionError`, and `StorageFullError`; nothing is
-  swallowed. After a failed write the caller writes no more until the engine is opened again.
+* Errors are `EngineError`, its kind `CorruptionError`, `StorageFullError`, and `TooManyOpenFilesError`; nothing
+  is swallowed. After a failed write the caller writes no more until the engine is opened again.
 * A key that doesn't fit its keyspace raises `InvalidArgumentError` before anything is applied. A
   range whose end isn't behind its start is empty.
 * `close` ends open scans and snapshots, which then raise `DatabaseClosedError`, gives back every

@@ -50,6 +50,7 @@ __all__ = [
     "StorageFullError",
     "SubscriptionClosedError",
     "TimestampAheadError",
+    "TooManyOpenFilesError",
     "TopicstoreError",
     "UnknownPluginError",
     "UnrecoverableError",
@@ -262,6 +263,14 @@ class StorageFullError(RecoverableError):
     """The disk or a quota is full. Acknowledged messages are safe and readable.
 
     The batch at hand is not acknowledged. Make room, then close and open the database.
+    """
+
+
+class TooManyOpenFilesError(RecoverableError):
+    """As many files are open as this process, or the machine, may have. Stored data is safe.
+
+    Close some, or raise the limit (``ulimit -n``), and try again; after a write that failed so, close and open the
+    database. A shard of RocksDB or LevelDB takes some ten files at least, and more with what it holds.
     """
 
 

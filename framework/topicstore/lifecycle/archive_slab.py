@@ -36,7 +36,13 @@ from topicstore.contract.arrow import SCHEMA
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts
 from topicstore.contract.engine import WriteBatch
-from topicstore.contract.errors import CorruptionError, GenerationArchivedError, GenerationError, NewerFormatError
+from topicstore.contract.errors import (
+    CorruptionError,
+    EngineError,
+    GenerationArchivedError,
+    GenerationError,
+    NewerFormatError,
+)
 from topicstore.contract.iterators import Iterator as StreamIterator
 from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
 from topicstore.contract.model import Properties
@@ -44,6 +50,7 @@ from topicstore.contract.positions import Positions
 from topicstore.contract.replay_plan import GenerationPlan, ReplayPlan, ShardPlan
 from topicstore.contract.requests import NextResult
 from topicstore.contract.topics import TopicFilter
+from topicstore.storage.disk_errors import shortage_told
 from topicstore.storage.replays import run
 
 from .export_format import Contents, Group, Part, read_contents, read_head
@@ -263,9 +270,12 @@ class ArchiveSlab(Slab):
 
     @contextmanager
     def _named(self, path: Path, within: str = "") -> Iterator[None]:
-        """Turn whatever can be wrong with a file into damage of that place."""
+        """Turn whatever can be wrong with a file into damage of that place; that it can't be opened is none."""
         try:
-            yield
+            with shortage_told():
+                yield
+        except PermissionError as bad:
+            raise EngineError(f"{self._place(path)}: {bad}") from bad
         except (OSError, ValueError, KeyError, pa.ArrowException) as bad:
             raise CorruptionError(str(bad) or type(bad).__name__, self._place(path) + within) from bad
         except CorruptionError as bad:
@@ -467,9 +477,10 @@ class ArchiveSlab(Slab):
     def _verify_file(self, path: Path, part: Part) -> Iterator[Damage]:
         """What no row is read from is part of the file too."""
         try:
-            whole = digest_of(path) == part.digest
-        except OSError as bad:
-            yield Damage(place=self._place(path), reason=str(bad))
+            with self._named(path):
+                whole = digest_of(path) == part.digest
+        except CorruptionError as bad:
+            yield Damage(place=bad.place, reason=bad.reason)
             return
         if not whole:
             yield Damage(place=self._place(path), reason="the checksum of the file is wrong")

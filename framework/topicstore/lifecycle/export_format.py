@@ -5,7 +5,7 @@
     <target>/_topicstore_export.json                            Head
     <target>/shard=0000/generation=0001/part-00000.parquet      rows in order of their positions
     <target>/shard=0000/generation=0001/_topicstore_slab.json   Contents
-    <target>/.unfinished-<32 hexadecimal digits>/               of an export that runs, or was killed
+    <target>/.unfinished-<32 hexadecimal digits>/               a draft (`topicstore.storage.drafts`)
 
 ``shard`` and ``generation`` are partition columns, named by the directories; a file has the others of
 `topicstore.contract.arrow.SCHEMA_WITH_IDS`, and no ``shard``: readers of partitioned data (Spark, DuckDB,
@@ -22,10 +22,9 @@ four that it begins with: who reads a part of the file checks what it reads.
 
 from __future__ import annotations
 
-import os
 import uuid
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -33,12 +32,15 @@ import xxhash
 
 from topicstore.contract.arrow import SCHEMA_WITH_IDS
 from topicstore.contract.errors import CorruptionError, ManifestMismatchError, NewerFormatError
-from topicstore.storage.manifest import Manifest, sync_directory
+from topicstore.contract.positions import MAX_TIME, first_position
+from topicstore.storage.creation import MAX_SHARDS
+from topicstore.storage.disk_errors import shortage_told
+from topicstore.storage.durable_files import OWNER_ONLY, replace_file, sync_directory
+from topicstore.storage.manifest import Manifest
 
 __all__ = [
     "COLUMNS",
     "FORMAT",
-    "UNFINISHED",
     "Contents",
     "Group",
     "Head",
@@ -51,13 +53,15 @@ __all__ = [
 ]
 
 FORMAT = 1
-UNFINISHED = ".unfinished-"
 
 COLUMNS = pa.schema([field for field in SCHEMA_WITH_IDS if field.name != "shard"])
 """Of every file."""
 
 _HEAD = "_topicstore_export.json"
 _CONTENTS = "_topicstore_slab.json"
+
+_END = first_position(MAX_TIME + 1)
+"""Every position is lower."""
 
 T = TypeVar("T")
 
@@ -67,7 +71,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     database: str
     """Id: 32 hexadecimal digits."""
-    shards: int
+    shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
     timestamps: str
     late: str
     plugins: tuple[str, ...]
@@ -90,7 +94,8 @@ class Group(msgspec.Struct, frozen=True):
 class Part(msgspec.Struct, frozen=True):
     """One file."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(pattern=r"\Apart-[0-9]{5,9}\.parquet\Z")]
+    """Of a file beside this, and never a path that leads elsewhere."""
     size: int
     """Bytes."""
     digest: str
@@ -120,6 +125,12 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """All topics, in their order; None if there are too many to be worth a look."""
     parts: list[Part]
 
+    def __post_init__(self) -> None:
+        ends = [(group.first, group.last) for part in self.parts for group in part.groups]
+        for first, last in [(self.first_position, self.last_position), *ends]:
+            if not (0 <= first < _END and 0 <= last < _END):
+                raise ValueError(f"there are no positions from {first} to {last}")
+
     @property
     def size(self) -> int:
         """Bytes of all files."""
@@ -147,7 +158,7 @@ def begin_export(target: Path, manifest: Manifest) -> None:
         plugins=manifest.plugins,
     )
     new = [path for path in (target, *target.parents) if not path.exists()]
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(OWNER_ONLY, parents=True, exist_ok=True)
     for path in new:
         sync_directory(path.parent)
     if read_head(target) is None:
@@ -188,19 +199,11 @@ def _checksum(fields: dict[str, Any]) -> str:
 def _write(path: Path, value: msgspec.Struct) -> None:
     fields = msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])
     data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        with draft.open("wb") as file:
-            file.write(msgspec.json.encode(data) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # several processes may write one
+    replace_file(path, msgspec.json.encode(data) + b"\n", draft=draft)
 
 
+@shortage_told()
 def _read(path: Path, kind: type[T]) -> T | None:
     try:
         data = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

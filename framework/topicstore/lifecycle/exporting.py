@@ -10,13 +10,10 @@ Rows are read beneath the plugins of the database, as they are stored: replays o
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -32,6 +29,7 @@ from topicstore.contract.errors import (
     GenerationArchivedError,
     GenerationError,
     ManifestMismatchError,
+    NotADatabaseError,
     UnsupportedError,
 )
 from topicstore.contract.iterators import Iterator as StreamIterator
@@ -44,14 +42,14 @@ from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
 from topicstore.storage import replays
 from topicstore.storage.archive_locations import archive_directory, check_apart
+from topicstore.storage.drafts import draft, draft_name, sweep_drafts
+from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.generations import live_records
-from topicstore.storage.manifest import sync_directory
 from topicstore.storage.storage import Storage
 
 from .archive_slab import ArchiveSlab, digest_of, digests_of, rows_of
 from .export_format import (
     COLUMNS,
-    UNFINISHED,
     Contents,
     Group,
     Part,
@@ -146,7 +144,7 @@ def begin(storage: Storage, target: Path, generations: Sequence[int] | None) -> 
     check_apart(storage.path, target)
     numbers = _sealed(storage) if generations is None else _checked(storage, generations)
     begin_export(target, storage.manifest)
-    _sweep(target)
+    sweep_drafts(target)
     return numbers
 
 
@@ -193,17 +191,17 @@ def export_slab(storage: Storage, shard: Shard, generation: int, target: Path, *
     there = read_contents(directory)
     while there is None:
         record = _record(shard, generation)
-        with _draft(target) as draft:
+        with draft(target) as unfinished:
             try:
-                contents = _write(storage, shard, record, draft)
-                _compare(draft, contents, _stored(storage, shard, record))
+                contents = _write(storage, shard, record, unfinished)
+                _compare(unfinished, contents, _stored(storage, shard, record))
             except (CorruptionError, UnsupportedError):
                 if _record(shard, generation).messages == record.messages:
                     raise
                 continue  # messages of it were deleted meanwhile
             except GenerationArchivedError:
                 continue  # its rows are the same there
-            if _publish(draft, directory):
+            if _publish(unfinished, directory):
                 return ExportedSlab(contents.messages, contents.size, new=True)
         there = read_contents(directory)  # another process was quicker
     record = _record(shard, generation)
@@ -233,61 +231,20 @@ def _record(shard: Shard, generation: int) -> GenerationRecord:
     return next(record for record in shard.generations() if record.number == generation)
 
 
-@contextmanager
-def _draft(target: Path) -> Iterator[Path]:
-    """Make a directory to write in; what is left of it at the end is removed.
-
-    It is locked as long as it is used, so that whoever exports next can tell what a killed process left.
-    """
-    while True:
-        path = target / f"{UNFINISHED}{uuid.uuid4().hex}"
-        path.mkdir()
-        with suppress(FileNotFoundError):  # swept away before it was locked
-            handle = os.open(path, os.O_RDONLY)
-            _lock(handle, fcntl.LOCK_EX)  # who has it is about to remove the directory
-            if path.exists():
-                break
-            os.close(handle)
-    try:
-        yield path
-    finally:
-        os.close(handle)
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _lock(handle: int, how: int) -> bool:
-    """Lock a directory, if that is possible: it isn't on every file system."""
-    try:
-        fcntl.flock(handle, how)
-    except OSError:
-        return False
-    return True
-
-
-def _sweep(target: Path) -> None:
-    """Remove what killed exports have left."""
-    for path in target.glob(f"{UNFINISHED}*"):
-        with suppress(FileNotFoundError):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # else somebody writes there
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(handle)
-
-
-def _publish(draft: Path, directory: Path) -> bool:
+def _publish(unfinished: Path, directory: Path) -> bool:
     """Give a complete draft its name; return False if another is there that is complete."""
     directory.parent.mkdir(exist_ok=True)
+    if directory.parent.is_symlink():
+        raise NotADatabaseError(f"{directory.parent} is a symbolic link; an export is written in its own directory")
     while True:
         try:
-            draft.rename(directory)
+            unfinished.rename(directory)
         except OSError as there:
             if there.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             if read_contents(directory) is not None:
                 return False
-            aside = draft.with_name(f"{UNFINISHED}{uuid.uuid4().hex}")
+            aside = unfinished.with_name(draft_name())
             directory.rename(aside)  # no export has put that there
             shutil.rmtree(aside, ignore_errors=True)
         else:
@@ -337,13 +294,13 @@ def _filters(slab: Slab) -> tuple[str, ...]:
 # --- writing ----------------------------------------------------------------------------
 
 
-def _write(storage: Storage, shard: Shard, record: GenerationRecord, draft: Path) -> Contents:
+def _write(storage: Storage, shard: Shard, record: GenerationRecord, directory: Path) -> Contents:
     """Write a slab's files, and what they hold."""
     seen = _Topics()
     tables = _tables(_stored(storage, shard, record), seen)
     parts: list[Part] = []
     for table in tables:
-        parts.append(_write_part(draft / f"part-{len(parts):05}.parquet", chain([table], tables)))
+        parts.append(_write_part(directory / f"part-{len(parts):05}.parquet", chain([table], tables)))
     contents = Contents(
         database=storage.manifest.id,
         shard=shard.number,
@@ -365,7 +322,7 @@ def _write(storage: Storage, shard: Shard, record: GenerationRecord, draft: Path
             f"topics that begin with $, other than $SYS, and layout {record.layout} can't tell with what; "
             "delete them before the export"
         )
-    write_contents(draft, contents)
+    write_contents(directory, contents)
     return contents
 
 

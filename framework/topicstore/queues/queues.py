@@ -35,7 +35,7 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Damage
 from topicstore.contract.topics import check_utf8
 from topicstore.releasing import Taken, release_all
-from topicstore.storage.manifest import sync_directory
+from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
 

@@ -46,7 +46,8 @@ from topicstore.database import Database
 from topicstore.opening import open  # noqa: A004 - the name people know
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.storage.directory_lock import DirectoryLock
-from topicstore.storage.manifest import read_manifest, sync_directory
+from topicstore.storage.durable_files import sync_directory
+from topicstore.storage.manifest import read_manifest
 
 from .settings import WriteSettings
 from .staging import in_order, newest_of, runs_of, same_rows

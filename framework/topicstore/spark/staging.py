@@ -26,7 +26,7 @@ import xxhash
 
 from topicstore.contract.arrow import SCHEMA
 from topicstore.contract.batch import MessageBatch
-from topicstore.storage.manifest import sync_directory
+from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.shard_map import ShardMap
 
 __all__ = ["in_order", "newest_of", "runs_of", "same_rows", "stage", "timestamps_of"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
+import stat
 import warnings
 from pathlib import Path
 
 from topicstore.contract.errors import NotADatabaseError, UnsupportedError
 
 from .archive_locations import archive_directory
-from .manifest import sync_directory, write_manifest
+from .drafts import draft, sweep_drafts
+from .durable_files import sync_directory
+from .manifest import write_manifest
 from .storage import Storage
 
 __all__ = ["checkpoint"]
@@ -23,20 +25,17 @@ def checkpoint(storage: Storage, target: Path) -> None:
         raise UnsupportedError(f"backend {storage.manifest.backend!r} can't make checkpoints")
     if target.resolve().is_relative_to(storage.path.resolve()):
         raise NotADatabaseError(f"{target} lies inside the database; a checkpoint needs a place of its own")
-    if target.exists():
+    if os.path.lexists(target):
         raise NotADatabaseError(f"{target} exists already; a checkpoint needs a new directory")
-    draft = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
-    draft.mkdir(parents=True)
-    try:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sweep_drafts(target.parent)
+    with draft(target.parent, stat.S_IMODE(storage.path.stat().st_mode)) as copy:
         with storage.locked():
             for shard in storage.shards:
-                shard.engine().checkpoint(draft / f"shard-{shard.number:04}")
-        write_manifest(draft, storage.manifest)
-        draft.rename(target)  # only what is whole gets the name
+                shard.engine().checkpoint(copy / f"shard-{shard.number:04}")
+        write_manifest(copy, storage.manifest)
+        copy.rename(target)  # only what is whole gets the name
         sync_directory(target.parent)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
     _warn_of_other_archives(storage, target)
 
 

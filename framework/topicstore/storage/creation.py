@@ -15,7 +15,7 @@ from topicstore.plugins import registry
 
 from .manifest import Manifest, existing_manifest
 
-__all__ = ["check_same", "finished_manifest", "merged_options", "new_manifest", "wanted_fields"]
+__all__ = ["MAX_SHARDS", "check_same", "finished_manifest", "merged_options", "new_manifest", "wanted_fields"]
 
 MAX_SHARDS = 4_096
 

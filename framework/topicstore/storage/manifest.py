@@ -10,7 +10,6 @@ that was interrupted goes on at the next open instead of passing for a database 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +19,14 @@ import xxhash
 
 from topicstore.contract.errors import CorruptionError, DatabaseNotFoundError, NewerFormatError, NotADatabaseError
 
-__all__ = ["FORMAT", "MANIFEST", "Manifest", "existing_manifest", "read_manifest", "sync_directory", "write_manifest"]
+from .disk_errors import shortage_told
+from .durable_files import replace_file
+
+__all__ = ["FORMAT", "MANIFEST", "Manifest", "existing_manifest", "read_manifest", "write_manifest"]
 
 FORMAT = 1
 MANIFEST = "topicstore.json"
+_DRAFT = f"{MANIFEST}.new"
 
 Durability = Literal["commit", "sync"]
 Timestamps = Literal["commit", "message"]
@@ -62,32 +65,11 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Replace the manifest of ``directory``; on disk when it returns."""
     fields = msgspec.to_builtins(manifest)
     data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
-    draft = directory / f"{MANIFEST}.new"
-    with draft.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(directory / MANIFEST)
-    sync_directory(directory)
+    text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
+    replace_file(directory / MANIFEST, text, draft=directory / _DRAFT)
 
 
-def make_directory(directory: Path) -> None:
-    """Make a directory, with those it lies in, unless it is there; its name survives power loss then."""
-    for missing in reversed([directory, *directory.parents]):
-        if not missing.is_dir():
-            missing.mkdir(exist_ok=True)
-            sync_directory(missing.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames and new entries of a directory survive power loss."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
+@shortage_told()
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of ``directory``, or None if there is nothing, so one can be created.
 
@@ -100,7 +82,7 @@ def read_manifest(directory: Path) -> Manifest | None:
         if path.exists():  # made since
             return read_manifest(directory)
         # A process killed while it created the database leaves at most a lock and a draft.
-        if directory.is_dir() and {entry.name for entry in directory.iterdir()} - {"LOCK", f"{MANIFEST}.new"}:
+        if directory.is_dir() and {entry.name for entry in directory.iterdir()} - {"LOCK", _DRAFT}:
             raise NotADatabaseError(f"{directory} holds files but no {MANIFEST}; it was left as it is") from None
         return None
     except NotADirectoryError:

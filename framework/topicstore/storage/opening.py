@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from topicstore.contract.errors import (
     DatabaseLockedError,
     DatabaseNotFoundError,
     InvalidArgumentError,
-    StorageFullError,
 )
 from topicstore.contract.options import make_options
 from topicstore.plugins import check_pair, data_path, load_target, registry
@@ -27,9 +24,11 @@ from topicstore.shard.generations import OpenArchive
 from topicstore.shard.shard import Shard
 
 from .directory_lock import DirectoryLock
+from .disk_errors import shortage_told
+from .durable_files import OWNER_ONLY, check_no_links, make_directory, sync_directory
 from .generations import complete_generations
 from .hook_implementation import DataPath
-from .manifest import Manifest, make_directory, read_manifest, sync_directory, write_manifest
+from .manifest import Manifest, read_manifest, write_manifest
 from .read_only import ReadOnlyShards
 from .shard_map import ShardMap
 from .shard_opener import Recovery, ShardOpener
@@ -50,6 +49,7 @@ def open_storage(
     recovery: Recovery = "strict",
     read_only: bool = False,
     lazily: bool = False,
+    mode: int = OWNER_ONLY,
 ) -> Storage:
     """Open the shards of the database that a manifest describes, or make them if it is not complete.
 
@@ -58,6 +58,7 @@ def open_storage(
     open_archive: tells how generations are read that were archived.
     recovery:     what is done where what was stored can't be read; see `topicstore.open`.
     lazily:       open each shard only when it is asked for; only with ``read_only``.
+    mode:         permissions of the directory, if it is made.
 
     Errors are those of `topicstore.open`; nothing is left open then.
     """
@@ -78,13 +79,13 @@ def open_storage(
     )
     with Taken() as locked, Taken() as opened:
         shards: Sequence[Shard]
-        with _full_disk_translated():
+        with shortage_told():
             if read_only:
                 shards = _open_to_read(path, manifest, backend, opener, lazily=lazily)
                 opened.add(shards.close)
             else:
                 persistent = "persistent" in spec.capabilities
-                manifest, shards = _open_to_write(path, manifest, options, opener, persistent, locked, opened)
+                manifest, shards = _open_to_write(path, manifest, options, opener, persistent, mode, locked, opened)
         implementation.shards = shards
         storage = Storage(
             path,
@@ -130,14 +131,16 @@ def _open_to_write(
     options: Mapping[str, Mapping[str, Any]],
     opener: ShardOpener,
     persistent: bool,
+    mode: int,
     locked: Taken,
     opened: Taken,
 ) -> tuple[Manifest, list[Shard]]:
     """Return the manifest as it is now and the shards, which ``opened`` closes; ``locked`` gives back the lock."""
     creating = not manifest.complete
     if persistent:
-        make_directory(path)
+        make_directory(path, mode)
         locked.add(DirectoryLock(path).release)
+        check_no_links(path)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
@@ -173,14 +176,3 @@ def _check_not_overtaken(path: Path, manifest: Manifest) -> None:
     there = read_manifest(path)
     if there is not None and there != manifest:
         raise DatabaseLockedError(f"{path} was created by somebody else at this moment; open it again")
-
-
-@contextlib.contextmanager
-def _full_disk_translated() -> Iterator[None]:
-    """Tell a full disk apart from what else can be wrong with a directory."""
-    try:
-        yield
-    except OSError as bad:
-        if bad.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFullError(str(bad)) from bad
-        raise

@@ -6,7 +6,8 @@ replaced goes when the last read that began in it has ended.
 
 Where the backend can open shards beside a writer (`topicstore.contract.engine.Backend.open_reader`), no lock is
 taken. Where it can't, the reader holds the lock of the database like a writer does, and so keeps
-writers out; nothing can change then, and a refresh has nothing to do.
+writers out; nothing can change then, and a refresh has nothing to do. Readers who can't write the lock file,
+on a read-only file system say, share it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .directory_lock import DirectoryLock
 __all__ = ["Mode", "ReadOnlyShards"]
 
 Mode = Literal["read-only", "owner"]
-"""``"read-only"``: beside whoever writes; ``"owner"``: nobody else has the database open, or can open it."""
+"""``"read-only"``: beside whoever writes; ``"owner"``: nobody else has it open to write, or can open it so."""
 
 
 class _Views(Sequence[Shard]):
@@ -141,7 +142,7 @@ class ReadOnlyShards(Sequence[Shard]):
 
     def _take_lock(self, reason: UnsupportedError) -> None:
         try:
-            self._locked.add(DirectoryLock(self._path).release)
+            self._locked.add(DirectoryLock(self._path, reading=True).release)
         except DatabaseLockedError as held:
             raise DatabaseLockedError(f"{held}; {reason}") from held
         self.mode = "owner"

@@ -155,10 +155,20 @@ def _imported_into(path: Path, arguments: dict[str, Any], exports: Sequence[Path
             if new and not db.info().messages:
                 (path / MANIFEST).unlink(missing_ok=True)  # while it is locked: nobody opens what is about to go
                 db.close()
-                shutil.rmtree(path, ignore_errors=True)
-                if there:
-                    path.mkdir(exist_ok=True)
+                _remove(path, and_itself=not there)
             raise
+
+
+def _remove(path: Path, *, and_itself: bool) -> None:
+    """Remove a database. A directory that was there before it keeps its permissions."""
+    if and_itself:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def _like(exports: Sequence[Path]) -> dict[str, Any]:

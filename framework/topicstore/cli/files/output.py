@@ -48,7 +48,9 @@ def open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
     in_place = output.exists() and not output.is_file()  # a pipe or a device
     draft = output if in_place else output.with_name(f".{output.name}.part")
     try:
-        file = draft.open("wb")
+        if not in_place:
+            draft.unlink(missing_ok=True)  # of a killed one, or a link that would be followed
+        file = draft.open("wb" if in_place else "xb")
     except OSError as bad:
         raise click.BadParameter(f"{output}: {bad.strerror}", param_hint="'--output'") from bad
     try:

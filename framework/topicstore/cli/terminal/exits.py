@@ -37,7 +37,16 @@ _BY_CLASS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], in
         ),
         DATABASE,
     ),
-    ((errors.EngineError, errors.QuotaExceededError, errors.StorageFullError, errors.ShardReadOnlyError), STORAGE),
+    (
+        (
+            errors.EngineError,
+            errors.QuotaExceededError,
+            errors.ShardReadOnlyError,
+            errors.StorageFullError,
+            errors.TooManyOpenFilesError,
+        ),
+        STORAGE,
+    ),
     (errors.TopicstoreError, USAGE),
     ((PermissionError, NotADirectoryError, FileExistsError), DATABASE),
     (OSError, STORAGE),

@@ -1,0 +1,80 @@
+"""Drafts: none is taken for a leftover, and leftovers of killed processes are in nobody's way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from topicstore.storage import drafts
+from topicstore.storage.drafts import draft, draft_name, sweep_drafts
+from topicstore_conformance.conditions.skipping import need
+
+CHECKPOINT = """
+import topicstore as ts
+
+counts(RocksdbEngine, "checkpoint")
+ts.open(arguments[0]).checkpoint(arguments[1])
+"""
+
+
+@pytest.mark.parametrize("moment", ["made", "opened", "locked"])
+def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """Whoever makes the next looks for those while others begin theirs: before it is locked, and after."""
+    swept = []
+
+    def sweep_once(when: str) -> None:
+        if when == moment and not swept:
+            swept.append(list(tmp_path.iterdir()))
+            sweep_drafts(tmp_path)
+
+    def opened(*arguments: Any, open_: Callable[..., int] = os.open, **options: Any) -> int:
+        sweep_once("made")
+        handle = open_(*arguments, **options)
+        sweep_once("opened")
+        return handle
+
+    monkeypatch.setattr(drafts.os, "open", opened)
+    with draft(tmp_path) as path:
+        sweep_once("locked")
+        (path / "part").write_bytes(b"")
+        sweep_drafts(tmp_path)
+        assert list(tmp_path.iterdir()) == [path]
+        assert [file.name for file in path.iterdir()] == ["part"]
+    assert [[path] == found for found in swept] == [moment == "locked"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_drafts_are_swept(tmp_path: Path) -> None:
+    """What only looks like one stays: links, files, other names, and what a link leads to."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").touch()
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    (directory / draft_name()).symlink_to(elsewhere)
+    (directory / draft_name()).touch()
+    (directory / ".unfinished-12").mkdir()
+    kept = sorted(directory.iterdir())
+    (directory / draft_name()).mkdir()
+    sweep_drafts(directory)
+    assert kept == sorted(directory.iterdir())
+    assert (elsewhere / "file").exists()
+
+
+def test_a_killed_checkpoint_blocks_nobody(run_until: Callable[..., Any], tmp_path: Path) -> None:
+    """What it leaves is removed by the next, whose process may have the same id, as in a container started again."""
+    need("rocksdb")
+    with ts.open(tmp_path / "db", auto_compact=False) as db:
+        db.store([ts.Message("t", b"1")])
+    copies = tmp_path / "copies"
+    run_until((1, "after"), CHECKPOINT, str(tmp_path / "db"), str(copies / "copy"))
+    assert 1 == len(list(copies.iterdir()))
+    with ts.open(tmp_path / "db") as db, draft(copies) as anothers:
+        db.checkpoint(copies / "copy")
+        assert {copies / "copy", anothers} == set(copies.iterdir())
+    with ts.open(copies / "copy") as copy:
+        assert [b"1"] == [message.payload for message in copy.replay("#")]

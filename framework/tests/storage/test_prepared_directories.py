@@ -1,0 +1,143 @@
+"""Directories that somebody else has prepared: nothing is written through their links; what is made is the owner's."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from click.testing import CliRunner
+from topicstore.cli import cli
+from topicstore.storage.durable_files import replace_file
+from topicstore.storage.manifest import MANIFEST
+from topicstore_conformance.conditions.skipping import need
+
+SECRET = b"what is precious"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    """A file and a directory to which links lead, and which stay as they are."""
+    directory = tmp_path / "victim"
+    directory.mkdir()
+    file = directory / "file"
+    file.write_bytes(SECRET)
+    yield directory
+    assert [file] == list(directory.iterdir())
+    assert SECRET == file.read_bytes()
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """The usual one, whatever that of this process is."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def permissions(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["LOCK", f"{MANIFEST}.new"])
+def test_links_in_an_empty_directory_are_not_followed(tmp_path: Path, victim: Path, name: str) -> None:
+    need("rocksdb")
+    prepared = tmp_path / "db"
+    prepared.mkdir()
+    (prepared / name).symlink_to(victim / "file")
+    with pytest.raises(ts.NotADatabaseError, match=f"{name} is a symbolic link"):
+        ts.open(prepared)
+
+
+def test_a_draft_of_a_file_is_made_anew(tmp_path: Path, victim: Path) -> None:
+    """A link that somebody puts in its place is replaced, and not written through."""
+    (tmp_path / "draft").symlink_to(victim / "file")
+    replace_file(tmp_path / "file", b"new", draft=tmp_path / "draft")
+    assert b"new" == (tmp_path / "file").read_bytes()
+    assert not (tmp_path / "draft").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["LOCK", MANIFEST, "shard-0000", "shard-0000/LOCK", "shard-0000/rocksdict-config.json", "queues", "queues/q"],
+)
+def test_links_in_a_database_are_not_followed(tmp_path: Path, victim: Path, name: str) -> None:
+    """It can be read where that writes nothing, but not be opened to write, nor a queue in it."""
+    need("rocksdb")
+    path = tmp_path / "db"
+    with ts.open(path) as db:
+        db.queues.open("q").append([ts.Message("t", b"1")])
+    link = path / name
+    moved = tmp_path / "moved"
+    link.rename(moved)
+    link.symlink_to(moved if name == MANIFEST else victim if moved.is_dir() else victim / "file")
+    with pytest.raises(ts.NotADatabaseError, match=f"{name} is a symbolic link"):
+        ts.open(path)
+
+
+def test_a_queue_that_became_a_link_is_not_followed(tmp_path: Path, victim: Path) -> None:
+    need("rocksdb")
+    with ts.open(tmp_path / "db") as db:
+        db.queues.open("q")
+    (tmp_path / "db" / "queues" / "q" / "LOCK").unlink()
+    (tmp_path / "db" / "queues" / "q" / "LOCK").symlink_to(victim / "file")
+    with ts.open(tmp_path / "db") as db, pytest.raises(ts.NotADatabaseError, match="LOCK is a symbolic link"):
+        db.queues.open("q")
+
+
+def test_a_checkpoint_and_an_export_follow_no_link(tmp_path: Path, victim: Path) -> None:
+    need("rocksdb")
+    with ts.open(tmp_path / "db") as db:
+        db.store([ts.Message("t", b"1")])
+        db.add_generation()
+        (tmp_path / "copy").symlink_to(tmp_path / "nowhere")
+        with pytest.raises(ts.NotADatabaseError, match="exists already"):
+            db.checkpoint(tmp_path / "copy")
+        db.archives.export(tmp_path / "empty", generations=[])
+        (tmp_path / "empty" / "shard=0000").symlink_to(victim)
+        with pytest.raises(ts.NotADatabaseError, match="shard=0000 is a symbolic link"):
+            db.archives.export(tmp_path / "empty")
+
+
+@pytest.mark.usefixtures("umask")
+def test_directories_are_the_owners(tmp_path: Path) -> None:
+    """Others can't enter a database, a copy or an export, unless they are let; what was there keeps its permissions."""
+    need("rocksdb")
+    there = tmp_path / "there"
+    there.mkdir(0o755)
+    for path, mode, expected in (
+        (tmp_path / "own", None, 0o700),
+        (tmp_path / "open", 0o755, 0o755),
+        (there, None, 0o755),
+    ):
+        with ts.open(path) if mode is None else ts.open(path, mode=mode) as db:
+            db.add_generation()
+            db.checkpoint(tmp_path / f"{path.name}-copy")
+            db.archives.export(tmp_path / f"{path.name}-export")
+        assert [expected, expected, 0o700] == [
+            permissions(tmp_path / f"{path.name}{kind}") for kind in ("", "-copy", "-export")
+        ]
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_failed_import_keeps_the_permissions_of_an_empty_directory(tmp_path: Path) -> None:
+    """What it removes is what it has made."""
+    need("rocksdb")
+    path = tmp_path / "db"
+    path.mkdir(0o700)
+    assert 2 == CliRunner().invoke(cli, ["import", str(path)], input="bad").exit_code
+    assert [] == list(path.iterdir())
+    assert 0o700 == permissions(path)
+
+
+def test_what_is_written_out_follows_no_link(tmp_path: Path, victim: Path) -> None:
+    need("rocksdb")
+    with ts.open(tmp_path / "db") as db:
+        db.store([ts.Message("t", b"1")])
+    (tmp_path / ".out.jsonl.part").symlink_to(victim / "file")
+    result = CliRunner().invoke(cli, ["replay", str(tmp_path / "db"), "--output", str(tmp_path / "out.jsonl")])
+    assert 0 == result.exit_code, result.output
+    assert b'"payload":"1"' in (tmp_path / "out.jsonl").read_bytes()
