@@ -26,6 +26,7 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         path = directory / "LOCK"
         self._owner = os.getpid()
+        self._file = -1
         remember(self)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with Taken() as taken:
