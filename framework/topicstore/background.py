@@ -24,7 +24,7 @@ class BackgroundTask:
 
     def __init__(self, name: str, work: Callable[[bool], object], *, goes_on: bool) -> None:
         self.failure: str | None = None
-        """Why ``work`` failed the last time; None if it did not."""
+        """Why ``work`` failed the last time; None if it did not. Set by the thread; a glance needs no lock."""
         self.interval: float | None = None
         """Seconds after which it works though nobody woke it; None: never."""
         self.stopping = threading.Event()
@@ -34,6 +34,7 @@ class BackgroundTask:
         self._goes_on = goes_on
         self._wake = threading.Event()
         self._starting = ProcessLock()  # a garbage collection inside may close the database
+        """Guards what follows."""
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:

@@ -91,7 +91,7 @@ class Database:
         self._sessions: Sessions | None = None
         self._rules: PersistenceRules | None = None
         self._beginning = ProcessLock()
-        """Held while one of these is made."""
+        """Held while one of these is made. Guards them, and what follows; a glance needs no lock."""
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         storage.on_close(queues.close)
         storage.on_close(self.retention.stop)
@@ -168,10 +168,11 @@ class Database:
 
     def writer(self, *, max_items: int = 1_000, flush_interval: float = 0.1) -> Writer:
         """Return a buffered writer. ``flush_interval`` is in seconds."""
-        self.storage.check_may_write()
-        writer = Writer(self.storage, max_items, flush_interval)
-        self._writers.add(writer)
-        return writer
+        with self._beginning:
+            self.storage.check_may_write()
+            writer = Writer(self.storage, max_items, flush_interval)
+            self._writers.add(writer)
+            return writer
 
     def shard_of(self, client_id: str) -> int:
         """Return the number of the shard that a publisher's messages go to."""
@@ -462,8 +463,10 @@ class Database:
         """
         if self.storage.inherited:
             return
-        sessions = () if self._sessions is None else (self._sessions.close,)
-        release_all((*(writer.close for writer in list(self._writers)), *sessions, self.storage.close))
+        with self._beginning:
+            writers = [writer.close for writer in self._writers]
+            sessions = () if self._sessions is None else (self._sessions.close,)
+        release_all((*writers, *sessions, self.storage.close))
 
     def __enter__(self) -> Self:
         return self

@@ -11,13 +11,15 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.errors import QuotaExceededError
+from topicstore.lifecycle import retention
 from topicstore.lifecycle.retention import RetentionSettings
+from topicstore.shard.locks import owned
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.generations import drop_generation
 from topicstore.storage.storage import Storage
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -55,6 +57,30 @@ def live_bytes(db: ts.Database) -> int:
 
 
 # --- settings ---
+
+
+def test_what_is_set_while_it_is_first_read_holds(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads the settings at that moment doesn't bring the older ones back."""
+    with ts.open(tmp_path / "db", clock=clock) as db:
+        db.retention.set(max_age=1.0)
+    with ts.open(tmp_path / "db", clock=clock) as db:
+        setting = []
+
+        def decode(stored: bytes) -> RetentionSettings:
+            """Decode what was stored, and have somebody set something else meanwhile."""
+            older = whole(stored)
+            setting.append(begin(lambda: db.retention.set(max_age=2.0)))
+            if not owned(db.retention._running):  # it can come in between
+                setting[0].result(PATIENCE)
+            return older
+
+        whole = retention._decode
+        monkeypatch.setattr(retention, "_decode", decode)
+        assert db.retention.settings.max_age is not None
+        setting[0].result(PATIENCE)
+        assert 2.0 == db.retention.settings.max_age
 
 
 def test_everything_is_kept_at_first(db: ts.Database, clock: Clock) -> None:

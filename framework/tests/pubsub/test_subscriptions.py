@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import topicstore as ts
 from topicstore.pubsub.bell import Bell, ListeningThread
-from topicstore.pubsub.subscription import Subscription
+from topicstore.pubsub.subscription import Subscription, _Inbox
+from topicstore.shard.locks import owned
 from topicstore_conformance.faults.threads import PATIENCE, begin, together, wait_until
 
 LAYOUTS = ["reference", "block", "skipstream", "wildcard_optimized"]
@@ -516,3 +520,44 @@ def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
         while count < 20:
             count += len(subscription.fetch(timeout=PATIENCE))
     assert plain.hub.reads._bytes <= 32 << 20
+
+
+def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement that comes while a batch fills the window leaves it open: it is not stuck, and hasn't been."""
+    plain.store([ts.Message("a", b"1"), ts.Message("a", b"2")])
+    with plain.subscribe("a", start=0, window=1) as subscription:
+        lock, acknowledging = subscription._inbox.lock, []
+
+        def monotonic() -> float:
+            """Be called at the moment when it is noted that the window is full."""
+            if not acknowledging:
+                acknowledging.append(begin(lambda: subscription.acknowledge(1)))
+                if not owned(lock):  # it can come in between
+                    acknowledging[0].result(PATIENCE)
+            return time.monotonic()
+
+        monkeypatch.setattr("topicstore.pubsub.subscription.time", SimpleNamespace(monotonic=monotonic))
+        assert [b"1"] == [message.payload for message in subscription.fetch().messages]
+        acknowledging[0].result(PATIENCE)
+        status = subscription.status()
+        assert (0, False, 0.0) == (status.unacknowledged, status.stuck, status.stuck_for)
+
+
+def test_several_threads_may_leave_what_was_abandoned(plain: ts.Database) -> None:
+    """Whoever comes second finds nothing, and stores all the same."""
+    hub = plain.hub
+    feed, inbox = hub.feed(ts.TopicFilter("a")), _Inbox(1)
+    hub.listen(feed, inbox)
+    leave = hub.leave
+
+    class Emptied(collections.deque[Any]):
+        """Another thread takes what there is right after a look."""
+
+        def __bool__(self) -> bool:
+            found = len(self) > 0
+            self.clear()
+            return found
+
+    hub._abandoned = Emptied([(feed, inbox)])
+    plain.store([ts.Message("a", b"1")])
+    leave(feed, inbox)

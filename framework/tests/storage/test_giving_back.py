@@ -54,6 +54,8 @@ MAKES = frozenset(
     )
 )
 """Functions that fail before they do anything; so do all public ones of engines."""
+INTERRUPTED = "call of Calls.end"
+"""The only step that keeps an engine from being closed: it waits for others. The next close goes on there."""
 ROOT = Path(__file__).parents[3]
 OURS = tuple(str(ROOT / part) for part in ("framework/topicstore", "backends/topicstore_backends", "framework/tests"))
 ENGINES = str(ROOT / "backends" / "topicstore_backends")
@@ -157,6 +159,8 @@ def test_whatever_fails_gives_everything_back(tmp_path: Path, backend: str, made
             except (ts.TopicstoreError, OSError, ExceptionGroup) as failure:
                 held = failure  # with all frames that it passed
         what = f"step {step}, {faults.steps[-1]}: {held!r}"
+        if faults.steps[-1] == INTERRUPTED:
+            opened[0].close()
         assert set(threading.enumerate()) <= threads, what
         assert open_files(tmp_path) == [], what
         for db in opened:

@@ -197,6 +197,7 @@ class _Kept:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        """Guards what follows."""
         self._groups: OrderedDict[tuple[object, int, int], tuple[_RowGroup, int]] = OrderedDict()
         self._size = 0
 
@@ -210,13 +211,13 @@ class _Kept:
     def keep(self, key: tuple[object, int, int], group: _RowGroup) -> None:
         """Keep it as the last one used, at the size that it has now."""
         with self._lock:
-            self._remove(key)
+            self._remove_locked(key)
             self._groups[key] = group, group.size
             self._size += group.size
             while self._size > _KEPT_BYTES:  # the last one too: it may be of a payload as large as all others
-                self._remove(next(iter(self._groups)))
+                self._remove_locked(next(iter(self._groups)))
 
-    def _remove(self, key: tuple[object, int, int]) -> None:
+    def _remove_locked(self, key: tuple[object, int, int]) -> None:
         _, size = self._groups.pop(key, (None, 0))
         self._size -= size
 

@@ -15,7 +15,7 @@ class Quota:
 
     def __init__(self) -> None:
         self._room_until = 0
-        """Bytes written up to which there is room for certain."""
+        """Bytes written up to which there is room for certain. Guarded by nothing: who looks at once finds the same."""
 
     def check(self, max_bytes: int, shards: Sequence[Shard]) -> None:
         """Raise `QuotaExceededError` if the shards hold so many bytes of values. Cheap.

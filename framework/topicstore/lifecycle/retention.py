@@ -109,7 +109,9 @@ class Retention:
         self._expire = expire
         self._task = BackgroundTask("retention", self._work, goes_on=True)
         self._running = ProcessLock()
+        """Held by a run. Guards what follows; each is replaced as a whole, so a glance needs no lock."""
         self._settings: RetentionSettings | None = None
+        """None before they were read."""
         self._quota = Quota()
         self._due = (FOREVER, FOREVER)
         """By the monotonic clock, or in bytes written, from when on there may be something to do."""
@@ -131,10 +133,14 @@ class Retention:
     @property
     def settings(self) -> RetentionSettings:
         """What is kept; at first everything."""
-        if self._settings is None:
-            stored = self._storage().state(0).get(_KEY)
-            self._adopt(RetentionSettings() if stored is None else _decode(stored))
-        return self._settings or RetentionSettings()
+        return self._settings or self._read_settings()
+
+    def _read_settings(self) -> RetentionSettings:
+        with self._running:
+            if self._settings is None:
+                stored = self._storage().state(0).get(_KEY)
+                self._adopt_locked(RetentionSettings() if stored is None else _decode(stored))
+            return self._settings or RetentionSettings()
 
     def set(
         self,
@@ -160,12 +166,12 @@ class Retention:
         storage = self._storage()
         if archive_to is not None:
             check_apart(storage.path, archive_directory(storage.path, archive_to))
-        storage.state(0).write([FrameworkWrite(_KEY, _encode(settings))])
-        with self._running:
-            self._adopt(settings)
+        with self._running:  # so that what is stored last holds
+            storage.state(0).write([FrameworkWrite(_KEY, _encode(settings))])
+            self._adopt_locked(settings)
         return settings
 
-    def _adopt(self, settings: RetentionSettings) -> None:
+    def _adopt_locked(self, settings: RetentionSettings) -> None:
         self._settings = settings
         self._quota = Quota()
         self._due = (0, 0) if settings.limited else (FOREVER, FOREVER)

@@ -67,9 +67,9 @@ class _ShardView:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held while the shard is read for this filter."""
+        """Held while the shard is read for this filter. Guards `recent` and `walks`."""
         self.telling = threading.Lock()
-        """Held, for a moment, around `quiet` and `newest`."""
+        """Guards what follows; each is replaced as a whole, so a glance needs no lock."""
         self.unannounced = 0
         """Commits up to here were made before anybody listened."""
         self.newest = 0
@@ -77,6 +77,7 @@ class _ShardView:
         self.quiet = (0, 0)
         """Nothing that matches lies behind the first of these, up to and with the second."""
         self.recent: list[Stretch] = []
+        """`ReadCache.remember` takes from it too, in one step."""
         self.walks: dict[int, _Walk] = {}
         """By the position that each has read."""
 
@@ -109,6 +110,7 @@ class Feed:
     def __init__(self, reads: ReadCache, topic_filter: TopicFilter) -> None:
         self.topic_filter = topic_filter
         self.listeners: dict[Listener, None] = {}
+        """Guarded by the hub's lock; who tells them copies it in one step."""
         self._reads = reads
         self._shards = [_ShardView() for _ in range(len(reads))]
 

@@ -43,9 +43,11 @@ class FilterIndex(Generic[V]):
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Guards what follows."""
         self._root: _Node[V] = _Node()
         self._answers: dict[str, tuple[V, ...]] = {}
-        self._lock = threading.Lock()
+        """By topic. Replaced as a whole when filters change, so a glance needs no lock."""
         self._size = 0
 
     def __len__(self) -> int:

@@ -35,10 +35,13 @@ class Hub:
         """What was read of the streams lately, for all who follow."""
         self._shards = storage.shards
         self._routes: FilterIndex[Feed] = FilterIndex()
-        self._feeds: weakref.WeakValueDictionary[str, Feed] = weakref.WeakValueDictionary()
+        """Has a lock of its own."""
         self._lock = threading.Lock()
+        """Guards what follows but one, and each feed's listeners."""
+        self._feeds: weakref.WeakValueDictionary[str, Feed] = weakref.WeakValueDictionary()
         self._closed = False
         self._abandoned: collections.deque[tuple[Feed, Listener]] = collections.deque()
+        """Needs no lock: it is appended to and taken from in one step."""
 
     # --- following ---
 
@@ -77,7 +80,11 @@ class Hub:
 
     def _leave_abandoned(self) -> None:
         while self._abandoned:
-            self.leave(*self._abandoned.popleft())
+            try:
+                feed, listener = self._abandoned.popleft()
+            except IndexError:  # another thread took it
+                return
+            self.leave(feed, listener)
 
     def matching(self, topic: str) -> tuple[Feed, ...]:
         """Return the feeds with listeners that a topic matches."""

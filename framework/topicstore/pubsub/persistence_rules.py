@@ -80,6 +80,7 @@ class PersistenceRules:
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._changing = ProcessLock()
+        """Held while rules change. Guards `_decisions`, which is replaced as a whole, so a glance needs no lock."""
         self._routes: FilterIndex[PersistenceRule] = FilterIndex()
         rules = self.list()
         for rule in rules:

@@ -113,11 +113,12 @@ class ReadCache:
         self._storage = weakref.ref(storage)  # else a database that nobody holds would not be closed
         self._shards = storage.shards
         self._lock = threading.Lock()
+        """Guards `_memory` and its sums."""
         self._visibility = VisibilityWatcher(storage.shards)
         self._gaps: list[tuple[object, list[_Gap]]] = [(None, []) for _ in storage.shards]
-        """By shard, for the live generations that they were found from."""
+        """By shard, for the live generations that they were found from. Replaced in one step by whoever comes first."""
         self._memory: collections.deque[tuple[weakref.ref[Stretch], list[Stretch], int, int]] = collections.deque()
-        """Stretches in the lists that keep them, with their rows and bytes. Guarded by `_lock`, like their sums."""
+        """Stretches in the lists that keep them, with their rows and bytes."""
         self._rows = 0
         self._bytes = 0
 

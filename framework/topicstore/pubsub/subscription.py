@@ -92,7 +92,7 @@ class _Inbox:
 
     def __init__(self, shards: int) -> None:
         self.lock = ProcessLock()
-        """Guards what follows."""
+        """Guards what follows, and where its subscription stands. Held for moments, never while something is read."""
         self.ready: dict[int, None] = dict.fromkeys(range(shards))
         """Shards with something to read, as far as is known; in the order in which their turn comes."""
         self.live: collections.deque[Message] = collections.deque()
@@ -153,25 +153,35 @@ class Subscription:
         self._feed = hub.feed(topic_filter)
         self._inbox = _Inbox(len(storage.shards))
         self._reading = ProcessLock()
+        """Held, before the inbox's lock, by who takes a batch: so batches are taken one after the other."""
+        self._lock = self._inbox.lock
+        """Guards all that follows."""
         self._given_back: collections.deque[SubscriptionBatch] = collections.deque()
         """Batches taken for an asyncio task that was cancelled meanwhile."""
         self._sequence = 0
+        """How many messages were delivered."""
         self._acknowledged = 0
+        """How many of them were acknowledged."""
         self._live_last = False
         """The last batch was of messages that are stored nowhere."""
         self._iterated: collections.deque[Message] = collections.deque()
-        """What is left of the batch that is iterated over."""
+        """What is left of the batch that is iterated over. Needs no lock: it is extended and taken from in one step."""
         self._iterated_to = 0
+        """The sequence of that batch."""
         self._full_since: float | None = None
+        """When the window filled up; None if it is not full."""
         self._delivered: collections.deque[tuple[int, int, int]] = collections.deque()
         """Sequence, shard and position of the batches that wait to be acknowledged."""
         self._gone = frozenset() if isinstance(start, Mapping) else hub.reads.gone()  # who begins there missed nothing
+        """Generations whose dropping was told, or concerns nobody."""
         place = None if start is None else _place(start, len(storage.shards))
         hub.listen(self._feed, self._inbox)
         self._end = weakref.finalize(self, hub.abandon, self._feed, self._inbox)
         self._end.atexit = False
         self._place = list(hub.watermarks()) if place is None else place  # behind it: so nothing is missed
+        """By shard, up to where everything was delivered. Changed only by who also holds `_reading`."""
         self._done = list(self._place)
+        """By shard, up to where everything was acknowledged."""
 
     @property
     def topic_filter(self) -> str:
@@ -181,7 +191,8 @@ class Subscription:
     @property
     def place(self) -> dict[int, int]:
         """What was fetched, as a start for another subscription to go on behind it."""
-        return dict(enumerate(self._place))
+        with self._lock:
+            return dict(enumerate(self._place))
 
     @property
     def acknowledged(self) -> dict[int, int]:
@@ -189,7 +200,8 @@ class Subscription:
 
         Of a batch of which only a part was acknowledged, nothing counts.
         """
-        return dict(enumerate(self._done))
+        with self._lock:
+            return dict(enumerate(self._done))
 
     # --- fetching ---
 
@@ -230,26 +242,31 @@ class Subscription:
 
     def _give_back(self, taking: asyncio.Future[SubscriptionBatch | None]) -> None:
         if not taking.cancelled() and taking.exception() is None and (found := taking.result()) is not None:
-            self._given_back.append(found)
+            with self._lock:
+                self._given_back.append(found)
             self._inbox.bell.ring()
 
     def _worth_a_look(self) -> bool:
         inbox = self._inbox
-        with inbox.lock:
+        with self._lock:
             unread = inbox.live or inbox.ready  # with a full window neither can be had
-            return bool(self._given_back) or inbox.ended is not None or bool(unread and self._room())
+            return bool(self._given_back) or inbox.ended is not None or bool(unread and self._room_locked())
 
-    def _room(self) -> int:
+    def _room_locked(self) -> int:
         """Return how many messages the window lets through."""
         if self._window is None:
             return self._batch_size
         return max(self._window - (self._sequence - self._acknowledged), 0)
 
     def _nothing(self) -> SubscriptionBatch:
-        full = self._room() == 0
-        return SubscriptionBatch(
-            messages=[], sequence=self._sequence, shard=None, lagging=bool(self._inbox.ready), stuck=full
-        )
+        with self._lock:
+            return SubscriptionBatch(
+                messages=[],
+                sequence=self._sequence,
+                shard=None,
+                lagging=bool(self._inbox.ready),
+                stuck=self._room_locked() == 0,
+            )
 
     def _take(self, limit: int | None) -> SubscriptionBatch | None:
         """Return what there is; None if there is nothing, or no room for it."""
@@ -257,42 +274,48 @@ class Subscription:
             check_count("limit", limit)
         most = self._batch_size if limit is None else min(limit, self._batch_size)
         with self._reading:
-            if self._inbox.ended is not None:
-                raise self._inbox.ended.with_traceback(None)
-            if self._given_back:
-                return self._given_back.popleft()
+            with self._lock:
+                if self._inbox.ended is not None:
+                    raise self._inbox.ended.with_traceback(None)
+                if self._given_back:
+                    return self._given_back.popleft()
             sources = [self._take_live, self._take_stored]
             if self._live_last:  # they take turns, so that neither starves
                 sources.reverse()
             return sources[0](most) or sources[1](most)
 
     def _take_live(self, most: int) -> SubscriptionBatch | None:
-        inbox = self._inbox
-        with inbox.lock:
-            messages = [inbox.live.popleft() for _ in range(min(most, len(inbox.live), self._room()))]
-        return self._deliver(messages, None, None) if messages else None
+        live = self._inbox.live
+        with self._lock:
+            messages = [live.popleft() for _ in range(min(most, len(live), self._room_locked()))]
+            return self._deliver_locked(messages, None, None) if messages else None
 
     def _take_stored(self, most: int) -> SubscriptionBatch | None:
         inbox = self._inbox
-        while inbox.ready and self._room():
-            with inbox.lock:
+        while True:
+            with self._lock:
+                room = self._room_locked()
+                if not (inbox.ready and room):
+                    return None
                 shard = next(iter(inbox.ready))
                 del inbox.ready[shard]  # before reading: what comes meanwhile puts it back
+                place = self._place[shard]
             try:
-                run = self._feed.read(shard, self._place[shard], min(most, self._room()))
+                run = self._feed.read(shard, place, min(most, room))
+                messages = run.messages
             except BaseException:
                 inbox.woken(self._feed, shard)
                 raise
-            self._place[shard] = run.position
             if not run.caught_up:
                 inbox.woken(self._feed, shard)
-            if len(run) or not self._gone.issuperset(run.dropped):
-                return self._deliver(run.messages, shard, run)
-            if not self._delivered:
-                self._done[shard] = run.position
-        return None
+            with self._lock:
+                self._place[shard] = run.position
+                if len(run) or not self._gone.issuperset(run.dropped):
+                    return self._deliver_locked(messages, shard, run)
+                if not self._delivered:
+                    self._done[shard] = run.position
 
-    def _deliver(self, messages: list[Message], shard: int | None, run: Run | None) -> SubscriptionBatch:
+    def _deliver_locked(self, messages: list[Message], shard: int | None, run: Run | None) -> SubscriptionBatch:
         self._sequence += len(messages)
         self._live_last = run is None
         if self._window is None:
@@ -300,8 +323,8 @@ class Subscription:
         if run is not None and shard is not None:
             self._delivered.append((self._sequence, shard, run.position))
             if self._window is None:
-                self._advance()
-        if self._room() == 0:
+                self._advance_locked()
+        if self._room_locked() == 0:
             self._full_since = time.monotonic()
         dropped = () if run is None else tuple(gone for gone in run.dropped if gone not in self._gone)
         self._gone = self._gone.union(dropped)  # each is told once, not for every shard
@@ -318,35 +341,36 @@ class Subscription:
 
     def acknowledge(self, sequence: int) -> None:
         """Everything up to this number (`SubscriptionBatch.sequence`) is done with; the window moves on."""
-        with self._inbox.lock:
+        with self._lock:
             if type(sequence) is not int or not 0 <= sequence <= self._sequence:
                 raise InvalidArgumentError(f"{self._sequence} were delivered; {sequence!r} can't be acknowledged")
             if sequence > self._acknowledged:
                 self._acknowledged = sequence
                 self._full_since = None
-                self._advance()
+                self._advance_locked()
                 self._inbox.bell.ring()
 
-    def _advance(self) -> None:
+    def _advance_locked(self) -> None:
         while self._delivered and self._delivered[0][0] <= self._acknowledged:
             _, shard, position = self._delivered.popleft()
             self._done[shard] = position
 
     def status(self) -> SubscriptionStatus:
-        """Return where it stands."""
+        """Return where it stands, as of one moment."""
         marks = self._hub.watermarks()
-        behind = [time_of(marks[shard]) - time_of(self._place[shard]) for shard in list(self._inbox.ready)]
-        full = self._full_since
-        return SubscriptionStatus(
-            topic_filter=self.topic_filter,
-            place=self.place,
-            lagging=bool(self._inbox.ready),
-            behind=max([*behind, 0]) / 1e6,
-            unacknowledged=self._sequence - self._acknowledged,
-            stuck=self._room() == 0,
-            stuck_for=0.0 if full is None else time.monotonic() - full,
-            missed=self._inbox.missed,
-        )
+        with self._lock:
+            behind = [time_of(marks[shard]) - time_of(self._place[shard]) for shard in self._inbox.ready]
+            full = self._full_since
+            return SubscriptionStatus(
+                topic_filter=self.topic_filter,
+                place=self.place,
+                lagging=bool(self._inbox.ready),
+                behind=max([*behind, 0]) / 1e6,
+                unacknowledged=self._sequence - self._acknowledged,
+                stuck=full is not None,
+                stuck_for=0.0 if full is None else time.monotonic() - full,
+                missed=self._inbox.missed,
+            )
 
     # --- iterating ---
 
@@ -354,7 +378,11 @@ class Subscription:
         try:
             while True:
                 while self._iterated:
-                    yield self._iterated.popleft()
+                    try:
+                        message = self._iterated.popleft()
+                    except IndexError:  # another thread took it
+                        break
+                    yield message
                 self.acknowledge(self._iterated_to)
                 self._iterate(self.fetch())
         except SubscriptionClosedError:
@@ -364,7 +392,11 @@ class Subscription:
         try:
             while True:
                 while self._iterated:
-                    yield self._iterated.popleft()
+                    try:
+                        message = self._iterated.popleft()
+                    except IndexError:  # another thread took it
+                        break
+                    yield message
                 self.acknowledge(self._iterated_to)
                 self._iterate(await self.fetch_async())
         except SubscriptionClosedError:
@@ -372,8 +404,9 @@ class Subscription:
 
     def _iterate(self, batch: SubscriptionBatch) -> None:
         """Iterate over a batch next. It stays here, so that who breaks off and begins again goes on where it was."""
-        self._iterated.extend(batch.messages)
-        self._iterated_to = batch.sequence
+        with self._lock:
+            self._iterated.extend(batch.messages)
+            self._iterated_to = batch.sequence
 
     # --- the end ---
 

@@ -73,6 +73,7 @@ class Queue:
     def __init__(self, storage: Storage, record: QueueRecord) -> None:
         self._storage = storage
         self._lock = ProcessLock()
+        """Guards what follows. The record is replaced as a whole, so a glance at it needs no lock."""
         self._record = record
         self._read = record.head
         """Where `read` goes on."""

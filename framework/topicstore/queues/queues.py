@@ -65,6 +65,7 @@ class Queues:
         self._open_queue = open_queue
         self._read_only = read_only
         self._lock = ProcessLock()
+        """Guards what follows, and the directory."""
         self._queues: dict[str, Queue] = {}
         self._closed = False
 

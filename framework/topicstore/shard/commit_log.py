@@ -76,6 +76,7 @@ class CommitLog:
         self.watermark = self.tail.last_position
         """The highest position that readers may see. Moved by who commits or flushes; a glance needs no lock."""
         self._failure: BaseException | None = None
+        """Of a write, set under `lock`, or of a flush, under `_flush_lock`; a glance needs no lock."""
         self._end = (self.tail.writes, self.watermark)
         """The last write and its position, set in one step. Guarded by `lock`; read without it by `_flush`."""
         self._flush_lock = FairLock()
@@ -83,6 +84,7 @@ class CommitLog:
         """The last write that is known to be on disk: of those before the opening, not all. Guarded by `_flush_lock`.
         """
         self._closed = False
+        """Guarded by `lock` and `_flush_lock` together; a glance needs none."""
         self._owner = os.getpid()
         if not read_only:
             self.settle(self.last_ticket())

@@ -9,7 +9,10 @@ __all__ = ["ShardCounters"]
 
 @attrs.define
 class ShardCounters:
-    """Work done and time spent since the database was opened. Times are seconds."""
+    """Work done and time spent since the database was opened. Times are seconds.
+
+    What is written is counted under the shard's lock. Reads are counted under none: of two at once one may be missed.
+    """
 
     batches: int = 0
     """Committed."""

@@ -50,9 +50,9 @@ class Generations:
         self.rewriting = FairLock()
         """Held, before the log's lock, by who replaces what is stored: deletes, compactions, archiving."""
         self.records = {record.number: record for record in load_generations(log.engine)}
-        """Of all generations, tombstones among them. Guarded by the log's lock."""
+        """Of all generations, tombstones among them. Guarded by the log's lock; to look one up needs none."""
         self.slabs: dict[int, Slab] = {}
-        """Of the live generations. Guarded by the log's lock."""
+        """Of the live generations. Guarded by the log's lock; to look one up needs none."""
         self.live: list[tuple[GenerationRecord, Slab]] = []
         """The live generations, oldest first, replaced as a whole, so that readers needn't wait for a writer."""
 
@@ -63,9 +63,9 @@ class Generations:
                 self.slabs[number] = self._open_slab(record)
             elif not self._log.read_only:
                 self._remove(number)
-        self._list_live()
+        self._list_live_locked()
 
-    def _list_live(self) -> None:
+    def _list_live_locked(self) -> None:
         self.live = [(record, self.slabs[n]) for n, record in sorted(self.records.items()) if n in self.slabs]
 
     def _open_slab(self, record: GenerationRecord) -> Slab:
@@ -203,7 +203,7 @@ class Generations:
     def replace_locked(self, record: GenerationRecord) -> None:
         """Take over a record that was committed."""
         self.records[record.number] = record
-        self._list_live()
+        self._list_live_locked()
 
     # --- taking away ---
 

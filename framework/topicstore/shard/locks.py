@@ -47,7 +47,7 @@ class FairLock(ProcessLock):  # type: ignore[misc]  # in truth RLock is not fina
     __enter__ = acquire  # type: ignore[assignment]
 
 
-def owned(lock: FairLock) -> bool:
+def owned(lock: ProcessLock) -> bool:
     """Say whether this thread holds the lock."""
     return lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001 - as threading.Condition does
 

@@ -81,7 +81,9 @@ class CompactionScheduler:
         self.task = BackgroundTask("compaction", lambda _: self._work(), goes_on=False)
         self._shards = shards
         self._stored = 0
+        """Messages, about: guarded by nothing, because one that two threads miss only delays a look."""
         self._looked = 0
+        """So many were stored when it was last woken. Guarded as little."""
         if self._backlog() >= WORTH_IT:
             self.task.wake()
 

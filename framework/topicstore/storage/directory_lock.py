@@ -28,6 +28,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path, *, reading: bool = False) -> None:
         self._owner = os.getpid()
+        self._file = -1
         remember(self)
         self._file, self._shared = _open(directory, reading=reading)
         if self._file < 0:

@@ -85,13 +85,14 @@ class ReadOnlyShards(Sequence[Shard]):
     ) -> None:
         """``open_view`` makes a shard, by its number, of the engine that it opens."""
         self.mode: Mode = "read-only"
-        """Known when a shard was opened."""
+        """Known when a shard was opened. Guarded by the lock of the views, under which shards are opened."""
         self._path = path
         self._count = shards
         self._backend = backend
         self._open_view = open_view
         self._lazily = lazily
         self._locked = Taken()
+        """The lock of the directory, if it was taken. Guarded as `mode` is."""
         self._views = _Views(shards, self._open_shard)
         with Taken() as taken:
             taken.add(self.close)

@@ -124,7 +124,7 @@ class Storage:
         self._closing = threading.Lock()
         """Held while it is closed, or refreshed."""
         self._registering = ProcessLock()  # a garbage collection inside may close the database
-        """Guards what follows, and `listener`."""
+        """Guards what follows, and `listener`; a glance at it, or at `_closed`, needs no lock."""
         self._on_close: list[Callable[[], object]] = []
         self._closed = False
         self._owner = os.getpid()
