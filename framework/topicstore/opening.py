@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from .clocks import Clocks, now
-from .contract.errors import InvalidArgumentError, NotADatabaseError
+from .contract.errors import InvalidArgumentError, NotADatabaseError, StorageFullError
 from .database import Database
 from .lifecycle.archives import open_archive
 from .plugins import registry
 from .queues.queues import DIRECTORY, Queues
 from .releasing import Taken
+from .storage.ballast import give_up_ballast
 from .storage.creation import check_same, finished_manifest, merged_options, new_manifest, wanted_fields
 from .storage.durable_files import OWNER_ONLY
 from .storage.manifest import Manifest, existing_manifest, read_manifest
@@ -142,15 +143,32 @@ def _open_or_create(
     *,
     read_only: bool = False,
     mode: int = OWNER_ONLY,
+    ballast: bool = True,
 ) -> Storage:
     manifest = finished_manifest(path) if read_only else read_manifest(path)
     if manifest is None:
         manifest = new_manifest(wanted, plugins, options)
-        return open_storage(path, manifest, manifest.options, manifest.plugins, clocks, open_archive, mode=mode)
+        options, plugins = manifest.options, manifest.plugins
+        return open_storage(path, manifest, options, plugins, clocks, open_archive, mode=mode, ballast=ballast)
     check_same(path, manifest, wanted, options)
-    merged = merged_options(manifest, options)
-    names = manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins)
-    return open_storage(path, manifest, merged, names, clocks, open_archive, recovery=recovery, read_only=read_only)
+    opened = functools.partial(
+        open_storage,
+        path,
+        manifest,
+        merged_options(manifest, options),
+        manifest.plugins + tuple(name for name in plugins if name not in manifest.plugins),
+        clocks,
+        open_archive,
+        recovery=recovery,
+        read_only=read_only,
+        ballast=ballast,
+    )
+    try:
+        return opened()
+    except StorageFullError:
+        if read_only or not give_up_ballast(path):
+            raise
+    return opened()
 
 
 def _open_queue(
@@ -160,4 +178,4 @@ def _open_queue(
     layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None
     wanted = wanted_fields(backend=of.backend, layout=layout, shards=1, durability=of.durability)
     options = {name: values for name, values in of.options.items() if name in (of.backend, layout)}
-    return _open_or_create(path, wanted, plugins, options, clocks, recovery, read_only=read_only)
+    return _open_or_create(path, wanted, plugins, options, clocks, recovery, read_only=read_only, ballast=False)

@@ -66,6 +66,11 @@ class LeveldbBackend(Backend):
         super().__init__(options)
         _THREADS.check()
 
+    @property
+    def room(self) -> int:
+        """Two logs: they are written out before they are removed. And what is written beside them."""
+        return 2 * int(self.options.write_buffer_bytes) + (4 << 20)
+
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> LeveldbEngine:
         """Open the database in ``path``; with ``create`` make it unless it is there already.
 

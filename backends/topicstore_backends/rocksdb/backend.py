@@ -72,6 +72,11 @@ class RocksdbBackend(Backend):
         _THREADS.check()
         self._cache = rocksdict.Cache(options.cache_bytes)
 
+    @property
+    def room(self) -> int:
+        """Two logs: they are written out before they are removed. And what is written beside them."""
+        return 2 * int(self.options.write_buffer_bytes) + (4 << 20)
+
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> RocksdbEngine:
         """Open the database in ``path``; with ``create`` make it unless it is there already.
 

@@ -303,6 +303,14 @@ class Backend(ABC):
     def __init__(self, options: Any) -> None:
         self.options = options
 
+    @property
+    def room(self) -> int:
+        """Bytes of disk that opening a shard and reclaiming a part of it need at most for a while; by default none.
+
+        As many are held ready, so that what is stored can be dropped when the disk is full.
+        """
+        return 0
+
     @abstractmethod
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> Engine:
         """Open the shard kept in the directory ``path``; with ``create`` make it if it isn't there.

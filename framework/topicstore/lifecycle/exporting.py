@@ -126,6 +126,7 @@ def archive(storage: Storage, location: str, generations: Sequence[int] | None) 
         generations = [n for n in _sealed(storage) if any(record.archive is None for record in live[n])]
     slabs = []
     numbers = begin(storage, target, generations)
+    storage.ballast.give_up_if_scarce()
     for number in numbers:  # each as a whole, so that its room is free before the next needs some
         with holding(
             shard.rewriting for shard in storage.shards

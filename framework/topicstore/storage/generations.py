@@ -99,6 +99,7 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
         for shard in storage.shards:
             if shard.current < number:  # else it was here that an earlier call was interrupted
                 shard.add_generation(name, dict(options))
+        storage.ballast.keep(storage.shards)
     storage.flush()
     storage.hooks.topicstore_generation_added(db=storage, generation=number)
     return number
@@ -111,12 +112,15 @@ def drop_generation(storage: Storage, generation: int) -> bool:
         storage.check_writable()
         for shard in storage.shards:
             shard.check_droppable(generation)  # all, before the first does it
+        storage.ballast.give_up_if_scarce()
         dropped = [shard.drop_generation(generation) for shard in storage.shards]
     if storage.listener is not None and any(dropped):
         storage.listener.dropped()
     storage.flush()
     for shard in storage.shards:
         shard.remove_dropped()
+    with storage.locked():
+        storage.ballast.keep(storage.shards)
     if any(dropped):
         storage.hooks.topicstore_generation_dropped(db=storage, generation=generation)
     return any(dropped)

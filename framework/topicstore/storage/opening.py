@@ -23,6 +23,7 @@ from topicstore.releasing import Taken
 from topicstore.shard.generations import OpenArchive
 from topicstore.shard.shard import Shard
 
+from .ballast import Ballast
 from .directory_lock import DirectoryLock
 from .disk_errors import shortage_told
 from .durable_files import OWNER_ONLY, check_no_links, make_directory, sync_directory
@@ -50,6 +51,7 @@ def open_storage(
     read_only: bool = False,
     lazily: bool = False,
     mode: int = OWNER_ONLY,
+    ballast: bool = True,
 ) -> Storage:
     """Open the shards of the database that a manifest describes, or make them if it is not complete.
 
@@ -59,6 +61,7 @@ def open_storage(
     recovery:     what is done where what was stored can't be read; see `topicstore.open`.
     lazily:       open each shard only when it is asked for; only with ``read_only``.
     mode:         permissions of the directory, if it is made.
+    ballast:      hold room on the disk ready (`topicstore.storage.ballast`).
 
     Errors are those of `topicstore.open`; nothing is left open then.
     """
@@ -77,6 +80,7 @@ def open_storage(
     opener = ShardOpener(
         path, manifest, backend, spec.capabilities, recovery, clocks.wall, make_layout, open_archive(path, manifest)
     )
+    persistent = "persistent" in spec.capabilities
     with Taken() as locked, Taken() as opened:
         shards: Sequence[Shard]
         with shortage_told():
@@ -84,7 +88,6 @@ def open_storage(
                 shards = _open_to_read(path, manifest, backend, opener, lazily=lazily)
                 opened.add(shards.close)
             else:
-                persistent = "persistent" in spec.capabilities
                 manifest, shards = _open_to_write(path, manifest, options, opener, persistent, mode, locked, opened)
         implementation.shards = shards
         storage = Storage(
@@ -97,11 +100,13 @@ def open_storage(
             make_layout=make_layout,
             shard_map=shard_map,
             clocks=clocks,
+            ballast=Ballast(path, backend.room if ballast and persistent and not read_only else 0),
             close_shards=opened.release,
             unlock=locked.release,
         )
         with Taken() as whole:
             whole.add(storage.abandon)
+            storage.ballast.keep(shards)
             storage.hooks.topicstore_opened(db=storage)
     return storage
 

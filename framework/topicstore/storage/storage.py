@@ -49,6 +49,7 @@ from topicstore.shard.shard import Shard
 from topicstore.shard.state import ShardState
 
 from . import replays
+from .ballast import Ballast
 from .manifest import Manifest
 from .read_only import Mode, ReadOnlyShards
 from .shard_map import ShardMap
@@ -90,6 +91,7 @@ class Storage:
         make_layout: Callable[[str, Mapping[str, Any]], Layout],
         shard_map: ShardMap,
         clocks: Clocks,
+        ballast: Ballast,
         close_shards: Callable[[], None],
         unlock: Callable[[], None],
     ) -> None:
@@ -113,6 +115,8 @@ class Storage:
         """Returns the present."""
         self.steady = SteadyClock(clocks)
         """Returns the present too, without what the clock has jumped since the database was opened."""
+        self.ballast = ballast
+        """Guarded by the locks of all shards, once it is open."""
         self.before_store: list[Callable[[], object]] = []
         """Called before messages are stored; may refuse by raising. Guarded by nothing: set while it is opened."""
         self.after_store: list[Callable[[int], object]] = []

@@ -1,0 +1,84 @@
+"""Disks that are full: a database on one is opened all the same, and what is old is dropped to make room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults import namespaces
+
+ROOM = {
+    "rocksdb": {"write_buffer_bytes": 4 << 20},
+    "leveldb": {"write_buffer_bytes": 4 << 20, "file_bytes": 1 << 20},
+}
+SIZE = 96 << 20
+
+SHARED = """
+import os, subprocess, sys
+import topicstore as ts
+
+directory, backend, options, how = arguments[0], arguments[1], {arguments[1]: eval(arguments[2])}, arguments[3]
+path = directory + "/db"
+
+def batch(first):
+    return [ts.Message(f"t/{n}", b"%08d" % n + os.urandom(2_000)) for n in range(first, first + 250)]
+"""
+FILL = """
+db = ts.open(path, backend=backend, options=options, auto_compact=False)
+stored = 0
+for number in range(40):
+    db.store(batch(stored))
+    stored += 250
+db.add_generation()
+try:
+    while True:
+        db.store(batch(stored))
+        stored += 250
+except ts.StorageFullError:
+    print(stored, flush=True)
+others = os.open(directory + "/others", os.O_CREAT | os.O_WRONLY)
+try:
+    while True:  # whatever is free then, somebody else takes
+        os.write(others, bytes(4096))
+except OSError:
+    os.close(others)
+if how == "killed":
+    os._exit(0)
+try:
+    db.close()
+except (ts.EngineError, ts.StorageFullError):
+    os._exit(0)
+"""
+DROP = """
+def payloads(db):
+    return [int(message.payload[:8]) for message in db.replay("#")]
+
+program = "import sys; arguments = sys.argv[1:]\\n" + SHARED + FILL
+filled = subprocess.run([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+stored = int(filled.stdout)
+say(os.path.exists(path + "/ballast"))
+with ts.open(path, options=options, auto_compact=False) as db:
+    say(sorted(payloads(db)) == list(range(stored)))
+    db.drop_generation(1)
+    say(payloads(db) == list(range(10_000, stored)))
+    db.store(batch(stored))
+with ts.open(path, options=options, auto_compact=False) as db:
+    say(payloads(db) == list(range(10_000, stored + 250)), db.verify().damages == [])
+os.remove(directory + "/others")
+with ts.open(path, options=options, auto_compact=False) as db:
+    db.add_generation()
+    say(os.path.exists(path + "/ballast"))
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+@pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
+def test_room_is_made_on_a_full_disk(tmp_path: Path, backend: str, how: str) -> None:
+    """Opening gives its ballast up; nothing acknowledged is missing; dropping makes room, for ballast too."""
+    need(backend)
+    if (reason := namespaces.why_not()) is not None:
+        pytest.skip(reason)
+    code = f"SHARED, FILL = {SHARED!r}, {FILL!r}\n{SHARED}{DROP}"
+    said = namespaces.run_mounted(namespaces.SMALL, tmp_path, SIZE, code, tmp_path, backend, ROOM[backend], how)
+    assert [[True], [True], [True], [True, True], [True]] == said
