@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -434,3 +437,40 @@ def test_csv_from_standard_input(db: Path) -> None:
     text = b"topic,payload\nt,1\n"
     assert "row 1" in run("import", db, stdin=text, code=2).stderr
     assert imported(db, "--format", "csv", stdin=text)["messages"] == 1
+
+
+_BOUNDED = """
+import resource, sys
+from click.testing import CliRunner
+from topicstore.cli import cli
+import topicstore_backends.memory, topicstore_layouts.block.layout
+
+now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (900 << 20), -1))
+result = CliRunner().invoke(cli, ["import", sys.argv[1], sys.argv[2], "--backend", "memory"])
+print(result.exit_code, result.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "filling"),
+    [
+        ("line.jsonl.gz", b'{"topic":"t","payload":"', b"x"),
+        ("line.csv.gz", b"topic,payload\nt,", b"x"),
+        ("record.csv.gz", b'topic,payload\nt,"', b"x\n"),
+        ("blank.csv.gz", b"topic,payload\n", b"\n"),
+    ],
+)
+def test_a_little_file_takes_no_great_memory(tmp_path: Path, name: str, head: bytes, filling: bytes) -> None:
+    """Up to a gigabyte is packed into one, which is refused, or read, with 900 MB."""
+    with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
+        file.write(head)
+        for _ in range({"line": 1_024, "record": 128, "blank": 20}[name.split(".")[0]]):
+            file.write(filling * ((1 << 20) // len(filling)))
+    command = [sys.executable, "-c", _BOUNDED, str(tmp_path / "db"), str(tmp_path / name)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    if name.startswith("blank"):
+        assert told.startswith("0 ")
+    else:
+        assert told.startswith("2 error: ")
+        assert "is longer than" in told or "field larger than field limit" in told

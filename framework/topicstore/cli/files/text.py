@@ -13,7 +13,7 @@ from typing import IO, cast
 
 import xxhash
 
-from topicstore import ImportSourceError, Message
+from topicstore import MAX_PAYLOAD, ImportSourceError, Message
 
 from .formats import csv_parser, decode_line, decode_lines
 from .rows import BadRowError, Prefix, RawRows, Rows
@@ -23,7 +23,11 @@ __all__ = ["CsvSource", "JsonLinesSource"]
 
 _BLOCK_BYTES = 16 << 20
 """Bytes of text after which a batch ends, however few its rows, so that long lines don't fill memory."""
-_LONGEST_LINE = 1 << 30
+_LONGEST_LINE = MAX_PAYLOAD * 4 // 3 + (16 << 20)
+"""Bytes of a line of JSON: the largest payload in base64, a topic, and properties."""
+_LONGEST_FIELD = 64 << 20
+"""Characters of a CSV field, and bytes of a line; Python's csv takes four to eight bytes a character."""
+_PIECE = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -31,6 +35,7 @@ class _TextSource(Source):
     """What both kinds of text share: packing, lines, prefixes."""
 
     corrected_goes_on = True
+    longest_line = _LONGEST_LINE
 
     def __init__(
         self,
@@ -82,12 +87,19 @@ class _TextSource(Source):
     def _lines(self) -> Iterator[bytes]:
         readline = self._file.readline
         try:
-            while line := readline(_LONGEST_LINE):
-                if len(line) == _LONGEST_LINE:
-                    raise ImportSourceError(f"a line is longer than {_LONGEST_LINE:,} bytes")
-                yield line
+            while line := readline(_PIECE):
+                yield line if len(line) < _PIECE else self._long_line(line)
         except (OSError, EOFError, zlib.error) as bad:
             raise ImportSourceError(str(bad)) from bad
+
+    def _long_line(self, begun: bytes) -> bytes:
+        """Return a line that is longer than a piece. One that is too long takes no more memory than one that isn't."""
+        line = bytearray(begun)
+        while not line.endswith(b"\n") and (piece := self._file.readline(_PIECE)):
+            line += piece
+            if len(line) > self.longest_line:
+                raise ImportSourceError(f"a line is longer than {self.longest_line:,} bytes")
+        return bytes(line)
 
     def _take(self, raw: list[bytes]) -> tuple[bytes, RawRows]:
         """Return rows as one piece, and account for them in the prefix."""
@@ -169,18 +181,19 @@ class CsvSource(_TextSource):
     """A message a record, under the first one's names."""
 
     format = "csv"
+    longest_line = _LONGEST_FIELD
 
     def read(self, skip: int, size: int) -> Generator[Rows]:
         """Yield the rows from ``skip`` on; those before it are split, but not parsed."""
-        csv.field_size_limit(_LONGEST_LINE)
-        used: list[bytes] = []  # lines of the record at hand
+        csv.field_size_limit(_LONGEST_FIELD)
+        used = bytearray()  # of the record at hand, which may have many lines
         records = csv.reader(self._text(used), strict=True)
         try:
             header = next((record for record in records if record), [])
             parse = csv_parser(header) if header else None
         except (ValueError, csv.Error) as bad:
             raise ImportSourceError(f"{self.name}: {bad}") from bad
-        self._take(used[:])
+        self._take([bytes(used)])
         used.clear()
         messages: list[Message] = []
         raw: list[bytes] = []
@@ -188,11 +201,14 @@ class CsvSource(_TextSource):
         trouble: Exception | None = None
         try:
             for record in records if parse is not None else ():
-                if not record:
-                    continue  # a blank line
+                if not record:  # a blank line, which counts with the next row, unless there are very many
+                    if len(used) >= _BLOCK_BYTES and not raw:
+                        self._take([bytes(used)])
+                        used.clear()
+                    continue
                 if first + len(raw) >= skip:
                     messages.append(parse(record))  # type: ignore[misc]
-                raw.append(b"".join(used))
+                raw.append(bytes(used))
                 used.clear()
                 held += len(raw[-1])
                 if len(raw) >= size or held >= _BLOCK_BYTES or first + len(raw) == skip:
@@ -210,7 +226,7 @@ class CsvSource(_TextSource):
         if messages:
             yield Rows(messages, first, first + len(raw), None, text)
 
-    def _text(self, used: list[bytes]) -> Iterator[str]:
+    def _text(self, used: bytearray) -> Iterator[str]:
         for number, line in enumerate(self._lines()):
-            used.append(line)
+            used += line
             yield (line.removeprefix(_BOM) if number == 0 else line).decode()
