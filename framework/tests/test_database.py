@@ -569,3 +569,15 @@ def _damage_learned(db: ts.Database, generation: int) -> None:
     write = WriteBatch()
     write.put(META, key, bytes([value[0] ^ 1]) + value[1:])
     engine.write(write)
+
+
+@pytest.mark.parametrize("wrong", ["a\0b", "\udcff"])
+def test_paths_are_utf8(db: ts.Database, tmp_path: Path, wrong: str) -> None:
+    """Engines can't open others: refused before anything is made."""
+    path = tmp_path / wrong
+    for act in (ts.open, ts.create, ts.open_existing, db.checkpoint, db.archives.export, db.archives.archive):
+        with pytest.raises(ts.InvalidArgumentError, match="path"):
+            act(path)
+    with pytest.raises(ts.InvalidArgumentError, match="path"):
+        db.retention.set(max_age=1, archive_to=wrong)
+    assert ["db"] == [entry.name for entry in tmp_path.iterdir()]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
-from .contract.arguments import check_count
+from .contract.arguments import check_count, check_path
 from .contract.batch import MessageBatch
 from .contract.errors import InvalidArgumentError
 from .contract.forking import ProcessLock
@@ -438,7 +438,7 @@ class Database:
         path, the copy looks for it from where it is itself, and a warning says so if that is another place. Raises
         `UnsupportedError` where the backend lacks ``checkpoint``, `NotADatabaseError` if ``path`` exists.
         """
-        checkpoints.checkpoint(self.storage, Path(path))
+        checkpoints.checkpoint(self.storage, check_path(path))
 
     def verify(self, progress: Callable[[int], None] | None = None) -> reports.VerifyReport:
         """Read everything, check checksums, indexes and counts, and say what is damaged.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .clocks import Clocks, now
+from .contract.arguments import check_path
 from .contract.errors import InvalidArgumentError, NotADatabaseError, StorageFullError
 from .database import Database
 from .lifecycle.archives import open_archive
@@ -83,7 +84,7 @@ def open(  # noqa: A001 - the name people know from every other store
     it can't open one of its own either, once its parent has (`ForkedProcessError`): begin it with ``spawn`` or
     ``forkserver``.
 
-    Raises `OSError` where the directory can't be used, `DatabaseLockedError`, `NotADatabaseError`,
+    Raises `InvalidArgumentError`, also for a path that isn't UTF-8, `OSError` where the directory can't be used, `DatabaseLockedError`, `NotADatabaseError`,
     `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`, `IncompatibleError`,
     `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`, `CorruptionError`; to be read,
     `DatabaseNotFoundError`.
@@ -101,7 +102,7 @@ def open(  # noqa: A001 - the name people know from every other store
         raise InvalidArgumentError(f"recovery is one of {', '.join(RECOVERIES)}, not {recovery!r}")
     clocks = Clocks.given(clock, monotonic)
     storage = _open_or_create(
-        Path(path), wanted, plugins, options or {}, clocks, recovery, read_only=read_only, mode=mode
+        check_path(path), wanted, plugins, options or {}, clocks, recovery, read_only=read_only, mode=mode
     )
     open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clocks, recovery)
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
@@ -112,7 +113,7 @@ def open(  # noqa: A001 - the name people know from every other store
 
 def create(path: str | Path, **arguments: Any) -> Database:
     """Like `open`, but raise `NotADatabaseError` if there is a database, or anything else, already."""
-    directory = Path(path)
+    directory = check_path(path)
     manifest = read_manifest(directory)
     if manifest is not None and manifest.complete:
         raise NotADatabaseError(f"there is a database at {directory} already")
@@ -121,13 +122,13 @@ def create(path: str | Path, **arguments: Any) -> Database:
 
 def open_existing(path: str | Path, **arguments: Any) -> Database:
     """Like `open`, but raise `DatabaseNotFoundError` if there is no database."""
-    existing_manifest(Path(path))
+    existing_manifest(check_path(path))
     return open(path, **arguments)
 
 
 def open_lazily(path: Path) -> Storage:
     """Open the shards of a database to read them only, each when it is asked for. Errors are those of `open`."""
-    manifest = existing_manifest(path)
+    manifest = existing_manifest(check_path(path))
     return open_storage(
         path, manifest, manifest.options, manifest.plugins, Clocks(), open_archive, read_only=True, lazily=True
     )

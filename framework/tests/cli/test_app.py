@@ -136,3 +136,29 @@ def test_commands_of_other_packages(run: Run, tmp_path: Path, monkeypatch: pytes
     assert listed.exit_code == 0
     for words in ("'broken' of extra: ModuleNotFoundError", "'odd' of extra", "topicstore has a command of that name"):
         assert words in listed.stderr
+
+
+@pytest.mark.parametrize("wrong", ["a\0b", "\udcff\udcfe"])
+def test_arguments_are_text(run: Run, db: Path, tmp_path: Path, wrong: str) -> None:
+    """Bytes that aren't UTF-8 come as lone surrogates: they can't be stored, printed or opened."""
+    for arguments in (
+        ["create", tmp_path / wrong],
+        ["replay", db, wrong],
+        ["replay", db, "--output", tmp_path / wrong],
+        ["import", db, tmp_path / wrong],
+        ["import", db, "-", "--source", wrong],
+        ["retention", "set", db, "--archive-to", wrong],
+        ["sessions", "show", db, wrong],
+        ["create", tmp_path / "new", "--option", f"block.level={wrong}"],
+        [wrong],
+    ):
+        assert "is not UTF-8 text without NUL" in run(*arguments, code=2).stderr
+
+
+def test_names_that_are_too_long(run: Run, tmp_path: Path) -> None:
+    for path in (tmp_path / ("x" * 300), tmp_path.joinpath(*["d" * 200] * 25)):
+        assert "File name too long" in run("create", path, code=5).stderr
+
+
+def test_a_size_that_no_disk_has(run: Run, db: Path) -> None:
+    assert "more than any disk" in run("retention", "set", db, "--max-bytes", "9" * 400, code=2).stderr

@@ -474,3 +474,14 @@ def test_a_little_file_takes_no_great_memory(tmp_path: Path, name: str, head: by
     else:
         assert told.startswith("2 error: ")
         assert "is longer than" in told or "field larger than field limit" in told
+
+
+def test_times_with_nanoseconds_are_told(run: Run, tmp_path: Path) -> None:
+    """A row whose time is not a whole microsecond ends the import; whole ones are taken."""
+    for times, code in (([1_000, 2_000], 0), ([1_000, 2_001], 2)):
+        table = pa.table(
+            {"topic": ["a", "b"], "payload": [b"1", b"2"], "timestamp": pa.array(times, pa.timestamp("ns"))}
+        )
+        pq.write_table(table, tmp_path / "ns.parquet")
+        result = run("import", tmp_path / f"db-{code}", tmp_path / "ns.parquet", code=code)
+    assert "row 2: column 'timestamp' is timestamp[ns]" in result.stderr

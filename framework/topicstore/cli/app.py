@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import re
 import sys
 import warnings
 from typing import Any
@@ -78,6 +79,10 @@ def _load(entry: importlib.metadata.EntryPoint) -> ForeignCommand:
     return ForeignCommand(name=entry.name, distribution=distribution, command=command, reason=reason)
 
 
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""What an argument has that is no text; bytes that aren't UTF-8 come as lone surrogates."""
+
+
 class _Program(click.Group):
     """Loads commands when they are needed, and ends every one of them the same way."""
 
@@ -99,6 +104,13 @@ class _Program(click.Group):
             reason = f"the command {cmd_name!r} of {found[0].distribution} can't be used: {found[0].reason}"
             raise Failure(reason, USAGE)
         return None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse what can't be stored, printed or opened: arguments that are no text, or have a zero byte."""
+        for argument in args:
+            if _NO_TEXT.search(argument):
+                raise Failure(f"the argument {argument[:80]!a} is not UTF-8 text without NUL", USAGE)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn what it raises into one line and an exit code."""

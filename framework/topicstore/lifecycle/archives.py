@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from topicstore.contract.arguments import check_path
 from topicstore.storage.archive_locations import archive_directory, location_of
 from topicstore.storage.manifest import Manifest
 from topicstore.storage.storage import Storage
@@ -41,7 +42,7 @@ class Archives:
         from .exporting import export  # with pyarrow, which takes longer to import than all else
 
         self._storage.check_open()
-        return export(self._storage, Path(target), generations)
+        return export(self._storage, check_path(target), generations)
 
     def archive(self, target: str | Path, *, generations: Sequence[int] | None = None) -> ExportReport:
         """Export sealed generations, by default all that are local, and have their messages there only.
@@ -59,7 +60,7 @@ class Archives:
         from .exporting import archive
 
         self._storage.check_may_write()
-        return archive(self._storage, location_of(self._storage.path, Path(target)), generations)
+        return archive(self._storage, location_of(self._storage.path, check_path(target)), generations)
 
     def list(self) -> dict[int, Path]:
         """Return the generations that were archived, oldest first, and in which exports they are."""

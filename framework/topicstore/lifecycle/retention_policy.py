@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import attrs
 
-from topicstore.contract.arguments import check_count
+from topicstore.contract.arguments import check_count, check_path
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.positions import time_of
 from topicstore.shard.records import GenerationRecord
@@ -61,6 +61,8 @@ class RetentionSettings:
             raise InvalidArgumentError(f"when_full is one of {', '.join(get_args(WhenFull))}, not {self.when_full!r}")
         if self.archive_to is not None and not isinstance(self.archive_to, str):
             raise InvalidArgumentError(f"archive_to is a path as text, not {self.archive_to!r}")
+        if self.archive_to is not None:
+            check_path(self.archive_to)
 
     @property
     def rotation(self) -> int | None:

@@ -52,7 +52,10 @@ class _Size(click.ParamType[int | str]):
         found = _SIZE.fullmatch(value)
         if found is None:
             self.fail(f"{value!r} is not a size: write a number of bytes, 500MB, 10GB, or none", param, ctx)
-        return round(float(found[1]) * _UNITS[found[2].lower()])
+        size = float(found[1]) * _UNITS[found[2].lower()]
+        if size == float("inf"):
+            self.fail(f"{value[:40]}… is more than any disk has", param, ctx)
+        return round(size)
 
 
 @click.group(cls=GroupWithDefault, default="show", subcommand_metavar="[show|set|run] PATH …")

@@ -107,8 +107,10 @@ class Rows:
             return self.messages[0].timestamp if self.messages else None
         if "timestamp" not in self.messages.schema.names or not len(self):
             return None
-        first = self.messages.column("timestamp")[0].as_py()
-        return first if isinstance(first, int) else None
+        times = self.messages.column("timestamp")
+        import pyarrow as pa
+
+        return cast("int | None", times[0].as_py()) if pa.types.is_integer(times.type) else None
 
     def prefix(self) -> Prefix:
         """Return the prefix that ends with these rows."""
