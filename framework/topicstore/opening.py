@@ -84,10 +84,10 @@ def open(  # noqa: A001 - the name people know from every other store
     it can't open one of its own either, once its parent has (`ForkedProcessError`): begin it with ``spawn`` or
     ``forkserver``.
 
-    Raises `InvalidArgumentError`, also for a path that isn't UTF-8, `OSError` where the directory can't be used, `DatabaseLockedError`, `NotADatabaseError`,
-    `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`, `IncompatibleError`,
-    `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`, `CorruptionError`; to be read,
-    `DatabaseNotFoundError`.
+    Raises `InvalidArgumentError`, also for a path that isn't UTF-8, `OSError` where the directory can't be used,
+    `DatabaseLockedError`, `NotADatabaseError`, `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`,
+    `IncompatibleError`, `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`, `CorruptionError`; to be
+    read, `DatabaseNotFoundError`.
     """
     wanted = wanted_fields(
         backend=backend,
