@@ -98,6 +98,8 @@ def test_every_error_has_its_exit_code() -> None:
         4: {"DatabaseLockedError"},
         5: {
             "EngineError",
+            "DataLossError",
+            "LogDamagedError",
             "QuotaExceededError",
             "StorageFullError",
             "CorruptionError",
