@@ -46,7 +46,9 @@ class Forks(Fixtures):
             timeout=2 * PATIENCE,
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.split()[-1] in ((USED,) if moment == FRESH else (USED, REFUSED))
+        child, grandchild = done.stdout.split()
+        assert child in ((USED,) if moment == FRESH else (USED, REFUSED))
+        assert grandchild in (USED, REFUSED)
 
 
 def use(path: Path, backend: str, layout: str) -> None:

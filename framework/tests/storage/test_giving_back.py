@@ -132,11 +132,11 @@ def live(path: Path, backend: str, opened: list[ts.Database]) -> None:
 
 
 def chosen(steps: Sequence[str]) -> list[int]:
-    """Return the numbers of the first and the last step of each kind; when there is time, of all."""
+    """Return the numbers of the first and the last step of each kind; when there is time, more of them."""
     numbers: dict[str, list[int]] = {}
     for number, what in enumerate(steps):
         numbers.setdefault(what, []).append(number)
-    most = tries(1, len(steps))
+    most = tries(1, 3)
     return sorted({one for same in numbers.values() for one in (*same[:most], same[-1])})
 
 
