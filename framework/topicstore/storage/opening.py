@@ -152,10 +152,7 @@ def _open_to_write(
             _remove_shards(path)
         opener.synced = SyncedWrites(path, manifest.shards)
         opened.add(opener.synced.close)
-    shards: list[Shard] = []
-    for number in range(manifest.shards):
-        shards.append(opener.open(number, create=creating))
-        opened.add(shards[-1].close)
+    shards = [opener.open(number, opened, create=creating) for number in range(manifest.shards)]
     complete_generations(shards, manifest.layout, options.get(manifest.layout, {}))
     if creating:
         manifest = attrs.evolve(manifest, complete=True)

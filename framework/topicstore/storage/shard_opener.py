@@ -43,21 +43,25 @@ class ShardOpener:
     synced: SyncedWrites | None = None
     """How far shards that are written had come; None where nothing lasts."""
 
-    def open(self, number: int, *, create: bool) -> Shard:
-        """Open a shard to write it. Raises `DataLossError` if anything is missing that was on disk once."""
+    def open(self, number: int, opened: Taken, *, create: bool) -> Shard:
+        """Open a shard to write it; ``opened`` closes it. Raises `DataLossError` if what was on disk is missing.
+
+        What failed to be closed with the shard is closed on its own.
+        """
         reached = self.synced.read(number) if self.synced else None
         engine = self._open_engine(number, reached, create=create)
-        with Taken() as taken:
-            taken.add(engine.close)
-            try:
-                check_reached(number, reached, load_tail(engine))
-            except DataLossError as lost:
-                if self.recovery == "strict":
-                    raise
-                warnings.warn(f"opened all the same: {lost}", RuntimeWarning, stacklevel=6)
-                if self.synced is not None:
-                    self.synced.forget(number)
-            return self._make(number, engine, read_only=False)
+        opened.add(engine.close)
+        try:
+            check_reached(number, reached, load_tail(engine))
+        except DataLossError as lost:
+            if self.recovery == "strict":
+                raise
+            warnings.warn(f"opened all the same: {lost}", RuntimeWarning, stacklevel=6)
+            if self.synced is not None:
+                self.synced.forget(number)
+        shard = self._make(number, engine, read_only=False)
+        opened.add(shard.close)
+        return shard
 
     def open_view(self, number: int, open_engine: Callable[[], Engine]) -> Shard:
         """Open a shard to read it. Raises what `open` raises, whatever ``recovery`` is: it may change nothing."""
