@@ -135,7 +135,8 @@ def test_what_is_kept_is_all_before_the_first_damage(sizes: list[int], split: in
         lost = len(content) - at
         harmed = content[:at] + {"short": b"", "zeros": bytes(lost), "noise": os.urandom(lost)}[kind]
         files[hurt].write_bytes(harmed)
-        same = len(os.path.commonprefix([content, harmed]))  # what is made zero may have been zero
+        changed = (number for number, (old, new) in enumerate(zip(content, harmed, strict=False)) if old != new)
+        same = next(changed, len(harmed))  # what is made zero may have been zero
         kept = sum(end <= same for end in log_of([batch(*each) for each in logs[hurt]])[1]) + (split if hurt else 0)
         apply_cuts(cuts(path, manifest_counts=True))
         assert [] == cuts(path, manifest_counts=True)
