@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from topicstore.contract.errors import CorruptionError
 from topicstore_conformance.conditions.directories import quick_directory
 
 pytest.importorskip("google_crc32c", reason='needs google-crc32c: pip install "topicstore[rocksdb]"')
@@ -86,12 +87,24 @@ def test_logs_that_the_manifest_is_done_with_may_end_early(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("counts", [True, False])
-@pytest.mark.parametrize("left", [None, b""])
-def test_a_lost_log_is_missed(tmp_path: Path, left: bytes | None, counts: bool) -> None:
-    """Behind the writes that the manifest knows of, others would have to come first."""
+def test_a_log_without_any_write_takes_the_next_with_it(tmp_path: Path, counts: bool) -> None:
+    """Another is begun only when there is something in it."""
     first, second = shard(tmp_path, FIRST, SECOND)
-    first.unlink() if left is None else first.write_bytes(left)
+    first.write_bytes(b"")
     assert [Cut(second, None)] == cuts(tmp_path, manifest_counts=counts)
+
+
+def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
+    """It may be the manifest that lost its end, and with it tables; who accepts that goes on with an empty log."""
+    first, second = shard(tmp_path, FIRST, SECOND)
+    first.unlink()
+    with pytest.raises(CorruptionError, match=r"000005\.log is missing, or MANIFEST-000001 lost its end"):
+        cuts(tmp_path, manifest_counts=True)
+    found = cuts(tmp_path, manifest_counts=True, within=True)
+    assert [Cut(first, 0), Cut(second, None)] == found
+    apply_cuts(found)
+    assert (b"", False) == (first.read_bytes(), second.exists())
+    assert [] == cuts(tmp_path, manifest_counts=True)
 
 
 def test_damage_within_is_left_to_the_engine_unless_told_otherwise(tmp_path: Path) -> None:
@@ -112,12 +125,13 @@ def test_a_manifest_keeps_the_edits_that_can_be_read(tmp_path: Path) -> None:
     manifest.write_bytes(whole[:-1] + b"\0")
     assert [Cut(manifest, ends[0])] == cuts(tmp_path, manifest_counts=True)
     first.unlink()
-    assert [] == cuts(tmp_path, manifest_counts=True)
+    with pytest.raises(CorruptionError, match="is missing"):
+        cuts(tmp_path, manifest_counts=True)
 
 
 @given(
     sizes=st.lists(st.integers(0, 90_000), min_size=1, max_size=6),
-    split=st.integers(0, 6),
+    split=st.integers(1, 6),
     place=st.floats(0, 1),
     kind=st.sampled_from(["short", "zeros", "noise"]),
 )

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import attrs
 import google_crc32c
+from topicstore.contract.errors import CorruptionError
 
 from .files import link_files, sync
 
@@ -64,6 +65,9 @@ class _Records:
     """Whether something can be read behind what can't be."""
 
 
+_NONE = _Records(writes=[], end=0, whole=True, goes_on=False)
+
+
 def cuts(directory: Path, *, manifest_counts: bool, within: bool = False) -> list[Cut]:
     """Return what must go so that everything up to the first write that is missing or damaged can be read.
 
@@ -72,7 +76,8 @@ def cuts(directory: Path, *, manifest_counts: bool, within: bool = False) -> lis
     within:          cut at damage behind which something can be read, too. A power failure leaves damage at ends only,
                      and whatever else is damaged is otherwise left to the engine, which refuses it.
 
-    An empty list: all is whole.
+    An empty list: all is whole. Raises `CorruptionError`, unless ``within``, if the log is missing with which LevelDB's
+    manifest goes on.
     """
     found: list[Cut] = []
     manifest = directory / (directory / "CURRENT").read_bytes().decode(errors="replace").strip("\0\n")
@@ -80,25 +85,41 @@ def cuts(directory: Path, *, manifest_counts: bool, within: bool = False) -> lis
         return []  # the engine says so
     edits = _read(manifest, head=None)
     oldest, sequence = _numbers(edits.writes)
-    logs = {int(file.stem): file for file in sorted(directory.glob("[0-9]*.log"))}
+    logs = {int(file.stem): file for file in directory.glob("[0-9]*.log")}
+    if manifest_counts and oldest not in logs:
+        logs[oldest] = directory / f"{oldest:06}.log"
+        if not within:
+            raise CorruptionError(
+                f"{logs[oldest].name} is missing, or {manifest.name} lost its end, which told where it goes on",
+                str(directory),
+            )
+        found.append(Cut(logs[oldest], 0))
     if not edits.whole:
         if edits.goes_on or oldest not in logs:
-            return []  # the engine was done with the log that the readable part needs: more than an end is damaged
+            return []  # more than an end is damaged
         found.append(Cut(manifest, edits.end))
-    counting = sorted(number for number in logs if number >= oldest or not manifest_counts)
+    counting = [logs[number] for number in sorted(logs) if number >= oldest or not manifest_counts]
+    return found + _cuts_of(counting, sequence, manifest_counts=manifest_counts, within=within)
+
+
+def _cuts_of(logs: list[Path], sequence: int, *, manifest_counts: bool, within: bool) -> list[Cut]:
+    """Return what must go of logs, the first of which goes on at the latest behind a sequence number."""
+    found: list[Cut] = []
     expected = range(sequence + 2)
-    for number in counting:
-        records = _read(logs[number], head=_BATCH_HEAD)
+    for place, log in enumerate(logs):
+        records = _read(log, head=_BATCH_HEAD) if log.exists() else _NONE
         if records.goes_on and not within:
             return found
         for write in records.writes:
             first = int.from_bytes(write[:8], "little")
             if first not in expected:
-                return [*found, *(Cut(logs[later], None) for later in counting if later >= number)]
+                return [*found, *(Cut(later, None) for later in logs[place:])]
             behind = first + int.from_bytes(write[8:], "little")
             expected = range(behind, behind + 1)
         if not records.whole:
-            found.append(Cut(logs[number], records.end))
+            found.append(Cut(log, records.end))
+        if manifest_counts and not records.writes:
+            expected = range(0)  # LevelDB begins another log only when this one has a write
     return found
 
 
@@ -107,8 +128,8 @@ def link_uncut(directory: Path, links: str, found: list[Cut], *, without: Collec
     link_files(directory, links, without={*without, *(cut.file.name for cut in found)})
     for cut in found:
         if cut.keep is not None:
-            with cut.file.open("rb") as file:
-                Path(links, cut.file.name).write_bytes(file.read(cut.keep))
+            kept = cut.file.read_bytes()[: cut.keep] if cut.keep else b""
+            Path(links, cut.file.name).write_bytes(kept)
 
 
 def apply_cuts(found: list[Cut]) -> None:
@@ -117,7 +138,7 @@ def apply_cuts(found: list[Cut]) -> None:
         if cut.keep is None:
             cut.file.unlink()
         else:
-            with cut.file.open("r+b") as file:
+            with cut.file.open("ab") as file:  # one that is missing is made
                 file.truncate(cut.keep)
             sync(cut.file)
         sync(cut.file.parent)
@@ -189,7 +210,7 @@ def _numbers(edits: list[bytes]) -> tuple[int, int]:
             if tag in _TEXTS:
                 at += value
             elif tag == _LOG_NUMBER:
-                oldest = value
+                oldest = max(oldest, value)
             elif tag == _LAST_SEQUENCE:
                 sequence = max(sequence, value)
     return oldest, sequence

@@ -26,9 +26,9 @@ CREATING: tuple[tuple[int, Literal["all", "engines"]], ...] = (
     (4 * 3 + 2, "engines"),  # within the first write to the fourth of eight shards
     (4 * 8 - 1, "engines"),  # when the eighth has had its first write, too
     (4 * 8 + 3 * 3 + 1, "engines"),  # within the second write to the fourth
-    (8, "all"),  # when the first has a directory, in which there is nothing yet
+    (11, "all"),  # when the first has a directory, in which there is nothing yet
     (4 * 1, "engines"),  # when the second was opened, before its first write
-    (5, "all"),  # before the manifest gets its name
+    (6, "all"),  # before the manifest gets its name
 )
 """Moments of a child that creates a database of eight shards, and which ones are counted."""
 
@@ -121,7 +121,7 @@ class Crashes(Fixtures):
                     options=quick_options(pair.layout),
                 )
                 list(run_and_kill(job, 1, moment))
-                assert (path / "shard-0000").exists() == (moment != 5)
+                assert (path / "shard-0000").exists() == (moment != 6)
                 with pair.open(path, shards=8, durability="sync") as db:
                     assert [1] == [info.number for info in db.generations()]
                     assert 1 == db.store([ts.Message("a", b"1")]).count

@@ -25,6 +25,8 @@ _CALLS = (
     "open,openat,creat,lseek,write,pwrite64,writev,pwritev,pwritev2,ftruncate,truncate,fallocate,"
     "fsync,fdatasync,sync_file_range,msync,rename,renameat,renameat2,unlink,unlinkat,link,linkat,mkdir,mkdirat,rmdir"
 )
+_SECTOR = 4_096
+"""Bytes that a disk writes all or not at all."""
 _LINE = re.compile(r"(\d+) +(.*)")
 _WHOLE = re.compile(r"(\w+)\((.*)\) += (-?\d+)")
 _RESUMED = re.compile(r"<\.\.\. \w+ resumed>(.*)")
@@ -102,13 +104,17 @@ class _File:
                 if room > 0 or kind == "all":
                     write.apply(kept)
                 continue
-            got, lost = write.data[:room], len(write.data) - len(write.data[:room])
+            got = write.data[:room]
             room -= len(got)
+            if write.offset < len(self.content) and len(got) < len(write.data):
+                got = got[: len(got) // _SECTOR * _SECTOR]  # what was there is overwritten by sectors
+            lost = len(write.data) - len(got)
             if got:
                 _Write(write.offset, got).apply(kept)
-            if lost and kind in ("zeros", "noise"):
-                filled = bytes(lost) if kind == "zeros" else draw.randbytes(lost)
-                _Write(write.offset + len(got), filled).apply(kept)
+            start = max(write.offset + len(got), len(self.content))
+            new = write.offset + len(write.data) - start
+            if lost and new > 0 and kind in ("zeros", "noise"):
+                _Write(start, bytes(new) if kind == "zeros" else draw.randbytes(new)).apply(kept)
         return bytes(kept)
 
 

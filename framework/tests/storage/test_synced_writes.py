@@ -96,7 +96,7 @@ def test_without_notes_nothing_is_missed(cut: Path, harm: Callable[[bytes], byte
 
 def test_one_torn_note_leaves_the_one_before(tmp_path: Path) -> None:
     """They are written in turn."""
-    notes = SyncedWrites(tmp_path, 2)
+    notes = SyncedWrites(tmp_path, bytes(16), 2)
     for writes in (1, 2, 3):
         notes.note(1, writes, writes * 100)
     assert (None, Synced(3, 300)) == (notes.read(0), notes.read(1))
@@ -105,7 +105,7 @@ def test_one_torn_note_leaves_the_one_before(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[48] ^= 1  # of the first slot of shard 1, which has the third note
     file.write_bytes(content)
-    notes = SyncedWrites(tmp_path, 2)
+    notes = SyncedWrites(tmp_path, bytes(16), 2)
     assert Synced(2, 200) == notes.read(1)
     notes.note(1, 4, 400)
     assert Synced(4, 400) == notes.read(1)

@@ -302,7 +302,7 @@ class LogDamagedError(CorruptionError):
 
 
 class DataLossError(CorruptionError):
-    """Writes are missing that were acknowledged and on disk. The database was left as it is; restore it from a copy.
+    """Writes are missing that were acknowledged and on disk. Restore the database from a copy.
 
     ``open(…, recovery="point_in_time")`` goes on with what there was before the first that is missing.
     """

@@ -135,6 +135,8 @@ class CommitLog:
         self.counters.bytes += write.size
         if self.policy.durability == "commit":
             self.watermark = tail.last_position
+        if self.policy.synced_at_once:
+            self._note_synced(self.number, *self._end)
         return Ticket(tail.writes, told)
 
     def settle(self, ticket: Ticket) -> None:

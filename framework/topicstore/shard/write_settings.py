@@ -20,6 +20,8 @@ class WriteSettings:
     late: str
     max_skew: float
     """Seconds that a message's own time may lie ahead of the clock."""
+    synced_at_once: bool
+    """Whether the engine syncs every write, whatever the durability."""
     clock: Callable[[], int]
     """Returns the present as microseconds since the epoch."""
 

@@ -150,7 +150,7 @@ def _open_to_write(
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
             _remove_shards(path)
-        opener.synced = SyncedWrites(path, manifest.shards)
+        opener.synced = SyncedWrites(path, bytes.fromhex(manifest.id), manifest.shards)
         opened.add(opener.synced.close)
     shards = [opener.open(number, opened, create=creating) for number in range(manifest.shards)]
     complete_generations(shards, manifest.layout, options.get(manifest.layout, {}))

@@ -15,7 +15,7 @@ from topicstore.contract.errors import CorruptionError, DataLossError, LogDamage
 from topicstore.releasing import Taken
 from topicstore.shard.generations import MakeLayout, OpenArchive
 from topicstore.shard.identity import check_identity
-from topicstore.shard.records import load_tail
+from topicstore.shard.records import Tail, load_tail
 from topicstore.shard.shard import Shard
 from topicstore.shard.write_settings import WriteSettings
 
@@ -52,7 +52,7 @@ class ShardOpener:
         engine = self._open_engine(number, reached, create=create)
         opened.add(engine.close)
         try:
-            check_reached(number, reached, load_tail(engine))
+            check_reached(number, reached, _tail(number, engine))
         except DataLossError as lost:
             if self.recovery == "strict":
                 raise
@@ -65,12 +65,12 @@ class ShardOpener:
 
     def open_view(self, number: int, open_engine: Callable[[], Engine]) -> Shard:
         """Open a shard to read it. Raises what `open` raises, whatever ``recovery`` is: it may change nothing."""
-        with contextlib.closing(SyncedWrites(self.path, self.manifest.shards, read_only=True)) as synced:
+        with contextlib.closing(SyncedWrites(self.path, self._id, self.manifest.shards, read_only=True)) as synced:
             reached = synced.read(number)  # before the engine is opened: its writer goes on
         engine = open_engine()
         with Taken() as taken:
             taken.add(engine.close)
-            check_reached(number, reached, load_tail(engine))
+            check_reached(number, reached, _tail(number, engine))
             if self.manifest.durability == "sync":
                 engine.flush_log()  # nothing may be seen that power loss could take
             return self._make(number, engine, read_only=True)
@@ -85,23 +85,34 @@ class ShardOpener:
                 if not isinstance(damaged, LogDamagedError):
                     raise
                 with contextlib.closing(self.backend.open_reader(directory, KEYSPACES, alone=True)) as left:
-                    check_reached(number, reached, load_tail(left))
+                    check_reached(number, reached, _tail(number, left))
         self.backend.repair_log(directory, salvage=self.recovery == "salvage")
         return self.backend.open_shard(directory, KEYSPACES, create=False)
 
+    @property
+    def _id(self) -> bytes:
+        return bytes.fromhex(self.manifest.id)
+
     def _make(self, number: int, engine: Engine, *, read_only: bool) -> Shard:
         manifest = self.manifest
-        check_identity(engine, bytes.fromhex(manifest.id), number)
-        syncs = {"persistent", "sync"} & set(self.capabilities) == {"persistent"}  # always, whatever is asked for
+        check_identity(engine, self._id, number)
         policy = WriteSettings(
-            durability="sync" if syncs else manifest.durability,
+            durability=manifest.durability,
             timestamps=manifest.timestamps,
             late=manifest.late,
             max_skew=manifest.max_skew,
+            synced_at_once="sync" not in self.capabilities,
             clock=self.clock,
         )
         note = self.synced.note if self.synced else _forget
         return Shard(number, engine, policy, self.make_layout, self.open_archive, note, read_only=read_only)
+
+
+def _tail(number: int, engine: Engine) -> Tail:
+    try:
+        return load_tail(engine)
+    except CorruptionError as bad:
+        raise CorruptionError(bad.reason, f"shard {number}, {bad.place}") from bad
 
 
 def _forget(shard: int, writes: int, position: int) -> None:

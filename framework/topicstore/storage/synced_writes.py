@@ -6,7 +6,7 @@ each flush, and compared when a shard is opened.
 Stored form, the file ``synced`` of the database's directory: two slots for each shard, written in turn, so that one is
 whole if the other is not. A slot is::
 
-    u64 xxh64 of the rest and of the slot's number   u64 writes   u64 position
+    u64 xxh64 of the slot's number and the rest, with 8 bytes of the database's id as seed   u64 writes   u64 position
 
 ``writes`` is `topicstore.shard.records.Tail.writes`. The file itself is synced only when the database is closed: after
 a power failure it may know less than was on disk, and never more.
@@ -30,7 +30,7 @@ __all__ = ["Synced", "SyncedWrites", "check_reached"]
 
 _FILE = "synced"
 _SLOT = struct.Struct("<QQQ")
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @attrs.frozen
@@ -44,9 +44,10 @@ class Synced:
 class SyncedWrites:
     """The notes of all shards of one database. Each shard's are written under its own lock."""
 
-    def __init__(self, directory: Path, shards: int, *, read_only: bool = False) -> None:
+    def __init__(self, directory: Path, database: bytes, shards: int, *, read_only: bool = False) -> None:
         """Open the notes, and make room for them unless ``read_only``. Without any, nothing is known."""
         self._file = -1
+        self._seed = int.from_bytes(database[:8], "little")
         self._next = [0] * shards
         """Of each shard, the slot that is written next."""
         try:
@@ -108,9 +109,8 @@ class SyncedWrites:
     def _offset(shard: int, slot: int) -> int:
         return (2 * shard + slot) * _SLOT.size
 
-    @staticmethod
-    def _checksum(shard: int, slot: int, writes: int, position: int) -> int:
-        return xxhash.xxh64_intdigest(struct.pack("<QQQ", 2 * shard + slot, writes, position))
+    def _checksum(self, shard: int, slot: int, writes: int, position: int) -> int:
+        return xxhash.xxh64_intdigest(struct.pack("<QQQ", 2 * shard + slot, writes, position), self._seed)
 
 
 def check_reached(shard: int, reached: Synced | None, tail: Tail) -> None:
