@@ -107,13 +107,14 @@ def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
     assert [] == cuts(tmp_path, manifest_counts=True)
 
 
-def test_damage_within_is_left_to_the_engine_unless_told_otherwise(tmp_path: Path) -> None:
+def test_damage_within_is_an_error_unless_told_otherwise(tmp_path: Path) -> None:
     """A power failure leaves damage at ends only."""
     (file,) = shard(tmp_path, [(1, 1, 100), (2, 1, 100), (3, 1, 100)])
     content = bytearray(file.read_bytes())
     content[150] ^= 1
     file.write_bytes(content)
-    assert [] == cuts(tmp_path, manifest_counts=True)
+    with pytest.raises(CorruptionError, match=r"000005.log: it can't be read from byte 119 on"):
+        cuts(tmp_path, manifest_counts=True)
     assert [Cut(file, 119)] == cuts(tmp_path, manifest_counts=True, within=True)
 
 

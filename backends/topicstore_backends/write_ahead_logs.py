@@ -65,6 +65,7 @@ class _Records:
     """Whether something can be read behind what can't be."""
 
 
+_HINT = 'Opening with recovery="point_in_time" keeps everything up to the damage, and "salvage" every write that can be read'
 _NONE = _Records(writes=[], end=0, whole=True, goes_on=False)
 
 
@@ -73,11 +74,11 @@ def cuts(directory: Path, *, manifest_counts: bool, within: bool = False) -> lis
 
     manifest_counts: only logs count that the manifest isn't done with, as LevelDB's, which may end early. RocksDB syncs
                      a log before it is done with it, so all its logs may be looked at.
-    within:          cut at damage behind which something can be read, too. A power failure leaves damage at ends only,
-                     and whatever else is damaged is otherwise left to the engine, which refuses it.
+    within:          cut logs at damage behind which something can be read, too. A power failure leaves damage at ends
+                     only.
 
-    An empty list: all is whole. Raises `CorruptionError`, unless ``within``, if the log is missing with which LevelDB's
-    manifest goes on.
+    An empty list: all is whole. Raises `CorruptionError` where the manifest is damaged within, because RocksDB may read
+    such a one for ever, and, unless ``within``, where a log is, or where that is missing with which LevelDB's goes on.
     """
     found: list[Cut] = []
     manifest = directory / (directory / "CURRENT").read_bytes().decode(errors="replace").strip("\0\n")
@@ -94,9 +95,9 @@ def cuts(directory: Path, *, manifest_counts: bool, within: bool = False) -> lis
                 str(directory),
             )
         found.append(Cut(logs[oldest], 0))
+    if edits.goes_on:
+        raise CorruptionError(f"it can't be read from byte {edits.end} on", str(manifest))
     if not edits.whole:
-        if edits.goes_on or oldest not in logs:
-            return []  # more than an end is damaged
         found.append(Cut(manifest, edits.end))
     counting = [logs[number] for number in sorted(logs) if number >= oldest or not manifest_counts]
     return found + _cuts_of(counting, sequence, manifest_counts=manifest_counts, within=within)
@@ -109,7 +110,7 @@ def _cuts_of(logs: list[Path], sequence: int, *, manifest_counts: bool, within: 
     for place, log in enumerate(logs):
         records = _read(log, head=_BATCH_HEAD) if log.exists() else _NONE
         if records.goes_on and not within:
-            return found
+            raise CorruptionError(f"it can't be read from byte {records.end} on, but further on. {_HINT}", str(log))
         for write in records.writes:
             first = int.from_bytes(write[:8], "little")
             if first not in expected:
