@@ -65,7 +65,7 @@ class _Records:
     """Whether something can be read behind what can't be."""
 
 
-_HINT = 'Opening with recovery="point_in_time" keeps everything up to the damage, and "salvage" every write that can be read'
+_HINT = 'Opening with recovery="point_in_time" keeps what is before the damage, "salvage" every write that can be read'
 _NONE = _Records(writes=[], end=0, whole=True, goes_on=False)
 
 
