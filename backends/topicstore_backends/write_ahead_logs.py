@@ -120,7 +120,7 @@ def _cuts_of(logs: list[Path], sequence: int, *, manifest_counts: bool, within: 
         if not records.whole:
             found.append(Cut(log, records.end))
         if manifest_counts and not records.writes:
-            expected = range(0)  # LevelDB begins another log only when this one has a write
+            expected = range(0)  # another is begun only when this one has a write: see `LeveldbEngine.reclaim`
     return found
 
 

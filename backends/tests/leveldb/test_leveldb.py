@@ -799,3 +799,24 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert max(most, engine.stats().memory_bytes) < 12 << 20
     assert engine.stats().disk_bytes > 50_000_000
     engine.close()
+
+
+def test_no_log_is_left_empty_for_another(tmp_path: Path) -> None:
+    """Whenever LevelDB begins another log to compact, the one before has a write: an empty one would mean a loss."""
+    engine = open_engine(tmp_path / "shard")
+    sizes: list[int] = []
+
+    class Watched:
+        def compact_range(self, **span: bytes) -> None:
+            sizes.append(files(tmp_path / "shard", ".log")[-1].stat().st_size)
+            database.compact_range(**span)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(database, name)
+
+    database, engine._database = engine._database, Watched()
+    for _ in range(3):
+        engine.reclaim(DATA, (1, 0, 0), (2, 0, 0))
+    engine.close()
+    assert 6 == len(sizes)
+    assert all(size > 0 for size in sizes)

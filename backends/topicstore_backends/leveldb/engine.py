@@ -64,6 +64,8 @@ class LeveldbEngine(Engine):
         self._present = Present(instance)
         self._spaces = ByKeyspace({keyspace.name: Space(keyspace, number) for number, keyspace in enumerate(keyspaces)})
         self._writing = Lock()
+        self._compacting = Lock()
+        """Held while a range is compacted."""
         self._failed = False
         self._damaged: set[bytes] = set()
         """Where hidden ranges begin that can't be removed, because of damage within."""
@@ -203,11 +205,24 @@ class LeveldbEngine(Engine):
             return
         while self._remove_some():
             pass
-        with self._calls:
-            self._database.compact_range(start=first, stop=last)
+        self._compact(first, last)
         self._delete_around(first, last)
-        with self._calls:
-            self._database.compact_range(start=first, stop=last)
+        self._compact(first, last)
+
+    def _compact(self, first: bytes, last: bytes) -> None:
+        """Compact a range, for which LevelDB begins another log.
+
+        A write keeps the log before it from being empty: `topicstore_backends.write_ahead_logs` takes an empty log
+        that another follows for one that lost its writes.
+        """
+        with self._compacting:
+            with self._calls, self._writing:
+                self._check_writable()
+                changes = self._database.write_batch()
+                changes.put(LAST, b"")
+                self._commit(changes, self._present.hidden)
+            with self._calls:
+                self._database.compact_range(start=first, stop=last)
 
     def _delete_around(self, first: bytes, last: bytes) -> None:
         """Delete two keys that aren't there, one at each end of a range."""

@@ -172,9 +172,9 @@ class CommitLog:
             self.counters.flushes += 1
             self.counters.flush_seconds += time.perf_counter() - started
             self._flushed = written
-            self._note_synced(self.number, written, position)
             if self.policy.durability == "sync":  # else it has moved on meanwhile
                 self.watermark = position
+            self._note_synced(self.number, written, position)
 
     def fail(self, error: BaseException) -> None:
         """Close the shard to writes because one failed."""

@@ -52,7 +52,7 @@ class SyncedWrites:
         """Of each shard, the slot that is written next."""
         try:
             flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-            self._file = os.open(directory / _FILE, flags | _FLAGS, 0o600)
+            self._file = os.open(directory / _FILE, flags | _FLAGS, 0o644)
         except FileNotFoundError:
             return
         missing = 2 * shards * _SLOT.size - os.fstat(self._file).st_size
