@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -23,6 +23,7 @@ from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.database.intercepting_engines import Turnstile, replace_engine
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.faults.crash import MARKER, messages_of
+from topicstore_conformance.faults.power import why_no_tracing
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 from topicstore_conformance.oracle.checks import check_publishers, replayed
 from topicstore_conformance.subjects.pairs import Pair
@@ -48,15 +49,6 @@ with ts.open(path, backend=backend, layout=layout, durability=durability) as db:
     for worker in workers: worker.join()
     os.write(1, b"close\\n")
 """
-
-
-@cache
-def why_no_tracing() -> str | None:
-    """Return why system calls can't be counted here, or None."""
-    if shutil.which("strace") is None:
-        return "strace is not installed"
-    tried = subprocess.run(["strace", "-f", "--seccomp-bpf", "-o", "/dev/null", "true"], capture_output=True)
-    return None if tried.returncode == 0 else f"tracing is not permitted: {tried.stderr.decode().strip()[:100]}"
 
 
 @attrs.frozen
