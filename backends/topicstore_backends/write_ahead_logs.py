@@ -60,13 +60,13 @@ class _Records:
     end: int
     """Where the last of them ends."""
     whole: bool
-    """Whether nothing is behind that."""
+    """Whether the file ends there."""
     goes_on: bool
     """Whether something can be read behind what can't be."""
 
 
 _HINT = 'Opening with recovery="point_in_time" keeps what is before the damage, "salvage" every write that can be read'
-_NONE = _Records(writes=[], end=0, whole=True, goes_on=False)
+_EMPTY = _Records(writes=[], end=0, whole=True, goes_on=False)
 
 
 def cuts(directory: Path, *, manifest_counts: bool, within: bool = False) -> list[Cut]:
@@ -104,11 +104,11 @@ def cuts(directory: Path, *, manifest_counts: bool, within: bool = False) -> lis
 
 
 def _cuts_of(logs: list[Path], sequence: int, *, manifest_counts: bool, within: bool) -> list[Cut]:
-    """Return what must go of logs, the first of which goes on at the latest behind a sequence number."""
+    """Return what must go of logs, whose first write comes at most one after a sequence number."""
     found: list[Cut] = []
     expected = range(sequence + 2)
     for place, log in enumerate(logs):
-        records = _read(log, head=_BATCH_HEAD) if log.exists() else _NONE
+        records = _read(log, head=_BATCH_HEAD) if log.exists() else _EMPTY
         if records.goes_on and not within:
             raise CorruptionError(f"it can't be read from byte {records.end} on, but further on. {_HINT}", str(log))
         for write in records.writes:
@@ -165,10 +165,10 @@ def _read(file: Path, *, head: int | None) -> _Records:
             end = at
     rest = data[end:]
     whole = not any(rest[:_HEAD]) and len(rest) < _HEAD
-    return _Records(writes, end, whole, not whole and _anything(data, at))
+    return _Records(writes, end, whole, not whole and _readable_after(data, at))
 
 
-def _anything(data: memoryview, behind: int) -> bool:
+def _readable_after(data: memoryview, behind: int) -> bool:
     """Say whether a record can be read behind the one that can't be: then the damage isn't at the end.
 
     It is looked for where that one would end, by its length, and at the beginnings of later blocks.

@@ -82,7 +82,9 @@ class LeveldbBackend(Backend):
                 make_directory(path)
         elif not (path / "CURRENT").exists():
             raise EngineError(f"{path}: there is no LevelDB database")
-        if found := _cuts(path):
+        with Translated(path):
+            found = _cuts(path)
+        if found:
             named = ", ".join(cut.file.name for cut in found)
             raise LogDamagedError(f"its end can't be read, or isn't there: {named}", str(path))
         _THREADS.begin()
