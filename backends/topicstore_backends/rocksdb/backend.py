@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -31,6 +32,8 @@ OPEN_FILES = 128
 BLOCK_BYTES = 16 << 10
 # How often a reader tries to open a database whose files come and go.
 MOMENTS = 20
+# Where less than so many times `RocksdbBackend.room` is free, nothing is compacted before space was reclaimed.
+SCARCE = 2
 _THREADS = LibraryThreads("RocksDB")
 """They flush and compact. `rocksdict.Env` knows none but the process's, and those can't be begun again."""
 _NOT_READ = frozenset(("LOCK", "LOG", "rocksdict-config.json"))
@@ -97,9 +100,13 @@ class RocksdbBackend(Backend):
         options = _database_options(self.options, self._cache)
         families = dict.fromkeys((keyspace.name for keyspace in keyspaces), options)
         with Translated(path, opening=True), ExitStack() as failing:
+            scarce = shutil.disk_usage(path).free < SCARCE * self.room
+            # Otherwise a compaction could start at once and fill the disk, after which RocksDB neither frees space
+            # nor closes cleanly.
+            options.set_disable_auto_compactions(scarce)
             database = rocksdict.Rdict(str(path), options, families)
             failing.callback(database.close)
-            engine = RocksdbEngine(path, database, keyspaces, self._cache)
+            engine = RocksdbEngine(path, database, keyspaces, self._cache, scarce=scarce)
             failing.pop_all()
         return engine
 

@@ -49,11 +49,19 @@ class RocksdbEngine(Engine):
     """
 
     def __init__(
-        self, path: Path, database: rocksdict.Rdict, keyspaces: Sequence[Keyspace], cache: rocksdict.Cache
+        self,
+        path: Path,
+        database: rocksdict.Rdict,
+        keyspaces: Sequence[Keyspace],
+        cache: rocksdict.Cache,
+        *,
+        scarce: bool = False,
     ) -> None:
         self._path = path
         self._database = database
         self._cache = cache
+        self._scarce = scarce
+        """Whether automatic compactions are off, because disk space was scarce and none has been reclaimed since."""
         self._translated = Translated(path)
         self._families = ByKeyspace({keyspace.name: Family(database, keyspace) for keyspace in keyspaces})
         self._lock = Lock()
@@ -111,6 +119,10 @@ class RocksdbEngine(Engine):
         with self._calls:
             self._database.flush(True)  # all families: they are only ever written out together
             family.data.compact_range(family.encode(start), family.encode(end))
+            if self._scarce:
+                self._scarce = False
+                for each in self._families.values():
+                    each.data.set_options({"disable_auto_compactions": "false"})
 
     def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
         """Return the value of ``key``, or None where there is none."""
