@@ -11,6 +11,11 @@ from multiprocessing import util
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from topicstore_conformance.conditions.profiles import PROFILE
+
+settings.register_profile("topicstore", PROFILE)
+settings.load_profile("topicstore")
 
 # Spark's Java, which starts in several tests, costs half the CPU time where it compiles quickly instead of well.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, TopicFilter
 from topicstore.contract.columns import to_list
@@ -58,7 +58,6 @@ def plain(rows: int) -> list[Message]:
 times = st.integers(0, 2**40)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     st.lists(strategies.messages(times=times), min_size=1, max_size=12),
     strategies.filters(),

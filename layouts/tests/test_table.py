@@ -30,7 +30,7 @@ from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions
 SHARD, GENERATION, START = 4, 2, 1 << 60
 PLENTY = {"limit": 100_000, "limit_bytes": 1 << 30, "deadline": None}
 LARGE = 65_537
-RELAXED = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+RELAXED = settings(max_examples=40, suppress_health_check=list(HealthCheck))
 
 Row = tuple[int, Message]
 

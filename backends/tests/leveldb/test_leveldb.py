@@ -310,7 +310,6 @@ SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
 
 @given(SPANS, st.sets(st.integers(0, 40), max_size=12))
-@settings(deadline=None)
 def test_hidden_ranges_are_sets(spans: list[tuple[int, int]], keys: set[int]) -> None:
     """United, split around keys, ascending and apart, whatever overlaps or is empty."""
     hidden = HiddenRanges((bytes([start]), bytes([end])) for start, end in spans).without(bytes([k]) for k in keys)
@@ -353,7 +352,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 40), st.none() | st.integers(0, 9)),
 
 
 @given(st.lists(st.tuples(CHANGES, SPANS, st.booleans()), max_size=10), st.integers(0, 3), st.integers(0, 3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_ranges_delete_at_once(steps: list[Any], deletes: int, removed: int) -> None:
     """Every reader sees what a dict holds, and snapshots what it held, however slowly keys are removed."""
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as directory:

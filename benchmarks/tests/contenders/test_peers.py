@@ -109,7 +109,7 @@ histories = st.builds(
 
 
 @pytest.mark.parametrize("name", QUICK)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(history=histories, cut=st.integers(0, 30), data=st.data())
 def test_it_answers_like_a_list(name: str, history: list[Message], cut: int, data: st.DataObject) -> None:
     """All fields of odd messages come back, by any filter, from any start, each topic's in the order stored."""

@@ -1,15 +1,17 @@
-"""How often, and for how long, tests try.
+"""The Hypothesis profile of all tests, and the number of examples that they try.
 
 ``TOPICSTORE_CONFORMANCE`` chooses a mode:
 
 ============  ============================================================================
-``quick``     few tries, always the same ones: some seconds a suite
+``quick``     few examples: some seconds a suite
 ``full``      the default: what a change must pass before it is published
-``thorough``  twenty times as many tries
+``thorough``  twenty times as many examples
 ============  ============================================================================
 
-Without ``fast_seek``, where each read costs milliseconds, what is tried with other data every time is
-tried a quarter as often.
+Without ``fast_seek``, where each read costs milliseconds, suites try a quarter as many examples.
+
+Every run draws the same examples, so that a result can be repeated. With ``TOPICSTORE_HYPOTHESIS=random`` each run
+draws new ones.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from collections.abc import Collection
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 from .modes import MODES, VARIABLE
 
-__all__ = ["COSTLY", "MACHINE", "MODE", "PROFILE", "full", "tries"]
+__all__ = ["COSTLY", "MACHINE", "MODE", "PROFILE", "RANDOM", "full", "tries"]
 
 MODE = os.environ.get(VARIABLE) or "full"
 """The mode of this process and of the processes that its tests begin."""
@@ -39,15 +42,26 @@ def tries(quick: int, full: int, capabilities: Collection[str] = ("fast_seek",))
 full = pytest.mark.skipif(MODE == "quick", reason="only in the full mode")
 """Marks a test that takes long however seldom it tries."""
 
+_CHOICE = os.environ.get("TOPICSTORE_HYPOTHESIS", "")
+if _CHOICE not in ("", "random"):
+    raise ValueError(f"TOPICSTORE_HYPOTHESIS must be random or unset, not {_CHOICE!r}")
+RANDOM = _CHOICE == "random"
+"""Whether this run draws new examples."""
+
+if not RANDOM and {"_get_local_constants", "_local_constants"} <= vars(providers).keys():
+    # Hypothesis also draws constants found in the modules that are loaded at that time, so a test's examples would
+    # depend on the tests before it: https://hypothesis.readthedocs.io/en/latest/changelog.html#v6-131-1
+    vars(providers)["_get_local_constants"] = type(vars(providers)["_local_constants"])
+
 PROFILE = settings(
     deadline=None,
     database=None,
-    derandomize=MODE == "quick",
+    derandomize=not RANDOM,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-"""What holds for every example: how long one takes, and how often drawing one succeeds, tells of the machine and of
-luck; what was found can be repeated."""
+"""The settings of every example. Its run time, and the number of draws it takes, depend on the machine and on luck, so
+neither is a failure."""
 _SHRINKING = () if MODE == "quick" else (Phase.shrink,)
 """Making a failing example small takes far longer than finding it."""
 COSTLY = settings(PROFILE, phases=(Phase.explicit, Phase.generate, *_SHRINKING))

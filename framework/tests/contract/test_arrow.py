@@ -111,7 +111,7 @@ def test_the_schema_is_frozen() -> None:
     assert Properties.__struct_fields__ == tuple(name for name, _ in inner)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(lists)
 def test_messages_come_back_from_arrow(rows: list[Message]) -> None:
     """Every value is the same, and of the same type; the schema is the published one."""
@@ -121,7 +121,6 @@ def test_messages_come_back_from_arrow(rows: list[Message]) -> None:
     assert exactly(rows) == exactly(MessageBatch.from_arrow(batch).to_messages())
 
 
-@settings(deadline=None)
 @given(lists)
 def test_ids_come_with_the_messages(rows: list[Message]) -> None:
     """With ids there are two columns more, whose values survive above 63 bits."""
@@ -135,7 +134,6 @@ def test_ids_come_with_the_messages(rows: list[Message]) -> None:
     assert batch.to_arrow().equals(arrow.select(SCHEMA.names))
 
 
-@settings(deadline=None)
 @given(lists, st.integers(0, 8), st.integers(0, 8))
 def test_a_sliced_record_batch_is_the_slice_of_its_messages(rows: list[Message], start: int, length: int) -> None:
     """An offset into Arrow's buffers is respected, in the properties too."""

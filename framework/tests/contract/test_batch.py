@@ -69,7 +69,7 @@ def stored(rows: list[Message], first: int = 2**63, shard: int = 3) -> MessageBa
 # --- there and back -------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(lists)
 def test_messages_come_back_from_a_batch(rows: list[Message]) -> None:
     """Every value of every message is the same, and of the same type."""
@@ -408,7 +408,6 @@ def test_texts_that_another_thread_has_checked_meanwhile() -> None:
 # --- slicing, taking, joining -----------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(lists, st.slices(8), st.booleans())
 def test_a_slice_of_a_batch_is_the_slice_of_its_messages(rows: list[Message], cut: slice, placed: bool) -> None:
     """Steps of one slice messages and positions alike."""
@@ -420,7 +419,6 @@ def test_a_slice_of_a_batch_is_the_slice_of_its_messages(rows: list[Message], cu
         assert batch.ids()[part] == batch[part].ids()
 
 
-@settings(deadline=None)
 @given(lists.filter(bool), st.data(), st.booleans())
 def test_taking_from_a_batch_is_taking_from_its_messages(
     rows: list[Message], data: st.DataObject, placed: bool
@@ -436,7 +434,6 @@ def test_taking_from_a_batch_is_taking_from_its_messages(
         assert [ids[index] for index in indices] == taken.ids()
 
 
-@settings(deadline=None)
 @given(st.lists(lists, max_size=4), st.booleans())
 def test_joined_batches_are_the_joined_messages(parts: list[list[Message]], placed: bool) -> None:
     """Rows of all batches, one behind the other, with the ids they have."""
@@ -450,7 +447,6 @@ def test_joined_batches_are_the_joined_messages(parts: list[list[Message]], plac
         assert [one for batch in batches for one in batch.ids()] == joined.ids()
 
 
-@settings(deadline=None)
 @given(lists, st.integers(0, 8))
 def test_a_batch_cut_in_two_joins_again(rows: list[Message], at: int) -> None:
     """Slicing and joining are each other's reverse."""
@@ -506,7 +502,6 @@ def formed(rows: list[Message], form: str) -> MessageBatch:
     return MessageBatch(*columns, [row.properties for row in rows], positions, Constant(1, len(rows)))
 
 
-@settings(deadline=None)
 @given(lists, lists, st.sampled_from(["numpy", "arrow"]), st.data())
 def test_the_form_of_the_columns_does_not_show(
     rows: list[Message], more: list[Message], form: str, data: st.DataObject

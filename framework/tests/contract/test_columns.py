@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.contract.columns import Coded, Constant, Texts, concat, fold, take, to_iterable, to_list, window
 
@@ -45,7 +45,6 @@ def exactly(column: Any) -> list[tuple[type, Any]]:
     return [(type(value), value) for value in to_list(column)]
 
 
-@settings(deadline=None)
 @given(columns())
 def test_a_column_lists_its_rows(both: tuple[Any, list[int]]) -> None:
     """`to_list` and `to_iterable` give Python objects, whatever the form."""
@@ -56,7 +55,6 @@ def test_a_column_lists_its_rows(both: tuple[Any, list[int]]) -> None:
     assert len(rows) == len(column)
 
 
-@settings(deadline=None)
 @given(columns(), st.slices(12))
 def test_a_window_is_a_slice(both: tuple[Any, list[int]], rows: slice) -> None:
     """`window` gives what slicing the list gives, an empty window the wrong way round too."""
@@ -67,7 +65,6 @@ def test_a_window_is_a_slice(both: tuple[Any, list[int]], rows: slice) -> None:
     assert len(expected[start:stop]) == len(actual)
 
 
-@settings(deadline=None)
 @given(columns(min_size=1), st.data())
 def test_take_takes_rows_in_any_order(both: tuple[Any, list[int]], data: st.DataObject) -> None:
     """`take` gives the rows of the indices, repeats and none included."""
@@ -78,7 +75,6 @@ def test_take_takes_rows_in_any_order(both: tuple[Any, list[int]], data: st.Data
     assert len(indices) == len(actual)
 
 
-@settings(deadline=None)
 @given(st.lists(columns(), min_size=1, max_size=4))
 def test_concat_joins_rows(parts: list[tuple[Any, list[int]]]) -> None:
     """`concat` gives the rows of all columns, whichever forms meet."""
@@ -127,7 +123,6 @@ def test_one_column_is_joined_as_it_is() -> None:
     assert column is concat([column])
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("ab", max_size=1) | st.none(), min_size=1, max_size=8))
 def test_fold_keeps_rows(rows: list[str | None]) -> None:
     """A folded list has the same rows, and is a `Constant` exactly if they are all equal."""
@@ -136,7 +131,6 @@ def test_fold_keeps_rows(rows: list[str | None]) -> None:
     assert (len(set(rows)) == 1) == isinstance(folded, Constant)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 9), st.slices(9))
 def test_a_constant_is_a_sequence(length: int, rows: slice) -> None:
     """A `Constant` behaves as the list it stands for."""

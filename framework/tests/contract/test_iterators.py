@@ -29,7 +29,6 @@ def packed(*fields: Any) -> bytes:
     return framed(msgspec.msgpack.encode(fields))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40), numbers, numbers, numbers, filters, st.binary(max_size=200))
 def test_an_iterator_comes_back_from_its_bytes(
     database: bytes, shard: int, generation: int, stream: int, topic_filter: str, place: bytes
@@ -194,7 +193,7 @@ def test_hostile_bodies_are_refused(body: bytes) -> None:
         Iterator.from_bytes(framed(body))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(data: bytes) -> None:
     """Random bytes, also behind a good version and checksum, are never taken for an iterator, nor crash."""
@@ -208,7 +207,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
     assert one == Iterator.from_bytes(one.to_bytes())
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.integers(0, len(ONE.to_bytes()) - 10), st.binary(min_size=1, max_size=4))
 def test_garbled_bodies_with_a_good_checksum_are_read_or_refused(place: int, change: bytes) -> None:
     """Whoever forges a checksum gets an iterator or the documented error, nothing else."""

@@ -41,7 +41,7 @@ def as_times(times: list[int]) -> np.ndarray:
     return np.array(times, dtype=np.int64)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(lasts, around, st.integers(0, 5_000))
 @example(-1, 0, 0)
 @example(-1, 0, 1)
@@ -54,7 +54,7 @@ def test_commit_positions_equal_the_model(last: int, now: int, rows: int) -> Non
     assert one_by_one(last, [now] * rows) == actual.tolist()
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(lasts, times)
 @example(-1, [])
 @example(-1, [0])
@@ -78,7 +78,6 @@ def test_more_messages_than_a_microsecond_has_positions(time: int, rows: int) ->
     assert time + (rows - 1) // PER_MICROSECOND == time_of(expected[rows - 1])
 
 
-@settings(deadline=None)
 @given(lasts, st.lists(times, max_size=5))
 def test_batches_join(last: int, batches: list[list[int]]) -> None:
     """Positions of batches, each behind the one before, are those of one large batch."""
@@ -90,7 +89,6 @@ def test_batches_join(last: int, batches: list[list[int]]) -> None:
     assert message_positions(last, as_times(list(chain.from_iterable(batches)))).tolist() == joined
 
 
-@settings(deadline=None)
 @given(lasts, times)
 def test_positions_strictly_increase_and_never_lie_before_their_time(last: int, times: list[int]) -> None:
     """The two promises that readers rely on."""
@@ -118,7 +116,7 @@ def test_the_largest_time_leaves_room() -> None:
     assert first_position(MAX_TIME) + 10_000_000 < LARGEST
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.just(-1) | around, times)
 @example(-1, [])
 @example(5, [])
@@ -135,7 +133,6 @@ def test_late_rows_equal_a_loop(last_time: int, times: list[int]) -> None:
     assert expected == actual.tolist()
 
 
-@settings(deadline=None)
 @given(around, st.integers(0, PER_MICROSECOND - 1))
 def test_a_position_holds_its_time(time: int, counter: int) -> None:
     """`time_of` takes back what `first_position` and a counter made."""
@@ -191,7 +188,6 @@ def test_the_hour_that_comes_twice(fold: int, microseconds: int) -> None:
     assert microseconds == to_microseconds(datetime(2024, 10, 27, 2, 30, tzinfo=Berlin(), fold=fold))
 
 
-@settings(deadline=None)
 @given(st.datetimes(timezones=st.integers(-1_439, 1_439).map(lambda offset: timezone(timedelta(minutes=offset)))))
 def test_to_microseconds_of_any_zone_is_that_of_utc(time: datetime) -> None:
     """A time zone changes the spelling, not the time, and a microsecond is never lost."""

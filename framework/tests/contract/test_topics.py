@@ -90,7 +90,7 @@ def test_a_valid_topic_is_a_filter_for_itself(case: dict[str, Any]) -> None:
     assert TopicFilter(topic).matches(topic)
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(max_examples=1000)
 @given(filters, topics)
 def test_matching_equals_the_standard(text: str, topic: str) -> None:
     """Any filter, any topic: as the recursive matcher says."""
@@ -99,7 +99,7 @@ def test_matching_equals_the_standard(text: str, topic: str) -> None:
     assert expected == TopicFilter(text).matches(topic)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(topics, st.data())
 def test_a_filter_made_from_a_topic_matches_it(topic: str, data: st.DataObject) -> None:
     """Levels replaced by + and the rest cut with # still match, unless $ meets a leading wildcard."""
@@ -111,7 +111,7 @@ def test_a_filter_made_from_a_topic_matches_it(topic: str, data: st.DataObject) 
     assert TopicFilter(text).matches(topic) == (not (topic[0] == "$" and text[0] in "+#"))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.text(st.sampled_from("ab+#/$\0\ud800é"), max_size=6))
 def test_a_filter_without_wildcards_is_valid_where_the_topic_is(text: str) -> None:
     """Names and filters obey the same rules but for the wildcards."""

@@ -348,6 +348,7 @@ def test_steps_of_long_names(db: ts.Database) -> None:
 # --- names beyond the dictionary -----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_200000_topics(tmp_path: Path) -> None:
     """A third has numbers, the others are texts; each is found, by itself and by a filter, before merging and after."""
     topics = [f"f/{number % 50}/{number}" for number in range(200_000)]

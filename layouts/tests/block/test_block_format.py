@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Properties
 from topicstore.contract.columns import Constant, to_list
@@ -41,7 +41,6 @@ SLAB = 3 << 32 | 7
 FIRST_END = 1 << 60
 
 every_codec = pytest.mark.parametrize("codec", CODECS)
-careful = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def rows_of(columns: Columns) -> dict[str, list[Any]]:
@@ -157,7 +156,6 @@ def check_round_trip(columns: Columns, codec: str, stream: int, gap: int, above:
 def test_what_goes_in_comes_out(codec: str) -> None:
     """Every form of every column, with a few rows."""
 
-    @careful
     @given(blocks(st.integers(1, 20)), st.sampled_from([MIXED, 1, 2**32 - 1]), st.integers(0, 9), st.integers(0, 9))
     def check(columns: Columns, stream: int, gap: int, above: int) -> None:
         check_round_trip(columns, codec, stream, gap, above)
@@ -169,7 +167,6 @@ def test_what_goes_in_comes_out(codec: str) -> None:
 def test_frames_keep_any_order(codec: str) -> None:
     """Rows in order of topic have positions in none, and nothing about them is lost."""
 
-    @careful
     @given(blocks(st.integers(1, 20)), st.randoms(use_true_random=False), st.integers(0, 9))
     def check(columns: Columns, source: random.Random, number: int) -> None:
         end = int(columns.positions.max()) + 3
@@ -207,7 +204,7 @@ def test_texts_of_a_block_are_those_it_needs() -> None:
 def test_many_rows(codec: str) -> None:
     """Around the sizes at which msgpack's prefixes change and beyond the most rows that a block gets."""
 
-    @settings(careful, max_examples=12)
+    @settings(max_examples=12)
     @given(blocks(st.sampled_from([1, 15, 16, 255, 256, 8_192, 9_000])))
     def check(columns: Columns) -> None:
         check_round_trip(columns, codec, 1, 0, 0)
@@ -272,7 +269,6 @@ def test_codecs_are_those_of_the_options() -> None:
         BlockOptions(compression="gzip")  # type: ignore[arg-type]
 
 
-@careful
 @given(blocks(st.integers(1, 40)), st.data())
 def test_columns_are_cut_and_picked(columns: Columns, data: st.DataObject) -> None:
     """`Columns.take` and `Columns.window` keep rows together."""
@@ -449,7 +445,7 @@ heads = st.tuples(
 )  # fmt: skip
 
 
-@settings(careful, max_examples=400)
+@settings(max_examples=400)
 @given(heads | st.binary(max_size=20), st.booleans())
 def test_a_hostile_head(head: tuple[Any, ...] | bytes, frame: bool) -> None:
     """A head that somebody made up either gives three rows or is damage; nothing else is raised."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from topicstore import TopicFilter
 from topicstore.contract.columns import Coded, Constant, Texts
@@ -22,7 +22,6 @@ from topicstore_layouts.block.stream_ranges import StreamRangesCache
 from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.shared.name_table import NameTable, coded
 
-careful = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 learned_topics = st.lists(strategies.topics(), min_size=1, max_size=12)
 
 
@@ -89,7 +88,7 @@ ODD = [
 some_topics = st.lists(strategies.topics() | st.sampled_from(ODD), min_size=1, max_size=6)
 
 
-@settings(careful, max_examples=200)
+@settings(max_examples=200)
 @given(some_topics, st.data())
 def test_texts(topics: list[str], data: st.DataObject) -> None:
     """A few are judged one by one and many by one expression, with the same result, whatever characters they have."""
@@ -168,7 +167,7 @@ def test_ranges(levels: str, text: str, expected: tuple[str, str | None]) -> Non
     assert expected == topic_range(tuple(levels.split("/")), TopicFilter(text))
 
 
-@settings(careful, max_examples=300)
+@settings(max_examples=300)
 @given(learned_topics, st.data())
 @example(["$x/1", "$x/2", "$y/2"], None)
 def test_what_is_wanted(topics: list[str], data: st.DataObject | None) -> None:
@@ -258,7 +257,7 @@ def test_the_filters_used_last_are_known(monkeypatch: pytest.MonkeyPatch) -> Non
     assert made[3] is streams.of(TopicFilter("3"), None)
 
 
-@settings(careful, max_examples=200)
+@settings(max_examples=200)
 @given(learned_topics, st.integers(0, 2**32), st.data())
 def test_sorted_texts(topics: list[str], seed: int, data: st.DataObject) -> None:
     """Of a stream's topics in order only those in its range are looked at, and that is enough."""

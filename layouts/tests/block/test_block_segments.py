@@ -151,7 +151,7 @@ def framed(draw: st.DrawFn) -> tuple[Segment, list[list[Row]]]:
     return segment.without(dict.fromkeys(gone, 0)), [[] if n in gone else rows for n, rows in enumerate(frames)]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(framed(), st.data())
 def test_frames_are_selected_by_what_they_span(drawn: tuple[Segment, list[list[Row]]], data: st.DataObject) -> None:
     """All that hold a wanted row, and no other than those whose spans might."""
@@ -233,7 +233,7 @@ bodies = st.tuples(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(bodies | st.binary(max_size=20), st.sampled_from([0, 0, 0, -1, 1, 2**31]))
 def test_a_hostile_index(body: tuple[object, ...] | bytes, more: int) -> None:
     """One that somebody made up is damage, or fits together; nothing else is raised."""

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, TopicFilter
 from topicstore.contract.columns import Constant, to_list
@@ -283,7 +283,7 @@ def test_each_part_of_a_cut_batch_is_split_by_itself(store: Store) -> None:
 def test_every_column_comes_back() -> None:
     """Through split, mixed and single blocks, joined into one batch and not."""
 
-    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=40)
+    @settings(max_examples=40)
     @given(st.lists(st.lists(strategies.messages(), min_size=1, max_size=9), min_size=1, max_size=4))
     def check(batches: list[list[Message]]) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -330,7 +330,7 @@ def batches(draw: st.DrawFn) -> list[Message]:
 STEPS = st.sampled_from(["put", "put", "put", "delete", "reopen", "compact", "compact some", "lose a step"])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=90)
+@settings(max_examples=90)
 @given(st.data())
 def test_any_sequence_of_batches_and_deletes(data: st.DataObject) -> None:
     """Whatever is stored, merged, deleted, reopened: every stream, filter, limit, place and bound is served right."""

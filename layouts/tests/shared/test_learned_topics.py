@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.contract.checksums import add_checksum
 from topicstore.contract.engine import KEYSPACES, META, Engine, WriteBatch, encode_generation
@@ -24,7 +24,6 @@ EDGE, LEAF = encode_generation(GENERATION) + b"\x01", encode_generation(GENERATI
 
 thresholds = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
 capacities = st.one_of(st.integers(0, 12), st.just(CAPACITY))
-quick = settings(deadline=None)
 
 
 def learned(learn: Iterable[str], *limits: int, capacity: int = CAPACITY) -> LearnedTopics:
@@ -194,7 +193,6 @@ def test_65535_bytes_of_empty_levels() -> None:
     assert [] == trie.match(TopicFilter("a/#"))
 
 
-@quick
 @given(st.lists(topics(), max_size=30), thresholds, capacities)
 def test_it_learns_what_a_simple_model_learns(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
     """Whatever the topics, the thresholds and the room; streams are numbered from 1 as they are met."""
@@ -218,7 +216,6 @@ def describes(pattern: str, topic: str) -> bool:
     return TopicFilter(pattern).matches(topic)
 
 
-@quick
 @given(st.lists(st.one_of(topics(), st.sampled_from(EDGE_TOPICS)), max_size=20), thresholds, capacities)
 def test_patterns_match_their_topics(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
     """Each topic is matched by the pattern of its stream."""
@@ -226,7 +223,6 @@ def test_patterns_match_their_topics(taught: list[str], limits: tuple[int, ...],
     assert [] == [topic for topic in taught if not describes(trie.pattern(trie.learn(topic)), topic)]
 
 
-@quick
 @given(st.lists(topics(), max_size=20), thresholds, capacities, st.lists(filters(), max_size=4), st.data())
 def test_match_finds_every_stream_with_a_matching_topic(
     taught: list[str], limits: tuple[int, ...], capacity: int, asked: list[str], data: st.DataObject
@@ -252,7 +248,6 @@ def compatible(topic_filter: TopicFilter, pattern: str) -> bool:
     return len(mine) == len(theirs) and all(a == b or "+" in (a, b) for a, b in zip(mine, theirs, strict=True))
 
 
-@quick
 @given(st.lists(topics(), max_size=20), thresholds, capacities, st.data())
 def test_match_is_tight_without_rest(
     taught: list[str], limits: tuple[int, ...], capacity: int, data: st.DataObject
@@ -266,7 +261,6 @@ def test_match_is_tight_without_rest(
         assert len(matched) <= 1 or not topic_filter.literal
 
 
-@quick
 @given(st.lists(topics(), max_size=20), thresholds, capacities, st.lists(topics(), max_size=9))
 def test_find_learns_nothing(taught: list[str], limits: tuple[int, ...], capacity: int, asked: list[str]) -> None:
     """It says where a topic is or would go, if there is such a stream."""
@@ -293,7 +287,6 @@ def test_rest_matches_the_level_above() -> None:
     assert [1, 2] == trie.match(TopicFilter("a/#"))
 
 
-@quick
 @given(st.lists(topics(), max_size=20), thresholds, capacities)
 def test_levels_say_what_varies(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
     """They are those of the pattern, with `+` for `$+`; what varies are the indexes of `+`."""
@@ -306,7 +299,6 @@ def test_levels_say_what_varies(taught: list[str], limits: tuple[int, ...], capa
         assert all(level in ("+", "#", own[depth]) for depth, level in enumerate(levels) if depth < len(own))
 
 
-@quick
 @given(st.lists(topics(), max_size=20), thresholds, capacities)
 def test_it_describes_itself(taught: list[str], limits: tuple[int, ...], capacity: int) -> None:
     """Every node once, its parent before it, and every stream with its pattern."""
@@ -349,7 +341,6 @@ def test_streams_that_are_not_there(stream: int) -> None:
 # --- many at once -------------------------------------------------------------------
 
 
-@quick
 @given(st.lists(st.lists(topics(), max_size=20), max_size=4), thresholds, capacities)
 def test_many_are_learned_as_one_by_one(batches: list[list[str]], limits: tuple[int, ...], capacity: int) -> None:
     """From any iterable, and again from what is remembered."""
@@ -441,7 +432,6 @@ def test_the_longest_tokens_take_bounded_memory() -> None:
     assert taken < 4 * 65_536 * 64 + 65_536 * 64 + 1e6  # the tokens, and what is to be saved
 
 
-@quick
 @given(st.lists(topics(), max_size=30), thresholds, capacities, capacities)
 def test_the_room_may_change(taught: list[str], limits: tuple[int, ...], before: int, after: int) -> None:
     """More or less of it at the next loading: no topic moves, and what comes next finds a stream."""
@@ -470,7 +460,6 @@ steps = st.lists(
 )
 
 
-@quick
 @given(steps, thresholds, capacities)
 def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[int, ...], capacity: int) -> None:
     """Whatever is learned, saved, lost and loaded: what was committed with a stream stays in it."""
@@ -500,7 +489,6 @@ def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[in
     assert committed == {topic: again.learn(topic) for topic in committed}
 
 
-@quick
 @given(st.lists(topics(), max_size=15), st.lists(topics(), max_size=15), thresholds, capacities)
 def test_a_loaded_trie_goes_on_as_the_saved_one(
     first: list[str], then: list[str], limits: tuple[int, ...], capacity: int
@@ -628,7 +616,6 @@ def test_what_a_flood_left_is_not_inherited() -> None:
     assert ["+", "a", "a/+"] == ["/".join(node.path) for node in child.describe()]
 
 
-@quick
 @given(st.lists(topics(), max_size=30), thresholds, capacities, capacities)
 def test_half_of_the_room_is_not_inherited(
     taught: list[str], limits: tuple[int, ...], capacity: int, room: int
@@ -644,7 +631,6 @@ def test_half_of_the_room_is_not_inherited(
     assert all(any(path[: len(way)] == way for path in paths - ways) for way in ways)
 
 
-@quick
 @given(st.lists(topics(), max_size=30), thresholds, st.lists(topics(), max_size=10))
 def test_an_heir_has_its_parents_wildcards(taught: list[str], limits: tuple[int, ...], then: list[str]) -> None:
     """A topic that shared a level in the parent shares it in the child, from the first message on."""

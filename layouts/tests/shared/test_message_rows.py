@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, Properties
 from topicstore.contract.columns import Constant
@@ -48,7 +48,6 @@ def sealed(body: bytes) -> bytes:
     return b"\x96\xc4\x08" + xxhash.xxh3_64_digest(body, seed) + body
 
 
-@settings(deadline=None)
 @given(st.lists(strategies.messages(times=times), max_size=12), st.sampled_from([1, 5_000]))
 def test_everything_comes_back(messages: list[Message], gaps: int) -> None:
     """Every field of every message, with its position and shard."""

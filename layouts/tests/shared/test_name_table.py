@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.contract.checksums import add_checksum
 from topicstore.contract.columns import Coded, Constant, to_list
@@ -174,7 +174,6 @@ def test_what_was_never_written_is_given_out_again(engine: MemoryEngine) -> None
     assert [1] == to_list(table(engine).encode(["other"]))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["learn", "save", "unheard", "reopen"]), st.lists(texts, max_size=12))))
 def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> None:
     """Whatever is learned, saved and loaded, with room for eight names of up to three characters."""

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, TopicFilter
 from topicstore.contract.columns import to_list
@@ -158,10 +158,8 @@ batches = st.lists(
     st.lists(strategies.messages(times=st.integers(0, 2**40)), min_size=1, max_size=12), min_size=1, max_size=6
 )
 places = st.integers(START - 2, START + 80)
-thorough = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-@thorough
 @given(
     stores,
     batches,
@@ -193,7 +191,6 @@ def test_everything_comes_back(
     assert (len(store.rows), []) == store.verify()
 
 
-@thorough
 @given(stores, batches, st.lists(st.tuples(strategies.filters(), places, places), min_size=1, max_size=3))
 def test_deletes_take_the_entries_along(
     store: Store, stored: list[list[Message]], deletes: list[tuple[str, int, int]]
@@ -378,7 +375,6 @@ def _lists(draw: st.DrawFn) -> list[list[int]]:
     return lists
 
 
-@settings(deadline=None)
 @given(_lists(), st.integers(0, 4_000), st.integers(0, 6_000))
 def test_common_positions(lists: list[list[int]], first: int, bound: int) -> None:
     """Every common position is a candidate once, in order, and every candidate is of one list at least."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from topicstore_layouts.wildcard_optimized.keymapper import KeyFilter, KeyMapper, Source
-
-quick = settings(deadline=None)
 
 
 @st.composite
@@ -73,7 +71,6 @@ def let_through(mapper: KeyMapper, spans: list[tuple[int, int]]) -> list[int]:
 # --- keys ---------------------------------------------------------------------------
 
 
-@quick
 @given(st.data())
 def test_there_and_back(data: st.DataObject) -> None:
     """A vector becomes a key of whole bytes, and the key that vector."""
@@ -86,7 +83,6 @@ def test_there_and_back(data: st.DataObject) -> None:
     assert mapper.width == len(key.to_bytes(mapper.width, "big"))
 
 
-@quick
 @given(st.data())
 def test_keys_are_ordered_by_their_sources(data: st.DataObject) -> None:
     """The first source counts most, and what it leaves equal the next one decides."""
@@ -99,7 +95,6 @@ def test_keys_are_ordered_by_their_sources(data: st.DataObject) -> None:
     assert (fields(one) < fields(other)) == (mapper.encode(one) < mapper.encode(other))
 
 
-@quick
 @given(st.data())
 def test_many_at_once(data: st.DataObject) -> None:
     """Whole columns are packed to the same bytes as one by one, and unpacked to the same numbers."""
@@ -123,7 +118,6 @@ def test_bits_that_no_source_holds_are_lost() -> None:
 # --- filters ------------------------------------------------------------------------
 
 
-@quick
 @given(filtered())
 def test_ratchet_finds_the_next_key(case: tuple[KeyMapper, list[tuple[int, int]]]) -> None:
     """From every number on, the lowest key at or above it that gets through; None above the last."""
@@ -138,7 +132,6 @@ def test_ratchet_finds_the_next_key(case: tuple[KeyMapper, list[tuple[int, int]]
     assert through.ratchet(1 << mapper.bits) is None
 
 
-@quick
 @given(filtered(), st.binary(max_size=3))
 def test_mask_and_spans_say_the_same(case: tuple[KeyMapper, list[tuple[int, int]]], front: bytes) -> None:
     """A key is judged alike by itself, among others, and with other bytes in front."""
@@ -150,7 +143,6 @@ def test_mask_and_spans_say_the_same(case: tuple[KeyMapper, list[tuple[int, int]
     assert through.free == (len(good) == len(keys))
 
 
-@quick
 @given(st.data())
 def test_a_filter_of_ranges(data: st.DataObject) -> None:
     """Every vector within the ranges gets through; no other does where each range is of aligned blocks."""

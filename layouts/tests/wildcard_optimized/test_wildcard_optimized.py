@@ -33,7 +33,6 @@ START = EPOCH << 40
 PLENTY = {"limit": 100_000, "limit_bytes": 1 << 30, "deadline": None}
 
 Row = tuple[int, Message]
-quick = settings(deadline=None)
 
 
 def options(**changes: Any) -> WildcardOptimizedOptions:
@@ -360,7 +359,7 @@ def histories(draw: st.DrawFn) -> tuple[Store, list[Message]]:
     return Store(options=drawn), messages(topics, draw(st.integers(1, 60)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), histories())
 def test_any_sequence_of_calls(data: st.DataObject, history: tuple[Store, list[Message]]) -> None:
     """Bounds up and down, limits, restarts, deletes and stores in between: each message once, in its topic's order."""
@@ -413,7 +412,6 @@ def missing(
     return [row for row in wanted if row[0] not in have and store.slab._streams.find(row[1].topic) == stream]
 
 
-@quick
 @given(st.data())
 def test_a_staircase_is_what_was_read(data: st.DataObject) -> None:
     """After any bounds and stops, the steps hold exactly the keys and positions that were read."""
