@@ -139,8 +139,8 @@ def environment(one: Circumstance, folder: Path, python: str) -> dict[str, str]:
 
 
 def command(one: Circumstance) -> list[str]:
-    """Return the README's test command, below what makes this circumstance."""
-    words = ["make", "test"]
+    """Return the command for all tests, below what makes this circumstance."""
+    words = ["make", "test-all"]
     if one.random:
         words.append(f"ARGS=--random-order-bucket=global --random-order-seed={secrets.randbelow(10**6)}")
     if one.nobody:
@@ -168,7 +168,7 @@ def kept_busy(cpus: list[int]) -> Iterator[None]:
 
 
 def run(one: Circumstance, commit: str, output: Path, folder: Path) -> tuple[str, str, bool]:
-    """Run `make test` in a fresh clone below an empty folder; return the Python, what came of it, and if it passed."""
+    """Run `make test-all` in a fresh clone below an empty folder; return the Python, the result, and if it passed."""
     check_possible(one)
     python = interpreter(one)
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "topicstore")], check=True)
@@ -193,10 +193,10 @@ def run(one: Circumstance, commit: str, output: Path, folder: Path) -> tuple[str
             left = left_over(folder)
         finally:
             end(folder)
-    found = re.findall(
-        r"^=+ (.*(?:passed|failed|error).*) in [\d.]+s.*=+$", output.read_text(errors="replace"), re.MULTILINE
-    )
-    summary = found[-1] if found else f"no summary; make ended with {code}"
+    text = output.read_text(errors="replace")
+    found = re.findall(r"^=+ (.*(?:passed|failed|error).*) in [\d.]+s.*=+$", text, re.MULTILINE)
+    summary = "; ".join(found) if found else f"no summary; make ended with {code}"
+    summary += "".join(f"; {flaky}" for flaky in re.findall("^FLAKY .*$", text, re.MULTILINE))
     if left:
         summary += f"; left running: {', '.join(left)}"
     return version_of(python), summary, code == 0 and bool(found) and not left

@@ -28,6 +28,11 @@ metrics = [{ name = "t", payload = '{"v":{value:.3f}}' }, { name = "p", bytes = 
 """
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """All tests of this folder are left to `make test-all`."""
+    item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def small_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The definition of a workload that is made in no time."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
 MAIN = Path(__file__).with_name("main.py")

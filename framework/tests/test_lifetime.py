@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import topicstore as ts
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = [ts.Message("a/b", str(number).encode(), "me") for number in range(10)]
 PAYLOADS = [message.payload for message in MESSAGES]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,10 +101,17 @@ found = sorted(FIXTURES.glob("*.fixture"))
 quick = known("fast_seek")
 seldom = [pair for pair in known() if pair.layout not in {other.layout for other in quick}]
 """Of layouts that only engines bear on which each read costs milliseconds."""
-cases = [(path, pair) for path in found for pair in quick + seldom if path.name.startswith(f"{pair.layout}-v")]
 
 
-@pytest.fixture(params=cases, ids=lambda case: f"{case[0].stem}-{case[1].backend}")
+def cases(path: Path) -> Iterator[Any]:
+    """Yield the file with each pair that can read it; `make test` takes only RocksDB, or else the first."""
+    readers = [pair for pair in quick + seldom if path.name.startswith(f"{pair.layout}-v")]
+    readers.sort(key=lambda pair: pair.backend != "rocksdb")
+    for number, pair in enumerate(readers):
+        yield pytest.param((path, pair), marks=[pytest.mark.slow] if number else [])
+
+
+@pytest.fixture(params=chain(*map(cases, found)), ids=lambda case: f"{case[0].stem}-{case[1].backend}")
 def restored(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Fixture, Path]:
     """A checked-in database, ready to be opened by today's code."""
     file, pair = request.param

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from topicstore_conformance.subjects.pairs import Pair, covering, quick_options
 
+pytestmark = pytest.mark.slow
+
 STATUS = Path("/proc/self/status")
 
 CHILD = """

@@ -61,6 +61,15 @@ def cases() -> list[Case]:
     return found + [Case(pair, *sets[number % 2], SLICE) for number, pair in enumerate(others)]
 
 
+def marked() -> list[Any]:
+    """Return the cases; `make test` takes those of pairs that cover a backend or a layout, but no whole large set."""
+    found = []
+    for case in cases():
+        quick = case.pair in covering("fast_seek") and (case.rows is not None or case.name != "bus")
+        found.append(pytest.param(case, marks=() if quick else pytest.mark.slow))
+    return found
+
+
 def most(pair: Pair) -> int | None:
     """Return how many rows a pair gets that covers a backend or a layout."""
     return LARGE_SLICE if "persistent" in pair.capabilities else SLICE
@@ -131,13 +140,13 @@ def by_position(table: pa.Table) -> pa.Table:
     return table if bool((np.diff(order) == 1).all()) else table.take(pa.array(order))
 
 
-@pytest.fixture(scope="module", params=cases(), ids=str)
+@pytest.fixture(scope="module", params=marked(), ids=str)
 def imported(request: pytest.FixtureRequest) -> Iterator[Imported]:
     """A set in a database, as it was stored: nothing that uses it changes it."""
     yield from filled(request.param)
 
 
-@pytest.fixture(params=cases(), ids=str)
+@pytest.fixture(params=marked(), ids=str)
 def changing(request: pytest.FixtureRequest) -> Iterator[Imported]:
     """A set in a database of a test's own, which may change it."""
     yield from filled(request.param)

@@ -452,6 +452,7 @@ print(result.exit_code, result.stderr)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "head", "filling"),
     [

@@ -20,6 +20,8 @@ from topicstore.cli.demo.fleet import fleet
 from topicstore.cli.files.formats import encode_lines
 from topicstore_conformance.faults.threads import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = 6_000
 BATCH = 100
 SHARDS = (1, 4)

@@ -79,7 +79,7 @@ def stored(path: Path) -> list[int]:
 # --- order ------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=30), min_size=1, max_size=5),
     st.integers(1, 40),
@@ -124,6 +124,7 @@ def test_only_attempts_that_were_taken_count(tmp_path: Path) -> None:
     assert not (tmp_path / "staging").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", ["w", None])
 @pytest.mark.parametrize("death", [(1, "after"), (3, "after"), (8, "before")])
 def test_a_commit_that_is_killed_is_finished_by_the_next(
@@ -171,6 +172,7 @@ def last_before_the_end(path: Path, run_until: Callable[..., list[tuple[int]]]) 
     return steps - ENDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follows", ["again", "another", "named"])
 def test_wherever_a_commit_without_a_name_is_killed(
     tmp_path: Path, run_until: Callable[..., list[tuple[int]]], follows: str
@@ -191,6 +193,7 @@ def test_wherever_a_commit_without_a_name_is_killed(
             assert [key for shard in range(3) for key, _ in db.state(shard).scan(b"spark-write/")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, ENDING + 1))
 def test_a_commit_without_a_name_that_has_ended_is_not_known(
     tmp_path: Path, run_until: Callable[..., list[tuple[int]]], number: int

@@ -179,6 +179,7 @@ def test_all_columns_survive(spark: SparkSession, tmp_path: Path) -> None:
         assert counted(messages) == counted(db.replay("#"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ALONE)
 def test_other_backends(spark: SparkSession, tmp_path: Path, backend: str) -> None:
     """Written and read by Spark, one task at a time where one process must do it."""
@@ -207,6 +208,7 @@ def test_rows_are_stored_in_order(spark: SparkSession, tmp_path: Path) -> None:
     assert stored == [*expected, b"untimed"]
 
 
+@pytest.mark.slow
 def test_spark_finds_the_source_by_itself(spark: SparkSession, there: Path) -> None:
     """A session that nobody has told of topicstore reads the format."""
     assert spark.newSession().read.format("topicstore").load(str(there)).count() == 1_000
@@ -250,6 +252,7 @@ def test_options_and_ids(spark: SparkSession, there: Path) -> None:
     assert {tuple(row) for row in narrowed} == {pair for pair in expected if pair[1] > middle and pair[0] == 1}
 
 
+@pytest.mark.slow
 def test_only_what_may_match_is_read(spark: SparkSession, there: Path) -> None:
     """A client's shard, a shard's generations, a topic: partitions tell."""
     from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, StringStartsWith
@@ -271,6 +274,7 @@ def test_only_what_may_match_is_read(spark: SparkSession, there: Path) -> None:
     assert since.first == 1_000_000 << 11
 
 
+@pytest.mark.slow
 def test_without_push_down(spark: SparkSession, there: Path) -> None:
     """In a session that does not push down conditions the source works, and Spark applies them."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
@@ -280,6 +284,7 @@ def test_without_push_down(spark: SparkSession, there: Path) -> None:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
+@pytest.mark.slow
 def test_a_schema_chooses_columns(spark: SparkSession, there: Path) -> None:
     """In its order; ids are there for the asking."""
     columns = "payload binary, shard int, timestamp timestamp"
@@ -288,6 +293,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, there: Path) -> None:
     assert numbers(frame_) == list(range(1000))
 
 
+@pytest.mark.slow
 def test_reads_beside_a_writer(spark: SparkSession, tmp_path: Path) -> None:
     """What is committed when the query is planned, not what comes later."""
     with ts.open(tmp_path / "db", shards=2, timestamps="message") as db:
@@ -302,6 +308,7 @@ def test_reads_beside_a_writer(spark: SparkSession, tmp_path: Path) -> None:
 # --- workers that die, and tries that are repeated --------------------------------------
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_of_a_write(spark: SparkSession, tmp_path: Path, dying_source: str) -> None:
     """Its task is tried again; every row is there once, and nothing of the first try is left."""
     rows = frame(spark, numbered(40_000))
@@ -311,6 +318,7 @@ def test_a_worker_killed_in_the_middle_of_a_write(spark: SparkSession, tmp_path:
     assert not (tmp_path / ".db.staging").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: Path, dying_source: str) -> None:
     """Its task is tried again; every row comes once."""
     with ts.open(tmp_path / "db", shards=1, timestamps="message") as db:
@@ -318,6 +326,7 @@ def test_a_worker_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: 
     assert numbers(spark.read.format(dying_source).load(str(tmp_path / "db"))) == list(range(5_000))
 
 
+@pytest.mark.slow
 def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:
     """Whoever runs a job again under the same name and number gets no second copy; the next number counts."""
     for batch in (4, 4, 3, 5):
@@ -326,6 +335,7 @@ def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path
     assert numbers(load(spark, tmp_path / "db")) == [*range(40, 60), *range(90, 100)]
 
 
+@pytest.mark.slow
 def test_whoever_dies_in_the_middle_of_a_commit(spark: SparkSession, tmp_path: Path) -> None:
     """The write fails, with a part of its rows stored; run again, each of them is there once."""
     from topicstore.spark import TopicstoreSource, commit
@@ -371,6 +381,7 @@ def fails(error: str, action: Callable[[], object]) -> None:
         action()
 
 
+@pytest.mark.slow
 def test_refused_where_a_writer_is_open(spark: SparkSession, tmp_path: Path) -> None:
     """DatabaseLockedError, naming the holder; nothing is stored, and the lock is free after a commit."""
     with ts.open(tmp_path / "db", timestamps="message") as db:
@@ -382,6 +393,7 @@ def test_refused_where_a_writer_is_open(spark: SparkSession, tmp_path: Path) -> 
     assert [entry.name for entry in tmp_path.iterdir()] == ["db"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ALONE)
 def test_no_reader_beside_a_writer(spark: SparkSession, tmp_path: Path, backend: str) -> None:
     """With a live writer: DatabaseLockedError with the reason."""
@@ -390,6 +402,7 @@ def test_no_reader_beside_a_writer(spark: SparkSession, tmp_path: Path, backend:
         fails("DatabaseLockedError.*may write", lambda: load(spark, tmp_path / "db").collect())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -403,6 +416,7 @@ def test_bad_options_of_reading(spark: SparkSession, there: Path, options: dict[
     fails(error, lambda: load(spark, there, **options).collect())
 
 
+@pytest.mark.slow
 def test_bad_reads(spark: SparkSession, there: Path, tmp_path: Path) -> None:
     """No path, no database, a column that there isn't, one of another type."""
     fails("InvalidArgumentError.*directory", lambda: spark.read.format("topicstore").load().collect())
@@ -413,6 +427,7 @@ def test_bad_reads(spark: SparkSession, there: Path, tmp_path: Path) -> None:
     fails("InvalidArgumentError.*qos", lambda: reader.schema("qos string").load(str(there)).collect())
 
 
+@pytest.mark.slow
 def test_bad_writes(spark: SparkSession, tmp_path: Path) -> None:
     """Each is refused with a reason; no row is stored, and nothing lies around."""
     path, good = tmp_path / "db", frame(spark, numbered(5))
@@ -434,6 +449,7 @@ def test_bad_writes(spark: SparkSession, tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["db"]
 
 
+@pytest.mark.slow
 def test_what_was_dropped_under_a_query(spark: SparkSession, tmp_path: Path) -> None:
     """A generation that goes after the planning is an error, not fewer rows."""
     with ts.open(tmp_path / "db", timestamps="message") as db:

@@ -22,6 +22,8 @@ from topicstore.lifecycle.exporting import ExportedSlab, ExportReport
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
 

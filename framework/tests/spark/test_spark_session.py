@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 
+pytestmark = pytest.mark.slow
+
 PACKAGED = """
 import sys
 from topicstore import spark as tspark

@@ -65,6 +65,7 @@ def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
         assert numbers(target) == list(range(500))
 
 
+@pytest.mark.slow
 def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path: Path) -> None:
     """A filter and a start; a batch ends behind the last message that matches."""
     source, target = tmp_path / "source", tmp_path / "target"
@@ -75,6 +76,7 @@ def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path:
     assert numbers(target) == [n for n in range(350, 700) if n % 7 == 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["wildcard_optimized", "skipstream"])
 def test_other_layouts(spark: SparkSession, tmp_path: Path, layout: str) -> None:
     """Positions are offsets whatever the layout orders by."""
@@ -87,6 +89,7 @@ def test_other_layouts(spark: SparkSession, tmp_path: Path, layout: str) -> None
     assert numbers(target) == list(range(600))
 
 
+@pytest.mark.slow
 def test_what_was_dropped_unread_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     """GenerationDroppedError, not fewer rows."""
     source, target = tmp_path / "source", tmp_path / "target"
@@ -101,6 +104,7 @@ def test_what_was_dropped_unread_is_an_error(spark: SparkSession, tmp_path: Path
     assert numbers(target) == list(range(10))
 
 
+@pytest.mark.slow
 def test_a_batch_that_comes_again_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:
     """A checkpoint that lost its last commit runs that batch again; the database knows it."""
     source, target = tmp_path / "source", tmp_path / "target"
@@ -114,6 +118,7 @@ def test_a_batch_that_comes_again_is_stored_once(spark: SparkSession, tmp_path: 
     assert numbers(target) == list(range(30))
 
 
+@pytest.mark.slow
 def test_errors(spark: SparkSession, tmp_path: Path) -> None:
     """An end, and a database that is locked while a batch is committed."""
     source, target = tmp_path / "source", tmp_path / "target"

@@ -8,6 +8,8 @@ import pytest
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults import namespaces
 
+pytestmark = pytest.mark.slow
+
 ROOM = {
     "rocksdb": {"write_buffer_bytes": 4 << 20},
     "leveldb": {"write_buffer_bytes": 4 << 20, "file_bytes": 1 << 20},

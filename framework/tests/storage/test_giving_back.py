@@ -18,6 +18,8 @@ from topicstore_conformance.backend.leaks import open_files
 from topicstore_conformance.conditions.profiles import full, tries
 from topicstore_conformance.conditions.skipping import need
 
+pytestmark = pytest.mark.slow
+
 SYSTEM = frozenset(
     (
         "fsync",

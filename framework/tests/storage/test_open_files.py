@@ -10,6 +10,8 @@ import pytest
 import topicstore as ts
 from topicstore_conformance.conditions.skipping import need
 
+pytestmark = pytest.mark.slow
+
 SCARCE = """
 import os, resource
 import topicstore as ts

@@ -12,6 +12,8 @@ import topicstore as ts
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults import namespaces
 
+pytestmark = pytest.mark.slow
+
 BACKENDS = ("rocksdb", "leveldb", "duckdb")
 
 READ = """
