@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make demo         fill a store, kill it in the middle, resume, replay (INPUT=file.parquet for your own messages)"
 	@echo "make test         run the tests, the same examples each time; some minutes (ARGS='-k name' for some of them)"
-	@echo "make test-all     run the slow ones too, with random examples; about half an hour"
+	@echo "make test-all     run the slow ones too, with random examples; about a quarter of an hour"
 	@echo "make test-hard    run all of them on busy cores, on one core, in random order, with other Pythons …; hours"
 	@echo "make conformance  run the conformance suite for every backend and layout that is installed"
 	@echo "make lint         ruff, mypy --strict, import-linter"
@@ -39,7 +39,7 @@ demo: $(READY)
 RUN_TESTS = TOPICSTORE_CONFORMANCE=$${TOPICSTORE_CONFORMANCE:-quick} $(BIN)/python .ci/second_chance.py -n auto --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
-	$(RUN_TESTS) -m "not slow" $(ARGS)
+	PYTHONHASHSEED=0 $(RUN_TESTS) -m "not slow" $(ARGS)
 
 test-all: $(READY)
 	TOPICSTORE_HYPOTHESIS=random $(RUN_TESTS) --timeout 1800 $(ARGS)
