@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,25 @@ def spark() -> Iterator[SparkSession]:
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     from topicstore.spark import session
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # PySpark's own sockets
+    with _sockets_left_open():
         running = session(
             spark_master="local[2, 3]",
             spark_driver_memory="1g",
             spark_sql_shuffle_partitions=2,
             spark_sql_files_openCostInBytes=0,  # small files are divided too
         )
-        yield running
+    yield running
+    with _sockets_left_open():
         running.stop()
+
+
+@contextmanager
+def _sockets_left_open() -> Iterator[None]:
+    """Ignore PySpark's sockets. The filters are put back before a test runs, which has filters of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()  # so that no later test meets one that is unreachable already
 
 
 @pytest.fixture
