@@ -50,7 +50,7 @@ RANDOM = _CHOICE == "random"
 
 if not RANDOM and {"_get_local_constants", "_local_constants"} <= vars(providers).keys():
     # Hypothesis also draws constants found in the modules that are loaded at that time, so a test's examples would
-    # depend on the tests before it: https://hypothesis.readthedocs.io/en/latest/changelog.html#v6-131-1
+    # depend on the tests before it: https://github.com/HypothesisWorks/hypothesis/pull/4356
     vars(providers)["_get_local_constants"] = type(vars(providers)["_local_constants"])
 
 PROFILE = settings(
