@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
+import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.contract.errors import CorruptionError
+from topicstore import Message
+from topicstore.contract.errors import CorruptionError, DataLossError
 from topicstore_conformance.conditions.directories import quick_directory
 
 pytest.importorskip("google_crc32c", reason='needs google-crc32c: pip install "topicstore[rocksdb]"')
 
 import google_crc32c
-from topicstore_backends.write_ahead_logs import Cut, apply_cuts, cuts
+from topicstore_backends import write_ahead_logs
+from topicstore_backends.write_ahead_logs import Cut, CutNeededError, apply_cuts, check_logs, cuts
 
 BLOCK = 32 << 10
 
@@ -100,22 +106,42 @@ def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
     first.unlink()
     with pytest.raises(CorruptionError, match=r"000005\.log is missing, or MANIFEST-000001 lost its end"):
         cuts(tmp_path, manifest_counts=True)
-    found = cuts(tmp_path, manifest_counts=True, within=True)
+    found = cuts(tmp_path, manifest_counts=True, missing_too=True)
     assert [Cut(first, 0), Cut(second, None)] == found
     apply_cuts(found)
     assert (b"", False) == (first.read_bytes(), second.exists())
     assert [] == cuts(tmp_path, manifest_counts=True)
 
 
-def test_damage_within_is_an_error_unless_told_otherwise(tmp_path: Path) -> None:
-    """A power failure leaves damage at ends only."""
-    (file,) = shard(tmp_path, [(1, 1, 100), (2, 1, 100), (3, 1, 100)])
-    content = bytearray(file.read_bytes())
+def test_a_hole_takes_what_is_behind_it(tmp_path: Path) -> None:
+    """A power failure may leave some, because pages are written back in any order; what is readable behind is told."""
+    first, second = shard(tmp_path, [(1, 1, 100), (2, 1, 100), (3, 1, 100)], [(4, 1, 10), (5, 1, 10)])
+    content = bytearray(first.read_bytes())
     content[150] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(CorruptionError, match=r"000005.log: it can't be read from byte 119 on"):
-        cuts(tmp_path, manifest_counts=True)
-    assert [Cut(file, 119)] == cuts(tmp_path, manifest_counts=True, within=True)
+    first.write_bytes(content)
+    with pytest.raises(CutNeededError) as caught:
+        check_logs(tmp_path, manifest_counts=True)
+    assert [Cut(first, 119), Cut(second, None)] == caught.value.cuts
+    assert "what can be read behind byte 119 of 000005.log, 2 writes of 000006.log" == caught.value.discarded
+
+
+@pytest.mark.parametrize("torn", [lambda data: data[:-1], lambda data: data[:-50] + bytes(50), lambda data: data[:3]])
+def test_an_end_that_nobody_can_read_takes_nothing_else(tmp_path: Path, torn: Callable[[bytes], bytes]) -> None:
+    """That is all that a killed process leaves, and not worth a word."""
+    shard(tmp_path, FIRST, SECOND, [])
+    (tmp_path / "000006.log").write_bytes(torn((tmp_path / "000006.log").read_bytes()))
+    with pytest.raises(CutNeededError) as caught:
+        check_logs(tmp_path, manifest_counts=True)
+    assert "" == caught.value.discarded
+
+
+def test_a_write_that_does_not_follow_leaves_those_before_it(tmp_path: Path) -> None:
+    """A page may hold what stood elsewhere, and that can be read."""
+    first, second = shard(tmp_path, [(1, 1, 100), (2, 1, 100), (2, 1, 100), (3, 1, 100)], [(4, 1, 10)])
+    found = cuts(tmp_path, manifest_counts=True)
+    assert [(Cut(first, 238), "2 writes of 000005.log"), (Cut(second, None), "1 write of 000006.log")] == [
+        (cut, cut.discarded) for cut in found
+    ]
 
 
 def test_a_manifest_keeps_the_edits_that_can_be_read(tmp_path: Path) -> None:
@@ -158,3 +184,125 @@ def test_what_is_kept_is_all_before_the_first_damage(sizes: list[int], split: in
         left = [file.stat().st_size if file.exists() else 0 for file in files]
         expected = [log_of([batch(*each) for each in log])[1] for log in (batches[:kept][:split], batches[split:kept])]
         assert [ends[-1] if ends else 0 for ends in expected] == left
+
+
+# --- whole databases ------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["rocksdb", "leveldb"])
+def killed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Return a database as it is when its process is killed: 20 batches were on disk, 20 more are in its log."""
+    pytest.importorskip({"rocksdb": "rocksdict", "leveldb": "plyvel"}[request.param])
+    with ts.open(tmp_path / "db", backend=request.param, auto_compact=False) as db:
+        for number in range(40):
+            db.store([Message("t", b"%2d" % number + random.Random(number).randbytes(2_000))])
+            if number == 19:
+                db.flush()
+        return shutil.copytree(tmp_path / "db", tmp_path / "killed")
+
+
+def log_and_writes(database: Path) -> tuple[Path, list[bytes], list[int]]:
+    """Return the log that holds the batches, what was written to it, and where each write ends."""
+    log = max((database / "shard-0000").glob("[0-9]*.log"), key=lambda log: log.stat().st_size)
+    records = write_ahead_logs._read(log, head=None)
+    return log, records.writes, records.ends
+
+
+def zero(log: Path, at: int) -> None:
+    """Make a hole in a log, behind which it goes on."""
+    content = bytearray(log.read_bytes())
+    content[at : at + 1_000] = bytes(1_000)
+    log.write_bytes(content)
+
+
+def numbers(db: ts.Database) -> list[int]:
+    with db:
+        return [int(message.payload[:2]) for message in db.replay("t")]
+
+
+def files(database: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in database.glob("shard-0000/*") if path.suffix in (".log", ".sst")}
+
+
+def test_a_hole_in_what_was_not_synced_is_cut(killed: Path) -> None:
+    """The database opens by itself, and says what could be read and went; a reader sees the same before that."""
+    log, _, ends = log_and_writes(killed)
+    zero(log, ends[-10])
+    left = list(range(31))
+    assert left == numbers(ts.open(killed, mode="r"))
+    went = rf"shard 0 of .*killed was cut .* what can be read behind byte {ends[-10]:,} of {log.name} went; nothing is"
+    with pytest.warns(RuntimeWarning, match=went):
+        db = ts.open(killed)
+    assert left == numbers(db)
+    assert left == numbers(ts.open(killed))
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_hole_in_what_was_synced_is_an_error(killed: Path, read_only: bool) -> None:
+    """Nothing is changed, and whoever accepts it goes on with what is before the hole."""
+    log, _, ends = log_and_writes(killed)
+    zero(log, ends[-30])
+    before = files(killed)
+    with pytest.raises(DataLossError, match="lacks the last"):
+        ts.open(killed, mode="r" if read_only else "a")
+    assert before == files(killed)
+    with pytest.warns(RuntimeWarning) as warned:
+        db = ts.open(killed, recovery="point_in_time")
+    assert list(range(11)) == numbers(db)
+    cut, lacks = (str(warning.message) for warning in warned)
+    assert cut.endswith(f"{log.name} went")
+    assert "lacks the last" in lacks
+
+
+def test_a_gap_between_two_logs_is_cut(killed: Path) -> None:
+    """The older log lacks its last write, and the newer one is whole. A reader doesn't show that one either."""
+    log, writes, _ = log_and_writes(killed)
+    newer = log.with_name("000099.log")
+    log.write_bytes(log_of(writes[:-11])[0])
+    newer.write_bytes(log_of(writes[-10:])[0])
+    left = list(range(29))
+    assert left == numbers(ts.open(killed, mode="r"))
+    with pytest.warns(RuntimeWarning, match=r"10 writes of 000099\.log went; nothing is missing"):
+        db = ts.open(killed)
+    assert left == numbers(db)
+    assert left == numbers(ts.open(killed))
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-9], lambda data: data[:-99] + bytes(99)])
+def test_an_end_that_cannot_be_read_goes_without_a_word(killed: Path, harm: Callable[[bytes], bytes]) -> None:
+    """Each kill and each power failure may leave one. A warning would be an error here."""
+    log, _, _ = log_and_writes(killed)
+    log.write_bytes(harm(log.read_bytes()))
+    assert list(range(39)) == numbers(ts.open(killed, mode="r"))
+    assert list(range(39)) == numbers(ts.open(killed))
+
+
+@pytest.mark.parametrize(("harmed", "read_only", "times"), [(0, 0, 1), (0, 1, 1), (1, 0, 2), (1, 1, 1)])
+def test_logs_are_searched_once(
+    killed: Path, monkeypatch: pytest.MonkeyPatch, harmed: int, read_only: int, times: int
+) -> None:
+    """Where one is damaged, what was found is what the reader leaves out and what is cut; then the rest is searched."""
+    log, _, ends = log_and_writes(killed)
+    if harmed:
+        os.truncate(log, ends[-1] - 9)
+    searched: list[Path] = []
+    read = write_ahead_logs._read
+
+    def counted(file: Path, *, head: int | None) -> write_ahead_logs._Records:
+        searched.append(file)
+        return read(file, head=head)
+
+    monkeypatch.setattr(write_ahead_logs, "_read", counted)
+    ts.open(killed, mode="r" if read_only else "a").close()
+    assert times == searched.count(log)
+
+
+def test_a_reader_is_told_of_a_damaged_manifest(killed: Path) -> None:
+    """As the writer is, and before RocksDB reads it, which may never end."""
+    (manifest,) = (killed / "shard-0000").glob("MANIFEST-*")
+    content = bytearray(manifest.read_bytes())
+    content[10] ^= 1
+    manifest.write_bytes(content)
+    for read_only in (True, False):
+        with pytest.raises(CorruptionError, match=f"{manifest.name}: it can't be read from byte 0 on"):
+            ts.open(killed, mode="r" if read_only else "a")

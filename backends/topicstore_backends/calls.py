@@ -1,58 +1,53 @@
-"""Who is inside an engine's library, where its calls let other threads run: closing waits for them."""
+"""Calls into an engine's library, which let other threads run, and closing, which waits for these calls."""
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import AbstractContextManager
-from threading import Event
+from threading import get_ident
 from types import TracebackType
 
 from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.forking import ProcessLock
 
 __all__ = ["Calls"]
 
 
 class Calls:
-    """Counts the calls that are inside, and translates what they raise.
+    """Lets calls in until it is closed, and translates what they raise: ``with calls.lock(), calls: …``.
 
-    No call waits for a lock, so that a snapshot can be given back wherever Python collects garbage.
+    Each thread has a lock of its own, for which only `end` waits, so that a snapshot can be released wherever Python
+    collects garbage. Such a lock is taken and released in C, so Ctrl-C can't leave one held.
     """
 
-    __slots__ = ("_closed", "_inside", "_left", "_translated")
+    __slots__ = ("_closed", "_locks", "_translated")
 
     def __init__(self, translated: AbstractContextManager[None]) -> None:
         self._translated = translated
-        self._inside: deque[None] = deque()
-        """One entry a call: unlike a number's, its changes are atomic."""
+        self._locks: dict[int, ProcessLock] = {}
+        """The lock of each thread, by the thread's number. Additions and copies are atomic, so nothing guards it."""
         self._closed = False
-        self._left = Event()
-        """Set once nobody is inside after closing began: who comes then is sent away."""
+
+    def lock(self) -> ProcessLock:
+        """Return the lock that this thread holds during its calls."""
+        return self._locks.get(get_ident()) or self._locks.setdefault(get_ident(), ProcessLock())
 
     def __enter__(self) -> None:
-        self._inside.append(None)
-        if self._closed:
-            self._leave()
+        if self._closed:  # checked with the lock held: `end` waits for every call that took its lock first
             raise DatabaseClosedError("the engine or the snapshot is closed")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
         if error is not None:
             self._translated.__exit__(kind, error, trace)
 
-    def _leave(self) -> None:
-        self._inside.pop()
-        if self._closed and not self._inside:
-            self._left.set()
-
     def end(self) -> None:
-        """Let no more calls in and wait for those inside."""
+        """Let no more calls in and wait for those of other threads."""
         self._closed = True
-        while self._inside:
-            self._left.wait()
+        for lock in list(self._locks.values()):
+            with lock:
+                pass
 
     def abandon(self) -> None:
-        """Let no more calls in; those inside are of threads that a fork left behind."""
+        """Let no more calls in. For a forked child, which has none of the parent's other threads."""
         self._closed = True
-        self._inside.clear()

@@ -1,4 +1,4 @@
-"""What an engine has for each of its keyspaces."""
+"""Mappings from an engine's keyspaces to what it keeps for each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class ByKeyspace(dict[str, T]):
-    """A dict by keyspaces' names, which refuses keyspaces that the engine was opened without."""
+    """A dict by keyspace name that raises `InvalidArgumentError` for keyspaces the engine was opened without."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise InvalidArgumentError(f"the engine was opened without keyspace {name!r}")

@@ -1,8 +1,8 @@
-"""An engine in memory, for tests and for data that need not last: the oracle of the others.
+"""An engine in memory, for tests and for data that need not last. The other engines are tested against it.
 
-Each keyspace is a sorted map from a key to the versions of its value, oldest first, every one
-with the number of the write that made it. A view is such a number: it sees of each key the last
-version that is not younger. Nothing else isolates scans and snapshots, so nothing else can fail to.
+Each keyspace is a sorted map from a key to the versions of its value, oldest first, each with the
+number of the write that made it. A view is such a number: it sees the last version of each key that
+is not newer. This alone isolates scans and snapshots.
 Versions that no living view sees are dropped when their key is written again, and in sweeps.
 """
 
@@ -11,14 +11,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import islice
 from operator import itemgetter
-from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
 import attrs
 from sortedcontainers import SortedDict
-from topicstore.contract.engine import Backend, Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
+from topicstore.contract.engine import Backend, Engine, EngineInfo, K, Key, Keyspace, Snapshot, WriteBatch, is_empty
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError
+from topicstore.contract.forking import ProcessLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ CHUNK_BYTES = 1 << 20
 SWEEP_KEYS = 1024
 
 _Versions = list[tuple[int, bytes | None]]
-"""(number of the write, value or None where it was deleted), oldest first."""
+"""A key's versions, oldest first: the number of the write, and the value or None where the write deleted it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,13 +44,13 @@ class MemoryBackend(Backend):
 
     Options: ClassVar[type] = MemoryOptions
 
-    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> MemoryEngine:
+    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> MemoryEngine:
         """Return an empty engine; ``path`` is left alone, and ``create`` makes no difference."""
         return MemoryEngine(keyspaces)
 
 
 class _View:
-    """What a reader sees: everything up to the write numbered ``sequence``."""
+    """A reader's view: everything up to the write numbered ``sequence``."""
 
     __slots__ = ("__weakref__", "closed", "sequence")
 
@@ -62,14 +62,14 @@ class _View:
 class MemoryEngine(Engine):
     """Sorted maps of versions behind one lock."""
 
-    def __init__(self, keyspaces: Sequence[Keyspace]) -> None:
-        self._lock = Lock()
+    def __init__(self, keyspaces: Sequence[Keyspace[Any]]) -> None:
+        self._lock = ProcessLock()
         self._maps: dict[str, Any] = {keyspace.name: SortedDict() for keyspace in keyspaces}
         self._sequence = 0
-        # Weak, so that a scan that is dropped half way holds no versions back.
+        # Weak, so that a scan that is dropped halfway holds no versions back.
         self._views: WeakSet[_View] = WeakSet()
         self._held: set[tuple[str, Key]] = set()
-        """Keys that keep more than their last version, for some view that was alive."""
+        """Keys that keep more than their last version for a view that was open."""
         self._sweep_at = SWEEP_KEYS
         self._closed = False
 
@@ -81,9 +81,9 @@ class MemoryEngine(Engine):
             self._sequence += 1
             views = self._living()
             for keyspace, start, end in batch.ranges:
-                inside = self._maps[keyspace.name].irange(start, end, inclusive=(True, False)) if start < end else ()
-                for key in list(inside):
-                    self._set(keyspace.name, key, None, views)
+                if not is_empty(start, end):
+                    for key in list(self._maps[keyspace.name].irange(start, end, inclusive=(True, False))):
+                        self._set(keyspace.name, key, None, views)
             for keyspace, key, value in batch.operations:
                 self._set(keyspace.name, key, value, views)
             if self._held and (len(views) == 1 or len(self._held) >= self._sweep_at):
@@ -94,11 +94,11 @@ class MemoryEngine(Engine):
         with self._lock:
             self._check_open()
 
-    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+    def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         """Return the value of ``key``, or None where there is none."""
         return self.get_many(keyspace, [key])[0]
 
-    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         """Return the value of each key, None where there is none; all of them at one moment."""
         with self._lock:
             self._check_open()
@@ -106,31 +106,31 @@ class MemoryEngine(Engine):
 
     def scan(
         self,
-        keyspace: Keyspace,
-        start: Key | None = None,
-        end: Key | None = None,
+        keyspace: Keyspace[K],
+        start: K | None = None,
+        end: K | None = None,
         *,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[list[tuple[Key, bytes]]]:
-        """Yield the pairs of a range as they are when the first list is asked for."""
+    ) -> Iterator[list[tuple[K, bytes]]]:
+        """Yield the pairs of a range as they are when the first list is requested."""
         self._check_range(keyspace, start, end)
         return self._chunks(None, keyspace, start, end, reverse, limit)
 
     def snapshot(self) -> Snapshot:
-        """Return a view of what is there now."""
+        """Return a view of the present state."""
         with self._lock:
             self._check_open()
             return _MemorySnapshot(self, self._open_view())
 
-    def stats(self) -> EngineStats:
+    def info(self) -> EngineInfo:
         """Return the bytes of all values kept, and the number of keys and of writes."""
         with self._lock:
             self._check_open()
             maps = self._maps.values()
             size = sum(len(value or b"") for each in maps for versions in each.values() for _, value in versions)
             details = {"keys": sum(map(len, maps)), "writes": self._sequence}
-            return EngineStats(disk_bytes=0, memory_bytes=size, details=details)
+            return EngineInfo(disk_bytes=0, memory_bytes=size, details=details)
 
     def close(self) -> None:
         """Forget everything. Open scans and snapshots raise `DatabaseClosedError` from now on."""
@@ -146,23 +146,23 @@ class MemoryEngine(Engine):
             raise DatabaseClosedError("the engine is closed")
 
     def _check_batch(self, batch: WriteBatch) -> None:
-        """Refuse the whole batch before anything of it is applied."""
+        """Raise for the whole batch, before any of it is applied, if one of its operations is invalid."""
         for keyspace, start, end in batch.ranges:
             self._check_range(keyspace, start, end)
         for keyspace, key, _ in batch.operations:
             self._check_key(keyspace, key)
 
-    def _check_range(self, keyspace: Keyspace, start: Key | None, end: Key | None) -> None:
+    def _check_range(self, keyspace: Keyspace[Any], start: Key | None, end: Key | None) -> None:
         for key in (start, end):
             self._check_key(keyspace, key, optional=True)
 
-    def _check_key(self, keyspace: Keyspace, key: Key | None, *, optional: bool = False) -> None:
+    def _check_key(self, keyspace: Keyspace[Any], key: Key | None, *, optional: bool = False) -> None:
         if keyspace.name not in self._maps:
             raise InvalidArgumentError(f"the engine was opened without keyspace {keyspace.name!r}")
         if not (optional and key is None) and not _fits(keyspace, key):
             raise InvalidArgumentError(f"{key!r} is not a key of keyspace {keyspace.name!r} (shape {keyspace.shape})")
 
-    # --- versions; all of these are called under the lock -----------------------------
+    # --- versions; these methods need the lock held ----------------------------------
 
     def _set(self, name: str, key: Key, value: bytes | None, views: list[int]) -> None:
         """Add a version made by the present write; a later one of the same write replaces it."""
@@ -177,7 +177,7 @@ class MemoryEngine(Engine):
         versions: _Versions = self._maps[name][key]
         seen = {bisect_right(versions, view, key=itemgetter(0)) - 1 for view in views}
         versions[:] = [version for place, version in enumerate(versions) if place in seen]
-        while versions and versions[0][1] is None:  # deleted before anything else: as good as never there
+        while versions and versions[0][1] is None:  # a leading deletion is the same as no version
             del versions[0]
         if len(versions) > 1:
             self._held.add((name, key))
@@ -200,7 +200,7 @@ class MemoryEngine(Engine):
         self._views.add(view)
         return view
 
-    def _read(self, keyspace: Keyspace, keys: Sequence[Key], sequence: int) -> list[bytes | None]:
+    def _read(self, keyspace: Keyspace[Any], keys: Sequence[Key], sequence: int) -> list[bytes | None]:
         for key in keys:
             self._check_key(keyspace, key)
         versions = self._maps[keyspace.name]
@@ -211,19 +211,19 @@ class MemoryEngine(Engine):
     def _chunks(
         self,
         view: _View | None,
-        keyspace: Keyspace,
-        start: Key | None,
-        end: Key | None,
+        keyspace: Keyspace[K],
+        start: K | None,
+        end: K | None,
         reverse: bool,
         limit: int | None,
-    ) -> Iterator[list[tuple[Key, bytes]]]:
-        """Yield what ``view``, or one opened now, sees of a range: a few keys each time the lock is held."""
+    ) -> Iterator[list[tuple[K, bytes]]]:
+        """Yield the pairs of a range in ``view``, or in a new view; the lock is held for a few keys at a time."""
         inclusive = (True, False)
         while limit is None or limit > 0:
             with self._lock:
                 view = self._check_view(view)
                 room = CHUNK_PAIRS if limit is None else min(limit, CHUNK_PAIRS)
-                empty = start is not None and end is not None and not start < end and inclusive[0]
+                empty = inclusive[0] and is_empty(start, end)
                 inside = () if empty else self._maps[keyspace.name].irange(start, end, inclusive, reverse)
                 chunk, last = self._collect(keyspace.name, inside, view.sequence, room)
             if chunk:
@@ -238,11 +238,11 @@ class MemoryEngine(Engine):
                 start, inclusive = last, (False, False)
 
     def _collect(
-        self, name: str, keys: Iterator[Key] | tuple[()], sequence: int, room: int
-    ) -> tuple[list[tuple[Key, bytes]], Key | None]:
-        """Return the visible pairs of the first few keys and the last key looked at, None past the end."""
+        self, name: str, keys: Iterator[K] | tuple[()], sequence: int, room: int
+    ) -> tuple[list[tuple[K, bytes]], K | None]:
+        """Return the visible pairs of the first few keys and the last of these keys, None past the end."""
         versions = self._maps[name]
-        chunk: list[tuple[Key, bytes]] = []
+        chunk: list[tuple[K, bytes]] = []
         size = 0
         last = None
         for key in islice(keys, room):
@@ -271,23 +271,23 @@ class _MemorySnapshot(Snapshot):
         self._engine = engine
         self._view = view
 
-    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+    def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         return self.get_many(keyspace, [key])[0]
 
-    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         with self._engine._lock:  # noqa: SLF001 - a snapshot is a part of its engine
             view = self._engine._check_view(self._view)  # noqa: SLF001
             return self._engine._read(keyspace, keys, view.sequence)  # noqa: SLF001
 
     def scan(
         self,
-        keyspace: Keyspace,
-        start: Key | None = None,
-        end: Key | None = None,
+        keyspace: Keyspace[K],
+        start: K | None = None,
+        end: K | None = None,
         *,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[list[tuple[Key, bytes]]]:
+    ) -> Iterator[list[tuple[K, bytes]]]:
         self._engine._check_range(keyspace, start, end)  # noqa: SLF001
         return self._engine._chunks(self._view, keyspace, start, end, reverse, limit)  # noqa: SLF001
 
@@ -296,15 +296,15 @@ class _MemorySnapshot(Snapshot):
 
 
 def _visible(versions: Sequence[tuple[int, bytes | None]], sequence: int) -> bytes | None:
-    """Return the value of the last version that is not younger than ``sequence``."""
+    """Return the value of the last version that is not newer than ``sequence``."""
     for made, value in reversed(versions):
         if made <= sequence:
             return value
     return None
 
 
-def _fits(keyspace: Keyspace, key: Key) -> bool:
-    """Tell whether a key has its keyspace's shape."""
+def _fits(keyspace: Keyspace[Any], key: Key | None) -> bool:
+    """Return whether a key has its keyspace's shape."""
     if keyspace.shape is None:
         return isinstance(key, bytes)
     return (

@@ -1,4 +1,4 @@
-"""Fields of engines' options."""
+"""Fields for the options of engines."""
 
 from __future__ import annotations
 

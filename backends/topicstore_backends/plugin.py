@@ -1,4 +1,4 @@
-"""The backends that come with topicstore, as any plugin would register them. Imports no engine."""
+"""Registers the backends and log stores that come with topicstore, as any plugin would. Imports no engine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 import pluggy
-from topicstore.contract.plugin_specs import BackendSpec
+from topicstore.contract.plugin_specs import BackendSpec, LogStoreSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["topicstore_backends"]
+__all__ = ["topicstore_backends", "topicstore_logs"]
 
 _NO_PLYVEL = (
     ""
@@ -70,5 +70,32 @@ def topicstore_backends() -> Sequence[BackendSpec]:
             install="topicstore[duckdb]",
             capabilities=("persistent", "checkpoint", "sql"),
             durability_note="Every commit is synced to the disk: commit is the same as sync.",
+        ),
+    )
+
+
+@hookimpl
+def topicstore_logs() -> Sequence[LogStoreSpec]:
+    """Return the log stores of this package."""
+    return (
+        LogStoreSpec(
+            name="file",
+            target="topicstore_backends.log_stores.directory:DirectoryLogStore",
+            summary="A directory of one machine: file:///path.",
+        ),
+        *(
+            LogStoreSpec(
+                name=scheme,
+                target="topicstore_backends.log_stores.object_store:ObjectLogStore",
+                summary=summary,
+                needs=("obstore",),
+                install="topicstore[cluster]",
+            )
+            for scheme, summary in (
+                ("s3", "S3, or a store that speaks as S3 does: s3://bucket/prefix."),
+                ("gs", "Google Cloud Storage: gs://bucket/prefix."),
+                ("az", "Azure Blob Storage: az://container/prefix."),
+                ("memory", "This process's memory: memory:///. For tests."),
+            )
         ),
     )

@@ -1,42 +1,47 @@
-"""The logs of LevelDB and RocksDB, which have one form: how far they can be read, and where writes are missing.
+"""The logs of LevelDB and RocksDB, which share one format: how far they can be read, and where writes are missing.
 
-After a power failure a log may end in part of a record, in zeros, or in anything; and when a new log was begun
-shortly before, the old one may end early though the new one is there. Engines drop such an end without a word, or
-refuse it, and none of them notices a gap between two logs. `cuts` finds the first write that can't be read, or isn't
-there; what lies behind it must go, so that what is left is what there was at one moment.
+After a power failure a log may end in part of a record, in zeros, or in garbage
+(https://github.com/google/leveldb/issues/251). Pages in its middle may be missing, because file systems write pages
+back in any order. And if a new log was begun shortly before, the old one may end early though the new one exists
+(https://github.com/google/leveldb/issues/193). Engines drop such an end silently, or refuse it, and none of them
+notices a gap between two logs. `cuts` finds the first write that can't be read or is missing; everything after it must
+be removed, so that the rest is the state of one moment.
 
-Form of a log, and of a manifest (LevelDB's ``doc/log_format.md``; RocksDB's is the same as long as it reuses no
-logs)::
+Format of a log, and of a manifest (LevelDB's https://github.com/google/leveldb/blob/main/doc/log_format.md; RocksDB's
+https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format is the same as long as it recycles no logs)::
 
     block of 32 KB: records, and fewer than 7 bytes of padding
     record:         masked crc32c of type and data (u32), length of data (u16), type (u8), data
     type:           1 the whole of a write, 2 its first part, 3 a middle part, 4 its last part
     write in a log: sequence number of its first change (u64), number of changes (u32), changes
 
-Numbers are little-endian. A manifest's writes are edits: tag (varint) and value, of which only the first are read.
+Numbers are little-endian. A manifest's writes are edits: tag (varint) and value, of which only the first ones are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import attrs
 import google_crc32c
-from topicstore.contract.errors import CorruptionError
+from topicstore.contract.errors import CorruptionError, DataLossError, LogDamagedError
 
 from .files import link_files, sync
 
-__all__ = ["Cut", "apply_cuts", "cuts", "link_uncut"]
+__all__ = ["Cut", "CutNeededError", "apply_cuts", "check_logs", "cuts", "cuts_of", "link_uncut"]
 
 _BLOCK = 32 << 10
 _HEAD = 7
-_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_TYPES = _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MASK = 0xA282EAD8
 _BATCH_HEAD = 12
 
+_NAMED = re.compile(rb"(MANIFEST-\d+)\n")
+"""Matches the contents of ``CURRENT``."""
 _TEXTS = frozenset((0x2001, 1))
-"""Tags whose value is a length and so many bytes: the database's id, and the name of its order of keys."""
+"""Tags whose value is a length and that many bytes: the database's id, and the name of its key order."""
 _LOG_NUMBER, _LAST_SEQUENCE = 2, 4
 _NUMBERS = frozenset((_LOG_NUMBER, 3, _LAST_SEQUENCE, 9, 10, 203))
 """Tags, at the head of an edit, whose values are one number."""
@@ -44,113 +49,176 @@ _NUMBERS = frozenset((_LOG_NUMBER, 3, _LAST_SEQUENCE, 9, 10, 203))
 
 @attrs.frozen
 class Cut:
-    """How much of a file is to be kept so that the shard can be opened."""
+    """How much of a file to keep so that the shard can be opened."""
 
     file: Path
     keep: int | None
-    """Bytes from its beginning; None if the file is to go."""
+    """The number of bytes to keep from the beginning; None to remove the file."""
+    discarded: str = attrs.field(default="", eq=False)
+    """A description of readable writes that are lost because earlier ones are missing; empty if there are none."""
+
+
+class CutNeededError(LogDamagedError):
+    """Files must be cut, as ``cuts`` says, before the engine may read them."""
+
+    def __init__(self, path: Path, found: Sequence[Cut]) -> None:
+        named = ", ".join(cut.file.name for cut in found)
+        discarded = ", ".join(cut.discarded for cut in found if cut.discarded)
+        super().__init__(
+            f"the log can't be read to its end, or writes are missing in it: {named}", str(path), discarded
+        )
+        self.cuts = found
 
 
 @attrs.frozen
 class _Records:
-    """The writes of a file, up to the first that can't be read."""
+    """The writes of a file up to the first that can't be read."""
 
     writes: list[bytes]
-    """The first bytes of each: all of an edit, the head of a batch."""
-    end: int
-    """Where the last of them ends."""
+    """The first bytes of each write: all of an edit, the head of a batch."""
+    ends: list[int]
+    """The offset of the end of each write."""
     whole: bool
-    """Whether the file ends there."""
+    """Whether the file ends with the last of these writes."""
     goes_on: bool
-    """Whether something can be read behind what can't be."""
+    """Whether a record can be read after the unreadable part."""
+
+    @property
+    def end(self) -> int:
+        """The offset of the end of the last write, 0 if there is none."""
+        return self.ends[-1] if self.ends else 0
 
 
-_HINT = 'Opening with recovery="point_in_time" keeps what is before the damage, "salvage" every write that can be read'
-_EMPTY = _Records(writes=[], end=0, whole=True, goes_on=False)
+_EMPTY = _Records(writes=[], ends=[], whole=True, goes_on=False)
 
 
-def cuts(directory: Path, *, manifest_counts: bool, within: bool = False) -> list[Cut]:
-    """Return what must go so that everything up to the first write that is missing or damaged can be read.
+def check_logs(directory: Path, *, manifest_counts: bool) -> None:
+    """Raise `CutNeededError` if something must be cut, and `CorruptionError` as `cuts` does."""
+    found = cuts(directory, manifest_counts=manifest_counts)
+    if found:
+        raise CutNeededError(directory, found)
 
-    manifest_counts: only logs count that the manifest isn't done with, as LevelDB's, which may end early. RocksDB syncs
-                     a log before it is done with it, so all its logs may be looked at.
-    within:          cut logs at damage behind which something can be read, too. A power failure leaves damage at ends
-                     only.
 
-    An empty list: all is whole. Raises `CorruptionError` where the manifest is damaged within, because RocksDB may read
-    such a one for ever, and, unless ``within``, where a log is, or where that is missing with which LevelDB's goes on.
+def cuts(directory: Path, *, manifest_counts: bool, missing_too: bool = False) -> list[Cut]:
+    """Return what to cut so that exactly the writes before the first missing or damaged one remain.
+
+    manifest_counts: ignore logs that the manifest no longer needs: in LevelDB they may end early. RocksDB syncs a log
+                     before it retires it, so all its logs can be checked.
+    missing_too:     regard the log that LevelDB's manifest needs next as empty if it is missing.
+
+    The list is empty if nothing is damaged or there is no database. Each log is read once. If a process is writing to
+    the newest log, the part of a write at its end is cut, too. Raises `CorruptionError` if the manifest is damaged
+    inside, because RocksDB may read such a manifest for ever, and, unless ``missing_too``, if that log is missing;
+    `DataLossError` if the manifest is missing.
     """
     found: list[Cut] = []
-    manifest = directory / (directory / "CURRENT").read_bytes().decode(errors="replace").strip("\0\n")
-    if not manifest.is_file():
-        return []  # the engine says so
+    manifest = _manifest_of(directory)
+    if manifest is None:
+        return []
     edits = _read(manifest, head=None)
+    if edits.goes_on:
+        raise CorruptionError(f"it can't be read from byte {edits.end} on", str(manifest))
     oldest, sequence = _numbers(edits.writes)
     logs = {int(file.stem): file for file in directory.glob("[0-9]*.log")}
     if manifest_counts and oldest not in logs:
         logs[oldest] = directory / f"{oldest:06}.log"
-        if not within:
+        if not missing_too:
             raise CorruptionError(
                 f"{logs[oldest].name} is missing, or {manifest.name} lost its end, which told where it goes on",
                 str(directory),
             )
         found.append(Cut(logs[oldest], 0))
-    if edits.goes_on:
-        raise CorruptionError(f"it can't be read from byte {edits.end} on", str(manifest))
     if not edits.whole:
         found.append(Cut(manifest, edits.end))
     counting = [logs[number] for number in sorted(logs) if number >= oldest or not manifest_counts]
-    return found + _cuts_of(counting, sequence, manifest_counts=manifest_counts, within=within)
+    return found + _cuts_of(counting, sequence, manifest_counts=manifest_counts)
 
 
-def _cuts_of(logs: list[Path], sequence: int, *, manifest_counts: bool, within: bool) -> list[Cut]:
-    """Return what must go of logs, whose first write comes at most one after a sequence number."""
+def _manifest_of(directory: Path) -> Path | None:
+    """Return the manifest in use, None if there is no database."""
+    current = directory / "CURRENT"
+    try:
+        named = _NAMED.fullmatch(current.read_bytes())
+    except FileNotFoundError:
+        return None
+    if named is None:
+        raise CorruptionError("it names no manifest", str(current))
+    manifest = directory / named[1].decode()
+    try:
+        manifest.lstat()
+    except FileNotFoundError as gone:
+        raise DataLossError("it is gone, and CURRENT names it", str(manifest)) from gone
+    return manifest
+
+
+def _cuts_of(logs: list[Path], sequence: int, *, manifest_counts: bool) -> list[Cut]:
+    """Return the cuts of logs whose first write must come at most one after a sequence number."""
     found: list[Cut] = []
     expected = range(sequence + 2)
-    for place, log in enumerate(logs):
+    for log in logs:
         records = _read(log, head=_BATCH_HEAD) if log.exists() else _EMPTY
-        if records.goes_on and not within:
-            raise CorruptionError(f"it can't be read from byte {records.end} on, but further on. {_HINT}", str(log))
-        for write in records.writes:
-            first = int.from_bytes(write[:8], "little")
-            if first not in expected:
-                return [*found, *(Cut(later, None) for later in logs[place:])]
-            behind = first + int.from_bytes(write[8:], "little")
-            expected = range(behind, behind + 1)
-        if not records.whole:
-            found.append(Cut(log, records.end))
+        following, expected = _following(records.writes, expected)
+        if following < len(records.writes):
+            keep = records.ends[following - 1] if following else None
+            left = len(records.writes) - following
+            found.append(Cut(log, keep, f"{left:,} write{'s' if left > 1 else ''} of {log.name}"))
+        elif not records.whole:
+            behind = f"what can be read behind byte {records.end:,} of {log.name}" if records.goes_on else ""
+            found.append(Cut(log, records.end, behind))
         if manifest_counts and not records.writes:
-            expected = range(0)  # another is begun only when this one has a write: see `LeveldbEngine.reclaim`
+            expected = range(0)  # a new log is begun only after a write to this one: see `LeveldbEngine.reclaim`
     return found
 
 
-def link_uncut(directory: Path, links: str, found: list[Cut], *, without: Collection[str]) -> None:
-    """Link the files of a directory into another, but copy what is kept of those that are to be cut."""
+def _following(writes: list[bytes], expected: range) -> tuple[int, range]:
+    """Return how many writes have consecutive numbers, and where the next may begin: nowhere if one doesn't follow."""
+    for number, write in enumerate(writes):
+        first = int.from_bytes(write[:8], "little")
+        if first not in expected:
+            return number, range(0)
+        behind = first + int.from_bytes(write[8:], "little")
+        expected = range(behind, behind + 1)
+    return len(writes), expected
+
+
+def cuts_of(damaged: CorruptionError, directory: Path, *, manifest_counts: bool) -> Sequence[Cut]:
+    """Return the cuts that an error carries; if it carries none, those of `cuts` with ``missing_too``."""
+    if isinstance(damaged, CutNeededError):
+        return damaged.cuts
+    return cuts(directory, manifest_counts=manifest_counts, missing_too=True)
+
+
+def link_uncut(directory: Path, links: str, found: Sequence[Cut], *, without: Collection[str]) -> None:
+    """Link the files of a directory into another; of those that must be cut, copy the part that is kept."""
     link_files(directory, links, without={*without, *(cut.file.name for cut in found)})
     for cut in found:
         if cut.keep is not None:
-            kept = cut.file.read_bytes()[: cut.keep] if cut.keep else b""
+            kept = b""
+            if cut.keep:
+                with cut.file.open("rb") as file:
+                    kept = file.read(cut.keep)
             Path(links, cut.file.name).write_bytes(kept)
 
 
-def apply_cuts(found: list[Cut]) -> None:
+def apply_cuts(found: Sequence[Cut]) -> None:
     """Cut the files, the newest first, so that an interrupted cutting leaves no gap that wasn't there."""
     for cut in reversed(found):
         if cut.keep is None:
             cut.file.unlink()
         else:
-            with cut.file.open("ab") as file:  # one that is missing is made
+            with cut.file.open("ab") as file:  # creates the file if it is missing
                 file.truncate(cut.keep)
             sync(cut.file)
         sync(cut.file.parent)
 
 
 def _read(file: Path, *, head: int | None) -> _Records:
-    """Read the writes of a file, of each no more than the first ``head`` bytes."""
+    """Read the writes of a file, at most the first ``head`` bytes of each."""
     data = memoryview(file.read_bytes())
     writes: list[bytes] = []
+    ends: list[int] = []
     parts: list[bytes] = []
-    end = at = 0
+    at = 0
     for kind, start, stop in _records(data, 0):
         if kind in (_WHOLE, _FIRST) and not parts:
             parts = [bytes(data[start:stop] if head is None else data[start : min(stop, start + head)])]
@@ -161,21 +229,20 @@ def _read(file: Path, *, head: int | None) -> _Records:
         at = stop
         if kind in (_WHOLE, _LAST):
             writes.append(b"".join(parts)[:head])
+            ends.append(at)
             parts = []
-            end = at
-    rest = data[end:]
+    rest = data[ends[-1] if ends else 0 :]
     whole = not any(rest[:_HEAD]) and len(rest) < _HEAD
-    return _Records(writes, end, whole, not whole and _readable_after(data, at))
+    return _Records(writes, ends, whole, not whole and _readable_after(data, at))
 
 
 def _readable_after(data: memoryview, behind: int) -> bool:
-    """Say whether a record can be read behind the one that can't be: then the damage isn't at the end.
+    """Return whether a record can be read after an unreadable one: then the damage isn't at the end.
 
-    It is looked for where that one would end, by its length, and at the beginnings of later blocks.
+    The record's length may be damaged, too, so each byte of the same block is tried, and then each later block.
     """
-    length = int.from_bytes(data[behind + 4 : behind + 6], "little")
-    first = -(-(behind + 1) // _BLOCK) * _BLOCK
-    places = (behind + _HEAD + length, *range(first, len(data), _BLOCK))
+    block = min(-(-(behind + 1) // _BLOCK) * _BLOCK, len(data))
+    places = (*range(behind + 1, block), *range(block, len(data), _BLOCK))
     return any(next(_records(data, place), None) is not None for place in places)
 
 
@@ -188,7 +255,7 @@ def _records(data: memoryview, at: int) -> Iterator[tuple[int, int, int]]:
             continue
         start = at + _HEAD
         length = int.from_bytes(data[at + 4 : at + 6], "little")
-        if start > len(data) or _HEAD + length > left or start + length > len(data) or not data[at + 6]:
+        if start > len(data) or data[start - 1] not in _TYPES or _HEAD + length > left or start + length > len(data):
             return
         stored = int.from_bytes(data[at : at + 4], "little")
         checksum = google_crc32c.value(bytes(data[at + 6 : start + length]))
@@ -199,7 +266,7 @@ def _records(data: memoryview, at: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _numbers(edits: list[bytes]) -> tuple[int, int]:
-    """Return the number of the oldest log that counts, and the last sequence number, as the last edits say."""
+    """Return the number of the oldest log that is still needed, and the last sequence number, from the latest edits."""
     oldest = sequence = 0
     for edit in edits:
         at = 0
@@ -218,7 +285,7 @@ def _numbers(edits: list[bytes]) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of seven bits a byte, the lowest first, and where it ends."""
+    """Return a number stored in seven bits per byte, the lowest first, and the offset after it."""
     value = shift = 0
     while True:
         byte = data[at]

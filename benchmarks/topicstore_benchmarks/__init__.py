@@ -1,12 +1,12 @@
-"""How fast topicstore is, beside what else keeps messages: ``topicstore bench``.
+"""Measures topicstore and other message stores side by side: ``topicstore bench``.
 
-``workloads``   what is stored and asked for: TOML files, kinds of workloads as plugins
-``contenders``  who is compared: layouts on backends, other stores, bare engines and files as limits
-``harness``     a run: Spark makes the messages, and runs groups of cells, a process for each contender
-``results``     what a run gives: a Parquet row a value
+``workloads``   the messages to store and the requests to answer: TOML files, kinds of workloads as plugins
+``contenders``  what is compared: layouts on backends, other stores, bare engines and files as limits
+``harness``     a run: Spark makes the messages, and runs groups of cells, one process for each contender
+``results``     the output of a run: one Parquet row for each value
 ``report``      the page that a person reads first
 ``comparing``   what changed between two runs
-``figures``     figures of one thing at a time, with bounds that we hold ourselves to: ``topicstore bench figures``
+``figures``     figures of one thing at a time, with promised bounds: ``topicstore bench figures``
 
-`timing` is how time is taken within one process, `memory` how much it took at most.
+`timing` measures time within one process, `peak_memory` its highest use of memory.
 """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from topicstore.cli.terminal.completion import backend_names, layout_names
 from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
 
 if TYPE_CHECKING:
@@ -19,12 +22,14 @@ __all__ = ["bench"]
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _PARQUET = click.Path(path_type=Path, exists=True, dir_okay=False)
 
+_SPARK, _REPORT = ("pyspark",), ("altair", "jinja2", "vl_convert")
+"""Modules that a run needs, and its report."""
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _STARTED = time.monotonic()
 
 
 def _tell(text: str) -> None:
-    """Say on standard error what happens."""
+    """Report progress on standard error."""
     click.echo(f"{time.monotonic() - _STARTED:6.0f} s  {text}", err=True)
 
 
@@ -32,7 +37,7 @@ _ELSEWHERE = {
     "compare": "topicstore_benchmarks.comparing:compare_command",
     "figures": "topicstore_benchmarks.figures.command:main",
 }
-"""Commands of other modules, each loaded when it is asked for."""
+"""Commands of other modules, each loaded when it is used."""
 
 
 class _Bench(click.Group):
@@ -41,19 +46,34 @@ class _Bench(click.Group):
         return [*self.commands, *_ELSEWHERE]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command."""
+        """Return a command; where what it needs is not installed, one that says so, as the list of commands does."""
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
         module, _, name = _ELSEWHERE[cmd_name].partition(":")
         try:
             command: click.Command = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as missing:
-            raise _not_installed(missing) from missing
+            return _unusable(cmd_name, _not_installed(str(missing.name)))
         return command
 
 
-def _not_installed(missing: ModuleNotFoundError) -> Failure:
-    return Failure(f'this needs {missing.name}: pip install "topicstore[bench]"', USAGE)
+def _not_installed(*modules: str) -> Failure:
+    return Failure(f'this needs {", ".join(modules)}: pip install "topicstore[bench]"', USAGE)
+
+
+def _check_installed(modules: Iterable[str]) -> None:
+    """Raise `Failure` if modules are missing, before anything is measured or written."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise _not_installed(*missing)
+
+
+def _unusable(name: str, reason: Failure) -> click.Command:
+    def fail(**_: object) -> None:
+        raise reason
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    return click.Command(name, callback=fail, help=reason.message, context_settings=anything)
 
 
 @click.group(cls=_Bench)
@@ -63,13 +83,22 @@ def bench() -> None:
 
 @bench.command()
 @click.argument("directory", type=_DIRECTORY)
-@click.option("--quick", is_flag=True, help="A small matrix, done within five minutes on two cores.")
+@click.option("--quick", is_flag=True, help="A small matrix. What doesn't fit into five minutes is left out.")
 @click.option("--workload", "workloads", multiple=True, metavar="NAME|FILE.toml", help="Only these.  [default: all]")
 @click.option("--data", type=_PARQUET, help="Your own messages, in order of time, as a workload.")
 @click.option("--wildcard", help="With --data: a filter to ask for.  [default: one that about half match]")
 @click.option("--device", "devices", multiple=True, metavar="FILTER", help="With --data: filters of single devices.")
-@click.option("--backend", "backends", multiple=True, metavar="NAME", help="Of topicstore, only on these.")
-@click.option("--layout", "layouts", multiple=True, metavar="NAME", help="Of topicstore, only these.")
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=backend_names,
+    help="Of topicstore, only on these.",
+)
+@click.option(
+    "--layout", "layouts", multiple=True, metavar="NAME", shell_complete=layout_names, help="Of topicstore, only these."
+)
 @click.option("--contender", "contenders", multiple=True, metavar="NAME", help="Only these, by their names.")
 @click.option("--peers/--no-peers", default=True, help="Whether to measure other stores.  [default: yes]")
 @click.option("--limits/--no-limits", default=True, help="Whether to measure bare engines and files.  [default: yes]")
@@ -83,6 +112,11 @@ def bench() -> None:
     "--mixed-rate", type=_POSITIVE, help="Batches of 100 messages that are stored a second then.  [default: 100]"
 )
 @click.option("--phase-timeout", type=_POSITIVE, help="Seconds that a phase may take.  [default: 900]")
+@click.option(
+    "--budget",
+    type=_POSITIVE,
+    help="Seconds for all of it; what doesn't fit is left out.  [default: no limit]",
+)
 @click.option("--cache", type=_DIRECTORY, help="Where the messages of workloads are kept.  [default: in DIRECTORY]")
 @click.option("--spark-master", metavar="URL", help="A cluster; all its machines must see DIRECTORY.")
 @click.option("--report/--no-report", default=True, help="Whether to write the report at the end.  [default: yes]")
@@ -97,16 +131,15 @@ def run(
     report: bool,
     **asked: Any,
 ) -> None:
-    """Measure into DIRECTORY, or go on with the run that is there.
+    """Measure into DIRECTORY, or continue the run that it holds.
 
-    Without options, goes on with whatever run is there. Ends with 1 if anything failed: above all if a
-    replay gave other messages than were stored.
+    Without options, it continues the run in DIRECTORY. The exit code is 1 if anything failed, such as a replay
+    that returned other messages than were stored.
     """
-    try:
-        from .harness.choosing import Asked, new_run
-        from .harness.drive import begin, drive
-    except ModuleNotFoundError as missing:
-        raise _not_installed(missing) from missing
+    _check_installed((*_SPARK, *(_REPORT if report else ())))
+    from .harness.choosing import Asked, new_run
+    from .harness.drive import begin, drive
+
     directory = directory.absolute()
     found = _there(ctx, directory) or begin(directory, new_run(directory.name, _command(), Asked(**asked)))
     for name, reason in {**found.skipped_workloads, **found.skipped_contenders}.items():
@@ -120,7 +153,7 @@ def run(
 
 
 def _tell_failures(results: Path) -> bool:
-    """Say what failed in any group of a run, wrong replays above all; return whether anything did."""
+    """Report what failed in any group of a run, wrong replays last; return whether anything did."""
     import pyarrow.parquet as pq
 
     from .harness.group import WRONG
@@ -134,7 +167,7 @@ def _tell_failures(results: Path) -> bool:
 
 
 def _there(ctx: click.Context, directory: Path) -> Run | None:
-    """Return the run that is there, if nothing was said about what to measure."""
+    """Return the run in a directory, if no option says what to measure."""
     from .harness.plan import Run
 
     source = click.core.ParameterSource.DEFAULT
@@ -144,11 +177,9 @@ def _there(ctx: click.Context, directory: Path) -> Run | None:
 
 
 def _report(directory: Path) -> None:
-    """Write the report, and say where it is."""
-    try:
-        from .report.page import write_report
-    except ModuleNotFoundError as missing:
-        raise _not_installed(missing) from missing
+    """Write the report, and print its path."""
+    from .report.page import write_report
+
     try:
         path = write_report(directory)
     except ValueError as nothing:
@@ -159,7 +190,8 @@ def _report(directory: Path) -> None:
 @bench.command()
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def report(directory: Path) -> None:
-    """Write the report of the run in DIRECTORY anew, of the groups that it has."""
+    """Write the report of the run in DIRECTORY again, from the groups measured so far."""
+    _check_installed(_REPORT)
     from .harness.drive import write_results
     from .harness.plan import Run
 
@@ -172,16 +204,14 @@ def report(directory: Path) -> None:
 
 @bench.command()
 def workloads() -> None:
-    """List the workloads that come along, and the kinds that a TOML file may name."""
+    """List the built-in workloads, and the kinds that a TOML file may name."""
     from topicstore.cli.terminal.display import console, make_table
     from topicstore.plugins import registry
 
     from .workloads.definition import built_in, read
 
     found = [(name, read(name).make()) for name in built_in()]
-    rows = [
-        (name, one.options.kind, one.options.messages, one.why_missing(), one.options.summary) for name, one in found
-    ]
+    rows = [(name, one.options.kind, one.options.messages, one.why_missing(), one.summary) for name, one in found]
     out = console()
     out.print(make_table("workload", "kind", "messages>", "why absent~", "summary~", rows=rows))
     out.print()
@@ -191,7 +221,7 @@ def workloads() -> None:
 
 @bench.command()
 def contenders() -> None:
-    """List who can be compared, and why one can't take part here."""
+    """List the contenders, with the reason if one can't take part here."""
     from topicstore.cli.terminal.display import console, make_table
 
     from .contenders.catalogue import catalogue
@@ -201,5 +231,5 @@ def contenders() -> None:
 
 
 def _command() -> list[str]:
-    """Return the arguments from ``run`` on, however the program was called."""
+    """Return the command line's arguments from ``run`` on."""
     return sys.argv[sys.argv.index("run") :] if "run" in sys.argv else []

@@ -1,11 +1,10 @@
-"""``topicstore bench compare A B``: what changed between two runs, with the noise considered.
+"""``topicstore bench compare A B``: what changed between two runs, beyond the noise.
 
-A cell is what both have: contender, workload, durability, phase and metric. Its change is the ratio of
+A cell is a contender, workload, durability, phase and metric that both runs have. Its change is the ratio of
 the medians, turned so that more than 1 is better, with the interval of two samples (see
-`topicstore_benchmarks.report.estimates`). Two runs are not measured side by side: a machine that was
-slower on one of the days makes everything worse. ``--relative-to`` divides times, within each group, by
-those of a contender that both runs have, and that nothing was changed in; then the machine's speed
-cancels.
+`topicstore_benchmarks.report.estimates`). Two runs are not measured side by side, so a machine that
+was slower during one of them makes everything worse. ``--relative-to`` divides times, within each group, by
+those of an unchanged contender that both runs have; then the machine's speed cancels.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ Verdict = Literal["better", "worse", "same", "too noisy"]
 
 _MORE_IS_BETTER = "messages_per_second"
 _SAID_OTHERWISE = {"seconds": _MORE_IS_BETTER, "disk_bytes": "bytes_per_message"}
-"""Metrics that are left out where the other one, which says the same, was measured."""
+"""Metrics that are left out if the equivalent one was measured."""
 _SPEEDLESS = frozenset({"disk_bytes", "bytes_per_message", "peak_memory"})
-"""Metrics that a faster machine doesn't change."""
+"""Metrics that don't depend on the speed of the machine."""
 _STYLES: dict[Verdict, str] = {"better": "green", "worse": "bold red", "same": "dim", "too noisy": "yellow"}
 
 
@@ -50,7 +49,7 @@ class Change:
     before: float
     after: float
     better: Ratio
-    """How many times better it became, with 95 % confidence; relative to the reference, if there is one."""
+    """How many times better the cell became, with 95 % confidence; relative to the reference, if there is one."""
     verdict: Verdict
 
 
@@ -59,10 +58,10 @@ class Comparison:
     """What changed from one run to another."""
 
     differences: tuple[str, ...]
-    """Of machine, versions and workloads, in words: what to know before the figures are believed."""
+    """Differences of machine, versions and workloads in words, which may explain changes of the figures."""
     changes: tuple[Change, ...]
     only_before: tuple[Key, ...]
-    """What can't be compared, because only one run has it; or its reference."""
+    """Cells that can't be compared, because only one run has them or their reference."""
     only_after: tuple[Key, ...]
     relative_to: str | None
 
@@ -72,7 +71,7 @@ class Comparison:
 
 
 def compare(a: Path, b: Path, *, threshold: float = 0.05, relative_to: str | None = None) -> Comparison:
-    """Say what changed from ``a`` to ``b``, each a run's directory or its ``results.parquet``.
+    """Return what changed from ``a`` to ``b``, each a run's directory or its ``results.parquet``.
 
     ``better`` and ``worse``: the interval leaves out 1, and the median changed by more than ``threshold``.
     ``same``: the interval lies within the threshold, or the change is clear and smaller. Everything else,
@@ -131,7 +130,7 @@ def _cells(run: Run, relative_to: str | None) -> dict[Key, Mapping[str, float]]:
 
 
 def _relative(run: Run, key: Key, values: Mapping[str, float], relative_to: str) -> Mapping[str, float]:
-    """Divide by the reference in the same group; what it has nothing to compact of, by the phase before that."""
+    """Divide by the reference in the same group; if it has no phase after ``compact``, by the phase before."""
     for phase in (key.phase, key.phase.removesuffix(", compacted")):
         reference = run.of(key.workload, key.durability, relative_to, phase, key.metric)
         if reference:
@@ -144,7 +143,7 @@ def _changed_workloads(a: Run, b: Run) -> list[str]:
 
 
 def _differences(a: Run, b: Run) -> Iterator[str]:
-    """Say what else differs than the figures."""
+    """Yield differences of the runs other than the figures, in words."""
     for name in _changed_workloads(a, b):
         yield (
             f"workload {name} is not the same and not compared: "
@@ -158,7 +157,7 @@ def _differences(a: Run, b: Run) -> Iterator[str]:
 
 
 def _made_otherwise(a: Run, b: Run) -> Iterator[str]:
-    """Say each difference of versions or settings once, with all contenders that it holds for."""
+    """Yield each difference of versions or settings once, with all contenders that have it."""
     found: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for contender, before in a.made_of.items():
         after = b.made_of.get(contender, {})
@@ -197,7 +196,7 @@ def compare_command(
     as_json: bool,
     fail_on_regression: bool,
 ) -> None:
-    """Say what changed from run A to run B: directories of runs, or their results.parquet."""
+    """Show what changed from run A to run B: directories of runs, or their results.parquet."""
     try:
         found = compare(a, b, threshold=threshold / 100, relative_to=relative_to)
     except (FileNotFoundError, ValueError) as error:
@@ -254,7 +253,7 @@ def _summary(found: Comparison) -> str:
 
 
 def _table(changes: Sequence[Change]) -> Table:
-    """Return the changes, what became worst first."""
+    """Return a table of the changes, the worst first."""
     table = Table(box=box.SIMPLE, title_justify="left")
     for heading in ("Verdict", "Contender", "Workload", "Phase", "Metric"):
         table.add_column(heading, overflow="fold")
@@ -274,7 +273,7 @@ def _table(changes: Sequence[Change]) -> Table:
 
 
 def _edge(value: float) -> str:
-    """Return where an interval ends; of one that is so wide that it says nothing, that it goes on."""
+    """Return the end of an interval as text, "> 100" or "< 0.01" beyond these."""
     if value > 100:
         return "> 100"
     return f"{value:.2f}" if value >= 0.01 else "< 0.01"

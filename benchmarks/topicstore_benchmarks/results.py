@@ -1,15 +1,15 @@
-"""What a benchmark gives: a Parquet file with a row for each value that was measured, every repetition.
+"""The results of a benchmark: a Parquet file with a row for each measured value of every repetition.
 
 A run's directory::
 
-    <run>/run.json               what was asked for, when it began, on which machine
+    <run>/run.json               the requested options, the time of the start, the machine
     <run>/groups/<name>.parquet  the rows of one group: a workload, a durability and a repetition, all contenders;
-                                 written whole, by rename, so that a run goes on with those that are missing
+                                 written whole, by rename, so that a run can continue with the missing ones
     <run>/results.parquet        the rows of all groups, `SCHEMA`
-    <run>/report.html            what a person reads first
+    <run>/report.html            the report
     <run>/workloads/             the messages, unless they are kept elsewhere
     <run>/scratch/               the files of contenders while a group is measured
-    <run>/LOCK                   held by who measures
+    <run>/LOCK                   held by the measuring process
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PHASES = (
 last one because it stores more messages: all replays before it are of the same ones."""
 
 CELL = "cell"
-"""The phase, after all others, of what belongs to a whole cell: the memory that it took."""
+"""The phase, after all others, of values of a whole cell: its memory."""
 
 UNITS = {
     "seconds": "s",
@@ -92,5 +92,5 @@ SCHEMA = pa.schema(
         pa.field("machine", pa.string(), nullable=False),  # JSON: processor, cores, memory, system, Python
     ]
 )
-"""A row a value. A contender that could not take part, or a phase that failed, has one row with the metric
+"""One row per value. A contender that could not take part, or a phase that failed, has one row with the metric
 ``status`` and the reason; repetition 0 of it stands for all."""

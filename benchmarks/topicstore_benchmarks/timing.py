@@ -1,4 +1,4 @@
-"""How time is taken: on one core, of complete replays only, in rounds that follow each other.
+"""Measuring time: on one core, of complete replays only, in consecutive rounds.
 
 Every section measures all its sides in each round, takes ratios within a round, so that they
 hold on a machine whose speed drifts, and reports the median over the rounds.
@@ -24,7 +24,7 @@ def one_core() -> None:
 
 
 def machine() -> str:
-    """Return what the figures were measured with."""
+    """Return a description of the machine and the versions of the measurement."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("topicstore", "rocksdict", "msgspec", "pyarrow"))
     return f"Python {platform.python_version()}, {platform.machine()}, one core; {packages}"
 
@@ -37,14 +37,14 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def median_of(work: Callable[[], object], rounds: int) -> float:
-    """Return the median seconds of a piece of work; the first time warms up and doesn't count."""
+    """Return the median seconds of calling ``work``; the first call warms up and doesn't count."""
     work()
     gc.collect()
     return statistics.median(timed(work) for _ in range(rounds))
 
 
 def drained(found: Iterable[object]) -> int:
-    """Read a replay to its end, keeping nothing; return how much it gave."""
+    """Read a replay to its end, keeping nothing; return the number of messages."""
     rows = 0
     for _row in found:
         rows += 1

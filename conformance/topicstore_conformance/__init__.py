@@ -1,4 +1,4 @@
-"""What every backend and layout must hold, as tests that anybody can run on their own.
+"""The promises that every backend and layout must keep, as tests that anybody can run on their own plugin.
 
 A subclass of a suite overrides one fixture and lists capabilities::
 
@@ -9,12 +9,13 @@ A subclass of a suite overrides one fixture and lists capabilities::
         def pair(self) -> Pair:
             return pair_of("mine", "block")
 
-Names are loaded when they are used: other modules of this package do without what the suites need.
+Names are loaded when they are used, because other modules of this package do without what the suites need.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ _MODULES = {
     "Pair": "subjects.pairs",
     "pair_of": "subjects.pairs",
 }
+
+if "pytest" in sys.modules:  # before any of them is imported, so that a failing assertion shows what was compared
+    sys.modules["pytest"].register_assert_rewrite(
+        *(f"{__name__}.{part}" for part in ("backend", "database", "faults", "layout", "oracle"))
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""The process that is killed: publishers, and durable subscribers, in one event loop.
+"""The process that is killed: publishers and durable subscribers, in one event loop.
 
-A broker has the same shape: what it would read from and write to sockets are function calls here.
-Each subscriber writes what it got to a file of its own, and answers then.
+A broker has the same structure: where it would read from and write to sockets there are function calls here.
+Each subscriber writes its messages to a file of its own before it answers.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ import sys
 from pathlib import Path
 
 import topicstore as ts
-from topicstore.sessions import Delivery, Release, Session
+from topicstore.sessions import Publish, PubRel, Session
 
 ROOMS = ("kitchen", "office", "hall")
 SUBSCRIBERS = {"display": ("home/+/temperature", 1), "archive": ("home/#", 2)}
-"""Client id, filter and QoS."""
+"""The subscribers: client id, filter and QoS."""
 
 
 async def publish(db: ts.Database, room: str) -> None:
-    """A publisher: it numbers its messages, and after a restart goes on behind the last that was stored."""
+    """Publish numbered messages; after a restart the numbers continue after the last one that was stored."""
     stored = [int(message.payload) for message in db.replay(f"home/{room}/temperature")]
     for number in itertools.count(max(stored, default=-1) + 1):
         reading = ts.Message(f"home/{room}/temperature", b"%d" % number, f"{room}-hub", qos=2)
@@ -29,7 +29,7 @@ async def publish(db: ts.Database, room: str) -> None:
 
 
 class Client:
-    """A client with a memory: what it got, line by line, which it writes down before it answers."""
+    """A client with a memory: it writes each message to a file, line by line, before it answers."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -40,11 +40,11 @@ class Client:
             word, packet_id = line.split()[:2]
             {"got2": self.unreleased.add, "released": self.unreleased.discard}.get(word, bool)(packet_id)
 
-    def receive(self, session: Session, packets: list[Delivery | Release]) -> None:
-        """Write down what came and answer each packet, as MQTT has it."""
+    def receive(self, session: Session, packets: list[Publish | PubRel]) -> None:
+        """Write down each message and answer its packet, as MQTT requires."""
         with self.log.open("a", buffering=1) as file:
             for packet in packets:
-                if isinstance(packet, Release):  # a PUBREL
+                if isinstance(packet, PubRel):  # a PUBREL
                     file.write(f"released {packet.packet_id}\n")
                     self.unreleased.discard(str(packet.packet_id))
                     session.pubcomp(packet.packet_id)
@@ -58,12 +58,12 @@ class Client:
                     session.pubrec(packet.packet_id)
 
 
-def _text(packet: Delivery) -> str:
+def _text(packet: Publish) -> str:
     return f"{packet.message.topic} {packet.message.payload.decode()}{' again' if packet.dup else ''}"
 
 
 async def deliver(db: ts.Database, clients: dict[str, Client]) -> None:
-    """The broker's pump: whoever has something is served, all with one commit. Prints how many packets went out."""
+    """Serve every session that has something to send, all with one commit. Prints how many packets went out."""
     while True:
         await db.sessions.wait_async()
         delivered = await asyncio.to_thread(db.sessions.deliver, 100)
@@ -73,13 +73,18 @@ async def deliver(db: ts.Database, clients: dict[str, Client]) -> None:
 
 
 async def keep_time(db: ts.Database) -> None:
-    """Wills, expiry, keep-alives and checkpoints happen in `tick`, which says when it wants to be called again."""
+    """Call `tick`, which handles wills, expiry, keep-alives and checkpoints, and says when it is to be called again."""
     while True:
-        await asyncio.sleep(max(db.sessions.tick(), 0.01))
+        pause = 1.0
+        try:
+            pause = db.sessions.tick()
+        except* ts.TopicstoreError as failed:  # a later tick tries again: a full disk must not end the broker
+            print(*failed.exceptions, sep="\n", file=sys.stderr)
+        await asyncio.sleep(max(pause, 0.01))
 
 
 async def run(directory: Path) -> None:
-    """Open the database, bring back whoever was there, and serve until killed."""
+    """Open the database, resume the sessions, and serve until killed."""
     with ts.open(directory / "db", layout="block") as db:
         for client_id, (topic_filter, qos) in SUBSCRIBERS.items():
             session = db.sessions.open(client_id, expiry_interval=None)

@@ -1,4 +1,4 @@
-"""Kill a process full of publishers and durable subscribers, again and again, and look at what was delivered."""
+"""Kill a process full of publishers and durable subscribers repeatedly, and check what was delivered."""
 
 import subprocess
 import sys
@@ -10,11 +10,11 @@ from broker import ROOMS, SUBSCRIBERS, Client
 BROKER = Path(__file__).with_name("broker.py")
 KILLS = 3
 PACKETS = 500
-"""That it delivers each time before it is killed, at least: it goes on meanwhile."""
+"""The least number of packets that the process delivers before each kill; it continues meanwhile."""
 
 
 def run_and_kill(directory: Path) -> None:
-    """Start the process, let it work, and kill it with SIGKILL: nothing is closed, nothing is written."""
+    """Start the process, let it work, and kill it with SIGKILL, so that nothing is closed and nothing is written."""
     with subprocess.Popen([sys.executable, BROKER, directory], stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         print(process.stdout.readline().strip())
@@ -26,7 +26,7 @@ def run_and_kill(directory: Path) -> None:
 
 
 def catch_up(directory: Path) -> None:
-    """Resume everybody once more, and deliver what is left."""
+    """Resume all sessions once more, and deliver the rest."""
     with ts.open(directory / "db") as db:
         clients = {client_id: Client(directory / client_id) for client_id in SUBSCRIBERS}
         for client_id in clients:
@@ -37,7 +37,7 @@ def catch_up(directory: Path) -> None:
 
 
 def report(directory: Path) -> bool:
-    """Compare what each subscriber wrote down with what is stored; return whether nothing is amiss."""
+    """Compare each subscriber's file with the stored messages; return whether all is right."""
     with ts.open(directory / "db") as db:
         stored = [f"{message.topic} {message.payload.decode()}" for message in db.replay("home/#")]
     print(f"{len(stored)} messages are stored, once each, of {len(ROOMS)} publishers")
@@ -63,7 +63,7 @@ def report(directory: Path) -> bool:
 
 
 def main() -> None:
-    """Kill it `KILLS` times, resume, and report."""
+    """Kill the process `KILLS` times, resume the sessions, and report."""
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else "sessions-data")
     directory.mkdir(parents=True, exist_ok=True)
     for _ in range(KILLS):

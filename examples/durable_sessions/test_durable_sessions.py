@@ -1,15 +1,18 @@
-"""The example runs: nobody loses a message, and QoS 2 comes once."""
+"""The example runs: no subscriber loses a message, and QoS 2 comes once."""
 
-# ruff: noqa: D103, S101, S603 - a test asserts, and starts what stands beside it
+# ruff: noqa: D103, S101, S603 - a test asserts, and starts the program beside it
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MAIN = Path(__file__).with_name("main.py")
 
 
+@pytest.mark.slow
 def test_kills_lose_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(MAIN), str(tmp_path / "data")], capture_output=True, text=True, check=False

@@ -1,6 +1,6 @@
-"""The example runs, and says what its README says."""
+"""The example runs, and prints what its README shows."""
 
-# ruff: noqa: D103, S101, S603 - a test asserts, and starts what stands beside it
+# ruff: noqa: D103, S101, S603 - a test asserts, and starts the program beside it
 from __future__ import annotations
 
 import subprocess

@@ -1,9 +1,9 @@
-"""How fast are buses, by route and hour of the day? Spark SQL answers it straight from the store.
+"""The speed of buses by route and hour of the day, with Spark SQL straight from the store.
 
     python main.py DIRECTORY [MESSAGES.parquet]
 
 The first run fills the store, through Spark, from a Parquet file of bus positions (topics end in
-``…/<route>/<vehicle>``, payloads are JSON with a ``speed``), or with made ones if there is no file.
+``…/<route>/<vehicle>``, payloads are JSON with a ``speed``), or with invented ones if there is no file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FROM (SELECT id, id % 60 AS vehicle, 10 * (1 + id % 60 % 5) AS route,
              6 + id % 60 % 5 + 3 * cos(id / 50000 * pi()) + 2 * rand(7) AS speed
       FROM range(100000))
 """
-"""A day of 60 buses on five routes: the higher the route the quicker, and all slow at midday."""
+"""An invented day of 60 buses on five routes: the higher the route the faster, and all slow at midday."""
 
 QUESTION = """
 WITH positions AS (
@@ -46,7 +46,7 @@ ORDER BY CAST(route AS INT), route
 
 
 def main() -> None:
-    """Fill the store where there is none, and ask."""
+    """Fill the store if there is none, and query it."""
     directory, *file = map(Path, sys.argv[1:])
     spark = session()
     if not directory.exists():

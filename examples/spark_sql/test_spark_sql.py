@@ -1,6 +1,6 @@
-"""The example runs, and finds what was put into the made positions."""
+"""The example runs, and finds the speeds that the invented positions have."""
 
-# ruff: noqa: D103, S101, S603 - a test asserts, and starts what stands beside it
+# ruff: noqa: D103, S101, S603 - a test asserts, and starts the program beside it
 from __future__ import annotations
 
 import subprocess

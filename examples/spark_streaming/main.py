@@ -1,9 +1,9 @@
-"""A streaming query between two stores: a bus that stands still gets an alert, once, whatever is killed.
+"""A streaming query between two stores: each bus that stands still gets one alert, even if the query is killed.
 
     python main.py DIRECTORY
 
 starts a publisher of bus positions and, beside it, a query that reads them as they come and stores
-alerts; kills the query (SIGKILL) while there is more to come, starts it again when the publisher is done, and compares.
+alerts; kills the query (SIGKILL) before it has read all, starts it again when the publisher is done, and compares.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ROUNDS = 300
 PAUSE = 0.01
 BATCHES_BEFORE_KILL = 2
 ROUNDS_BEFORE_KILL = 150
-"""After which the publisher waits for the kill: three batches."""
+"""The rounds after which the publisher waits for the kill: three batches."""
 
 
 def publish(directory: Path) -> None:
-    """Store positions, a batch a round; every bus stands still now and then."""
+    """Store positions, one batch in each round; every bus stands still now and then."""
     with ts.open(directory / "positions", shards=2) as db:
         for number in range(ROUNDS):
             db.store([_position(bus, 0.0 if (number + 7 * bus) % 50 == 0 else 5.5, number) for bus in range(BUSES)])
@@ -50,12 +50,12 @@ def follow(directory: Path) -> None:
 
 
 def finish(directory: Path) -> None:
-    """Store alerts of the positions that are there now, and end."""
+    """Store alerts of the positions that there are at the start, and end."""
     watch(directory, availableNow=True)
 
 
 def watch(directory: Path, **trigger: Any) -> None:
-    """Store an alert for each position of a bus that stands."""
+    """Store an alert for each position of a bus that stands still."""
     from topicstore.spark import session
 
     spark = session()
@@ -97,12 +97,12 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def main(directory: Path) -> None:
-    """Run the whole story."""
+    """Run the publisher and the query, kill the query, and compare the alerts with the positions."""
     directory.mkdir(parents=True, exist_ok=True)
     with _start("publish", directory) as publisher:
-        next(_lines(publisher))  # there is a database now
+        next(_lines(publisher))  # now there is a database
         with _start("follow", directory) as query:
-            for number, line in enumerate(_lines(query), 1):  # to the end, which comes when its Java has ended too
+            for number, line in enumerate(_lines(query), 1):  # read to the end, which comes when its Java has ended too
                 if number <= BATCHES_BEFORE_KILL:
                     print(line, end="")
                 if number == BATCHES_BEFORE_KILL:

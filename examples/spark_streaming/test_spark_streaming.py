@@ -1,6 +1,6 @@
-"""The example runs: every alert is there once, though the query was killed."""
+"""The example runs: every alert is stored once, although the query was killed."""
 
-# ruff: noqa: D103, S101, S603 - a test asserts, and starts what stands beside it
+# ruff: noqa: D103, S101, S603 - a test asserts, and starts the program beside it
 from __future__ import annotations
 
 import subprocess

@@ -1,4 +1,4 @@
-"""The third parties' distributions: installed from their folders, away from this environment, and tested there."""
+"""The third-party distributions: installed from their folders, outside this environment, and tested there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_installed_from_its_folder(name: str, distribution: str, needs: str, tmp
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}: pip install {module}")
     target = tmp_path / "installed"
-    # From nothing but what is here: neither the network nor a newer build backend has a say.
+    # Neither the network nor a newer build backend is used, only the packages that are installed here.
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
     _run(*pip, "--target", target, EXAMPLES / name)
     environment = {**os.environ, "PYTHONPATH": str(target), "TOPICSTORE_CONFORMANCE": "quick"}

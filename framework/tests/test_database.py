@@ -175,6 +175,9 @@ def test_directories_that_were_mixed_up_are_noticed(tmp_path: Path) -> None:
     shards[0].rename(tmp_path / "kept")
     shards[1].rename(shards[0])
     (tmp_path / "kept").rename(shards[1])
+    with pytest.raises(ts.DataLossError, match=r"shard 0 of .* is not as it was closed"):
+        ts.open(tmp_path / "one")
+    (tmp_path / "one" / "closed").unlink()  # as if it was killed: their files may have any size
     with pytest.raises(ts.CorruptionError, match="shard 0: its directory holds shard 1"):
         ts.open(tmp_path / "one")
     shutil.rmtree(shards[0])
@@ -281,9 +284,105 @@ def test_a_batch_made_by_hand_is_checked_like_any_other(db: ts.Database, wrong: 
 def test_tables_are_taken_like_batches(db: ts.Database) -> None:
     """Chunks and the order of fields don't matter."""
     batch = ts.MessageBatch.from_messages(messages(6)).to_arrow()
-    db.store(pa.Table.from_batches([batch.slice(0, 2), batch.slice(2)]))  # type: ignore[arg-type]
-    db.store(pa.Table.from_batches([], batch.schema))  # type: ignore[arg-type]
+    db.store(pa.Table.from_batches([batch.slice(0, 2), batch.slice(2)]))
+    db.store(pa.Table.from_batches([], batch.schema))
     assert 6 == len(payloads(db))
+
+
+# --- Arrow in and out ---
+
+
+class Stream:
+    """What hands over Arrow through C and is no class of PyArrow's, as Polars' and pandas' frames."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+POLARS = pa.schema(
+    [
+        ("topic", pa.string_view()),
+        ("client_id", pa.dictionary(pa.uint32(), pa.large_string())),
+        ("payload", pa.large_binary()),
+        ("timestamp", pa.timestamp("ns", tz="UTC")),
+    ]
+)
+"""Types as other libraries have them."""
+
+
+def test_whatever_hands_over_arrow_can_be_stored(db: ts.Database) -> None:
+    table = pa.Table.from_batches([ts.MessageBatch.from_messages(messages(6)).to_arrow()])
+    db.store(Stream(table.select(POLARS.names).cast(POLARS)))
+    assert [message.payload for message in messages(6)] == payloads(db)
+    assert {"client-0", "client-5"} <= {message.client_id for message in db.replay("#")}
+
+
+def test_a_relation_of_duckdb_can_be_stored(db: ts.Database) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    with duckdb.connect() as connection:
+        db.store(connection.sql("SELECT 'a/' || range AS topic, 'x'::BLOB AS payload FROM range(5000)"))
+    assert 5_000 == len(payloads(db))
+
+
+def test_a_bad_row_of_a_stream_is_named_by_its_number_in_all_of_it(db: ts.Database) -> None:
+    good = ts.MessageBatch.from_messages(messages(4)).to_arrow()
+    bad = pa.RecordBatch.from_pydict({"topic": ["a", "+"], "payload": [b"", b""]})
+    parts = [good.select(["topic", "payload"]), bad.cast(pa.schema([ts.SCHEMA.field(n) for n in ("topic", "payload")]))]
+    for table in (pa.Table.from_batches(parts), Stream(pa.Table.from_batches(parts))):
+        with pytest.raises(ts.InvalidMessageError) as raised:
+            db.store(table)
+        assert 5 == raised.value.index
+    assert [] == payloads(db)
+
+
+def test_arrow_without_columns_holds_no_messages(db: ts.Database) -> None:
+    with pytest.raises(ts.InvalidMessageError, match="no columns of messages"):
+        db.store(pa.array([1, 2]))  # type: ignore[arg-type]
+
+
+def test_a_replay_in_arrow_is_a_reader_that_others_take(db: ts.Database, tmp_path: Path) -> None:
+    """Another database, for one; rows and order are those of the replay."""
+    db.store(messages(100))
+    reader = db.replay_arrow("#", batch_size=7)
+    assert isinstance(reader, pa.RecordBatchReader)
+    assert ts.SCHEMA == reader.schema
+    with ts.open(tmp_path / "copy", shards=1) as copy:
+        copy.store(reader)
+        assert list(db.replay("#")) == [*copy.replay("#")]
+        copy.store(db.replay_arrow("#", ids=True))
+        assert 200 == len(payloads(copy))
+    assert ts.SCHEMA_WITH_IDS == db.replay_arrow("none", ids=True).schema
+    assert 0 == db.replay_arrow("none").read_all().num_rows
+
+
+def test_errors_come_through_a_reader_as_they_are(db: ts.Database) -> None:
+    """Not as one of Arrow's: whoever reads in Python catches ours."""
+    db.store(messages(100))
+    reader = db.replay_arrow("#", batch_size=7)
+    reader.read_next_batch()
+    db.close()
+    with pytest.raises(ts.DatabaseClosedError):
+        reader.read_all()
+
+
+def test_a_replay_is_in_order_of_positions_unless_any_will_do(tmp_path: Path) -> None:
+    """Over shards and streams; what goes back has no other."""
+    with ts.open(tmp_path / "db", shards=4, backend="memory", layout="wildcard_optimized") as db:
+        for number in range(300):
+            db.store([ts.Message(f"a/{number % 7}", b"%d" % number, f"c{number % 11}")])
+        positions = [p for batch in db.replay_arrow("#", ids=True) for p in batch["position"].to_pylist()]
+        assert sorted(positions) == positions
+        assert 300 == len(positions)
+        assert sorted(positions) == sorted(
+            p for batch in db.replay_arrow("#", ids=True, order="any") for p in batch["position"].to_pylist()
+        )
+        with pytest.raises(ts.InvalidArgumentError, match="order is 'time' or 'any', not 'none'"):
+            db.replay("#", order="none")  # type: ignore[arg-type]
+        with pytest.raises(ts.InvalidArgumentError, match="leave out order"):
+            db.replay("#", reverse=True, order="any")
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, float("nan"), "3", None, True])
@@ -292,7 +391,7 @@ def test_limits_are_whole_numbers(db: ts.Database, limit: object) -> None:
     db.store(messages(2))
     stream = db.streams("#")[0]
     with pytest.raises(ts.InvalidArgumentError, match="limit is a whole number"):
-        db.next(db.iterate(stream, "#"), limit)  # type: ignore[arg-type]
+        db.read(db.cursor(stream, "#"), limit)  # type: ignore[arg-type]
     with pytest.raises(ts.InvalidArgumentError, match="batch_size is a whole number"):
         db.replay("#", batch_size=limit)  # type: ignore[arg-type]
 
@@ -419,6 +518,20 @@ def test_a_writer_whose_thread_was_told_to_end_goes_on(small: ts.Database) -> No
     writer.close()
 
 
+def test_a_callback_that_ends_its_thread_keeps_no_other_future_waiting(small: ts.Database) -> None:
+    """What was stored together is told to all."""
+
+    def end(_: object) -> None:
+        raise SystemExit
+
+    with small.writer(flush_interval=3_600) as writer:
+        futures = [writer.put(ts.Message("a", b"%d" % number)) for number in range(3)]
+        futures[0].add_done_callback(end)
+        with pytest.raises(SystemExit):
+            writer.flush()
+        assert [0, 0, 0] == [future.result(0).shard for future in futures]
+
+
 @pytest.mark.parametrize(("items", "interval"), [(0, 1), (1.5, 1), (1, 0), (1, float("nan")), (1, float("inf"))])
 def test_a_writer_needs_sane_numbers(db: ts.Database, items: int, interval: float) -> None:
     """It would never flush, or never rest."""
@@ -508,8 +621,8 @@ def test_a_plugin_may_only_wrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_options_of_layouts(tmp_path: Path) -> None:
     """At creation of the first layout only; later generations remember those that the layout had last."""
     with pytest.raises(ts.InvalidArgumentError, match=r"skipstream.*add_generation"):
-        ts.create(tmp_path / "db", options={"block": {}, "skipstream": {"thresholds": [1, 1]}})
-    with ts.create(tmp_path / "db", options={"block": {"level": 5}}) as db:
+        ts.open(tmp_path / "db", mode="x", options={"block": {}, "skipstream": {"thresholds": [1, 1]}})
+    with ts.open(tmp_path / "db", mode="x", options={"block": {"level": 5}}) as db:
         db.add_generation("reference")
         db.add_generation("block")
         db.add_generation("block", {"level": 7})
@@ -522,7 +635,7 @@ def test_options_of_layouts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [{0: {b"k": b"v"}}, {0: [b"k"]}, {0: [("k", b"v")]}])
 def test_state_that_is_none_is_refused(tmp_path: Path, state: object) -> None:
     """A clear error, and nothing is stored."""
-    with ts.create(tmp_path / "db") as db:
+    with ts.open(tmp_path / "db", mode="x") as db:
         with pytest.raises(ts.InvalidArgumentError, match="a StateWrite, not"):
             db.store([ts.Message("a", b"1")], state=state)  # type: ignore[arg-type]
         assert [] == list(db.replay("#"))
@@ -533,9 +646,9 @@ def test_options_that_cannot_be_stored_leave_nothing_behind(tmp_path: Path, layo
     """They are refused before there is a file, and as options of a later generation too."""
     for thresholds in ([2**70], [-1], []):
         with pytest.raises(ts.InvalidOptionError, match="thresholds"):
-            ts.create(tmp_path / "db", layout=layout, options={layout: {"thresholds": thresholds}})
+            ts.open(tmp_path / "db", mode="x", layout=layout, options={layout: {"thresholds": thresholds}})
         assert not (tmp_path / "db").exists()
-    with ts.create(tmp_path / "db", layout=layout) as db, pytest.raises(ts.InvalidOptionError):
+    with ts.open(tmp_path / "db", mode="x", layout=layout) as db, pytest.raises(ts.InvalidOptionError):
         db.add_generation(layout, {"thresholds": [2**70]})
 
 
@@ -544,7 +657,7 @@ def test_a_generation_that_cannot_be_opened(tmp_path: Path, layout: str) -> None
     """The others are read and written; what needs it is told; it can be dropped, and another begun."""
     clock = Clock(START)
     path = tmp_path / "db"
-    with ts.create(path, layout=layout, clock=clock, auto_compact=False) as db:
+    with ts.open(path, mode="x", layout=layout, clock=clock, auto_compact=False) as db:
         db.store([ts.Message("t", b"old")])
         _damage_learned(db, 1)
     clock.now += 10_000_000
@@ -575,9 +688,17 @@ def _damage_learned(db: ts.Database, generation: int) -> None:
 def test_paths_are_utf8(db: ts.Database, tmp_path: Path, wrong: str) -> None:
     """Engines can't open others: refused before anything is made."""
     path = tmp_path / wrong
-    for act in (ts.open, ts.create, ts.open_existing, db.checkpoint, db.archives.export, db.archives.archive):
+    for act in (ts.open, ts.open, ts.open, db.checkpoint, db.archives.export, db.archives.archive):
         with pytest.raises(ts.InvalidArgumentError, match="path"):
             act(path)
     with pytest.raises(ts.InvalidArgumentError, match="path"):
         db.retention.set(max_age=1, archive_to=wrong)
     assert ["db"] == [entry.name for entry in tmp_path.iterdir()]
+
+
+def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
+    """Also one of files, and where permissions were meant. Nothing is made."""
+    for mode in ("w", "rb", "", None, 0o755):
+        with pytest.raises(ts.InvalidArgumentError, match=r"mode is one of a, x, r\+, r, not"):
+            ts.open(tmp_path / "db", mode)  # type: ignore[arg-type]
+    assert not (tmp_path / "db").exists()

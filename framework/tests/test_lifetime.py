@@ -154,7 +154,7 @@ def test_nobody_listens_to_what_is_closed(path: Path, monkeypatch: pytest.Monkey
 def test_closing_tells_listeners_then_plugins_then_the_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a plugin may wait for somebody who listens, and read; the lock is given back when nothing runs any more."""
     db, done = ts.open(path), []
-    shard, hub, storage = db.storage.shards[0], db.hub, db.storage
+    shard, hub, storage = db.storage.shards[0], db._hub, db.storage
     close = shard.close
     monkeypatch.setattr(hub, "stop", partial(done.append, "listeners"))
     monkeypatch.setattr(storage.hooks, "topicstore_closed", lambda **_: done.append("plugins"))

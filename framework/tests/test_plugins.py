@@ -40,7 +40,7 @@ def topicstore_store(request):
     request.batch = request.batch.replace(payloads=[bytes(p).swapcase() for p in request.batch.payloads])
     return (yield)
 @hookimpl(wrapper=True)
-def topicstore_iterate(request):
+def topicstore_read(request):
     result = yield
     if len(result.batch):
         batch = result.batch.replace(payloads=[bytes(p).swapcase() for p in result.batch.payloads])
@@ -148,19 +148,54 @@ def test_a_hook_that_is_wrong_is_said(module, text: str, reason: str) -> None:  
     assert BACKENDS == set(registry.backends())
 
 
-def test_plugins_are_disabled_by_name() -> None:
-    """TOPICSTORE_DISABLE_PLUGINS leaves plugins out, and says so."""
-    program = (
-        "from topicstore.plugins import registry as r; print(sorted(r().layouts()), [f.reason for f in r().failed])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "TOPICSTORE_DISABLE_PLUGINS": "layouts, none-such"},
+def registered(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that has the registry as ``r()``, with these environment variables."""
+    return subprocess.run(
+        [sys.executable, "-c", f"from topicstore.plugins import registry as r; {program}"],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == "[] ['disabled by TOPICSTORE_DISABLE_PLUGINS']"
+
+
+def test_plugins_are_disabled_by_name() -> None:
+    """TOPICSTORE_DISABLE_PLUGINS leaves plugins out, and says so."""
+    program = "print(sorted(r().layouts()), [f.reason for f in r().failed])"
+    done = registered(program, TOPICSTORE_DISABLE_PLUGINS="layouts, ")
+    assert ("[] ['disabled by TOPICSTORE_DISABLE_PLUGINS']\n", "") == (done.stdout, done.stderr)
+
+
+def test_a_plugin_to_disable_that_is_none_is_warned_of() -> None:
+    """The others are left out all the same; a name that is nearly one is told."""
+    done = registered("print(sorted(r().layouts()))", TOPICSTORE_DISABLE_PLUGINS="layouts, backend")
+    assert "[]\n" == done.stdout
+    warning = "RuntimeWarning: TOPICSTORE_DISABLE_PLUGINS: there is no plugin 'backend'; is backends meant?"
+    assert warning in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "help_"),
+    [
+        ("TOPICSTORE_DISABLE_PLUGIN", "is TOPICSTORE_DISABLE_PLUGINS meant?"),
+        ("TOPICSTORE_BACKEND", "there are: TOPICSTORE_CONFORMANCE, TOPICSTORE_DATA, TOPICSTORE_DISABLE_PLUGINS"),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_warned_of(name: str, help_: str) -> None:
+    """Once a process; those of plugins, a server's settings, and variables with other beginnings, are not."""
+    read = {"TOPICSTORE_CONFORMANCE": "quick", "TOPICSTORE__LIMITS__CONNECTIONS": "5", "MY_TOPICSTORE_X": "1"}
+    done = registered("r(); r()", **{name: "", **read})
+    assert 1 == done.stderr.count("Warning")
+    assert f"RuntimeWarning: nothing reads the environment variable {name}; {help_}\n" in done.stderr
+
+
+def test_a_plugin_names_the_variables_that_it_reads(module) -> None:  # type: ignore[no-untyped-def]
+    """Whatever is not the name of a variable of ours is told, and leaves the plugin out."""
+    text = "from topicstore import hookimpl\n@hookimpl\ndef topicstore_variables(): return [{!r}]"
+    good = module("reads_", text.format("TOPICSTORE_READ_THIS"))
+    registry = Registry([*BUILT_IN, good, module("strange_", text.format("PATH"))])
+    assert {"TOPICSTORE_READ_THIS", "TOPICSTORE_DISABLE_PLUGINS"} == registry.variables
+    assert "returned 'PATH', not a name that begins with TOPICSTORE_" in reasons(registry)["strange_"]
 
 
 def test_a_missing_engine_is_named_with_the_pip_command(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -210,7 +245,7 @@ def test_a_wrapper_sees_every_write_and_every_read(module, monkeypatch, tmp_path
             [m.payload for m in db.replay("#")],
             [m.payload for m in db.replay("#", order="time")],
             [p for batch in db.replay_arrow("#") for p in batch.column("payload").to_pylist()],
-            [m.payload for m in db.next(db.iterate(stream, "a/b")).batch.to_messages()],
+            [m.payload for m in db.read(db.cursor(stream, "a/b")).batch.to_messages()],
         ]
     assert read == [[b"Hello"] * 3, [b"Hello"] * 3, [b"Hello"] * 3, read[3]]
     assert read[3][0] == b"Hello"
@@ -316,13 +351,13 @@ def topicstore_layouts():
 def test_a_layout_that_is_not_one_is_said(module, monkeypatch, tmp_path: Path, layout, error, words) -> None:  # type: ignore[no-untyped-def]
     """In one of our errors that names it; the others work, and so does one without options."""
     use(monkeypatch, Registry([*BUILT_IN, module("topicstore_test_layouts", LAYOUTS)]))
-    with ts.create(tmp_path / "good", backend="memory", layout="plain") as db:
+    with ts.open(tmp_path / "good", mode="x", backend="memory", layout="plain") as db:
         db.store([ts.Message("a", b"1")])
         with pytest.raises(error, match=f"{layout}.*{words}"):
             db.add_generation(layout)
         assert [b"1"] == [message.payload for message in db.replay("#")]
     with pytest.raises(error, match=f"{layout}.*{words}"):
-        ts.create(tmp_path / "bad", backend="memory", layout=layout)
+        ts.open(tmp_path / "bad", mode="x", backend="memory", layout=layout)
 
 
 def test_a_target_that_fails_when_it_is_imported(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -333,4 +368,4 @@ def test_a_target_that_fails_when_it_is_imported(module, monkeypatch, tmp_path: 
     )
     use(monkeypatch, Registry([*BUILT_IN, module("topicstore_test_plugin", text)]))
     with pytest.raises(ts.BackendUnavailableError, match=r"fails.*ValueError: not today.*topicstore-test"):
-        ts.create(tmp_path / "db", backend="fails")
+        ts.open(tmp_path / "db", mode="x", backend="fails")

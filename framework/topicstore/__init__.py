@@ -9,8 +9,9 @@
         for message in db.replay("fleet/+/+/speed"):
             print(message.topic, message.payload)
 
-Importing this loads no engine. See `topicstore.contract.engine` and `topicstore.contract.layout` for what
-backends and layouts must hold, `topicstore.contract.hookspecs` for the hooks of plugins.
+Importing this package takes a few milliseconds: the object of each name is imported when the name is first used, and an
+engine when a database that uses it is opened. See `topicstore.contract.engine` and `topicstore.contract.layout` for
+what backends and layouts must guarantee, `topicstore.contract.hookspecs` for the hooks of plugins.
 """
 
 from __future__ import annotations
@@ -18,28 +19,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._version import __version__
 from .contract import errors
-from .contract.batch import MessageBatch
 from .contract.errors import *  # noqa: F403 - errors.__all__
-from .contract.hookspecs import hookimpl
-from .contract.iterators import Iterator
-from .contract.model import MAX_PAYLOAD, Message, MessageId, Properties
-from .contract.requests import NextResult, StoreResult, Stream
-from .contract.state import ANY, StateWrite
-from .contract.topics import TopicFilter, matches
-from .database import Database
-from .lifecycle.retention import RetentionReport
-from .lifecycle.retention_policy import RetentionSettings
-from .opening import create, open, open_existing  # noqa: A004 - the name people know
-from .pubsub.publishing import PERSIST, PublishResult
-from .queues.queue import Queue, QueueBatch
-from .storage.writer import Writer
 
 if TYPE_CHECKING:
+    from ._version import __version__
+    from .aio import AsyncDatabase, aopen
     from .contract.arrow import SCHEMA, SCHEMA_WITH_IDS
+    from .contract.batch import MessageBatch
+    from .contract.cursors import Cursor
+    from .contract.hookspecs import hookimpl
+    from .contract.model import MAX_PAYLOAD, Message, MessageId, Properties
+    from .contract.requests import ReadResult, StoreResult, Stream
+    from .contract.state import ANY, StateWrite
+    from .contract.times import Time
+    from .contract.topics import TopicFilter, matches
+    from .database import Database
+    from .lifecycle.retention import RetentionReport
+    from .lifecycle.retention_outlook import Departure
+    from .lifecycle.retention_policy import RetentionSettings
+    from .opening import open  # noqa: A004 - the name people know
     from .pubsub.persistence_rules import PersistenceRule
+    from .pubsub.publishing import PERSIST, PublishResult
     from .pubsub.subscription import Subscription, SubscriptionBatch, SubscriptionStatus
+    from .queues.queue import Queue, QueueBatch
+    from .storage.contents import ClientTally, TopicTally
+    from .storage.lag import Lag
+    from .storage.writer import Writer
 
 __all__ = [
     "ANY",
@@ -47,17 +53,21 @@ __all__ = [
     "PERSIST",
     "SCHEMA",
     "SCHEMA_WITH_IDS",
+    "AsyncDatabase",
+    "ClientTally",
     "Database",
-    "Iterator",
+    "Cursor",
+    "Lag",
     "Message",
     "MessageBatch",
     "MessageId",
-    "NextResult",
+    "ReadResult",
     "Properties",
     "PersistenceRule",
     "PublishResult",
     "Queue",
     "QueueBatch",
+    "Departure",
     "RetentionReport",
     "RetentionSettings",
     "StateWrite",
@@ -66,31 +76,72 @@ __all__ = [
     "Subscription",
     "SubscriptionBatch",
     "SubscriptionStatus",
+    "Time",
     "TopicFilter",
+    "TopicTally",
     "Writer",
     "__version__",
-    "create",
+    "aopen",
     "hookimpl",
     "matches",
     "open",
-    "open_existing",
     *errors.__all__,
 ]
 
 
-_LATER = {
+_MODULES = {
+    "ANY": "contract.state",
+    "MAX_PAYLOAD": "contract.model",
+    "PERSIST": "pubsub.publishing",
     "SCHEMA": "contract.arrow",
     "SCHEMA_WITH_IDS": "contract.arrow",
+    "AsyncDatabase": "aio",
+    "ClientTally": "storage.contents",
+    "Cursor": "contract.cursors",
+    "Database": "database",
+    "Departure": "lifecycle.retention_outlook",
+    "Lag": "storage.lag",
+    "Message": "contract.model",
+    "MessageBatch": "contract.batch",
+    "MessageId": "contract.model",
     "PersistenceRule": "pubsub.persistence_rules",
+    "Properties": "contract.model",
+    "PublishResult": "pubsub.publishing",
+    "Queue": "queues.queue",
+    "QueueBatch": "queues.queue",
+    "ReadResult": "contract.requests",
+    "RetentionReport": "lifecycle.retention",
+    "RetentionSettings": "lifecycle.retention_policy",
+    "StateWrite": "contract.state",
+    "StoreResult": "contract.requests",
+    "Stream": "contract.requests",
     "Subscription": "pubsub.subscription",
     "SubscriptionBatch": "pubsub.subscription",
     "SubscriptionStatus": "pubsub.subscription",
+    "Time": "contract.times",
+    "TopicFilter": "contract.topics",
+    "TopicTally": "storage.contents",
+    "Writer": "storage.writer",
+    "__version__": "_version",
+    "aopen": "aio",
+    "hookimpl": "contract.hookspecs",
+    "matches": "contract.topics",
+    "open": "opening",
 }
-"""Names of modules that not every program needs; pyarrow takes longer to import than all else."""
+"""The module of each public name. Most programs, such as a shell that completes a command, need only a few of them."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is not needed by everybody when it is first asked for."""
-    if name in _LATER:
-        return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+    """Import the object of a public name when the name is first used."""
+    if name in _MODULES:
+        found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+        globals()[name] = found
+        return found
+    if not name.startswith("_") and hasattr(importlib.import_module(".database", __name__).Database, name):
+        raise AttributeError(f"{name} is of an open database: with {__name__}.open(path) as db: db.{name}(…)")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion."""
+    return sorted(__all__)

@@ -1,67 +1,96 @@
-"""Work in the background: one thread a task, started when it is first woken, and stopped for good."""
+"""Work in the background: each task has one thread, which starts when the task is first woken and is stopped for good.
+
+No thread of this package runs when the interpreter exits: databases that are still open are closed then. A daemon
+thread would be ended wherever it is, which aborts the process if that is within an engine's call
+(python/cpython#87135).
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
+from .alarm import Alarm
 from .contract.errors import DatabaseClosedError
 from .contract.forking import ProcessLock
+from .failures import do_all
 
-__all__ = ["BackgroundTask"]
+__all__ = ["BackgroundTask", "end_at_exit"]
+
+T = TypeVar("T")
+
+_ENDS: weakref.WeakKeyDictionary[object, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+"""By object, the method that ends its threads."""
+os.register_at_fork(after_in_child=_ENDS.clear)  # a fork has none of the threads
+_exiting = threading.Event()
+"""Set when the interpreter exits: no thread is started after that."""
+
+
+def end_at_exit(owner: T, end: Callable[[T], object]) -> None:
+    """Call ``end``, which ends the threads of an object, before the interpreter exits, if the object is there then."""
+    _ENDS[owner] = end
+
+
+@atexit.register
+def _end_all() -> None:
+    _exiting.set()
+    there = [one for reference in reversed(_ENDS.keyrefs()) if (one := reference()) is not None]
+    do_all([partial(_ENDS[one], one) for one in there], "could not be ended")
 
 
 class BackgroundTask:
-    """Runs ``work`` in a thread of its own each time that it was woken, or that ``interval`` is over.
+    """Runs ``work`` in a thread of its own each time the task is woken or ``interval`` has passed.
 
-    name: what is worked at, for the thread and for warnings.
-    work: is told whether it was woken. What it raises is warned of and kept as `failure`, but for `DatabaseClosedError`
-          once it was told to stop.
-    goes_on: whether a failure leaves the thread to try again when it is woken next.
+    name: describes the work, in the thread's name and in warnings.
+    work: is called with whether the task was woken. An error that it raises is kept as `failure` and given as a
+          warning, except `DatabaseClosedError` after `stop`; the thread goes on, and works again when it is next woken.
     """
 
-    def __init__(self, name: str, work: Callable[[bool], object], *, goes_on: bool) -> None:
+    def __init__(self, name: str, work: Callable[[bool], object]) -> None:
         self.failure: str | None = None
-        """Why ``work`` failed the last time; None if it did not. Set by the thread; a glance needs no lock."""
+        """Why the last call of ``work`` failed; None if it did not. Set by the thread; reading it needs no lock."""
         self.interval: float | None = None
-        """Seconds after which it works though nobody woke it; None: never."""
+        """Seconds after which the task works without having been woken; None: never."""
         self.stopping = threading.Event()
-        """Set by `stop`: ``work`` should come to its end."""
+        """Set by `stop`: ``work`` should end soon."""
         self._name = name
         self._work = work
-        self._goes_on = goes_on
-        self._wake = threading.Event()
-        self._starting = ProcessLock()  # a garbage collection inside may close the database
-        """Guards what follows."""
+        self._wake = Alarm()
+        self._starting = ProcessLock()  # a garbage collection while it is held may close the database
+        """Guards the attributes below."""
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
-        """Have it work soon, once however often it is woken before it begins."""
-        self._wake.set()
+        """Have the task work soon, only once however often it is woken before it begins."""
+        self._wake.ring()
         if self._thread is None:
             with self._starting:
-                if self._thread is None and not self.stopping.is_set():
+                if self._thread is None and not self.stopping.is_set() and not _exiting.is_set():
                     thread = threading.Thread(target=self._run, name=f"topicstore-{self._name}", daemon=True)
                     thread.start()
                     self._thread = thread
 
     def stop(self) -> None:
-        """Work no more, now or later. Doesn't wait; `join` does. May be called twice."""
+        """Stop the task for good, without waiting for its thread, as `join` does. May be called twice."""
         with self._starting:
             self.stopping.set()
-            self._wake.set()
+            self._wake.ring()
 
     def join(self) -> None:
-        """Return when the thread that was told to stop has ended, at once in that thread itself."""
+        """Wait until the thread has ended after `stop`. In the thread itself, return at once."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
         while True:
             woken = self._wake.wait(self.interval)
-            self._wake.clear()
             if self.stopping.is_set():
                 return
             try:
@@ -70,10 +99,7 @@ class BackgroundTask:
                 if isinstance(error, DatabaseClosedError) and self.stopping.is_set():
                     return
                 self.failure = str(error) or type(error).__name__
-                what = "failed" if self._goes_on else "has ended"
-                with contextlib.suppress(RuntimeWarning):  # where warnings are errors, `failure` is what tells
-                    warnings.warn(f"background {self._name} {what}: {self.failure}", RuntimeWarning, stacklevel=1)
-                if not self._goes_on:
-                    return
+                with contextlib.suppress(RuntimeWarning):  # where warnings are errors, `failure` reports it
+                    warnings.warn(f"background {self._name} failed: {self.failure}", RuntimeWarning, stacklevel=1)
             else:
                 self.failure = None

@@ -1,8 +1,11 @@
-"""The clocks of an open database, and how it tells time that has passed from a wall clock that was set.
+"""The clocks of an open database, and how time that has passed is told from a wall clock that was set.
 
-Two clocks, both in microseconds. The wall clock says when something happened, is what positions begin with, and may
-jump. The monotonic clock says how much time has passed in this process, and never jumps: all durations go by it.
-What must outlive a restart has to be stored as wall time; `SteadyClock` guards that against jumps within a process.
+Two clocks, both in microseconds. The wall clock says when something happened, and may jump. Positions begin with its
+time, and messages expire by it, because their expiry interval counts from their position's time. The monotonic clock
+says how much time has passed in this process, and never jumps: all durations are measured by it, through a
+`SteadyClock`. It ends with its process. A wait that spans a restart therefore takes from the wall clock how much time
+has passed between the two processes, and nothing else: a jump counts only if no process ran that could notice it
+(`topicstore.sessions.session_clock`).
 """
 
 from __future__ import annotations
@@ -15,41 +18,45 @@ import attrs
 __all__ = ["Clocks", "SteadyClock", "monotonic", "now"]
 
 _PASSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Where there is one, a clock that also goes on while the machine is suspended."""
+"""The machine's monotonic clock; where the system has one, a clock that also goes on while the machine is suspended."""
 
 
 def now() -> int:
-    """Return the present by the machine's clock: microseconds since the epoch."""
+    """Return the current time by the machine's clock, in microseconds since the epoch."""
     return time.time_ns() // 1_000
 
 
 def monotonic() -> int:
-    """Return microseconds that have passed since some moment, whatever the machine's clock was set to meanwhile."""
+    """Return the microseconds since a fixed moment, which setting the machine's clock doesn't change."""
     return time.clock_gettime_ns(_PASSED) // 1_000
 
 
 @attrs.frozen
 class Clocks:
-    """What an open database goes by."""
+    """The clocks of an open database."""
 
     wall: Callable[[], int] = now
-    """Microseconds since the epoch."""
+    """Returns the current time, in microseconds since the epoch."""
     monotonic: Callable[[], int] = monotonic
-    """Microseconds since some moment."""
+    """Returns the microseconds since a fixed moment."""
 
     @classmethod
     def given(cls, wall: Callable[[], int], passing: Callable[[], int] | None) -> Clocks:
-        """Return these. Without the second, a wall clock that is not the machine's is all the time there is."""
+        """Return the clocks given. Without ``passing``, a wall clock that is not the machine's serves as both."""
         return cls(wall, passing or (monotonic if wall is now else wall))
 
 
 class SteadyClock:
-    """Begins as the wall clock, which is trusted at that moment, and goes on with the time that really passes."""
+    """A clock that starts at the wall clock's time and advances by the monotonic clock."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
         self._began = clocks.wall() - clocks.monotonic()
 
     def __call__(self) -> int:
-        """Return the present: microseconds since the epoch."""
+        """Return the current time, in microseconds since the epoch."""
         return self._began + self._clocks.monotonic()
+
+    def behind(self) -> int:
+        """Return by how many microseconds the wall clock has jumped ahead since; negative if it jumped back."""
+        return self._clocks.wall() - self()

@@ -1,4 +1,4 @@
-"""What `Database.info` answers."""
+"""The result of `Database.info`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from .lifecycle.retention import Retention
 from .lifecycle.retention_policy import RetentionSettings
 from .shard.counters import ShardCounters
 from .storage.compaction import CompactionScheduler
+from .storage.counting import CountingScheduler
 from .storage.generations import GenerationInfo, generation_infos
 from .storage.reports import ShardInfo, shard_info
 from .storage.storage import Storage
@@ -17,30 +18,34 @@ __all__ = ["DatabaseInfo", "database_info"]
 
 @attrs.frozen(kw_only=True)
 class DatabaseInfo:
-    """A database at one moment."""
+    """Figures of a database at one moment."""
 
     path: str
     id: str
     backend: str
     layout: str
-    """Of the current generation."""
+    """Name of the current generation's layout."""
     durability: str
     timestamps: str
     plugins: tuple[str, ...]
     streams: int
-    """Over all live generations."""
+    """Number of streams in all live generations."""
     messages: int
     live_bytes: int
     disk_bytes: int
     compaction_failure: str | None
-    """Why background compaction has ended before the database was closed."""
+    """Why background compaction failed the last time; None if it did not."""
+    counting_failure: str | None
+    """Why counting in the background failed the last time; None if it did not."""
     visibility_failure: str | None
-    """Why waiting for what is stored and can't be seen yet failed the last time; None if it did not."""
+    """Why waiting for stored messages to become visible failed the last time; None if it did not."""
+    ballast_failure: str | None
+    """Why no disk space could be reserved for the case of a full disk; None if it could, or none is needed."""
     retention: RetentionSettings
     retention_failure: str | None
     """Why background retention failed the last time; None if it did not."""
     clock_ahead: float
-    """Seconds by which the clock has jumped ahead since the database was opened, which don't count for retention."""
+    """Seconds by which the clock has jumped ahead since the opening; retention doesn't count them as passed."""
     generations: list[GenerationInfo]
     shards: list[ShardInfo]
 
@@ -52,9 +57,13 @@ class DatabaseInfo:
 
 
 def database_info(
-    storage: Storage, retention: Retention, compaction: CompactionScheduler | None, visibility_failure: str | None
+    storage: Storage,
+    retention: Retention,
+    compaction: CompactionScheduler | None,
+    counting: CountingScheduler | None,
+    visibility_failure: str | None,
 ) -> DatabaseInfo:
-    """Return a database in numbers. Cheap: reads no messages."""
+    """Return the figures of a database. Cheap: reads no messages."""
     generations, manifest = generation_infos(storage), storage.manifest
     shards = [shard_info(shard) for shard in storage.shards]
     return DatabaseInfo(
@@ -70,7 +79,9 @@ def database_info(
         live_bytes=sum(generation.live_bytes for generation in generations),
         disk_bytes=sum(shard.disk_bytes for shard in shards),
         compaction_failure=None if compaction is None else compaction.task.failure,
+        counting_failure=None if counting is None else counting.task.failure,
         visibility_failure=visibility_failure,
+        ballast_failure=storage.ballast.failure,
         retention=retention.settings,
         retention_failure=retention.failure,
         clock_ahead=retention.clock_ahead,

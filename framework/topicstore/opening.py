@@ -1,14 +1,15 @@
-"""`open`, `create` and `open_existing`: a database, put together of its storage and its features."""
+"""`open`: a database, assembled from its storage and its features."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .clocks import Clocks, now
-from .contract.arguments import check_path
+from .contract.arguments import check_path, seconds
 from .contract.errors import InvalidArgumentError, NotADatabaseError, StorageFullError
 from .database import Database
 from .lifecycle.archives import open_archive
@@ -17,39 +18,47 @@ from .queues.queues import DIRECTORY, Queues
 from .releasing import Taken
 from .storage.ballast import give_up_ballast
 from .storage.creation import check_same, finished_manifest, merged_options, new_manifest, wanted_fields
-from .storage.durable_files import OWNER_ONLY
-from .storage.manifest import Manifest, existing_manifest, read_manifest
+from .storage.durable_files import OWNER_ONLY, permissions_of
+from .storage.manifest import Durability, Late, Manifest, Timestamps, existing_manifest, read_manifest
 from .storage.opening import open_storage
 from .storage.shard_opener import RECOVERIES, Recovery
 from .storage.storage import Storage
 
-__all__ = ["create", "open", "open_existing", "open_lazily"]
+__all__ = ["open", "open_lazily"]
+
+_MODES = ("a", "x", "r+", "r")
 
 
 def open(  # noqa: A001 - the name people know from every other store
     path: str | Path,
+    mode: Literal["a", "x", "r+", "r"] = "a",
     *,
     backend: str | None = None,
     layout: str | None = None,
     shards: int | None = None,
-    durability: str | None = None,
-    timestamps: str | None = None,
-    late: str | None = None,
-    max_skew: float | None = None,
+    durability: Durability | None = None,
+    timestamps: Timestamps | None = None,
+    late: Late | None = None,
+    max_skew: timedelta | float | None = None,
     plugins: Sequence[str] = (),
     options: Mapping[str, Mapping[str, Any]] | None = None,
     auto_compact: bool = True,
     recovery: Recovery = "strict",
-    read_only: bool = False,
-    mode: int = OWNER_ONLY,
+    permissions: int = OWNER_ONLY,
+    allow_ancient: bool = False,
     clock: Callable[[], int] = now,
     monotonic: Callable[[], int] | None = None,
 ) -> Database:
-    """Open the database in the directory ``path``, creating it where there is none.
+    """Open the database in the directory ``path``, by default creating it where there is none.
 
     At creation the arguments count; later everything comes from the manifest, and an argument
     that contradicts it raises `ManifestMismatchError`.
 
+    mode:       ``"a"`` (default): write it, and create it where there is none. ``"x"``: create it; one that is there
+                raises `NotADatabaseError`. ``"r+"``: write one that is there; none raises `DatabaseNotFoundError`.
+                ``"r"``: only read one that is there, as it is at this moment or at the last `Database.refresh`, and
+                change nothing of it. With backends that can do it (``rocksdb``) beside whoever writes it, without
+                a lock; with the others, where nobody has it open to write.
     backend:    name of an installed backend; default ``"rocksdb"``.
     layout:     name of an installed layout; default ``"block"``.
     shards:     1 to 4,096; messages go to a shard by their client id; default 1.
@@ -59,36 +68,41 @@ def open(  # noqa: A001 - the name people know from every other store
                 ``"message"``: by the messages' own times.
     late:       with ``timestamps="message"``, what a message older than its shard's last does:
                 ``"raise"`` (default) `LateMessageError`, or ``"lift"`` it to the next position.
-    max_skew:   seconds that a message's own time may lie ahead of the clock; default 60.
+    max_skew:   with ``timestamps="message"``, how far a message's own time may lie ahead of the clock: a timedelta, or
+                seconds; default 60.
     plugins:    names of plugins that wrap the data path, outermost first. Recorded at creation;
                 later ones named here join for this opening only.
     options:    ``{"rocksdb": {...}, "block": {...}}``. The backend's may differ at every opening,
                 the layout's are kept with each generation.
-    auto_compact: merge what was stored in the background, when it is quiet (`Database.compact`);
+    auto_compact: merge what was stored in the background, when it is quiet, and count it (`Database.compact`);
                 may differ at every opening.
     recovery:   what is done where a shard can't be read as it was stored. ``"strict"`` (default): cut what a power
-                failure left at the end of a log, if nothing is missing then that was on disk before; else raise
+                failure left of a log behind the first write that is missing or damaged, if nothing is missing then
+                that was known to be on disk, and give a `RuntimeWarning` if some of it could be read; else raise
                 `DataLossError` or `CorruptionError`, and leave it as it is. ``"point_in_time"``: go on with what there
-                was before the first write that is missing or damaged. ``"salvage"``: go on with every write that can
-                be read, with gaps. What the last two leave out is gone for good; copy the directory before.
-    read_only:  only read the database, as it is at this moment or at the last `Database.refresh`, and change
-                nothing of it; `Database.reading` says how. With backends that can do it (``rocksdb``) beside
-                whoever writes it, without a lock; with the others, where nobody has it open.
-    mode:       permissions of the directory where it is made, less the umask; by default others than its owner can't
-                enter it, and read nothing. Directories that are there keep theirs.
+                was before the first write that is missing or damaged. ``"salvage"``: the same, and then store again,
+                at their positions, the messages behind it that can be read with all that belongs to them; a warning
+                counts them and the others. State, sessions, retained messages, deletes and generations stay those from
+                before the damage, so what resumes by them may bring again what was salvaged. What the last two leave
+                out is gone for good, also where they are interrupted: copy the directory before.
+    permissions: those of the directory where it is made, less the umask; by default others than its owner can't
+                enter it, and read nothing. Directories that are there keep theirs; queues and checkpoints get the same.
+    allow_ancient: take times, of messages and to read from, that lie in the first two months of 1970, which are refused
+                as seconds or milliseconds; may differ at every opening.
     clock:      returns the present as microseconds since the epoch.
     monotonic:  returns microseconds that have passed since some moment; all durations go by it, so that the
                 clock may jump. By default the machine's, or with a ``clock`` of your own that one.
 
     A database belongs to the process that opened it. A forked child can't use it, and with ``rocksdb`` or ``leveldb``
     it can't open one of its own either, once its parent has (`ForkedProcessError`): begin it with ``spawn`` or
-    ``forkserver``.
+    ``forkserver``. Where the C library is not glibc, end a child of a process that uses ``rocksdb`` by `os._exit`.
 
     Raises `InvalidArgumentError`, also for a path that isn't UTF-8, `OSError` where the directory can't be used,
     `DatabaseLockedError`, `NotADatabaseError`, `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`,
-    `IncompatibleError`, `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`, `CorruptionError`; to be
-    read, `DatabaseNotFoundError`.
+    `IncompatibleError`, `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`, `CorruptionError`.
     """
+    if mode not in _MODES:
+        raise InvalidArgumentError(f"mode is one of {', '.join(_MODES)}, not {mode!r}")
     wanted = wanted_fields(
         backend=backend,
         layout=layout,
@@ -96,38 +110,45 @@ def open(  # noqa: A001 - the name people know from every other store
         durability=durability,
         timestamps=timestamps,
         late=late,
-        max_skew=max_skew,
+        max_skew=seconds(max_skew),
     )
     if recovery not in RECOVERIES:
         raise InvalidArgumentError(f"recovery is one of {', '.join(RECOVERIES)}, not {recovery!r}")
+    directory, read_only = check_path(path), mode == "r"
+    _check_there(directory, mode)
     clocks = Clocks.given(clock, monotonic)
     storage = _open_or_create(
-        check_path(path), wanted, plugins, options or {}, clocks, recovery, read_only=read_only, mode=mode
+        directory,
+        wanted,
+        plugins,
+        options or {},
+        clocks,
+        recovery,
+        read_only=read_only,
+        permissions=permissions,
+        allow_ancient=allow_ancient,
     )
-    open_queue = functools.partial(_open_queue, storage.manifest, storage.plugins, clocks, recovery)
+    open_queue = functools.partial(
+        _open_queue, storage.manifest, storage.plugins, clocks, recovery, allow_ancient=allow_ancient
+    )
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=read_only)
     with Taken() as taken:
         taken.add(storage.close)
         return Database(storage, queues, auto_compact=auto_compact and not read_only)
 
 
-def create(path: str | Path, **arguments: Any) -> Database:
-    """Like `open`, but raise `NotADatabaseError` if there is a database, or anything else, already."""
-    directory = check_path(path)
-    manifest = read_manifest(directory)
-    if manifest is not None and manifest.complete:
-        raise NotADatabaseError(f"there is a database at {directory} already")
-    return open(path, **arguments)
-
-
-def open_existing(path: str | Path, **arguments: Any) -> Database:
-    """Like `open`, but raise `DatabaseNotFoundError` if there is no database."""
-    existing_manifest(check_path(path))
-    return open(path, **arguments)
+def _check_there(path: Path, mode: str) -> None:
+    """Raise if the database exists and must not, or doesn't exist and must."""
+    if mode == "r+":
+        existing_manifest(path)
+    elif mode == "x":
+        manifest = read_manifest(path)
+        if manifest is not None and manifest.complete:
+            raise NotADatabaseError(f"there is a database at {path} already")
 
 
 def open_lazily(path: Path) -> Storage:
-    """Open the shards of a database to read them only, each when it is asked for. Errors are those of `open`."""
+    """Open the shards of a database read-only, each when it is first used. Raises the errors of `open`."""
     manifest = existing_manifest(check_path(path))
     return open_storage(
         path, manifest, manifest.options, manifest.plugins, Clocks(), open_archive, read_only=True, lazily=True
@@ -143,14 +164,25 @@ def _open_or_create(
     recovery: Recovery,
     *,
     read_only: bool = False,
-    mode: int = OWNER_ONLY,
+    permissions: int = OWNER_ONLY,
     ballast: bool = True,
+    allow_ancient: bool = False,
 ) -> Storage:
     manifest = finished_manifest(path) if read_only else read_manifest(path)
     if manifest is None:
         manifest = new_manifest(wanted, plugins, options)
         options, plugins = manifest.options, manifest.plugins
-        return open_storage(path, manifest, options, plugins, clocks, open_archive, mode=mode, ballast=ballast)
+        return open_storage(
+            path,
+            manifest,
+            options,
+            plugins,
+            clocks,
+            open_archive,
+            permissions=permissions,
+            ballast=ballast,
+            allow_ancient=allow_ancient,
+        )
     check_same(path, manifest, wanted, options)
     opened = functools.partial(
         open_storage,
@@ -163,6 +195,7 @@ def _open_or_create(
         recovery=recovery,
         read_only=read_only,
         ballast=ballast,
+        allow_ancient=allow_ancient,
     )
     try:
         return opened()
@@ -173,10 +206,29 @@ def _open_or_create(
 
 
 def _open_queue(
-    of: Manifest, plugins: Sequence[str], clocks: Clocks, recovery: Recovery, path: Path, *, read_only: bool = False
+    of: Manifest,
+    plugins: Sequence[str],
+    clocks: Clocks,
+    recovery: Recovery,
+    path: Path,
+    *,
+    allow_ancient: bool,
+    read_only: bool = False,
 ) -> Storage:
-    """Open or make the database of a queue: as the one it belongs to, if messages can be read at once and in order."""
+    """Open or create the database of a queue, with the owner's layout if that shows messages at once and in order."""
     layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None
     wanted = wanted_fields(backend=of.backend, layout=layout, shards=1, durability=of.durability)
     options = {name: values for name, values in of.options.items() if name in (of.backend, layout)}
-    return _open_or_create(path, wanted, plugins, options, clocks, recovery, read_only=read_only, ballast=False)
+    permissions = permissions_of(path.parents[1])  # the database's
+    return _open_or_create(
+        path,
+        wanted,
+        plugins,
+        options,
+        clocks,
+        recovery,
+        read_only=read_only,
+        permissions=permissions,
+        ballast=False,
+        allow_ancient=allow_ancient,
+    )

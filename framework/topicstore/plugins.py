@@ -1,12 +1,13 @@
 """Finding, loading and naming plugins.
 
-One registry per process knows every installed plugin; listing them imports no engine. A
-plugin that can't be loaded is remembered with its reason and never takes the others along.
-Each open database has a pluggy manager of its own, with only the plugins it asked for.
+One registry per process knows every installed plugin; listing them imports no engine. A plugin that can't be loaded is
+recorded with the reason, and doesn't affect the others. Each open database has a pluggy manager of its own, with only
+the plugins it asked for.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -23,8 +24,10 @@ from .contract import hookspecs
 from .contract.engine import Backend
 from .contract.errors import BackendUnavailableError, IncompatibleError, PluginError, UnknownPluginError
 from .contract.layout import Layout
+from .contract.log_store import LogStore
 from .contract.options import make_options
-from .contract.plugin_specs import BackendSpec, LayoutSpec, PluginSpec, WorkloadSpec
+from .contract.plugin_specs import BackendSpec, LayoutSpec, LogStoreSpec, PluginSpec, WorkloadSpec
+from .warning import warn_caller
 
 __all__ = [
     "GROUP",
@@ -40,8 +43,12 @@ __all__ = [
 GROUP = "topicstore"
 """Entry-point group of plugins."""
 DISABLE = "TOPICSTORE_DISABLE_PLUGINS"
-"""Environment variable: names of plugins not to load, with commas between."""
+"""Environment variable with the names of plugins that are not to be loaded, separated by commas."""
 _DISABLED = f"disabled by {DISABLE}"
+_PREFIX = "TOPICSTORE_"
+"""Prefix of the names of environment variables, of topicstore and of plugins."""
+_SETTINGS = "TOPICSTORE__"
+"""Prefix of those that are settings of a server, which reads them all and knows what each of them means."""
 
 S = TypeVar("S")
 
@@ -56,18 +63,19 @@ class FailedPlugin:
 
     @property
     def disabled(self) -> bool:
-        """Somebody wanted it so."""
+        """Whether the plugin was disabled by the environment variable `DISABLE`."""
         return self.reason == _DISABLED
 
 
 class Registry:
-    """The plugins of this process: what they bring, and which of them failed."""
+    """The plugins of this process, what they provide, and which of them failed."""
 
     def __init__(self, entries: Iterable[importlib.metadata.EntryPoint], disabled: Iterable[str] = ()) -> None:
         self.failed: list[FailedPlugin] = []
         self.plugins: dict[str, Any] = {}
         self.distributions: dict[str, str] = {}
         self.origins: dict[tuple[type[PluginSpec], str], str] = {}
+        self.variables = {DISABLE}
         self._specs: dict[type[PluginSpec], dict[str, Any]] = {kind: {} for kind in _REGISTRATION.values()}
         self._manager = _manager()
         off = set(disabled)
@@ -91,6 +99,7 @@ class Registry:
             self._manager.check_pending()
             found = _specs_of(plugin, self._manager)
             self._refuse_taken(found)
+            variables = _variables_of(plugin, self._manager)
         except Exception as error:  # noqa: BLE001 - whatever a plugin does must not stop the others; it is shown
             if self._manager.get_plugin(entry.name) is not None:
                 self._manager.unregister(name=entry.name)
@@ -98,6 +107,7 @@ class Registry:
             return
         self.plugins[entry.name] = plugin
         self.distributions[entry.name] = _distribution(entry)
+        self.variables |= variables
         for spec in found:
             self._specs[type(spec)][spec.name] = spec
             self.origins[type(spec), spec.name] = entry.name
@@ -121,6 +131,10 @@ class Registry:
         """Return all layouts by name."""
         return dict(self._specs[LayoutSpec])
 
+    def log_stores(self) -> dict[str, LogStoreSpec]:
+        """Return all log stores by the schemes of their URLs."""
+        return dict(self._specs[LogStoreSpec])
+
     def workloads(self) -> dict[str, WorkloadSpec]:
         """Return all workloads by name."""
         return dict(self._specs[WorkloadSpec])
@@ -133,6 +147,10 @@ class Registry:
         """Return one layout's spec. Raises `UnknownPluginError`."""
         return self._find(self.layouts(), name, "layout")
 
+    def log_store(self, scheme: str) -> LogStoreSpec:
+        """Return the spec of the log store for a URL's scheme. Raises `UnknownPluginError`."""
+        return self._find(self.log_stores(), scheme, "log store")
+
     def make_layout(self, backend: BackendSpec, name: str, options: Mapping[str, Any]) -> Layout:
         """Return a layout with its options, if it can run on the backend."""
         spec = self.layout(name)
@@ -141,7 +159,7 @@ class Registry:
         return target(make_options(name, target.Options, options))
 
     def full_options(self, layout: str, values: Mapping[str, Any]) -> Any:
-        """Return all options of a layout, the defaults among them, so that two ways to say the same are equal."""
+        """Return all options of a layout including defaults, so that equivalent options compare as equal."""
         target: type[Layout] = load_target(self.layout(layout))
         return make_options(layout, target.Options, values)
 
@@ -159,7 +177,7 @@ class Registry:
 
 
 def _builtin_first(entry: importlib.metadata.EntryPoint) -> tuple[bool, str, str]:
-    """Order entries so that who gets a contested name doesn't depend on the order of installation."""
+    """Return a sort key by which the owner of a contested name doesn't depend on the order of installation."""
     return _distribution(entry) != "topicstore", _distribution(entry), entry.name
 
 
@@ -173,31 +191,60 @@ def _manager() -> pluggy.PluginManager:
     return manager
 
 
-_DATA_PATH = ("topicstore_store", "topicstore_streams", "topicstore_iterate", "topicstore_replay")
+_DATA_PATH = ("topicstore_store", "topicstore_streams", "topicstore_read", "topicstore_replay")
 _REGISTRATION = {
     "topicstore_backends": BackendSpec,
     "topicstore_layouts": LayoutSpec,
+    "topicstore_logs": LogStoreSpec,
     "topicstore_workloads": WorkloadSpec,
 }
 
 
+def _answers(plugin: Any, hook: str, manager: pluggy.PluginManager) -> list[Any]:
+    """Return everything that a plugin provides through one registration hook."""
+    others = [other for other in manager.get_plugins() if other is not plugin]
+    return [one for answer in manager.subset_hook_caller(hook, others)() for one in answer]
+
+
+def _variables_of(plugin: Any, manager: pluggy.PluginManager) -> set[str]:
+    found = _answers(plugin, "topicstore_variables", manager)
+    for name in found:
+        if not isinstance(name, str) or not name.startswith(_PREFIX):
+            raise PluginError(f"topicstore_variables returned {name!r}, not a name that begins with {_PREFIX}")
+    return set(found)
+
+
 def _specs_of(plugin: Any, manager: pluggy.PluginManager) -> list[PluginSpec]:
     found: list[PluginSpec] = []
-    others = [other for other in manager.get_plugins() if other is not plugin]
     for hook, kind in _REGISTRATION.items():
-        for specs in manager.subset_hook_caller(hook, others)():
-            for spec in specs:
-                if not isinstance(spec, PluginSpec) or not isinstance(spec, kind):
-                    raise PluginError(f"{hook} returned a {type(spec).__name__}, not a {kind.__name__}")
-                found.append(spec)
+        for spec in _answers(plugin, hook, manager):
+            if not isinstance(spec, PluginSpec) or not isinstance(spec, kind):
+                raise PluginError(f"{hook} returned a {type(spec).__name__}, not a {kind.__name__}")
+            found.append(spec)
     return found
 
 
 @functools.cache
 def registry() -> Registry:
-    """Return the process's registry, made at the first call from the installed entry points."""
+    """Return the process's registry, made at the first call from the installed entry points.
+
+    Warns of environment variables that nothing reads, and of names of plugins to disable that aren't installed. A
+    server's settings are not among them.
+    """
     disabled = [name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()]
-    return Registry(importlib.metadata.entry_points(group=GROUP), disabled)
+    entries = importlib.metadata.entry_points(group=GROUP)
+    made = Registry(entries, disabled)
+    for name in sorted(set(disabled) - entries.names):
+        warn_caller(f"{DISABLE}: there is no plugin {name!r}{_suggestion(name, entries.names)}")
+    given = {name for name in os.environ if name.startswith(_PREFIX) and not name.startswith(_SETTINGS)}
+    for name in sorted(given - made.variables):
+        warn_caller(f"nothing reads the environment variable {name}{_suggestion(name, made.variables)}")
+    return made
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    likely = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    return f"; is {likely[0]} meant?" if likely else f"; there are: {', '.join(sorted(known))}"
 
 
 def data_path(wrappers: Iterable[tuple[str, Any]], implementation: Any) -> pluggy.PluginManager:
@@ -205,7 +252,7 @@ def data_path(wrappers: Iterable[tuple[str, Any]], implementation: Any) -> plugg
     manager = _manager()
     manager.register(implementation, "topicstore")
     for name, plugin in reversed(list(wrappers)):
-        manager.register(plugin, name)  # pluggy calls what was registered last first
+        manager.register(plugin, name)  # pluggy calls the plugin that was registered last first
     for hook in _DATA_PATH:
         for found in getattr(manager.hook, hook).get_hookimpls():
             if found.plugin is not implementation and not (found.wrapper or found.hookwrapper):
@@ -218,7 +265,7 @@ def load_target(spec: PluginSpec) -> type[Any]:
 
     Raises `BackendUnavailableError`, with the pip command, if what it needs is not installed.
     """
-    kind = "layout" if isinstance(spec, LayoutSpec) else "backend"
+    kind, expected = _kind(spec)
     missing = missing_modules(spec)
     hint = f": {spec.advice}" if spec.advice else f': pip install "{spec.install}"' if spec.install else ""
     if missing:
@@ -226,10 +273,9 @@ def load_target(spec: PluginSpec) -> type[Any]:
     module, _, name = spec.target.partition(":")
     try:
         target = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever a module does when it is imported, it is the plugin's
+    except Exception as error:  # any error while the module is imported is the plugin's
         reason = f"{type(error).__name__}: {error}"
         raise BackendUnavailableError(f"{kind} {spec.name!r} can't be loaded ({reason}){hint}") from error
-    expected = Layout if isinstance(spec, LayoutSpec) else Backend
     if not (isinstance(target, type) and issubclass(target, expected)):
         raise PluginError(f"{kind} {spec.name!r}: {spec.target} is not a {expected.__name__}")
     if inspect.isabstract(target):
@@ -237,6 +283,15 @@ def load_target(spec: PluginSpec) -> type[Any]:
     if not attrs.has(target.Options):
         raise PluginError(f"{kind} {spec.name!r}: the Options of {spec.target} are not an attrs class")
     return target
+
+
+def _kind(spec: PluginSpec) -> tuple[str, type[Backend | Layout | LogStore]]:
+    """Return what a spec's target is called, and the class that it must be one of."""
+    if isinstance(spec, LayoutSpec):
+        return "layout", Layout
+    if isinstance(spec, LogStoreSpec):
+        return "log store", LogStore
+    return "backend", Backend
 
 
 def missing_modules(spec: PluginSpec) -> list[str]:

@@ -1,16 +1,15 @@
-"""Which layout for whose messages: all that are installed, measured side by side on a sample.
+"""Recommending a layout: all layouts that are installed are measured side by side on a sample of the messages.
 
 `compare` stores the sample in a database of each layout, compacts it, and replays each filter
-several times; layouts that have something to merge replay the filters before that too. Everything is
-interleaved, batch by batch and replay by replay, so that what disturbs the machine disturbs all
-layouts alike; of the replays, medians count.
+several times; layouts that have something to merge also replay the filters before compaction. Everything is
+interleaved, batch by batch and replay by replay, so that a disturbance of the machine affects all layouts alike; the
+medians of the replays count.
 
-The rule. A layout's *total* is the time of its replays of the filters after compaction, each as often
-as it was given. The smallest total wins. Layouts within a tenth of it, or nearer to it than twice the
-standard error or `SHORT_SECONDS`, can't be told apart from it; of these, the one wins that has the
-smallest product of the time to store a message, compaction included, and the bytes it takes.
-``reference`` is measured, because all others must return as many messages as it does; it is there to
-be right, and never recommended.
+The rule. A layout's *total* is the time that its replays of the filters take after compaction, each counted as often as
+the filter was given. The smallest total wins. Layouts within a tenth of it, or nearer to it than twice the standard
+error or `SHORT_SECONDS`, count as equal; of these, the one wins that has the smallest product of the time to store a
+message, compaction included, and the bytes that the message takes. ``reference`` is measured because all others must
+return as many messages as it does, but it is never recommended.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from . import opening
 from .contract.batch import MessageBatch
 from .contract.columns import to_iterable
 from .contract.errors import (
@@ -40,99 +40,99 @@ from .contract.layout import ReadCounters
 from .contract.positions import time_of
 from .contract.topics import TopicFilter
 from .database import Database
-from .opening import create
 from .plugins import check_pair, load_target, registry
 
 __all__ = ["Comparison", "LayoutFigures", "Question", "ReplayFigures", "choose", "compare", "representative_filters"]
 
 ORACLE = "reference"
 TIE = 1.1
-"""Times the smallest total; up to there others count as equal."""
+"""Factor of the smallest total up to which other totals count as equal."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 9
 ENOUGH_SECONDS = 1.0
-"""After which a replay that was measured often enough is not measured again."""
+"""Seconds of measuring after which a replay that was measured often enough is not measured again."""
 SHORT_SECONDS = 0.005
-"""A difference below this says nothing of a larger database."""
+"""Seconds below which a difference says nothing about a larger database."""
 LATE_PART = 0.99
-"""Of the sample lies before the late start."""
+"""Part of the sample that lies before the late start."""
 
 _ERROR = 0.93
-"""Standard error of a median, by the distance of the quartiles over the root of the number, if errors are normal."""
+"""Standard error of a median, in interquartile ranges over the root of the number of values, for normal errors
+(McGill, Tukey and Larsen: Variations of Box Plots. The American Statistician 32, 1978)."""
 _TICK = 10_000
-"""Microseconds by which the databases' clock moves on a batch, for messages that have no time of their own."""
+"""Microseconds by which the databases' clock advances with each batch, for messages without a time of their own."""
 _MOST_LEVELS = 16
-"""Of a topic that are tried as ``+``."""
+"""Largest number of a topic's levels that are tried as ``+``."""
 
 
 @attrs.frozen(kw_only=True)
 class Question:
-    """One replay that all layouts are asked for."""
+    """One replay that is measured on all layouts."""
 
     topic_filter: str
     start: int = 0
-    """Microseconds since the epoch."""
+    """Start of the replay, in microseconds since the epoch."""
     weight: int = 0
-    """How often it counts in the totals; 0: it is only shown."""
+    """How often the replay counts in the totals; 0: it is only shown."""
 
 
 @attrs.frozen(kw_only=True)
 class ReplayFigures:
-    """One layout's replays of one question."""
+    """Measurements of one layout's replays of one question."""
 
     messages: int
     seconds: float
-    """Median."""
+    """Median duration of the replays."""
     error: float
-    """Standard error of the median, in seconds, as the quartiles tell it."""
+    """Standard error of the median, in seconds, estimated from the quartiles."""
     rate: float
-    """Messages a second."""
+    """Messages read a second."""
     runs: int
     reads: ReadCounters
-    """Of the first replay."""
+    """Read counters of the first replay."""
 
 
 @attrs.frozen(kw_only=True)
 class LayoutFigures:
-    """What was measured of one layout."""
+    """Measurements of one layout."""
 
     layout: str
     store_rate: float
-    """Messages a second."""
+    """Messages stored a second."""
     compact_seconds: float
     merged: int
-    """Messages that the compaction rewrote: 0 for layouts that keep them as stored."""
+    """Number of messages that the compaction rewrote; 0 for layouts that keep messages as they were stored."""
     bytes_per_message: float
-    """On disk after compaction, less what an empty database takes; of the values, where there is no disk."""
+    """Bytes on disk after compaction, less those of an empty database; for backends without files, of the values."""
     delay_seconds: float
-    """How long a message may stay hidden after it was stored: an epoch, where the layout has them."""
+    """How long a message may stay hidden after it was stored: an epoch, if the layout has epochs."""
     replays: list[ReplayFigures]
-    """By question."""
+    """Figures of the replays, in the order of the questions."""
     total_seconds: float
-    """Of the questions, each by its weight, after compaction."""
+    """Sum of the median durations after compaction, each times the weight of its question."""
     unmerged_seconds: float | None
-    """The same before compaction; None for layouts with nothing to merge."""
+    """Sum of the median durations before compaction, likewise; None for layouts with nothing to merge."""
     error_seconds: float
-    """Standard error of that."""
+    """Standard error of `total_seconds`."""
     cost: float
-    """Seconds to store and compact a message, times its bytes; decides between those as fast."""
+    """Seconds to store and compact a message, times its bytes; decides between layouts of equal speed."""
 
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """All layouts on one sample."""
+    """The result of comparing layouts on one sample."""
 
     backend: str
     messages: int
     topics: int
     questions: list[Question]
     layouts: list[LayoutFigures]
-    """Smallest total first."""
+    """Figures of the layouts, smallest total first."""
     left_out: dict[str, str]
-    """Layouts that can't run here, with the reason."""
+    """Layouts that can't run with this backend, with the reason."""
     recommended: str
     reason: str
     caveats: list[str]
-    """What to know before relying on it; sentences."""
+    """Limits of the comparison, as sentences."""
 
 
 def compare(
@@ -144,18 +144,18 @@ def compare(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Measure all layouts that run on a backend and recommend one; see the head of the module.
+    """Measure all layouts that run on a backend and recommend one; the module's docstring states the rule.
 
     batches:   the sample, in the order of storing. Messages may be late, or ahead of the clock.
-    filters:   what will be replayed; one that is there twice counts twice. The replay of everything,
-               and one that starts in the last hundredth, are measured too, but don't count.
-    directory: exists, and is empty; gets a database of each layout.
-    options:   by plugin, as of `topicstore.open`; of the backend, and of any layouts.
-    progress:  is told what is done now.
+    filters:   filters that will be replayed; one that is given twice counts twice. The replay of everything, and one
+               that starts in the last hundredth, are measured too, but don't count.
+    directory: an existing, empty directory, in which a database of each layout is created.
+    options:   options of the backend and of any layouts, by plugin, as for `topicstore.open`.
+    progress:  is called with a description of each step.
 
     Takes seconds to minutes. Raises `InvalidArgumentError` for an empty sample and for filters that match
     nothing in it, `InvalidFilterError`, `UnsupportedError` if there is nothing to choose from, `PluginError`
-    if layouts differ in what they return, and what `topicstore.open` and `Database.store` raise.
+    if layouts return different messages, and the errors of `topicstore.open` and `Database.store`.
     """
     if not any(map(len, batches)):
         raise InvalidArgumentError("the sample has no messages")
@@ -205,8 +205,8 @@ def compare(
 def representative_filters(counts: Mapping[str, int]) -> list[str]:
     """Return filters for topics with these numbers of messages.
 
-    The topic of median traffic, the busiest, and the first of them with each of its levels that vary
-    as ``+``, at most three: the deepest.
+    These are the topic of median traffic, the busiest topic, and the first of the two with one of its varying levels
+    replaced by ``+``, for at most the three deepest of these levels.
     """
     by_traffic = sorted(counts, key=lambda topic: (counts[topic], topic))
     median = by_traffic[len(by_traffic) // 2]
@@ -217,7 +217,7 @@ def representative_filters(counts: Mapping[str, int]) -> list[str]:
 
 
 def _layouts_on(backend: str) -> tuple[list[str], dict[str, str]]:
-    """Return the layouts that run on a backend, the oracle first, and the others with the reason."""
+    """Return the layouts that run on a backend, the reference layout first, and the others with the reason."""
     spec = registry().backend(backend)
     load_target(spec)
     usable, left_out = [], {}
@@ -235,7 +235,7 @@ def _layouts_on(backend: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _latest(batches: Sequence[MessageBatch]) -> int:
-    """Return the present, or the latest time in the sample, so that nothing lies ahead of the clock."""
+    """Return the current time or, if later, the latest time in the sample: no message may lie ahead of the clock."""
     present = time.time_ns() // 1_000
     times = (timestamp for batch in batches for timestamp in to_iterable(batch.timestamps) if timestamp is not None)
     return max(present, max(times, default=0))
@@ -246,24 +246,24 @@ def _latest(batches: Sequence[MessageBatch]) -> int:
 
 @attrs.define
 class _Contender:
-    """One layout's database, and what was measured of it so far."""
+    """One layout's database, and its measurements so far."""
 
     layout: str
     db: Database
     empty_bytes: int
-    """On disk before anything was stored."""
+    """Bytes on disk before anything was stored."""
     store_seconds: float = 0.0
     compact_seconds: float = 0.0
     merged: int = 0
     delay_seconds: float = 0.0
     found: dict[Question, tuple[int, ReadCounters]] = attrs.field(factory=dict)
-    """Messages, and what reading them the first time has cost."""
+    """By question, the number of messages found and the read counters of the first replay."""
     times: dict[Question, list[float]] = attrs.field(factory=dict)
     unmerged: dict[Question, list[float]] = attrs.field(factory=dict)
-    """Times before compaction, if there was something to merge."""
+    """By question, the durations before compaction, if there was something to merge."""
 
     def explain(self, question: Question) -> int:
-        """Replay once, which also warms the caches; return the number of messages."""
+        """Replay the question once, which also warms the caches; return the number of messages."""
         explanation = self.db.explain(question.topic_filter, question.start)
         reads = [attrs.astuple(slab.reads) for slab in explanation.slabs]
         self.found[question] = explanation.messages, ReadCounters(*map(sum, zip(*reads, strict=True)))
@@ -273,18 +273,18 @@ class _Contender:
 
     @property
     def waits(self) -> bool:
-        """Something is waiting to be merged."""
+        """Whether messages are waiting to be merged."""
         return any(shard.backlog() for shard in self.db.storage.shards)
 
     def measure(self, question: Question, times: list[float]) -> None:
-        """Replay once more, unless it was measured enough."""
+        """Replay the question once more, unless it was measured often enough."""
         if len(times) < LEAST_ROUNDS or sum(times) < ENOUGH_SECONDS:
             started = perf_counter()
             deque(self.db.replay(question.topic_filter, question.start), maxlen=0)
             times.append(perf_counter() - started)
 
     def figures(self, questions: Sequence[Question]) -> LayoutFigures:
-        """Return what was measured."""
+        """Return the layout's figures."""
         info = self.db.info()
         replays = [self._replay_figures(question) for question in questions]
         weighted = [(question.weight, replay) for question, replay in zip(questions, replays, strict=True)]
@@ -323,7 +323,7 @@ class _Contender:
 
 
 class _Bench:
-    """A database of each layout, which all get the same to do, in turns."""
+    """A database of each layout. All of them do the same work, in turns."""
 
     def __init__(
         self,
@@ -338,8 +338,9 @@ class _Bench:
         self._now = now
         self._contenders = []
         for number, layout in enumerate(layouts):
-            db = create(
+            db = opening.open(
                 directory / f"{number}",
+                "x",
                 backend=backend,
                 layout=layout,
                 timestamps="message",
@@ -352,7 +353,7 @@ class _Bench:
             self._contenders.append(_Contender(layout, db, db.info().disk_bytes))
 
     def store(self, batches: Sequence[MessageBatch]) -> int:
-        """Store the sample everywhere; return the time from which on its last part lies."""
+        """Store the sample in every database; return the time at which its last part begins."""
         late_row = int(LATE_PART * sum(map(len, batches)))
         late_start = 0
         for number, batch in enumerate(filter(len, batches)):
@@ -367,23 +368,23 @@ class _Bench:
         return late_start
 
     def compact(self) -> None:
-        """Compact everywhere."""
+        """Compact every database."""
         for contender in self._contenders:
             report = contender.db.compact()
             contender.compact_seconds, contender.merged = report.seconds, report.messages
 
     def replay_unmerged(self, question: Question) -> None:
-        """Replay, before anything is compacted, where something waits for that."""
+        """Replay a question in the databases that have something to merge, before they are compacted."""
         waiting = [contender for contender in self._contenders if contender.waits]
         for contender in waiting:
             contender.unmerged[question] = []
-            contender.db.explain(question.topic_filter)  # as later: warms the caches
+            contender.db.explain(question.topic_filter)  # warms the caches, as for the later replays
         for _ in range(MOST_ROUNDS):
             for contender in waiting:
                 contender.measure(question, contender.unmerged[question])
 
     def replay(self, question: Question) -> None:
-        """Replay everywhere several times, the layouts in turns."""
+        """Replay a question in every database several times, the layouts in turns."""
         counts = {contender.layout: contender.explain(question) for contender in self._contenders}
         expected = next(iter(counts.values()))
         for layout, count in counts.items():
@@ -398,12 +399,12 @@ class _Bench:
                 contender.measure(question, contender.times[question])
 
     def _in_turn(self, number: int) -> Sequence[_Contender]:
-        """Begin with another each time: the first finds the messages, or the machine, colder."""
+        """Return the contenders, beginning with another one each time: the first one finds the caches colder."""
         first = number % len(self._contenders)
         return self._contenders[first:] + self._contenders[:first]
 
     def figures(self, questions: Sequence[Question]) -> list[LayoutFigures]:
-        """Return what was measured of each."""
+        """Return the figures of each layout."""
         return [contender.figures(questions) for contender in self._contenders]
 
 
@@ -411,7 +412,7 @@ class _Bench:
 
 
 def choose(layouts: Sequence[LayoutFigures]) -> tuple[LayoutFigures, str]:
-    """Return the best of layouts, smallest total first, and why."""
+    """Return the best of these layouts, which are sorted by their total, and the reason."""
     fastest, *others = layouts
     total = f"{fastest.total_seconds * 1e3:,.2f} ms for all filters"
     if not others:
@@ -431,7 +432,7 @@ _WEAKEST = (_TOO_SHORT, _TOO_UNSTEADY, _CLOSE)
 
 
 def _indistinct(one: LayoutFigures, fastest: LayoutFigures) -> str:
-    """Return why a layout can't be told apart from the fastest, or nothing if it can."""
+    """Return why a layout counts as equal to the fastest, or an empty text if it doesn't."""
     difference = one.total_seconds - fastest.total_seconds
     if one.total_seconds <= TIE * fastest.total_seconds:
         return _CLOSE

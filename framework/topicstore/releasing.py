@@ -1,4 +1,4 @@
-"""Giving back what was taken: all of it, in reverse, whatever fails on the way."""
+"""Releasing resources: all of them, in reverse order, even if some releases fail."""
 
 from __future__ import annotations
 
@@ -6,37 +6,21 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
+from .failures import do_all
+
 __all__ = ["Taken", "release_all"]
 
 Release = Callable[[], object]
-"""Gives one thing back. It may be called again, and does nothing if nothing is left."""
+"""Releases one resource. It may be called again, and then does nothing."""
 
 
 def release_all(releases: Iterable[Release]) -> None:
-    """Call each, also after one that fails; then raise what failed, several as an `ExceptionGroup`.
-
-    What is no `Exception`, such as Ctrl-C, is raised alone.
-    """
-    failures: list[BaseException] = []
-    for release in releases:
-        try:
-            release()
-        except BaseException as failure:  # noqa: BLE001 - raised once the others were called
-            failures.extend(failure.exceptions if isinstance(failure, _Several) else [failure])
-    for failed in failures:
-        if not isinstance(failed, Exception) or len(failures) == 1:
-            raise failed
-    if failures:
-        told = [failed for failed in failures if isinstance(failed, Exception)]
-        raise _Several(f"{len(told)} things could not be closed properly", told)
-
-
-class _Several(ExceptionGroup[Exception]):
-    """What failed at one closing; that of a part of what is closed is told with the rest."""
+    """Call each, also after one that fails; then raise the errors, as `topicstore.failures.do_all` does."""
+    do_all(releases, "could not be closed properly")
 
 
 class Taken:
-    """What was taken so far. Leaving the block by an error gives it back, and the error is told as it is.
+    """The resources taken so far. If an error ends the block, they are released and the error is raised unchanged.
 
     ::
 
@@ -49,11 +33,11 @@ class Taken:
         self._releases: list[Release] = []
 
     def add(self, release: Release) -> None:
-        """Something was taken; ``release`` gives it back."""
+        """Add a resource that was taken, which ``release`` gives back."""
         self._releases.append(release)
 
     def release(self) -> None:
-        """Give everything back, what was taken last first, as `release_all` does. May be called again."""
+        """Release everything, in reverse order, as `release_all` does. May be called again."""
         release_all(reversed(self._releases))
 
     def __enter__(self) -> Self:

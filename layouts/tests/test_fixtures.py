@@ -50,7 +50,7 @@ class Fixture(msgspec.Struct, frozen=True):
     manifest: str
     shards: list[dict[str, list[tuple[Any, bytes]]]]
     messages: list[Stored]
-    iterators: list[tuple[bytes, list[int]]]
+    cursors: list[tuple[bytes, list[int]]] = msgspec.field(name="iterators")
     tables: list[dict[str, bytes]] = []
 
     @property
@@ -161,16 +161,17 @@ def test_messages(fixture: Fixture, db: ts.Database) -> None:
     check(db, fixture.rows, FILTERS)
 
 
-def test_iterators(fixture: Fixture, db: ts.Database) -> None:
-    """Iterators of that time go on where they were, compacted since or not."""
+def test_cursors(fixture: Fixture, db: ts.Database) -> None:
+    """Cursors of that time go on where they were, compacted since or not."""
     rows = fixture.rows
     for _ in range(2):
-        for number, (saved, rest) in enumerate(fixture.iterators):
-            got, _, _ = drain(db, ts.Iterator.from_bytes(saved), helping(db, 1 + number * 5 % 200))
+        for number, (saved, rest) in enumerate(fixture.cursors):
+            got, _, _ = drain(db, ts.Cursor.from_bytes(saved), helping(db, 1 + number * 5 % 200))
             assert [rows[row] for row in rest] == got
         db.compact()
 
 
+@pytest.mark.slow
 def test_going_on(fixture: Fixture, restored: tuple[Fixture, Path], db: ts.Database) -> None:
     """Storing goes on behind, old topics and new ones; deleting, compacting and a new generation work."""
     rows = fixture.rows
@@ -196,6 +197,7 @@ def test_going_on(fixture: Fixture, restored: tuple[Fixture, Path], db: ts.Datab
             check(again, rows)
 
 
+@pytest.mark.slow
 def test_learned_structure(fixture: Fixture, db: ts.Database) -> None:
     """Old messages stay in streams that are listed for their topics, with patterns that match."""
     for id_, message in fixture.rows[::37]:
@@ -203,7 +205,7 @@ def test_learned_structure(fixture: Fixture, db: ts.Database) -> None:
             stream
             for stream in db.streams(message.topic)
             if stream.shard == id_.shard
-            and id_ in {found for found, _ in drain(db, db.iterate(stream, message.topic, id_.position >> 11))[0]}
+            and id_ in {found for found, _ in drain(db, db.cursor(stream, message.topic, id_.position >> 11))[0]}
         ]
         assert 1 == len(holding)
         pattern = holding[0].pattern
@@ -231,13 +233,14 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [layout for layout in sorted(script().OPTIONS) if backends_under(layout)])
 def test_script(layout: str, tmp_path: Path) -> None:
     """The script makes one that is like those here, and replaces none."""
     script().main([layout, "--into", str(tmp_path)])
     (made,) = tmp_path.iterdir()
     content = read(made)
-    assert len(content.messages) > 1_000 < sum(len(rest) for _, rest in content.iterators)
+    assert len(content.messages) > 1_000 < sum(len(rest) for _, rest in content.cursors)
     before = made.read_bytes()
     with pytest.raises(SystemExit, match="stays as it is"):
         script().main([layout, "--into", str(tmp_path)])

@@ -16,10 +16,11 @@ import zstandard
 from topicstore import Message, MessageBatch, Properties, TopicFilter
 from topicstore.contract.checksums import add_checksum
 from topicstore.contract.columns import Constant, to_list
+from topicstore.contract.cursors import Cursor
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Engine, Keyspace, WriteBatch
-from topicstore.contract.iterators import Iterator
 from topicstore.contract.positions import COUNTER_BITS
 from topicstore.shard.records import GenerationRecord, Tail, load_generations, load_tail, put_generation, put_tail
+from topicstore.shard.zones import Zone, ZoneRecord, load_zones, put_zone
 from topicstore_backends.memory import MemoryEngine
 from topicstore_layouts.block.compression import Compressor
 from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block, encode_frame, frame_seed
@@ -409,6 +410,7 @@ def test_reference_values_are_read_and_written() -> None:
 # --- the logical layer --------------------------------------------------------------
 
 TAIL = Tail(last_position=FIRST, last_time=5, lifted=1, messages=300, live_bytes=70_000, writes=9)
+ZONED = msgspec.structs.replace(TAIL, zone=Zone(FIRST - 9, 300, ((3, 4), (70_000_000, 70_000_005))))
 GENERATIONS = [
     GenerationRecord(
         number=2,
@@ -447,7 +449,10 @@ GENERATIONS = [
 ]
 NUMBER = attrgetter("number")
 STATE_ENTRIES = [
-    ("007461696c", "081c35659701cf10000000000000000501cd012cce0001117009"),
+    (
+        "007461696c",
+        "b58c1eaf9801cf10000000000000000501cd012cce000111700993cf0ffffffffffffff7cd012c9292030492ce042c1d80ce042c1d85",
+    ),
     (
         "0067656e65726174696f6e00000002",
         (
@@ -459,16 +464,42 @@ STATE_ENTRIES = [
     ("0067656e65726174696f6e00000003", "67bed2279d0203a5626c6f636b018001020304c20500a72e2e2f636f6c64"),
 ]
 
+ZONE_ENTRIES = [
+    (
+        "007a6f6e65000000021000000000000000",
+        "3eed4a529401cf1000000000000000cf1000000000000009929203049209cf0004000000000000",
+    ),
+    ("007a6f6e65000001020000000000000009", "d575a7c39401090890"),
+]
+
 
 def test_tails_and_generations_are_read() -> None:
     """Every field; what a later version may append is passed over."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, STATE_ENTRIES, STATE)
-    assert (TAIL, sorted(GENERATIONS, key=NUMBER)) == (load_tail(engine), list(load_generations(engine)))
+    assert (ZONED, sorted(GENERATIONS, key=NUMBER)) == (load_tail(engine), list(load_generations(engine)))
     key = STATE_ENTRIES[0][0]
-    longer = msgspec.msgpack.encode([*msgspec.structs.astuple(TAIL), "more"])
+    longer = msgspec.msgpack.encode([*msgspec.structs.astuple(ZONED), "more"])
     put(engine, [(key, add_checksum(bytes.fromhex(key), longer).hex())], STATE)
+    assert load_tail(engine) == ZONED
+
+
+def test_tails_without_a_zone_are_read() -> None:
+    """They were written before there were zones; what was stored until then lies in none."""
+    engine = MemoryEngine(KEYSPACES)
+    put(engine, [("007461696c", "081c35659701cf10000000000000000501cd012cce0001117009")], STATE)
     assert load_tail(engine) == TAIL
+
+
+def test_zones_are_read_and_written() -> None:
+    """Under their generation and first position; those of other generations are others."""
+    zones = [ZoneRecord(first=FIRST, last=FIRST + 9, spans=((3, 4), (9, 2**50))), ZoneRecord(first=9, last=8, spans=())]
+    write, engine = WriteBatch(), MemoryEngine(KEYSPACES)
+    for generation, zone in zip((2, 258), zones, strict=True):
+        put_zone(write, generation, zone)
+    assert ZONE_ENTRIES == hex_of(write)
+    put(engine, ZONE_ENTRIES, STATE)
+    assert [[zones[0]], [zones[1]], []] == [list(load_zones(engine, generation)) for generation in (2, 258, 3)]
 
 
 def test_tails_without_the_number_of_writes_are_read() -> None:
@@ -481,15 +512,15 @@ def test_tails_without_the_number_of_writes_are_read() -> None:
 def test_tails_and_generations_are_written() -> None:
     """Byte for byte, under keys that begin with zero."""
     write = WriteBatch()
-    put_tail(write, TAIL)
+    put_tail(write, ZONED)
     for record in GENERATIONS:
         put_generation(write, record)
     assert STATE_ENTRIES == hex_of(write)
 
 
-def test_iterators_are_read_and_written() -> None:
+def test_cursors_are_read_and_written() -> None:
     """Programs keep these bytes for years."""
-    iterator = Iterator(b"0123456789abcdef", 1, 2, 3, "fleet/+/#", bytes(8))
+    cursor = Cursor(b"0123456789abcdef", 1, 2, 3, "fleet/+/#", bytes(8))
     stored = "0133724144452dacd496c41030313233343536373839616263646566010203a9666c6565742f2b2f23c4080000000000000000"
-    assert stored == iterator.to_bytes().hex()
-    assert iterator == Iterator.from_bytes(bytes.fromhex(stored))
+    assert stored == cursor.to_bytes().hex()
+    assert cursor == Cursor.from_bytes(bytes.fromhex(stored))

@@ -1,1 +1,1 @@
-"""The layouts that come with topicstore, one module or package each; what several are made of is in `shared`."""
+"""The layouts that come with topicstore, one module or package each; `shared` has the parts that several use."""

@@ -1,4 +1,4 @@
-"""What this package registers."""
+"""Registers the layouts that come with topicstore, as any plugin would."""
 
 from topicstore import hookimpl
 from topicstore.contract.plugin_specs import LayoutSpec

@@ -1,6 +1,6 @@
-"""The reference layout: obviously right, and the oracle for the others.
+"""The reference layout, kept so simple that the others are tested against it.
 
-One value a message, in order of position, in one stream; every read scans and matches.
+Each message is one value, in order of position, in one stream; every read scans and matches.
 
 Stored form, version 1 (keyspace ``data``; integers in keys are unsigned)::
 
@@ -14,7 +14,7 @@ Stored form, version 1 (keyspace ``data``; integers in keys are unsigned)::
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -27,6 +27,7 @@ from topicstore.contract.columns import Constant, to_iterable
 from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.topics import matches_any
 
 __all__ = ["ReferenceLayout", "ReferenceOptions"]
 
@@ -34,7 +35,7 @@ _VERSION = 1
 _STREAM = 0
 _HEAD = 9
 _LOOKED_AT = 1_000
-"""Messages that one step of a delete looks at."""
+"""The number of messages that one step of a delete examines."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -81,7 +82,7 @@ class ReferenceLayout(Layout):
     Options = ReferenceOptions
 
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
-        """An empty slab needs nothing."""
+        """Write nothing: an empty slab has no stored data."""
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
         """Return the slab."""
@@ -89,7 +90,7 @@ class ReferenceLayout(Layout):
 
 
 class ReferenceSlab(Slab):
-    """One stream, one value a message. A place is the next position, 8 bytes big-endian."""
+    """A slab with one stream and one value per message. A reader's place is the next position, 8 bytes big-endian."""
 
     def __init__(self, engine: Engine, shard: int, generation: int) -> None:
         self.counters = ReadCounters()
@@ -113,14 +114,14 @@ class ReferenceSlab(Slab):
             write.put(DATA, (self._generation, _STREAM, position), _encode(row, position))
 
     def committed(self) -> None:
-        """Memory holds nothing that depends on it."""
+        """Do nothing: no state in memory depends on the commit."""
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
         """Return the one stream, whatever the filter."""
         return [StreamInfo(stream=_STREAM, pattern="#")]
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """A place is a position."""
+        """Return the place of a position: its 8 bytes."""
         if stream != _STREAM:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
@@ -136,7 +137,7 @@ class ReferenceSlab(Slab):
         bound: int,
         deadline: float | None,
     ) -> SlabStep:
-        """Scan from the place on."""
+        """Scan from the place on and return the messages that match."""
         if stream != _STREAM or len(place) != 8:
             raise ValueError(place)
         at = start = int.from_bytes(place, "big")
@@ -174,12 +175,15 @@ class ReferenceSlab(Slab):
     def _place(self, position: int) -> str:
         return f"shard {self._shard}, generation {self._generation}, message at position {position}"
 
-    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
-        """Delete matching keys; each step looks at a thousand."""
+    def delete(
+        self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
+    ) -> Iterator[DeleteStep]:
+        """Delete matching messages; each step examines a thousand."""
         while True:
             write, deleted, freed, seen = WriteBatch(), 0, 0, 0
             for position, value in self._scan(first, last):
-                if topic_filter.matches(self._read(position, value).topic):
+                topic = self._read(position, value).topic
+                if topic_filter.matches(topic) and not matches_any(spare, topic):
                     write.delete(DATA, (self._generation, _STREAM, position))
                     deleted += 1
                     freed += len(value)
@@ -200,25 +204,24 @@ class ReferenceSlab(Slab):
         for position, value in self._scan(0, bound):
             try:
                 self._read(position, value)
-            except (CorruptionError, NewerFormatError) as bad:  # the latter from a damaged version byte
+            except (CorruptionError, NewerFormatError) as bad:  # a damaged version byte raises the latter
                 yield Damage(place=self._place(position), reason=bad.reason)
             else:
                 yield 1
 
 
 def _past(deadline: float | None, moved: bool) -> bool:
-    """Say whether time is up; never before one key was passed."""
+    """Return whether the deadline has passed; False until at least one key was passed."""
     return deadline is not None and moved and time.monotonic() >= deadline
 
 
 def _batch(rows: list[tuple[int, _Row]], shard: int) -> MessageBatch:
     if not rows:
         return MessageBatch.empty()
-    columns: dict[str, Any] = dict(
-        zip(FIELDS, zip(*(msgspec.structs.astuple(row) for _, row in rows), strict=True), strict=True)
-    )
+    columns = zip(*(msgspec.structs.astuple(row) for _, row in rows), strict=True)
+    fields: dict[str, Any] = {name: list(values) for name, values in zip(FIELDS, columns, strict=True)}
     return MessageBatch(
-        **{name: list(values) for name, values in columns.items()},
+        **fields,
         positions=np.array([position for position, _ in rows], dtype=np.uint64),
         shards=Constant(shard, len(rows)),
     )

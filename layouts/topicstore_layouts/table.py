@@ -1,6 +1,6 @@
-"""The ``table`` layout: one row a message in a table of typed columns, so that SQL can be run over the history.
+"""The ``table`` layout: one row per message in a table of typed columns, so that SQL can query the history.
 
-It needs an engine that speaks SQL (capability ``sql``), and asks it in terms that DuckDB understands.
+It needs an engine that speaks SQL (capability ``sql``), in DuckDB's dialect.
 
 Stored form, version 1: a table ``messages`` of the keyspace ``data``, in order of position::
 
@@ -18,21 +18,22 @@ Stored form, version 1: a table ``messages`` of the keyspace ``data``, in order 
     payload_bytes UINTEGER     the payload's size
     properties    STRUCT       the fields of `topicstore.Properties`, NULL if there are none
 
-and in the keyspace ``data`` itself, because an engine of columns holds many rows in memory at a time::
+and in the keyspace ``data`` itself, because a column store holds many rows in memory at a time::
 
     (generation, 0, position) -> xxh3 of the payload with the position as seed, 8 bytes big-endian
                                  | payload of more than 65,536 bytes
 
-Damage is noticed by the engine's own checksums, which DuckDB has for each block of its file and each
-entry of its log; a row that was stored for another shard, by its number. Rows come in the order in
-which they were put, which DuckDB promises for a query of one table without ORDER BY; positions that
-don't increase count as damage.
+Damage is detected by the engine's own checksums, which DuckDB has for each block of its file and each
+entry of its log, and a row of another shard by its shard number. Rows are returned in the order in which
+they were inserted, which DuckDB guarantees for a query of one table without ORDER BY
+(https://duckdb.org/docs/2.0/sql/dialect/order_preservation.html); positions that don't increase count as
+damage.
 
-A filter is asked for in SQL: a literal topic by ``=``, wildcards by a regular expression over whole
-topics, filters of very many levels by what their topics begin with, and then matched here.
+A filter is expressed in SQL: a literal topic by ``=``, and wildcards by a regular expression over whole
+topics. A filter with very many levels is expressed by the prefix of its topics, and then matched here.
 """
 
-# ruff: noqa: S608 - statements are put together of constants; values are parameters
+# ruff: noqa: S608 - statements are built from constants; values are parameters
 
 from __future__ import annotations
 
@@ -49,21 +50,25 @@ import pyarrow.compute as pc
 import xxhash
 from topicstore import SCHEMA, MessageBatch, Properties, TopicFilter
 from topicstore.contract.batch import FIELDS
-from topicstore.contract.columns import Column, Constant, LazyColumn, to_iterable
+from topicstore.contract.columns import Column, Constant, LazyColumn, to_iterable, to_list
 from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
 from topicstore.contract.positions import COUNTER_BITS
+from topicstore.contract.topics import matches_any
 
 __all__ = ["TableLayout", "TableOptions"]
 
 _STREAM = 0
 _INLINE = 65_536
-"""Bytes of the largest payload that lies in its row: a query of DuckDB holds 2,048 rows at a time, or more."""
+"""The most bytes of a payload in its row: a query holds 2,048 rows or more in memory.
+
+See https://github.com/duckdb/duckdb/pull/23396.
+"""
 _LOOKED_AT, _DELETED = 65_536, 2_000
-"""Rows that are looked at between two looks at the clock, and in one step of a delete, for which writers wait."""
+"""Rows that are read between two checks of the deadline, and that one step of a delete examines while writers wait."""
 _LEVELS = 100
-"""Levels of the longest filter that is made a regular expression."""
+"""The most levels of a filter that is made a regular expression."""
 
 _PROPERTIES = SCHEMA.field("properties").type
 _MICROSECONDS = pa.timestamp("us")
@@ -86,14 +91,14 @@ _COLUMNS = pa.schema(
 )
 _READ = "position, timestamp, topic, client_id, qos, retain, payload, payload_bytes, shard, properties"
 _BYTES = f"payload_bytes + strlen(topic) + strlen(client_id) + 8 * (payload_bytes > {_INLINE})::INTEGER"
-"""What a message counts: the bytes of its texts and payload, and the checksum if that lies apart."""
+"""The bytes of a message: its texts and payload, and the checksum of a payload that is stored separately."""
 _SOUND = (
     "(topic <> '' AND client_id IS NOT NULL AND timestamp IS NOT NULL AND retain IS NOT NULL "
     "AND qos BETWEEN 0 AND 2 AND epoch_us(time) = position >> 11 AND (payload IS NULL) = "
     f"(payload_bytes > {_INLINE}) AND ifnull(octet_length(payload), payload_bytes) = payload_bytes) IS TRUE"
 )
 _REST = "hash(client_id, timestamp, retain, properties)"
-"""The columns that are only read to see that they can be."""
+"""The columns that verification reads only to check that they can be read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -107,7 +112,7 @@ class TableLayout(Layout):
     Options = TableOptions
 
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
-        """Make the table, if this is the first generation, so that it can be queried while it is empty."""
+        """Create the table with the first generation, so that it can be queried while it is empty."""
         write.put_rows(DATA, "messages", _COLUMNS.empty_table(), 0)
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
@@ -119,12 +124,12 @@ class TableLayout(Layout):
 
 
 class _Condition(NamedTuple):
-    """What SQL is asked of a topic."""
+    """The SQL condition for the topics of a filter."""
 
     sql: str
     values: tuple[str, ...]
     exact: bool
-    """False: some of the topics found don't match."""
+    """Whether all topics that meet the condition match the filter."""
 
 
 _ANY = _Condition("true", (), True)
@@ -132,7 +137,7 @@ _LARGE = _Condition(f"payload_bytes > {_INLINE}", (), True)
 
 
 def _condition(topic_filter: TopicFilter) -> _Condition:
-    """Return what topics that match a filter have in common, as exactly as SQL can say it in reasonable time."""
+    """Return the condition for topics that match a filter, as exactly as SQL evaluates it in reasonable time."""
     levels = topic_filter.levels
     if topic_filter.literal:
         return _Condition("topic = ?", (topic_filter.text,), True)
@@ -152,7 +157,7 @@ def _condition(topic_filter: TopicFilter) -> _Condition:
 
 
 def _pattern(levels: Sequence[str]) -> str:
-    """Return the regular expression of the topics that match."""
+    """Return the regular expression of the topics that match a filter's levels."""
     parts = ["[^/]*" if level == "+" else re.escape(level) for level in levels if level != "#"]
     return "/".join(parts) + ("(?:/.*)?" if levels[-1] == "#" else "")
 
@@ -161,7 +166,7 @@ def _pattern(levels: Sequence[str]) -> str:
 
 
 class TableSlab(Slab):
-    """One stream. A place is the next position, 8 bytes big-endian."""
+    """A slab with one stream. A reader's place is the next position, 8 bytes big-endian."""
 
     def __init__(self, engine: Engine, shard: int, generation: int) -> None:
         self.counters = ReadCounters()
@@ -169,25 +174,26 @@ class TableSlab(Slab):
         self._shard = shard
         self._generation = generation
         self._largest: int | None = None
-        """Bytes of the largest payload ever; None before somebody needs to know."""
+        """The bytes of the largest payload ever stored; None before it was first needed."""
 
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Put the rows, and apart from them the payloads that are too large."""
+        """Add the rows to a write, and separately the payloads that are too large for a row."""
         sizes = _sizes(batch.payloads)
         large = np.flatnonzero(sizes > _INLINE)
         rows = self._rows(batch, sizes, large)
         texts = sum(pc.sum(pc.binary_length(rows[name])).as_py() for name in ("topic", "client_id"))
         write.put_rows(DATA, "messages", rows, texts + int(sizes.sum()) - int(sizes[large].sum()))
+        payloads = to_list(batch.payloads) if len(large) else []
         for row in large.tolist():
-            position, payload = int(batch.positions[row]), batch.payloads[row]
+            position, payload = int(batch.positions[row]), payloads[row]
             write.put(DATA, self._key(position), _digest(payload, position) + payload)
         if self._largest is not None:
             self._largest = max(self._largest, int(sizes.max()))
 
     def _rows(self, batch: MessageBatch, sizes: npt.NDArray[np.uint32], large: npt.NDArray[np.intp]) -> pa.Table:
-        """Return a batch as the table keeps it."""
+        """Return a batch as rows of the table."""
         count = len(batch)
         positions = np.asarray(batch.positions, dtype=np.uint64)
         bare = MessageBatch(**{name: getattr(batch, name) for name in FIELDS} | {"payloads": Constant(b"", count)})
@@ -209,7 +215,7 @@ class TableSlab(Slab):
         return self._generation, _STREAM, position
 
     def committed(self) -> None:
-        """Memory holds nothing that depends on it: that the largest payload was not stored does no harm."""
+        """Do nothing: no state in memory depends on the commit. A largest payload that was not stored does no harm."""
 
     # --- reading ---
 
@@ -218,7 +224,7 @@ class TableSlab(Slab):
         return [StreamInfo(stream=_STREAM, pattern="#")]
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """A place is a position."""
+        """Return the place of a position: its 8 bytes."""
         if stream != _STREAM:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
@@ -234,7 +240,7 @@ class TableSlab(Slab):
         bound: int,
         deadline: float | None,
     ) -> SlabStep:
-        """Query the rows from the place on: all at once, or with a deadline, some at a time."""
+        """Query the rows from the place on: all at once, or some at a time if there is a deadline."""
         if stream != _STREAM:
             raise KeyError(stream)
         if len(place) != 8:
@@ -265,7 +271,7 @@ class TableSlab(Slab):
         return rows
 
     def _stretch(self, first: int, last: int, rows: int) -> int:
-        """Return where to stop for a number of rows that is looked at in well under a second, at most at ``last``."""
+        """Return the position, at most ``last``, up to which there are ``rows`` rows: well under a second's work."""
         statement = (
             "SELECT position FROM messages WHERE generation = ? AND position BETWEEN ?::UBIGINT AND ?::UBIGINT "
             f"LIMIT 1 OFFSET {rows - 1}"
@@ -274,7 +280,7 @@ class TableSlab(Slab):
         return int(found["position"][0].as_py()) if found.num_rows else last
 
     def _stop(self, condition: _Condition, first: int, last: int, limit: int, limit_bytes: int) -> int:
-        """Return where to stop so that payloads stay within ``limit_bytes``, or go beyond with the last one."""
+        """Return the position up to which payloads reach ``limit_bytes``, which the last one may exceed."""
         if self._largest is None:
             found = self._engine.sql(
                 "SELECT max(payload_bytes) FROM messages WHERE generation = ?", (self._generation,)
@@ -287,14 +293,14 @@ class TableSlab(Slab):
         return int(rows["position"][row].as_py()) if row < rows.num_rows else last
 
     def _batch(self, rows: pa.Table, condition: _Condition, topic_filter: TopicFilter) -> MessageBatch:
-        """Return rows as messages; the columns stay Arrow's."""
+        """Return rows as messages, with columns that stay in Arrow."""
         self._check(rows)
         if not condition.exact:
             topics = rows["topic"].combine_chunks().dictionary_encode()
             fits = pa.array([topic_filter.matches(topic) for topic in topics.dictionary.to_pylist()], pa.bool_())
             rows = rows.filter(pc.take(fits, topics.indices))
         payloads = self._payloads(rows) if rows["payload"].null_count else rows["payload"]
-        if isinstance(payloads, list) and None in payloads:  # deleted since they were found
+        if isinstance(payloads, list) and None in payloads:  # some were deleted since the query
             kept = np.flatnonzero([payload is not None for payload in payloads])
             rows, payloads = rows.take(kept), [payloads[row] for row in kept]
         if not rows.num_rows:
@@ -320,7 +326,7 @@ class TableSlab(Slab):
             raise CorruptionError("the row is another shard's, or in the wrong place", place)
 
     def _payloads(self, rows: pa.Table) -> list[bytes | None]:
-        """Return all payloads, with those that lie apart from their rows; None for one that was deleted meanwhile."""
+        """Return all payloads, including separately stored ones; None for one that was deleted meanwhile."""
         payloads: list[bytes | None] = rows["payload"].to_pylist()
         missing = [row for row, payload in enumerate(payloads) if payload is None]
         positions = rows["position"].to_numpy()[missing].tolist()
@@ -345,14 +351,19 @@ class TableSlab(Slab):
 
     # --- the rest ---
 
-    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
-        """Delete matching rows, and payloads apart from them; each step looks at two thousand rows."""
+    def delete(
+        self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
+    ) -> Iterator[DeleteStep]:
+        """Delete matching rows, and their separately stored payloads; each step examines two thousand rows."""
         condition = _condition(topic_filter)
         while first <= last:
             stop = self._stretch(first, last, _DELETED)
             rows = self._select(f"position, topic, {_BYTES} AS bytes", condition, first, stop, None)
             if not condition.exact:
                 rows = rows.filter(pa.array(map(topic_filter.matches, rows["topic"].to_pylist()), pa.bool_()))
+            if spare:
+                goes = [not matches_any(spare, topic) for topic in rows["topic"].to_pylist()]
+                rows = rows.filter(pa.array(goes, pa.bool_()))
             write = WriteBatch()
             for position in rows["position"].to_pylist():
                 write.delete(DATA, self._key(position))
@@ -364,7 +375,7 @@ class TableSlab(Slab):
         return SlabInfo(streams=1)
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Read every column of every row, and check what a row says of itself."""
+        """Read every column of every row, and check that each row is consistent."""
         first = 0
         while first <= bound:
             stop = bound
@@ -390,7 +401,7 @@ class TableSlab(Slab):
         yield rows.num_rows - len(damages)
 
     def _verify_large(self, first: int, last: int) -> Iterator[Damage]:
-        """Read the payloads that lie apart from their rows, one at a time: each may be of many megabytes."""
+        """Read the separately stored payloads, one at a time, because each may have many megabytes."""
         large = self._select("position, payload", _LARGE, first, last, None)
         for row in range(large.num_rows):
             try:
@@ -407,7 +418,7 @@ def _digest(payload: bytes, position: int) -> bytes:
 
 
 def _as_arrow(column: Column) -> pa.Array | None:
-    """Return a column that lies in Arrow already, else None."""
+    """Return a column that is already in Arrow, else None."""
     if isinstance(column, LazyColumn):
         column = column.toarrow()
     return column if isinstance(column, pa.Array) else None
@@ -422,14 +433,14 @@ def _sizes(payloads: Column) -> npt.NDArray[np.uint32]:
 
 
 def _inline(payloads: Column, large: npt.NDArray[np.intp]) -> pa.Array:
-    """Return the payloads that lie in their rows, null in place of the others."""
+    """Return the payloads that are stored in their rows, with null for the others."""
     array = _as_arrow(payloads)
     if array is not None and not len(large):
         return array
     values: list[bytes | None] = list(to_iterable(payloads))
     for row in large.tolist():
         values[row] = None
-    return pa.array(values, pa.large_binary())  # together they may exceed 2 GB
+    return pa.array(values, pa.large_binary())  # together they may exceed the 2 GB of a binary array
 
 
 def _column(column: pa.ChunkedArray) -> Column:
@@ -451,7 +462,7 @@ def _folded(column: pa.ChunkedArray) -> Column:
 
 
 class _ArrowColumn(LazyColumn):
-    """A column that stays in Arrow as long as nobody wants objects."""
+    """A column that stays in Arrow until Python objects are needed."""
 
     def __init__(self, array: pa.Array) -> None:
         self._array = array
@@ -478,7 +489,7 @@ class _ArrowColumn(LazyColumn):
 
 
 class _PropertiesColumn(_ArrowColumn):
-    """Properties, whose objects are not Arrow's."""
+    """The column of properties, whose Python objects differ from those that Arrow makes."""
 
     def _objects(self) -> list[Any]:
         return [None if fields is None else _properties(fields) for fields in self._array.to_pylist()]

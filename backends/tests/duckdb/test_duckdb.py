@@ -7,9 +7,14 @@ import gc
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,11 +28,16 @@ from topicstore.contract.errors import (
     UnsupportedError,
 )
 from topicstore_backends.memory import MemoryEngine
+from topicstore_conformance.faults import namespaces
+from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
 
 import duckdb
 from topicstore_backends.duckdb import DuckdbBackend, DuckdbEngine, DuckdbOptions
+from topicstore_backends.duckdb import engine as engine_module
+from topicstore_backends.duckdb import instance as instance_module
+from topicstore_backends.duckdb.instance import View, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -94,6 +104,7 @@ def test_pieces_make_the_value_again(engine: DuckdbEngine, size: int) -> None:
     assert pairs[::-1] == [pair for chunk in engine.scan(DATA, reverse=True) for pair in chunk]
 
 
+@pytest.mark.slow
 def test_a_value_of_300_megabytes(engine: DuckdbEngine) -> None:
     """It is stored, read and replaced, within the default memory."""
     value = bytes(range(256)) * (300 * MEGABYTE // 256)
@@ -104,6 +115,7 @@ def test_a_value_of_300_megabytes(engine: DuckdbEngine) -> None:
     assert [((1, 0, 1), b"small"), ((1, 0, 2), b"next")] == everything(engine, DATA)
 
 
+@pytest.mark.slow
 def test_large_values_need_little_memory(tmp_path: Path) -> None:
     """Twice the memory that DuckDB may use is stored, written into the file and read, a value at a time."""
     engine = open_engine(tmp_path / "shard", memory_bytes=64 * MEGABYTE, log_bytes=16 * MEGABYTE)
@@ -325,15 +337,205 @@ def test_other_processes_are_refused_with_the_reason(tmp_path: Path) -> None:
     snapshot.close()
 
 
+def test_a_signal_that_interrupts_a_statement_is_told_as_such(engine: DuckdbEngine) -> None:
+    """As Ctrl-C is: by `KeyboardInterrupt`, and the engine goes on."""
+    put(engine, STATE, [(b"k", b"v")])
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            engine.sql("SELECT count(*) FROM range(3_000_000) a, range(3_000_000) b")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert b"v" == engine.get(STATE, b"k")
+
+
+class Interrupting:
+    """Rows that are asked for when a signal arrives."""
+
+    def __init__(self, raised: BaseException) -> None:
+        self.raised = raised
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        raise self.raised
+
+
+@pytest.mark.parametrize(
+    "given",
+    [Interrupting(KeyboardInterrupt()), Interrupting(SystemExit(3)), None],
+    ids=["while they are read", "whose handler exits", "while they are looked for"],
+)
+def test_a_signal_that_interrupts_duckdb_reading_rows_is_told_as_such(engine: DuckdbEngine, given: Any) -> None:
+    """DuckDB makes errors of its own of what is raised then, or forgets it and says that there are no rows."""
+    put(engine, STATE, [(b"k", b"v")])
+    statement = f"INSERT INTO {engine._qualified('state')} FROM rows"
+    execute = engine._writer.execute if given is None else partial(run, engine._writer, rows=given)
+    with pytest.raises(KeyboardInterrupt), engine._translated:
+        execute(statement)
+    assert b"v" == engine.get(STATE, b"k")
+
+
+class Root:
+    """DuckDB's first connection, which refuses a second thread; one that asks for a cursor stays until it is let go."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self.busy, self.go = threading.Event(), threading.Event()
+
+    def cursor(self) -> Any:
+        self.busy.set()
+        assert self.go.wait(PATIENCE)
+        made = self.root.cursor()
+        self.busy.clear()
+        return made
+
+    def close(self) -> None:
+        assert not self.busy.is_set(), "connection is busy with another call"
+        self.root.close()
+
+
+def test_closing_waits_for_who_begins_to_read(tmp_path: Path) -> None:
+    """And gives everything back: another can open the file."""
+    engine = open_engine(tmp_path / "shard")
+    put(engine, STATE, [(b"k", b"v")])
+    root = Root(engine._instance._root)
+    engine._instance._root = root  # type: ignore[assignment]
+    reading = begin(partial(engine.get, STATE, b"k"))
+    assert root.busy.wait(PATIENCE)
+    closing = begin(engine.close)
+    wait_until(lambda: engine._closed, "the engine to be closing")
+    root.go.set()
+    assert reading.exception(PATIENCE) is None or isinstance(reading.exception(), DatabaseClosedError)
+    closing.result(PATIENCE)
+    open_engine(tmp_path / "shard", create=False).close()
+
+
+def ends_a_view(thread: list[int]) -> bool:
+    """Say whether a thread is within `View.close`: there it waits, or has gone on to interrupt."""
+    frame = sys._current_frames().get(thread[0]) if thread else None
+    while frame is not None and frame.f_code is not View.close.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+class Ending:
+    """A view's connection that can be held while it is closed, as DuckDB holds it: nobody may interrupt it then."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self.busy, self.go = threading.Event(), threading.Event()
+
+    def interrupt(self) -> None:
+        if self.busy.is_set():
+            raise duckdb.ResourceInUseException("connection is busy with another call")
+        self._connection.interrupt()
+
+    def close(self) -> None:
+        self.busy.set()
+        assert self.go.wait(PATIENCE)
+        self._connection.close()
+
+
+def test_a_view_that_two_threads_close_is_not_interrupted_while_it_is_closed(tmp_path: Path) -> None:
+    """As when a shard is closed at the moment at which a read ends; both return when it is closed."""
+    engine = open_engine(tmp_path / "shard")
+    view = engine._open_view()
+    connection = view._connection = Ending(view._connection)  # type: ignore[assignment]
+    reading = begin(view.close)
+    assert connection.busy.wait(PATIENCE)
+    closing_thread: list[int] = []
+
+    def close() -> None:
+        closing_thread.append(threading.get_ident())
+        engine.close()
+
+    closing = begin(close)
+    wait_until(lambda: ends_a_view(closing_thread), "the engine to end the view")
+    connection.go.set()
+    reading.result(PATIENCE)
+    closing.result(PATIENCE)
+    open_engine(tmp_path / "shard", create=False).close()
+
+
+def test_an_engine_closes_though_a_cursor_is_in_use_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that got it just before may be in a call; the engine closes when that has ended."""
+    engine = open_engine(tmp_path / "shard")
+    cursor = engine._instance.connect()
+
+    def count() -> None:
+        statement = "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b"
+        with contextlib.suppress(duckdb.InterruptException):
+            while True:
+                with contextlib.suppress(duckdb.ResourceInUseException):  # the look below was quicker
+                    cursor.execute(statement).fetchall()
+
+    counting = begin(count)
+
+    def in_use() -> bool:
+        try:
+            cursor.execute("SELECT 1")
+        except duckdb.ResourceInUseException:
+            return True
+        return False
+
+    def refused(_: float) -> None:
+        cursor.interrupt()
+        counting.result(PATIENCE)
+
+    wait_until(in_use, "the other thread to be in its call")
+    monkeypatch.setattr(instance_module, "time", SimpleNamespace(sleep=refused))
+    engine.close()
+    assert counting.done()
+    open_engine(tmp_path / "shard", create=False).close()
+
+
+def test_a_statement_over_a_shard_that_is_closed_meanwhile_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables are gone by then, which is no fault of the statement."""
+    backend = DuckdbBackend(DuckdbOptions())
+    engine, other = (backend.open_shard(tmp_path / name, KEYSPACES, create=True) for name in "ab")
+    for one in (engine, other):
+        put_rows(one, 1, 2)
+    open_view = engine._instance.open_view
+
+    def close_and_open_view(*arguments: Any) -> Any:
+        other.close()
+        return open_view(*arguments)
+
+    monkeypatch.setattr(engine._instance, "open_view", close_and_open_view)
+    with pytest.raises(DatabaseClosedError):
+        engine.sql("SELECT count(*) FROM things", beside=[other])
+    engine.close()
+
+
+@pytest.mark.parametrize("size", [None, 0, 10])
+def test_a_log_that_is_gone_before_it_was_written_into_the_file_is_a_loss(tmp_path: Path, size: int | None) -> None:
+    """The file alone holds nothing then, not even its tables."""
+    engine = open_engine(tmp_path / "shard")
+    put(engine, STATE, [(b"k", b"v")])
+    shutil.copytree(tmp_path / "shard", tmp_path / "copy")
+    engine.close()
+    log = tmp_path / "copy" / "shard.duckdb.wal"
+    if size is None:
+        log.unlink()
+    else:
+        os.truncate(log, size)
+    with pytest.raises(CorruptionError, match=r"copy/shard.duckdb"):
+        open_engine(tmp_path / "copy", create=False)
+
+
 def test_a_dropped_scan_ends_its_transaction(engine: DuckdbEngine) -> None:
     """And is forgotten by the engine."""
     put(engine, DATA, [((1, 0, number), b"v") for number in range(500)])
     scan = engine.scan(DATA)
     next(scan)
-    assert 1 == len(engine._views)
+    assert 1 == len(engine._instance._views)
     del scan
     gc.collect()
-    assert 0 == len(engine._views)
+    assert 0 == len(engine._instance._views)
 
 
 def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
@@ -377,14 +579,19 @@ def test_a_name_with_quotes_is_a_name(tmp_path: Path) -> None:
 # --- failures ---------------------------------------------------------------------------------
 
 FULL = """
-import pathlib, resource, sys
+import contextlib, duckdb, pathlib, resource, sys
 from topicstore.contract.engine import DATA, KEYSPACES, WriteBatch
+from topicstore.contract.errors import EngineError
 from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions
 resource.setrlimit(resource.RLIMIT_FSIZE, (6 << 20, resource.RLIM_INFINITY))
-options = DuckdbOptions(log_bytes=int(sys.argv[2]))
-engine = DuckdbBackend(options).open_shard(pathlib.Path(sys.argv[1]), KEYSPACES, create=True)
-early = engine.snapshot()
-acknowledged = 0
+backend = DuckdbBackend(DuckdbOptions(log_bytes=int(sys.argv[2])))
+path = pathlib.Path(sys.argv[1])
+engine = backend.open_shard(path / "full", KEYSPACES, create=True)
+other = backend.open_shard(path / "other", KEYSPACES, create=True)
+early, kept = engine.snapshot(), other.snapshot()  # DuckDB keeps hold of all files for each of them
+if sys.argv[3] == "writing":
+    other._writer.begin()  # another thread is in the middle of a write then
+acknowledged, told = 0, []
 try:
     while True:
         batch = WriteBatch()
@@ -392,26 +599,40 @@ try:
         engine.write(batch)
         acknowledged += 1
 except Exception as error:
-    print(type(error).__name__)
-print(acknowledged, sum(len(chunk) for chunk in engine.scan(DATA)))
+    told.append(type(error).__name__)
+try:
+    engine.get(DATA, (1, 0, 0))
+except EngineError as error:
+    told.append("Unreadable")
+if sys.argv[3] == "writing":
+    with contextlib.suppress(duckdb.IOException):  # DuckDB lets go of the full file now, and says what failed there
+        other._writer.rollback()
+seen = sum(len(chunk) for chunk in engine.scan(DATA))
 try:
     engine.close()
 except Exception as error:
-    print(type(error).__name__)
+    told.append(type(error).__name__)
+other.close()
+print(acknowledged, seen, *told)
 """
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["reading", "writing"])
 @pytest.mark.parametrize("log_bytes", [1 << 20, 64 << 20])
-def test_a_full_disk_is_told_and_what_was_acknowledged_is_read(tmp_path: Path, log_bytes: int) -> None:
-    """Whether the log can't grow or can't be written into the file; also after an opening with room again."""
-    command = [sys.executable, "-c", FULL, str(tmp_path / "shard"), str(log_bytes)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    acknowledged, seen = int(told[1]), int(told[2])
-    assert "StorageFullError" == told[0]
-    assert acknowledged > 50
-    assert seen - acknowledged in (0, 1)  # the last batch may be in the log: it was not acknowledged
-    engine = open_engine(tmp_path / "shard", create=False)
-    assert list(range(seen)) == [key[2] for key, _ in everything(engine, DATA)]
+def test_a_full_disk_is_told_and_what_was_acknowledged_is_read(tmp_path: Path, log_bytes: int, other: str) -> None:
+    """Whether the log can't grow or can't be written into the file; also after an opening with room again.
+
+    And whatever goes on in another shard: at the latest after that DuckDB gives the file back.
+    """
+    command = [sys.executable, "-c", FULL, str(tmp_path), str(log_bytes), other]
+    acknowledged, seen, *told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    busy = other == "writing" and log_bytes == 1 << 20  # the file is needed again before the other write has ended
+    assert (["EngineError", "Unreadable"] if busy else ["StorageFullError"]) == told[: 1 + busy]
+    assert int(acknowledged) > 50
+    assert int(seen) - int(acknowledged) in (0, 1)  # the last batch may be in the log: it was not acknowledged
+    engine = open_engine(tmp_path / "full", create=False)
+    assert list(range(int(seen))) == [key[2] for key, _ in everything(engine, DATA)]
     assert [] == list(engine.verify())
     engine.close()
 
@@ -478,6 +699,80 @@ def test_a_damaged_log_is_refused_and_one_cut_short_is_whole_batches(tmp_path: P
         open_engine(copy, create=False)
 
 
+LOOK = """
+import duckdb
+from pathlib import Path
+from topicstore.contract.engine import KEYSPACES, STATE
+from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions
+engine = DuckdbBackend(DuckdbOptions()).open_reader(Path(arguments[0]), KEYSPACES, alone=True)
+say(sum(map(len, engine.scan(STATE))), list(engine.verify()))
+engine.close()
+del engine
+"""
+
+
+@pytest.mark.parametrize("where", ["owned", "read-only", "of another user"])
+def test_a_damaged_log_is_looked_at_and_nothing_is_changed(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """What comes before the damage is read, in whatever directory; nothing is left there or among temporary files."""
+    with tempfile.TemporaryDirectory() as public:
+        path, temporary = Path(public, "shard"), Path(public, "temporary")
+        temporary.mkdir()
+        for directory, mode in ((Path(public), 0o755), (temporary, 0o1777)):
+            directory.chmod(mode)
+        monkeypatch.setenv("TMPDIR", str(temporary))
+        engine = open_engine(path)
+        for number in range(20):
+            put(engine, STATE, [(b"%02d" % number, bytes(50))])
+        shutil.copytree(path, Path(public, "copy"))
+        engine.close()
+        path = Path(public, "copy")
+        flip(path / "shard.duckdb.wal", 0.7)
+        before = {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in path.iterdir()}
+        if where == "owned":
+            found = namespaces.run(LOOK, path)
+        elif where == "read-only":
+            skip_if(namespaces.why_not())
+            found = namespaces.run_mounted(namespaces.READ_ONLY, path, 0, LOOK, path)
+        else:
+            skip_if(namespaces.why_no_other_user(Path(public).parent))
+            found = namespaces.run_as_another_user(LOOK, path, shutil.copytree(path, Path(public, "rehearsal")))
+        assert 5 <= found[0][0] < 20
+        assert [] == found[0][1]
+        assert before == {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in path.iterdir()}
+        assert [] == list(temporary.iterdir())
+
+
+def test_a_fork_leaves_what_a_reader_made_to_its_owner(tmp_path: Path) -> None:
+    """The twin of a damaged file, which the parent goes on reading, is there when the child has ended."""
+    engine = open_engine(tmp_path / "shard")
+    for number in range(20):
+        put(engine, STATE, [(b"%02d" % number, bytes(50))])
+    shutil.copytree(tmp_path / "shard", tmp_path / "copy")
+    engine.close()
+    flip(tmp_path / "copy" / "shard.duckdb.wal", 0.7)
+    program = """
+import os, sys
+from pathlib import Path
+from topicstore.contract.engine import KEYSPACES
+from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions
+path = Path(arguments[0])
+reader = DuckdbBackend(DuckdbOptions()).open_reader(path, KEYSPACES, alone=True)
+child = os.fork()
+if not child:
+    sys.exit(3)
+say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(list(path.glob("reader-*"))))
+reader.close()
+del reader
+say(len(list(path.glob("reader-*"))))
+"""
+    assert [[3, 1], [0]] == namespaces.run(program, tmp_path / "copy")
+
+
+def skip_if(reason: str | None) -> None:
+    if reason is not None:
+        pytest.skip(reason)
+
+
 def test_statements_of_other_threads_end_with_the_engine(engine: DuckdbEngine) -> None:
     """A snapshot and a scan of one that was closed say so."""
     put(engine, STATE, [(b"k", b"v")])
@@ -515,12 +810,34 @@ def test_a_checkpoint_is_independent(tmp_path: Path) -> None:
     assert ["shard.duckdb"] == [file.name for file in (tmp_path / "copy").iterdir()]
 
 
+def test_a_checkpoint_is_whole_whoever_reads_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What began to read while it was made, and goes on, keeps nothing of it back."""
+    engine = open_engine(tmp_path / "shard")
+    put(engine, DATA, [((1, 0, number), bytes(1_000)) for number in range(3_000)])
+    views = []
+
+    def run_and_look(connection: duckdb.DuckDBPyConnection, *statement: Any, **rows: Any) -> None:
+        views.append(engine.snapshot())
+        run(connection, *statement, **rows)
+
+    monkeypatch.setattr(engine_module, "run", run_and_look)
+    engine.checkpoint(tmp_path / "copy")
+    monkeypatch.undo()
+    made = {file.name: file.stat().st_size for file in (tmp_path / "copy").iterdir()}
+    assert len(views) > 1
+    for view in views:
+        view.close()
+    engine.close()
+    assert made == {file.name: file.stat().st_size for file in (tmp_path / "copy").iterdir()}
+    assert ["shard.duckdb"] == list(made)
+
+
 def test_an_empty_shard_is_lean(tmp_path: Path) -> None:
     """Less than a megabyte once closed, and what it says of its size is right."""
     engine = open_engine(tmp_path / "shard")
     put(engine, STATE, [(b"k", b"v")])
     on_disk = sum(file.stat().st_size for file in (tmp_path / "shard").iterdir())
-    assert on_disk == engine.stats().disk_bytes
+    assert on_disk == engine.info().disk_bytes
     engine.close()
     assert ["shard.duckdb"] == [file.name for file in (tmp_path / "shard").iterdir()]
     assert (tmp_path / "shard" / "shard.duckdb").stat().st_size <= 2 * MEGABYTE
@@ -543,3 +860,40 @@ def test_the_file_is_of_the_version_that_is_promised(tmp_path: Path) -> None:
         connection.execute(f"ATTACH '{tmp_path}/shard/shard.duckdb' AS shard (READ_ONLY)").complete()
         query = "SELECT tags['storage_version'] FROM duckdb_databases() WHERE database_name = 'shard'"
         assert [("v2.0.0+",)] == connection.execute(query).fetchall()
+
+
+def test_a_reader_whose_twin_is_gone_ends_quietly(tmp_path: Path) -> None:
+    """Who opens the database next removes the twin of a file with a damaged log; its reader may go after that."""
+    program = """
+import shutil, sys
+from pathlib import Path
+from topicstore.contract.engine import KEYSPACES, META, WriteBatch
+from topicstore.contract.errors import LogDamagedError
+from topicstore_backends.duckdb import DuckdbBackend, DuckdbOptions
+
+path, backend = Path(sys.argv[1], "shard"), DuckdbBackend(DuckdbOptions())
+engine = backend.open_shard(path, KEYSPACES, create=True)
+for number in range(3):
+    batch = WriteBatch()
+    batch.put(META, b"%d" % number, bytes(1000))
+    engine.write(batch)
+killed = Path(shutil.copytree(path, Path(sys.argv[1], "killed")))
+engine.close()
+log = killed / "shard.duckdb.wal"
+data = bytearray(log.read_bytes())
+data[-500] ^= 1
+log.write_bytes(data)
+reader = backend.open_reader(killed, KEYSPACES, alone=True)
+(twin,) = killed.glob("reader-*")
+reader.close()
+try:
+    backend.open_shard(killed, KEYSPACES, create=False)
+except LogDamagedError as damaged:
+    backend.repair_log(killed, damaged)
+backend.open_shard(killed, KEYSPACES, create=False).close()
+assert not twin.exists()
+print("done")
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert ("done\n", "") == (ended.stdout, ended.stderr)

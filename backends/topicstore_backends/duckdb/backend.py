@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import duckdb
 from topicstore.contract.engine import Backend, Keyspace
-from topicstore.contract.errors import EngineError, UnsupportedError
+from topicstore.contract.errors import CorruptionError, UnsupportedError
 
-from topicstore_backends.files import make_directory
+from topicstore_backends.files import TEMPORARY, check_there, make_directory, remove_with
 from topicstore_backends.options import whole_number
 
 from .engine import FILE, DuckdbEngine
@@ -26,7 +26,9 @@ from .instance import Instance
 __all__ = ["DuckdbBackend", "DuckdbOptions"]
 
 _READER = "reader-"
-"""What the names of directories begin with in which a damaged database is looked at."""
+"""The beginning of the names of directories, beside a damaged database, in which it is read."""
+_NOT_LINKED = frozenset((errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.EPERM, errno.EROFS, errno.EXDEV))
+"""The errors where no hard link can be made: another user's file, another disk, or a file system without links."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,17 +38,17 @@ class DuckdbOptions:
     threads: int = whole_number(1, least=1)
     """Threads that one statement may use, for all shards of a database together.
 
-    Reads and writes of different threads run beside each other anyway. More help statements of
+    Reads and writes of different threads run in parallel anyway. More threads speed up statements of
     `Database.sql` over many messages.
     """
     memory_bytes: int = whole_number(1 << 30, least=64 << 20)
     """Bytes that DuckDB may use for all shards of a database; sorts that need more go to the disk.
 
-    A batch must fit in it about three times.
+    It must be at least about three times the size of a batch.
     """
     log_bytes: int = whole_number(64 << 20, least=64 << 10)
-    """Bytes of a shard's log at which a commit writes it into the file. Opening reads the log, at about
-    100 MB a second."""
+    """Bytes of a shard's log from which on a commit writes it into the file. Opening a database reads its log,
+    at about 100 MB a second."""
 
 
 class DuckdbBackend(Backend):
@@ -60,77 +62,111 @@ class DuckdbBackend(Backend):
             threads=options.threads, memory_bytes=options.memory_bytes, log_bytes=options.log_bytes
         )
 
-    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> DuckdbEngine:
-        """Open the file in the directory ``path``; with ``create`` make it unless it is there already.
+    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> DuckdbEngine:
+        """Open the file in the directory ``path``; with ``create`` make it if it doesn't exist.
 
-        Raises `EngineError` when there is none, when it is open already, here or in another process,
-        or when it holds other keyspaces, and `CorruptionError` when it is damaged, `LogDamagedError` if its log is.
+        Raises `EngineError` when there is no file, when it is already open, here or in another process, or when it
+        holds other keyspaces; `CorruptionError` when it is damaged, and `LogDamagedError` when only its log is.
         """
         file = path / FILE
-        if create:
-            with Translated(path):
+        with Translated(path):
+            if create:
                 make_directory(path)
-        elif not file.exists():
-            raise EngineError(f"{path}: there is no DuckDB database")
-        for left in path.glob(f"{_READER}*"):  # by who was killed
-            shutil.rmtree(left)
+            else:
+                check_there(file, "DuckDB")
+            for left in path.glob(f"{_READER}*"):  # left by a process that was killed
+                shutil.rmtree(left)
         return self._attach(file, keyspaces, create=create)
 
-    def repair_log(self, path: Path, *, salvage: bool) -> None:
-        """Cut the log where it can't be read; behind that nothing can be salvaged. See `Backend.repair_log`."""
+    def repair_log(self, path: Path, damaged: CorruptionError) -> None:
+        """Cut the log at the first entry that can't be read. See `Backend.repair_log`."""
         file = path / FILE
-        try:
-            with Translated(file):
-                self._instance.detach(self._instance.attach(file, read_only=True))
-        except WalDamagedError as damaged:
+        if isinstance(damaged, WalDamagedError):
             with Translated(file), _log_of(file).open("r+b") as log:
                 log.truncate(damaged.end)
                 os.fsync(log.fileno())
 
-    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> DuckdbEngine:
-        """Open the file in the directory ``path`` and leave it, and its log, as they are.
+    def open_damaged(
+        self, path: Path, keyspaces: Sequence[Keyspace[Any]], damaged: CorruptionError, *, salvage: bool
+    ) -> DuckdbEngine:
+        """Open the part of the database before the damage; nothing after it can be read. See `Backend.open_damaged`."""
+        if isinstance(damaged, WalDamagedError):
+            return self._attach_before(path / FILE, keyspaces, damaged.end)
+        return self.open_reader(path, keyspaces, alone=True)
 
-        Raises `UnsupportedError` unless ``alone``: beside a writer DuckDB lets nobody read.
+    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, alone: bool) -> DuckdbEngine:
+        """Open the file in the directory ``path`` and leave it and its log unchanged.
+
+        Raises `UnsupportedError` unless ``alone``: DuckDB lets no other process read beside one that may write.
         """
         if not alone:
-            raise UnsupportedError("DuckDB opens no file that another process may write")
-        if not (path / FILE).exists():
-            raise EngineError(f"{path}: there is no DuckDB database")
+            raise UnsupportedError(
+                "on DuckDB one process has a database at a time, also to read: close it there first, or read a "
+                "checkpoint that is taken there"
+            )
+        with Translated(path):
+            check_there(path / FILE, "DuckDB")
         try:
             return self._attach(path / FILE, keyspaces, read_only=True)
         except WalDamagedError as damaged:
             return self._attach_before(path / FILE, keyspaces, damaged.end)
 
-    def _attach_before(self, file: Path, keyspaces: Sequence[Keyspace], end: int) -> DuckdbEngine:
-        """Attach a link to a file, beside as much of its log as can be read.
-
-        A hard link, because DuckDB follows others and finds the log there; so it is made on the same disk.
-        """
-        links = tempfile.TemporaryDirectory(prefix=_READER, dir=file.parent)
+    def _attach_before(self, file: Path, keyspaces: Sequence[Keyspace[Any]], end: int) -> DuckdbEngine:
+        """Attach a copy or hard link of a file, with the readable part of its log beside it."""
+        with Translated(file):
+            directory = _make_twin(file, end)
         try:
-            link = Path(links.name, FILE)
-            link.hardlink_to(file)
-            with _log_of(file).open("rb") as log:
-                _log_of(link).write_bytes(log.read(end))
-            engine = self._attach(link, keyspaces, read_only=True)
+            engine = self._attach(file, keyspaces, opened=directory / FILE, read_only=True)
         except BaseException:
-            links.cleanup()
+            shutil.rmtree(directory)
             raise
-        weakref.finalize(engine, links.cleanup)
+        remove_with(engine, directory)
         return engine
 
     def _attach(
-        self, file: Path, keyspaces: Sequence[Keyspace], *, create: bool = False, read_only: bool = False
+        self,
+        file: Path,
+        keyspaces: Sequence[Keyspace[Any]],
+        *,
+        opened: Path | None = None,
+        create: bool = False,
+        read_only: bool = False,
     ) -> DuckdbEngine:
-        with Translated(file):
-            os.close(os.open(os.devnull, os.O_RDONLY))  # DuckDB ends the process where no more files can be opened
-            name = self._instance.attach(file, read_only=read_only)
+        """Attach a file, or the copy or link ``opened`` in its place."""
+        translated = Translated(file, opened=opened)
+        with translated:
+            os.close(os.open(os.devnull, os.O_RDONLY))  # DuckDB ends the process if no more files can be opened
+            name = self._instance.attach(opened or file, read_only=read_only)
         try:
-            return DuckdbEngine(self._instance, name, file, keyspaces, create=create)
+            return DuckdbEngine(self._instance, name, opened or file, keyspaces, translated, create=create)
         except BaseException:
             with suppress(duckdb.Error):
                 self._instance.detach(name)
             raise
+
+
+def _make_twin(file: Path, end: int) -> Path:
+    """Return a new directory with a hard link to a file, or a copy of it, and its log up to byte number ``end``.
+
+    DuckDB follows a symbolic link and would use the log beside its target. A hard link must be on the same disk, so the
+    directory is made beside the file. Where that can't be written, or links aren't supported, the file is copied.
+    """
+    beside = os.access(file.parent, os.W_OK)
+    made = tempfile.mkdtemp(prefix=_READER, dir=file.parent) if beside else tempfile.mkdtemp(prefix=TEMPORARY)
+    twin = Path(made, FILE)
+    try:
+        try:
+            twin.hardlink_to(file)
+        except OSError as bad:
+            if bad.errno not in _NOT_LINKED:
+                raise
+            shutil.copyfile(file, twin)
+        with _log_of(file).open("rb") as log:
+            _log_of(twin).write_bytes(log.read(end))
+    except BaseException:
+        shutil.rmtree(made)
+        raise
+    return twin.parent
 
 
 def _log_of(file: Path) -> Path:

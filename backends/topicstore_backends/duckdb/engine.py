@@ -1,6 +1,6 @@
-"""The engine: transactions, reads through views, and care."""
+"""The engine: transactions, reads through views, and maintenance."""
 
-# ruff: noqa: S608 - statements are put together of names that are quoted; values are parameters
+# ruff: noqa: S608 - statements are built from quoted names; values are parameters
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from threading import Lock
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import duckdb
 import pyarrow as pa
 from topicstore.contract import forking
-from topicstore.contract.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
+from topicstore.contract.engine import Engine, EngineInfo, K, Key, Keyspace, Snapshot, WriteBatch, is_empty
 from topicstore.contract.errors import (
     CorruptionError,
     DatabaseClosedError,
+    DataLossError,
     EngineError,
     InvalidArgumentError,
 )
@@ -26,7 +25,7 @@ from topicstore.contract.errors import (
 from topicstore_backends.files import make_directory, sync
 from topicstore_backends.keyspaces import ByKeyspace
 
-from .errors import INVALIDATED, StatementRefused, Translated
+from .errors import INVALIDATED, LEFT_IN_LOG, StatementRefused, Translated
 from .instance import Instance, View, fetch, quoted, run
 from .tables import FIRST_KEYS, GROWTH, Columns, Span, Table, lists
 
@@ -37,33 +36,35 @@ __all__ = ["FILE", "DuckdbEngine"]
 
 FILE = "shard.duckdb"
 _LISTED = "tables_of_rows"
+_COPIED = 2_048
+"""Rows that a checkpoint copies at a time: as many as DuckDB reads at a time."""
 
 
 # --- reading ----------------------------------------------------------------------------
 
 
 class _DuckdbSnapshot(Snapshot):
-    """One view, which all its reads share."""
+    """A snapshot: one view that all its reads share."""
 
     def __init__(self, engine: DuckdbEngine, view: View) -> None:
         self._engine = engine
         self._view = view
 
-    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+    def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         return self._engine.get_in(self._view, keyspace, key)
 
-    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         return self._engine.get_many_in(self._view, keyspace, keys)
 
     def scan(
         self,
-        keyspace: Keyspace,
-        start: Key | None = None,
-        end: Key | None = None,
+        keyspace: Keyspace[K],
+        start: K | None = None,
+        end: K | None = None,
         *,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[list[tuple[Key, bytes]]]:
+    ) -> Iterator[list[tuple[K, bytes]]]:
         return self._engine.scan_in(self._view, keyspace, Span(start, end), reverse, limit)
 
     def close(self) -> None:
@@ -74,26 +75,33 @@ class _DuckdbSnapshot(Snapshot):
 
 
 class DuckdbEngine(Engine):
-    """One file of DuckDB. Every commit is synced, whether ``sync`` is asked for or not."""
+    """One file of DuckDB. Every commit is synced, whether ``sync`` is requested or not."""
 
     def __init__(
-        self, instance: Instance, name: str, file: Path, keyspaces: Sequence[Keyspace], *, create: bool
+        self,
+        instance: Instance,
+        name: str,
+        file: Path,
+        keyspaces: Sequence[Keyspace[Any]],
+        translated: Translated,
+        *,
+        create: bool,
     ) -> None:
         self._instance = instance
         self._name = name
         self._file = file
-        self._translated = Translated(file)
+        self._translated = translated
         self._tables = ByKeyspace({keyspace.name: Table(name, keyspace) for keyspace in keyspaces})
-        self._rows: dict[str, Columns] = {}
-        """The tables of `WriteBatch.put_rows`, and which of their columns are keys."""
-        self._write_lock = Lock()
-        self._lock = Lock()
-        """Held while views are added or listed."""
-        # Weak, so that a scan that is dropped half way ends its transaction at once.
-        self._views: WeakSet[View] = WeakSet()
+        self._rows: dict[str, Columns[Any]] = {}
+        """The key columns of each table of `WriteBatch.put_rows`, by the table's name."""
+        self._write_lock = forking.ProcessLock()
         self._closed = False
+        self._detached = False
+        """Whether the file could not be attached again after a failed write. Guarded by `_write_lock`."""
         self._log: tuple[int, int] | None = None
-        """The log whose name in the directory is on disk: its device and number. Guarded by `_write_lock`."""
+        """The device and number of the log whose directory entry is on disk. Guarded by `_write_lock`."""
+        self._open = contextlib.ExitStack()
+        """Closes everything that is still open. Guarded by `_write_lock`."""
         with self._translated, contextlib.ExitStack() as failing:
             self._writer = instance.connect()
             failing.callback(self._writer.close)
@@ -101,6 +109,8 @@ class DuckdbEngine(Engine):
                 self._create()
             self._look()
             failing.pop_all()
+        self._open.callback(instance.detach, name)
+        self._open.callback(self._writer.close)
         forking.remember(self)
 
     def _create(self) -> None:
@@ -111,43 +121,47 @@ class DuckdbEngine(Engine):
         self._writer.commit()
 
     def _look(self) -> None:
-        """See that all keyspaces are there in their shape, and which tables of rows there are.
+        """Check that every keyspace has its table and shape, and load the list of tables of rows.
 
-        Not by DuckDB's catalog functions: the first call of one takes ten times as long as all of this.
+        DuckDB's catalog functions are not used: the first call of one takes ten times as long as all of this.
         """
+        there = {name: self._columns_of(self._writer, name) for name in self._tables}
+        # New tables are in the log before they are in the file, so an empty file has lost its log.
+        if not any((*there.values(), self._columns_of(self._writer, _LISTED))):
+            raise DataLossError(f"it holds nothing, so its log {FILE}.wal is gone, or was cut", str(self._file))
         for name, table in self._tables.items():
-            if self._columns_of(name) != table.definition:
-                raise EngineError(f"{self._file}: there is no keyspace {name!r} of the shape that was asked for")
+            if there[name] != table.definition:
+                raise EngineError(f"{self._file}: there is no keyspace {name!r} of the requested shape")
         for name, of in fetch(self._writer, f"SELECT name, keyspace FROM {self._qualified(_LISTED)}"):
             keyspace = self._tables[of].columns.keyspace
-            names = [column[1:-1] for column, _ in self._columns_of(name)[: len(keyspace.shape or ())]]
+            names = [column[1:-1] for column, _ in self._columns_of(self._writer, name)[: len(keyspace.shape or ())]]
             self._rows[name] = Columns.of(keyspace, names)
 
-    def _columns_of(self, table: str) -> list[tuple[str, str]]:
+    def _columns_of(self, connection: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, str]]:
         """Return a table's columns and their types; none if there is no such table."""
         try:
-            found = self._writer.sql(f"FROM {self._qualified(table)}")
+            found = connection.sql(f"FROM {self._qualified(table)}")
         except duckdb.CatalogException:
             return []
         return [(quoted(name), str(kind)) for name, kind in zip(found.columns, found.types, strict=True)]
 
     def leave_to_parent(self) -> None:
-        """Leak DuckDB's connections: closing the last one writes the log into the file."""
-        views = (view.connection() for view in list(self._views))
-        forking.leak(self, self._writer, self._instance.root(), *views)
+        """Leave DuckDB's connections open in a forked child: closing the last one would write the log into the file."""
+        forking.leak(self, self._writer, *self._instance.connections())
 
     # --- writing ----------------------------------------------------------------------
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
         """Apply the batch in one transaction, synced: ranges first, then operations in their order, then rows.
 
-        Raises `StorageFullError` when the disk is full, `EngineError` for what else fails. If DuckDB
-        then wants the file attached again that is done, which ends open scans and snapshots with
-        `EngineError`; everything acknowledged can be read anew.
+        Raises `StorageFullError` when the disk is full, `EngineError` for other failures. If DuckDB then requires
+        the file to be attached again, that is done; it ends open scans and snapshots of all shards with
+        `EngineError`, and everything acknowledged can be read again.
         """
         final = self._checked(batch)
         with self._write_lock, self._translated:
-            self._check_open()
+            self.check_open()
+            self._attach_if_detached_locked()
             try:
                 self._writer.begin()
                 self._apply(batch, final)
@@ -157,21 +171,23 @@ class DuckdbEngine(Engine):
                 with suppress(duckdb.Error):
                     self._writer.rollback()
                 if INVALIDATED.search(str(error)):
-                    self._attach_again()
-                raise
+                    self._attach_again_locked()
+                # If it matches, the batch is in the log and synced: only writing the log into the file failed.
+                if not LEFT_IN_LOG.search(str(error)):
+                    raise
 
     def _sync_name_of_log(self) -> None:
-        """Have the log's name on disk, which DuckDB leaves to the system: it begins a new log now and then."""
+        """Sync the directory entry of the log, which DuckDB doesn't do when it begins a new one."""
         try:
             found = self._file.with_name(f"{FILE}.wal").stat()
         except FileNotFoundError:
-            return  # written into the file by this commit
+            return  # this commit has written the log into the file
         if self._log != (found.st_dev, found.st_ino):
             sync(self._file.parent)
             self._log = found.st_dev, found.st_ino
 
-    def _checked(self, batch: WriteBatch) -> list[tuple[Table, dict[Key, bytes | None]]]:
-        """Return the last value of each key by keyspace; refuse the whole batch if one doesn't fit."""
+    def _checked(self, batch: WriteBatch) -> list[tuple[Table[Any], dict[Key, bytes | None]]]:
+        """Return the last value of each key by keyspace. Raises for the whole batch if one key or table doesn't fit."""
         for keyspace, start, end in batch.ranges:
             self._tables[keyspace.name].columns.keys.encode_all([start, end])
         final: dict[str, dict[Key, bytes | None]] = {}
@@ -182,29 +198,29 @@ class DuckdbEngine(Engine):
             self._check_rows(self._tables[keyspace.name].columns.keyspace, name, rows)
         return [(self._tables[name], values) for name, values in final.items()]
 
-    def _check_rows(self, keyspace: Keyspace, name: str, rows: pa.Table) -> None:
+    def _check_rows(self, keyspace: Keyspace[Any], name: str, rows: pa.Table) -> None:
         if keyspace.shape is None or rows.num_columns < len(keyspace.shape):
             raise InvalidArgumentError(f"rows of table {name!r} don't begin with a key of keyspace {keyspace.name!r}")
         if name in (*self._tables, _LISTED):
             raise InvalidArgumentError(f"there is a table {name!r} already that is not one of rows")
 
-    def _apply(self, batch: WriteBatch, final: list[tuple[Table, dict[Key, bytes | None]]]) -> None:
+    def _apply(self, batch: WriteBatch, final: list[tuple[Table[Any], dict[Key, bytes | None]]]) -> None:
         for keyspace, start, end in batch.ranges:
-            if start < end:
+            if not is_empty(start, end):
                 self._delete(keyspace, Span(start, end))
         for table, values in final:
             self._replace(table, values)
         for keyspace, name, rows in batch.rows:
             self._append(keyspace, name, rows)
 
-    def _delete(self, keyspace: Keyspace, span: Span) -> None:
+    def _delete(self, keyspace: Keyspace[K], span: Span[K]) -> None:
         table = self._tables[keyspace.name]
         table.columns.delete(self._writer, table.name, span)
         for name, columns in self._rows_of(keyspace):
             columns.delete(self._writer, name, span)
 
-    def _replace(self, table: Table, values: dict[Key, bytes | None]) -> None:
-        """Give keys their last values. A key is deleted before it is put: nothing else keeps it single."""
+    def _replace(self, table: Table[Any], values: dict[Key, bytes | None]) -> None:
+        """Give keys their last values. Each is deleted before it is put, because no index keeps keys unique."""
         table.columns.delete_keys(self._writer, table.name, list(values))
         put = {key: value for key, value in values.items() if value is not None}
         gone = [key for key, value in values.items() if value is None]
@@ -213,7 +229,7 @@ class DuckdbEngine(Engine):
         for name, columns in self._rows_of(table.columns.keyspace) if gone else ():
             columns.delete_keys(self._writer, name, gone)
 
-    def _rows_of(self, keyspace: Keyspace) -> list[tuple[str, Columns]]:
+    def _rows_of(self, keyspace: Keyspace[Any]) -> list[tuple[str, Columns[Any]]]:
         return [
             (self._qualified(name), each) for name, each in self._rows.items() if each.keyspace.name == keyspace.name
         ]
@@ -221,98 +237,108 @@ class DuckdbEngine(Engine):
     def _qualified(self, table: str) -> str:
         return f"{self._name}.main.{quoted(table)}"
 
-    def _append(self, keyspace: Keyspace, name: str, rows: pa.Table) -> None:
-        """Append rows; the first make the table."""
+    def _append(self, keyspace: Keyspace[Any], name: str, rows: pa.Table) -> None:
+        """Append rows, and make their table with the first ones."""
         table = self._qualified(name)
         if name not in self._rows:
             run(self._writer, f"CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM rows LIMIT 0", rows=rows)
             run(self._writer, f"INSERT INTO {self._qualified(_LISTED)} VALUES (?, ?)", [name, keyspace.name])
-            # Known before the commit, and still known if that fails: then nothing is written any more.
+            # Set before the commit. If the commit fails it stays, which is harmless: nothing is written any more.
             self._rows[name] = Columns.of(keyspace, rows.column_names[: len(keyspace.shape or ())])
         if rows.num_rows:
             run(self._writer, f"INSERT INTO {table} SELECT * FROM rows", rows=rows)
 
-    def _attach_again(self) -> None:
-        self._end_views(EngineError(f"{self._file}: it was attached again after a failed write; read anew"))
-        with suppress(duckdb.Error):  # the write's own error is the one to tell
-            self._instance.attach_again(self._file, self._name)
+    def _attach_again_locked(self) -> None:
+        self._detached = True
+        with suppress(duckdb.Error, EngineError):  # the write's own error is reported; the next write tries again
+            self._attach_if_detached_locked()
+
+    def _attach_if_detached_locked(self) -> None:
+        if self._detached:
+            why = f"{self._file}: a write failed, after which the files were attached again; read again"
+            try:
+                self._instance.attach_again(self._file, self._name, why)
+            except duckdb.ResourceInUseException as busy:
+                raise EngineError(
+                    f"{self._file}: a write failed, and the file can be used again when writes to other shards that "
+                    "go on have ended; try again"
+                ) from busy
+            self._detached = False
 
     def flush_log(self) -> None:
-        """Do nothing: whatever was written is on disk."""
-        self._check_open()
+        """Do nothing: every commit is already on disk."""
+        self.check_open()
 
     # --- reading ----------------------------------------------------------------------
 
-    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+    def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         """Return the value of ``key``, or None where there is none."""
         with self._passing_view() as view:
             return self.get_in(view, keyspace, key)
 
-    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
-        """Return the value of each key, None where there is none, by one join."""
+    def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
+        """Return the value of each key, None where there is none. This is one join."""
         with self._passing_view() as view:
             return self.get_many_in(view, keyspace, keys)
 
     def scan(
         self,
-        keyspace: Keyspace,
-        start: Key | None = None,
-        end: Key | None = None,
+        keyspace: Keyspace[K],
+        start: K | None = None,
+        end: K | None = None,
         *,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[list[tuple[Key, bytes]]]:
-        """Yield the pairs of a range as they are when the first list is asked for.
+    ) -> Iterator[list[tuple[K, bytes]]]:
+        """Yield the pairs of a range as they are when the first list is requested.
 
-        The first list costs a millisecond or more: DuckDB looks through the keys of the range.
+        The first list costs a millisecond or more: DuckDB has no index and searches the row groups of the range.
         """
         return self.scan_in(None, keyspace, Span(start, end), reverse, limit)
 
     def snapshot(self) -> Snapshot:
-        """Return a view of now. While it is open DuckDB keeps what is deleted."""
-        with self._translated:
-            return _DuckdbSnapshot(self, self._open_view())
+        """Return a view of the present state. While it is open DuckDB keeps deleted rows."""
+        return _DuckdbSnapshot(self, self._open_view())
 
-    def get_in(self, view: View, keyspace: Keyspace, key: Key) -> bytes | None:
-        """Return what a view sees under ``key``."""
+    def get_in(self, view: View, keyspace: Keyspace[Any], key: Key) -> bytes | None:
+        """Return the value of ``key`` in a view, or None."""
         table = self._tables[keyspace.name]
-        with self._translated, view.use() as connection:
+        with view.lock, view as connection:
             return table.get(connection, key)
 
-    def get_many_in(self, view: View, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
-        """Return what a view sees under each of ``keys``."""
+    def get_many_in(self, view: View, keyspace: Keyspace[Any], keys: Sequence[Key]) -> list[bytes | None]:
+        """Return the value of each of ``keys`` in a view, or None."""
         table = self._tables[keyspace.name]
-        with self._translated, view.use() as connection:
+        with view.lock, view as connection:
             return table.get_many(connection, keys)
 
     def scan_in(
-        self, view: View | None, keyspace: Keyspace, span: Span, reverse: bool, limit: int | None
-    ) -> Iterator[list[tuple[Key, bytes]]]:
-        """Yield what a view, or one opened at the first list, sees of a range."""
+        self, view: View | None, keyspace: Keyspace[K], span: Span[K], reverse: bool, limit: int | None
+    ) -> Iterator[list[tuple[K, bytes]]]:
+        """Yield the pairs of a range in a view, or in one that is opened with the first list."""
         table = self._tables[keyspace.name]
-        table.columns.condition(span)  # refuses keys that don't fit now, not at the first list
+        table.columns.condition(span)  # raises for unfit keys here rather than with the first list
         return self._lists(view, table, span, reverse, limit)
 
     def _lists(
-        self, shared: View | None, table: Table, span: Span, reverse: bool, limit: int | None
-    ) -> Iterator[list[tuple[Key, bytes]]]:
-        """Yield what one statement finds of a range; if there is more, keys some at a time and then their values."""
+        self, shared: View | None, table: Table[K], span: Span[K], reverse: bool, limit: int | None
+    ) -> Iterator[list[tuple[K, bytes]]]:
+        """Yield the pairs of a range: those that one statement finds, then some keys at a time with their values."""
         view, left, count = shared, sys.maxsize if limit is None else limit, FIRST_KEYS
         try:
-            with self._translated:
-                view = view or self._open_view()
-                with view.use() as connection:
-                    pairs, ended = table.first(connection, span, reverse)
+            view = view or self._open_view()
+            with view.lock, view as connection:
+                pairs, ended = table.first(connection, span, reverse)
             if pairs[:left]:
                 yield pairs[:left]
                 span = span.behind(pairs[-1][0], reverse)
             left -= len(pairs)
             while left > 0 and not ended:
                 room = min(count, left)
-                with self._translated, view.use() as connection:
+                with view.lock, view as connection:
                     keys, sizes = table.keys(connection, span, reverse, room)
                 for part in lists(sizes):
-                    with self._translated, view.use() as connection:
+                    with view.lock, view as connection:
                         values = table.values(connection, keys[part], sizes[part], reverse)
                     yield list(zip(keys[part], values, strict=True))
                 if len(keys) < room:
@@ -325,17 +351,25 @@ class DuckdbEngine(Engine):
                 view.close()
 
     def sql(self, statement: str, parameters: Sequence[Any] = (), *, beside: Sequence[Engine] = ()) -> pa.Table:
-        """Run a statement that only reads, in DuckDB's SQL; return what it gives.
+        """Run a statement that only reads, in DuckDB's SQL, and return its result.
 
-        Parameters are ``?`` or ``$1`` in the statement. It may read other files that DuckDB can read,
-        if it names them: don't run statements of strangers. With ``beside``, tables that not all
-        shards have are made up of those that have them.
+        Parameters are ``?`` or ``$1`` in the statement. It can read any file that DuckDB can read if it names
+        it: don't run statements that you don't trust. With ``beside``, a table is the union of that table in
+        all shards that have it.
         """
         engines = [self, *(self._sibling(other) for other in beside)]
-        with self._translated, self._passing_view() as view, view.use() as connection:
+        try:
+            return self._sql(statement, parameters, engines)
+        except (EngineError, InvalidArgumentError):
+            for engine in engines:
+                engine.check_open()  # a shard that was closed meanwhile has no tables
+            raise
+
+    def _sql(self, statement: str, parameters: Sequence[Any], engines: Sequence[DuckdbEngine]) -> pa.Table:
+        with self._passing_view() as view, view.lock, view as connection:
             with StatementRefused():
                 parsed = self._instance.parsed(connection, statement)
-            if beside:
+            if len(engines) > 1:
                 self._unite(connection, engines)
             else:
                 run(connection, f"USE {self._name}.main")
@@ -349,7 +383,7 @@ class DuckdbEngine(Engine):
 
     @staticmethod
     def _unite(connection: duckdb.DuckDBPyConnection, engines: Sequence[DuckdbEngine]) -> None:
-        """Make one view, of this connection only, of each table of rows."""
+        """Create a view for each table of rows, visible to this connection only."""
         tables: dict[str, list[str]] = {}
         for engine in engines:
             for name, qualified in engine.tables_of_rows():
@@ -358,21 +392,22 @@ class DuckdbEngine(Engine):
             run(connection, f"CREATE TEMP VIEW {quoted(name)} AS {' UNION ALL BY NAME '.join(parts)}")
 
     def tables_of_rows(self) -> list[tuple[str, str]]:
-        """Return the tables of `WriteBatch.put_rows`: (name, name that tells shards apart)."""
+        """Return the tables of `WriteBatch.put_rows` as (name, qualified name that is unique to this shard)."""
         return [(name, self._qualified(name)) for name in list(self._rows)]
 
-    # --- care -------------------------------------------------------------------------
+    # --- maintenance ------------------------------------------------------------------------
 
-    def stats(self) -> EngineStats:
-        """Return the bytes of the file and its log, and what DuckDB uses for all shards of the database."""
-        with self._translated, self._passing_view() as view, view.use() as connection:
+    def info(self) -> EngineInfo:
+        """Return the bytes of the file and its log, and the memory that DuckDB uses for all shards of the database."""
+        with self._passing_view() as view, view.lock, view as connection:
             used = fetch(connection, "SELECT sum(memory_usage_bytes)::BIGINT FROM duckdb_memory()")
-        sizes = {name: _size(self._file.with_name(name)) for name in (FILE, f"{FILE}.wal")}
+        with self._translated:
+            sizes = {name: _size(self._file.with_name(name)) for name in (FILE, f"{FILE}.wal")}
         details: dict[str, str | int] = {"log_bytes": sizes[f"{FILE}.wal"], "duckdb": duckdb.__version__}
-        return EngineStats(disk_bytes=sum(sizes.values()), memory_bytes=int(used[0][0]), details=details)
+        return EngineInfo(disk_bytes=sum(sizes.values()), memory_bytes=int(used[0][0]), details=details)
 
     def verify(self) -> Iterator[str]:
-        """Read every column of every table, checking the checksums of blocks that are not in memory."""
+        """Read every column of every table, which checks the checksums of blocks that are not in memory."""
         names = (*self._tables, _LISTED, *self._rows)
         try:
             self._read_whole(names)
@@ -385,78 +420,76 @@ class DuckdbEngine(Engine):
 
     def _read_whole(self, names: Sequence[str]) -> None:
         parts = (f"SELECT bit_xor(hash(stored)) FROM {self._qualified(name)} stored" for name in names)
-        with self._translated, self._passing_view() as view, view.use() as connection:
+        with self._passing_view() as view, view.lock, view as connection:
             fetch(connection, " UNION ALL ".join(parts))
 
     def checkpoint(self, path: Path) -> None:
-        """Write a copy of the shard, as it is now, into the new directory ``path``: row by row, without dead ones."""
-        if path.exists():
-            raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")
+        """Write a copy of the present shard into the new directory ``path``: row by row, without deleted ones."""
         with Translated(path):
+            if path.exists():
+                raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")
             make_directory(path)
             sync(path)
-        self._check_open()
-        with Translated(path / FILE):
-            copy = self._instance.attach(path / FILE)
-            try:
-                self._copy(copy)
-            finally:
-                self._instance.detach(copy)  # writes the log into the file
+        self.check_open()
+        # A separate DuckDB: a file attached to this one could be held by any other statement that runs now.
+        instance = self._instance.another()
+        with Translated(path / FILE), contextlib.ExitStack() as closing:
+            name = instance.attach(path / FILE)
+            closing.callback(instance.detach, name)  # this writes the log into the file
+            self._copy(closing.enter_context(contextlib.closing(instance.connect())), name)
 
-    def _copy(self, copy: str) -> None:
-        connection = self._instance.connect()
-        try:
-            connection.begin()
-            for name in (*self._tables, _LISTED, *self._rows):
-                target = f"{copy}.main.{quoted(name)}"
-                run(connection, f"CREATE TABLE {target} AS SELECT * FROM {self._qualified(name)}")
-            connection.commit()
-        finally:
-            connection.close()
+    def _copy(self, target: duckdb.DuckDBPyConnection, name: str) -> None:
+        with self._passing_view() as view, view.lock, view as source:
+            run(source, "SET SESSION arrow_large_buffer_size = true")  # otherwise 2,048 rows may hold at most 2 GiB
+            target.begin()
+            for table in (*self._tables, _LISTED, *self._rows):
+                copy, columns = f"{name}.main.{quoted(table)}", self._columns_of(source, table)
+                run(target, f"CREATE TABLE {copy} ({', '.join(map(' '.join, columns))})")
+                rows = source.sql(f"FROM {self._qualified(table)}").to_arrow_reader(_COPIED)
+                run(target, f"INSERT INTO {copy} FROM rows", rows=rows)
+            target.commit()
 
     def close(self) -> None:
-        """Write the log into the file and give back file and lock, whoever still refers to scans and snapshots.
+        """Write the log into the file and release file and lock, even if scans and snapshots are still referenced.
 
-        Statements of other threads are interrupted. When writing fails the error is raised after
-        everything was given back; the data is in the log.
+        Statements of other threads are interrupted. If writing fails, the error is raised
+        after everything was released; the data is in the log.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._end_views(DatabaseClosedError(f"{self._file}: the engine is closed"))
-        with self._write_lock, self._translated, contextlib.ExitStack() as closing:
-            closing.callback(self._instance.detach, self._name)
-            closing.callback(self._writer.close)
+        self._closed = True
+        with self._translated, contextlib.ExitStack() as closing:
+            closing.callback(self._let_go)
+            self._instance.end_views(DatabaseClosedError(f"{self._file}: the engine is closed"), self._name)
+
+    def _let_go(self) -> None:
+        with self._write_lock:
+            self._open.close()  # each callback runs even if another raises
 
     # --- within -----------------------------------------------------------------------
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise `DatabaseClosedError` if it was closed."""
         if self._closed:
             raise DatabaseClosedError(f"{self._file}: the engine is closed")
 
     def _open_view(self) -> View:
-        with self._lock:
-            self._check_open()
-            view = View(self._instance.connect())
-            self._views.add(view)
+        with self._translated:
+            self.check_open()
+            if self._detached:
+                with self._write_lock:
+                    self._attach_if_detached_locked()
+            view = self._instance.open_view(self._name, self._translated)
+            try:
+                self.check_open()  # a concurrent `close` may not have seen this view
+            except BaseException:
+                view.close()
+                raise
             return view
 
     @contextlib.contextmanager
     def _passing_view(self) -> Iterator[View]:
-        """Give a view for one read."""
-        with self._translated:
-            view = self._open_view()
-        try:
+        """Provide a view for one read."""
+        with contextlib.closing(self._open_view()) as view:
             yield view
-        finally:
-            view.close()
-
-    def _end_views(self, error: Exception) -> None:
-        with self._lock:
-            views = list(self._views)
-        for view in views:
-            view.close(error)
 
 
 def _size(file: Path) -> int:

@@ -1,4 +1,4 @@
-"""What DuckDB raises, turned into topicstore's errors."""
+"""Translates DuckDB's errors into topicstore's."""
 
 from __future__ import annotations
 
@@ -20,17 +20,29 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-__all__ = ["INVALIDATED", "StatementRefused", "Translated", "WalDamagedError"]
+__all__ = ["INVALIDATED", "LEFT_IN_LOG", "StatementRefused", "Translated", "WalDamagedError"]
 
 INVALIDATED = re.compile(r"has been invalidated|autocheckpoint failed")
-"""The file can't be used before it is attached again."""
+"""Matches errors after which the file can't be used before it is attached again."""
+LEFT_IN_LOG = re.compile(r"COMMIT succeeded|autocheckpoint failed")
+"""Matches errors of a commit that is in the log, where only writing the log into the file failed."""
 _CORRUPT = re.compile(
-    r"corrupt|checksum|not a valid DuckDB database|magic bytes|deserializ|WAL.*(replay|checksum)", re.IGNORECASE
+    r"corrupt|checksum|not a valid DuckDB database|magic bytes|deserializ|WAL.*(replay|checksum)|replaying WAL"
+    r"|could not read enough bytes",
+    re.IGNORECASE,
 )
 _WAL = re.compile(r"Corrupt WAL file: entry at byte position (\d+)")
 _LOCKED = re.compile(r"Could not set lock on file|Unique file handle conflict")
 _HELD_BY = re.compile(r"Conflicting lock is held in (.*?\(PID \d+\))")
 _MEMORY = re.compile(r"Out of Memory|could not allocate|failed to (allocate|pin)", re.IGNORECASE)
+_INTERRUPTED = re.compile(
+    r"^Query interrupted$|\b(?:KeyboardInterrupt|SystemExit)\b|Table with name rows does not exist"
+)
+"""Matches DuckDB's words when a signal handler raised during a statement. They don't always name what it raised.
+
+The last alternative comes when the handler raised while DuckDB looked for the caller's variable ``rows``, which always
+exists.
+"""
 
 
 class WalDamagedError(LogDamagedError):
@@ -42,12 +54,14 @@ class WalDamagedError(LogDamagedError):
 
 
 class Translated:
-    """Raises, for what DuckDB raises within, the error of `topicstore.contract.errors` that says the same."""
+    """A context that replaces DuckDB's errors by those of `topicstore.contract.errors` with the same meaning."""
 
-    __slots__ = ("_path",)
+    __slots__ = ("_opened", "_path")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, opened: Path | None = None) -> None:
+        """Name ``path`` in errors. ``opened`` is the temporary file that stands for it, if it is only read."""
         self._path = path
+        self._opened = opened or path
 
     def __enter__(self) -> None:
         pass
@@ -55,6 +69,8 @@ class Translated:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, (duckdb.Error, RuntimeError)) and _INTERRUPTED.search(_first_paragraph(error)):
+            raise KeyboardInterrupt(f"{self._path}: {error}") from error
         if isinstance(error, (duckdb.Error, OSError)):
             self._raise(error)
 
@@ -64,6 +80,7 @@ class Translated:
             raise DatabaseClosedError(f"{self._path}: the engine was closed ({text})") from error
         if (short := shortage(self._path, error, text)) is not None:
             raise short from error
+        text = text.replace(str(self._opened), str(self._path))
         if _LOCKED.search(text):
             raise EngineError(_locked(self._path, text)) from error
         if _MEMORY.search(text):
@@ -76,7 +93,7 @@ class Translated:
 
 
 class StatementRefused:
-    """Raises `InvalidArgumentError` for what is wrong with a statement that somebody handed in."""
+    """A context that raises `InvalidArgumentError` for mistakes in a caller's statement."""
 
     def __enter__(self) -> None:
         pass
@@ -91,7 +108,7 @@ class StatementRefused:
 
 
 def _first_paragraph(error: BaseException) -> str:
-    """Leave out DuckDB's general advice."""
+    """Return the message without DuckDB's general advice."""
     return str(error).partition("\n\n")[0].replace("\n", " ")
 
 

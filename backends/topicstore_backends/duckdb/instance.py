@@ -1,38 +1,46 @@
-"""The one DuckDB to which the files of a backend's shards are attached, and connections to it.
+"""The one DuckDB to which a backend attaches the files of its shards, and the connections to it.
 
-DuckDB's connections are not thread safe: each reader has one of its own (`View`), and so has the
-writer of each shard.
+DuckDB's connections are not thread safe: each reader has its own (`View`), and so has the writer of
+each shard (https://duckdb.org/docs/current/connect/concurrency).
 """
 
-# ruff: noqa: ARG001 - DuckDB finds arguments by their names
+# ruff: noqa: ARG001 - DuckDB looks arguments up by their names
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
-from threading import Lock
+import time
+from collections.abc import Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import duckdb
 import pyarrow as pa
-from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError
+from topicstore.contract.errors import DatabaseClosedError, EngineError, InvalidArgumentError
+from topicstore.contract.forking import ProcessLock, remember
+
+from topicstore_backends.files import sync
+
+from .errors import Translated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Instance", "View", "fetch", "quoted", "run"]
 
-# Row groups are what is rewritten, and passed over, as a whole. Small ones cost scans nothing measurable.
+# DuckDB rewrites and skips whole row groups; small ones cost scans nothing measurable.
+# https://duckdb.org/docs/2.0/sql/statements/attach
 ROW_GROUP = 8_192
-# Written out, so that a later DuckDB goes on writing files that an earlier one can read.
+# Fixed, so that a later DuckDB still writes files that this version can read.
 STORAGE_VERSION = "v2.0.0"
 STATEMENTS = 100
-"""Parsed statements that are kept."""
+"""The number of parsed statements that are kept."""
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL spells it."""
+    """Return a name quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -43,20 +51,20 @@ def _text(value: str) -> str:
 def run(
     connection: duckdb.DuckDBPyConnection, statement: str, parameters: Sequence[Any] = (), rows: pa.Table | None = None
 ) -> None:
-    """Run a statement to its end. It may read ``rows``: DuckDB looks for tables among its caller's variables, too."""
+    """Run a statement to its end. It may read ``rows``: DuckDB also looks for tables among its caller's variables."""
     connection.execute(statement, list(parameters)).complete()
 
 
 def fetch(
     connection: duckdb.DuckDBPyConnection, statement: str, parameters: Sequence[Any] = (), rows: pa.Table | None = None
 ) -> list[tuple[Any, ...]]:
-    """Return all that a query gives. It may read ``rows``, as with `run`."""
+    """Return all rows of a query's result. It may read ``rows``, as with `run`."""
     found: list[tuple[Any, ...]] = connection.execute(statement, list(parameters)).fetchall()
     return found
 
 
 def _reading(connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.Statement:
-    """Parse a statement. Raises `InvalidArgumentError` if it isn't one, or is one that doesn't read."""
+    """Parse a statement. Raises `InvalidArgumentError` unless it is a single statement that only reads."""
     statements = connection.extract_statements(statement)
     if len(statements) != 1:
         raise InvalidArgumentError(f"one statement at a time is run, not {len(statements)}")
@@ -65,30 +73,57 @@ def _reading(connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.St
     return statements[0]
 
 
+def _close(connection: duckdb.DuckDBPyConnection) -> None:
+    """Close a connection with its cursors; while another thread is in a call of one of them, try again for a second.
+
+    DuckDB closes a connection's cursors with it, and refuses while one of them is in use: a thread may have got a
+    cursor just before, and not know yet that the database is closed. Raises `duckdb.ResourceInUseException` if it
+    still refuses then.
+    """
+    for _ in range(1_000):
+        try:
+            return connection.close()
+        except duckdb.ResourceInUseException:
+            time.sleep(0.001)
+    return connection.close()
+
+
 class Instance:
-    """A DuckDB in memory; there while a file is attached to it."""
+    """A DuckDB in memory, which exists while a file is attached to it."""
 
     def __init__(self, *, threads: int, memory_bytes: int, log_bytes: int) -> None:
+        self._settings = {"threads": threads, "memory_bytes": memory_bytes, "log_bytes": log_bytes}
         self._config: dict[str, str | bool | int | float | list[str]] = {
             "threads": threads,
             "memory_limit": f"{memory_bytes >> 10}KiB",
             "wal_autocheckpoint": f"{log_bytes >> 10}KiB",
-            # Else a transaction would see what is committed before its first statement.
+            # Without this a transaction would begin only with its first statement, and see later commits.
             "immediate_transaction_mode": True,
-            # Nothing is to be fetched from the network because a statement mentions it.
+            # A statement that mentions an extension must not load it from the network.
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
         }
         self._root: duckdb.DuckDBPyConnection | None = None
-        self._attached: set[str] = set()
+        self._attached: dict[str, Path | None] = {}
+        """The attached files by name, None for one that is only read. Guarded by `_lock`."""
+        self._detached: set[str] = set()
+        """The names of files that could not be attached again. Guarded by `_lock`."""
+        self._left: list[Path] = []
+        """Files that were written and detached since DuckDB was started. Guarded by `_lock`."""
+        # Weak, so that a scan that is dropped halfway ends its transaction at once.
+        self._views: WeakSet[View] = WeakSet()
+        """Guarded by `_viewing`."""
+        self._viewing = ProcessLock()
+        self._connecting = ProcessLock()
+        """Held while `_root` is used, which refuses a second thread. No statement runs on that connection."""
         self._numbers = 0
         self._parsed: dict[str, duckdb.Statement] = {}
-        self._lock = Lock()
+        self._lock = ProcessLock()
 
     def attach(self, file: Path, *, read_only: bool = False) -> str:
-        """Attach a file, made if it isn't there, and return the name by which statements know it.
+        """Attach a file, created if it doesn't exist, and return its name in statements.
 
-        With ``read_only`` it must be there; what DuckDB spills goes to the system's temporary directory then.
+        With ``read_only`` it must exist, and DuckDB spills to the system's temporary directory.
         """
         with self._lock:
             if self._root is None:
@@ -102,32 +137,78 @@ class Instance:
             except BaseException:
                 self._close_unused()
                 raise
-            self._attached.add(name)
+            self._attached[name] = None if read_only else file
             return name
 
-    def attach_again(self, file: Path, name: str) -> None:
-        """Detach a file and attach it under the same name: it is read anew, the log first."""
+    def another(self) -> Instance:
+        """Return another instance with the same settings and no files attached."""
+        return Instance(**self._settings)
+
+    def attach_again(self, file: Path, name: str, why: str) -> None:
+        """Detach a file and attach it under the same name: it is read again, the log first.
+
+        DuckDB releases a file when the last transaction ends that began while it was attached, and each transaction
+        holds all files. So all views are ended, with `EngineError` and the reason ``why``. Raises
+        `duckdb.ResourceInUseException` while a transaction that writes to another file is open; a later call then
+        attaches the file.
+        """
+        self.end_views(EngineError(why))
         with self._lock:
-            run(self._open(), f"DETACH {name}")
+            if name not in self._detached:
+                self._run(f"DETACH {name}")
+                self._detached.add(name)
             self._attach(file, name)
+            self._detached.discard(name)
 
     def detach(self, name: str) -> None:
-        """Write a file's log into it, and let go of it. What fails is raised after it was let go of."""
+        """Detach a file. Its log is written into it when the last transaction ends that began while it was attached.
+
+        Once no file is attached, all logs are written and on disk. Errors are raised after the file was detached.
+        """
         with self._lock:
-            self._attached.discard(name)
+            file = self._attached.pop(name, None)
+            if file is not None:
+                self._left.append(file)
             try:
-                run(self._open(), f"DETACH {name}")
+                if name in self._detached:
+                    self._detached.discard(name)
+                else:
+                    self._run(f"DETACH {name}")
             finally:
                 self._close_unused()
 
+    def open_view(self, name: str, translated: Translated) -> View:
+        """Return a new view for the shard ``name``."""
+        view = View(self.connect(), name, translated)
+        with self._viewing:
+            self._views.add(view)
+        return view
+
+    def end_views(self, error: Exception, name: str | None = None) -> None:
+        """Close all views, or those of the shard ``name``. Later uses of them raise ``error``."""
+        with self._viewing:
+            views = [view for view in self._views if name in (None, view.name)]
+        with contextlib.ExitStack() as ending:
+            for view in views:
+                ending.callback(view.close, error)
+
+    def connections(self) -> list[duckdb.DuckDBPyConnection]:
+        """Return the connections that keep the files open. Takes no lock: in a forked child one may stay held."""
+        root = [] if self._root is None else [self._root]
+        return root + [view.connection() for view in list(self._views)]
+
     def connect(self) -> duckdb.DuckDBPyConnection:
         """Return a new connection."""
-        return self._open().cursor()
+        with self._connecting:
+            root = self._root
+            if root is None:
+                raise DatabaseClosedError("the engine is closed")
+            return root.cursor()
 
     def parsed(self, connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.Statement:
-        """Return a statement that may be run: one that can't change anything; that it doesn't, its transaction sees to.
+        """Return a parsed statement that only reads; its read-only transaction enforces that.
 
-        The same ones come again and again, so the last of them are kept.
+        The same statements are repeated, so the last ones are kept.
         """
         found = self._parsed.get(statement)
         if found is None:
@@ -136,61 +217,81 @@ class Instance:
                 self._parsed.pop(next(iter(self._parsed)), None)
         return found
 
-    def root(self) -> duckdb.DuckDBPyConnection | None:
-        """Return what keeps the files open."""
-        return self._root
-
-    def _open(self) -> duckdb.DuckDBPyConnection:
-        root = self._root
-        if root is None:
-            raise DatabaseClosedError("the engine is closed")
-        return root
-
     def _attach(self, file: Path, name: str, *, read_only: bool = False) -> None:
         options = "READ_ONLY" if read_only else f"STORAGE_VERSION '{STORAGE_VERSION}', ROW_GROUP_SIZE {ROW_GROUP}"
-        run(self._open(), f"ATTACH {_text(str(file))} AS {name} ({options})")
+        self._run(f"ATTACH {_text(str(file))} AS {name} ({options})")
+
+    def _run(self, statement: str) -> None:
+        with contextlib.closing(self.connect()) as connection:
+            run(connection, statement)
 
     def _close_unused(self) -> None:
         if not self._attached and self._root is not None:
-            self._root.close()
-            self._root = None
+            with self._connecting:
+                root, self._root = self._root, None
+                _close(root)
+            left, self._left = self._left, []
+            for file in left:
+                with contextlib.suppress(FileNotFoundError):  # the file was removed after it was detached
+                    sync(file)  # DuckDB truncates the file without syncing that
 
 
 class View:
-    """What is there now, whatever is written later: a connection in a transaction that only reads.
+    """The state at one moment, unaffected by later writes: a connection in a read-only transaction.
 
-    One thread at a time uses it; who closes it waits for that one.
+    One thread at a time uses it, ``with view.lock, view as connection: …``; `close` waits for that thread.
     """
 
-    __slots__ = ("__weakref__", "_connection", "_error", "_lock")
+    __slots__ = ("__weakref__", "_closed", "_connection", "_ending", "_error", "_translated", "lock", "name")
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        self._lock = Lock()
+    def __init__(self, connection: duckdb.DuckDBPyConnection, name: str, translated: Translated) -> None:
+        self.name = name
+        self.lock = ProcessLock()
+        self._ending = ProcessLock()
+        """Held while the connection is interrupted or closed: one of these refuses to run beside the other."""
         self._error: Exception | None = None
+        self._closed = False
         self._connection = connection
+        self._translated = translated
         try:
             run(connection, "BEGIN TRANSACTION READ ONLY")
         except BaseException:
             connection.close()
             raise
+        remember(self)
 
-    @contextlib.contextmanager
-    def use(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Give the connection to one thread."""
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            yield self._connection
+    def leave_to_parent(self) -> None:
+        """Leave the connection open in a forked child, whose parent goes on using it."""
+        self._closed = True
+
+    def __enter__(self) -> duckdb.DuckDBPyConnection:
+        """Return the connection to this thread, which holds `lock`, and translate its errors."""
+        if self._error is not None:
+            raise self._error
+        return self._connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._translated.__exit__(kind, error, trace)
 
     def close(self, error: Exception | None = None) -> None:
         """End the transaction. Later uses raise ``error``. May be called twice."""
-        if self._error is not None:
+        if self._closed:
             return
-        self._error = error or DatabaseClosedError("the snapshot is closed")
-        self._connection.interrupt()
-        with self._lock:
+        self._error = self._error or error or DatabaseClosedError("the snapshot is closed")
+        with self._translated, contextlib.ExitStack() as closing:
+            closing.callback(self._close)
+            with self._ending:
+                if not self._closed:  # otherwise another thread closed it at the same moment
+                    self._connection.interrupt()
+
+    def _close(self) -> None:
+        with self.lock, self._ending:
             self._connection.close()
+            self._closed = True
 
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """Return the connection, to keep it from being closed."""
+        """Return the connection, so that a reference to it keeps it open."""
         return self._connection

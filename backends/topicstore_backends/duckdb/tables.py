@@ -1,18 +1,18 @@
 """Keyspaces as tables: keys as columns, values as pieces, and the statements over them."""
 
-# ruff: noqa: S608 - statements are put together of names that are quoted; values are parameters
+# ruff: noqa: S608 - statements are built from quoted names; values are parameters
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from topicstore.contract.engine import Key, Keyspace
+from topicstore.contract.engine import K, Keyspace
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.key_encoding import KeyEncoding
 
@@ -24,49 +24,49 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "Span", "Table"]
 
 PIECE = 4_000
-"""Bytes of a value in one row: less than what DuckDB stores apart from its column (4,096)."""
+"""Most bytes of a value in one row: fewer than the 4,096 from which on DuckDB stores a value apart from its column."""
 
 FIRST_PIECES = 64
-"""Rows, of a piece each, in which a scan looks first: one statement for all of a small range."""
-# Keys that a scan sorts at a time after that; blobs may be of 64 KB each.
+"""Rows, with one piece each, that a scan reads first: one statement is enough for a small range."""
+# The number of keys that a scan sorts at a time after that; a blob may have 64 KB.
 FIRST_KEYS, MOST_NUMBERS, MOST_BLOBS = 512, 1 << 18, 1 << 12
 GROWTH = 8
-# What a list of a scan holds.
+# The most pairs and bytes in one list of a scan.
 LIST_PAIRS, LIST_BYTES = 4_096, 1 << 20
 
 _Sizes = npt.NDArray[np.int64]
 
 
-class Span(NamedTuple):
-    """A range of keys. None is an open end."""
+class Span(NamedTuple, Generic[K]):
+    """A range of keys. None means that an end is open."""
 
-    low: Key | None = None
-    high: Key | None = None
+    low: K | None = None
+    high: K | None = None
     above: bool = False
-    """``low`` itself lies outside."""
+    """Whether ``low`` itself lies outside the range."""
     through: bool = False
-    """``high`` itself lies inside."""
+    """Whether ``high`` itself lies inside the range."""
 
-    def behind(self, key: Key, reverse: bool) -> Span:
-        """Return what is left behind a key, going up or down."""
+    def behind(self, key: K, reverse: bool) -> Span[K]:
+        """Return the rest of the range after a key, in ascending or descending order."""
         return Span(self.low, key, self.above) if reverse else Span(key, self.high, True, self.through)
 
 
 @attrs.frozen
-class Columns:
+class Columns(Generic[K]):
     """The columns of a table that hold the keys of a keyspace, by name, and their types."""
 
-    keys: KeyEncoding
+    keys: KeyEncoding[K]
     names: tuple[str, ...]
     types: tuple[str, ...]
 
     @property
-    def keyspace(self) -> Keyspace:
+    def keyspace(self) -> Keyspace[K]:
         """The keyspace that the keys are of."""
         return self.keys.keyspace
 
     @classmethod
-    def of(cls, keyspace: Keyspace, names: Sequence[str] = ()) -> Columns:
+    def of(cls, keyspace: Keyspace[K], names: Sequence[str] = ()) -> Columns[K]:
         """Return the columns for a keyspace's shape, under the keyspace's own names unless others are given."""
         if keyspace.shape is None:
             types: tuple[str, ...] = ("BLOB",)
@@ -76,12 +76,12 @@ class Columns:
             names = names or tuple(f"key_{number}" for number in range(len(types)))
         return cls(KeyEncoding(keyspace), tuple(map(quoted, names)), types)
 
-    def condition(self, span: Span) -> tuple[str, list[Any]]:
+    def condition(self, span: Span[K]) -> tuple[str, list[Any]]:
         """Return the condition that a key lies in a span, and its parameters."""
         names, types = self.names, self.types
         low, high = self._parts(span.low), self._parts(span.high)
         terms, values = ["true"], []
-        # Where both ends begin alike it is enough to ask for that: quicker than the conditions below.
+        # Equality of the columns in which both ends agree is quicker than the conditions below.
         while low and high and len(low) > 1 and low[0] == high[0]:
             terms.append(f"{names[0]} = ?::{types[0]}")
             values.append(low[0])
@@ -93,13 +93,13 @@ class Columns:
                 values += more
         return " AND ".join(terms), values
 
-    def _parts(self, key: Key | None) -> tuple[Any, ...]:
+    def _parts(self, key: K | None) -> tuple[Any, ...]:
         if key is None:
             return ()
-        self.keys.encode(key)  # refuses a key of another shape
+        self.keys.encode(key)  # raises for a key of another shape
         return (key,) if self.keyspace.shape is None else tuple(key)
 
-    def arrow(self, keys: Sequence[Key]) -> pa.Table:
+    def arrow(self, keys: Sequence[K]) -> pa.Table:
         """Return keys as columns. Raises `InvalidArgumentError` if one doesn't have the keyspace's shape."""
         encoded, shape = self.keys.encode_all(keys), self.keyspace.shape
         if shape is None:
@@ -108,23 +108,24 @@ class Columns:
         numbers = np.frombuffer(b"".join(encoded), dtype=kinds)
         return pa.table({name: numbers[name].astype(f"=u{kinds[name].itemsize}") for name in kinds.names or ()})
 
-    def from_arrow(self, columns: pa.Table) -> list[Key]:
+    def from_arrow(self, columns: pa.Table) -> list[K]:
         """Return the keys in the first columns of a table."""
         lists = [columns.column(number).to_pylist() for number in range(len(self.names))]
-        return lists[0] if self.keyspace.shape is None else list(zip(*lists, strict=True))
+        keys: list[Any] = lists[0] if self.keyspace.shape is None else list(zip(*lists, strict=True))
+        return keys
 
     def listed(self, suffix: str = "") -> str:
-        """Return the names with commas between."""
+        """Return the names separated by commas."""
         return ", ".join(name + suffix for name in self.names)
 
     def joined(self, one: str, other: str) -> str:
         """Return the condition that ``one``'s key is that of ``other``, which names its columns ``key_0`` and on."""
         return " AND ".join(f"{one}.{name} = {other}.key_{number}" for number, name in enumerate(self.names))
 
-    def between(self, keys: Sequence[Key], prefix: str) -> tuple[str, list[Any]]:
+    def between(self, keys: Sequence[K], prefix: str) -> tuple[str, list[Any]]:
         """Return the condition that each column lies between the smallest and largest of ``keys``.
 
-        It follows from being one of them, but DuckDB passes over row groups by it.
+        The join implies this condition, but DuckDB skips row groups only if it is written out.
         """
         columns = [keys] if self.keyspace.shape is None else list(zip(*keys, strict=True))
         terms = [
@@ -132,16 +133,16 @@ class Columns:
         ]
         return " AND ".join(terms), [end for column in columns for end in (min(column), max(column))]
 
-    # --- what tables of any other columns have too ---
+    # --- statements that suit tables with other columns, too ---
 
-    def delete(self, connection: DuckDBPyConnection, table: str, span: Span) -> None:
+    def delete(self, connection: DuckDBPyConnection, table: str, span: Span[K]) -> None:
         """Delete the rows of a table with keys in a span."""
         condition, values = self.condition(span)
         run(connection, f"DELETE FROM {table} WHERE {condition}", values)
 
-    def delete_keys(self, connection: DuckDBPyConnection, table: str, keys: Sequence[Key]) -> None:
+    def delete_keys(self, connection: DuckDBPyConnection, table: str, keys: Sequence[K]) -> None:
         """Delete the rows of a table with these keys."""
-        if len(keys) == 1:  # a quarter of a millisecond quicker than the join
+        if len(keys) == 1:  # this is a quarter of a millisecond faster than the join
             self.delete(connection, table, Span(keys[0], keys[0], through=True))
             return
         bounds, values = self.between(keys, "stored.")
@@ -160,24 +161,24 @@ def _beyond(
     return f"({name} {sign}= {part} AND ({name} {sign} {part} OR ({rest})))", [value, value, *values]
 
 
-class Table:
+class Table(Generic[K]):
     """A keyspace's table in one shard's file."""
 
-    def __init__(self, shard: str, keyspace: Keyspace) -> None:
+    def __init__(self, shard: str, keyspace: Keyspace[K]) -> None:
         self.columns = Columns.of(keyspace)
         self.name = f"{shard}.main.{quoted(keyspace.name)}"
         pairs = zip(self.columns.names, self.columns.types, strict=True)
         self.definition = [*pairs, ('"part"', "UINTEGER"), ('"size"', "UBIGINT"), ('"value"', "BLOB")]
 
     def create(self, connection: DuckDBPyConnection) -> None:
-        """Make the table unless it is there."""
+        """Create the table if it doesn't exist."""
         columns = ", ".join(f"{name} {kind}" for name, kind in self.definition)
         run(connection, f"CREATE TABLE IF NOT EXISTS {self.name} ({columns})")
 
     # --- writing ---
 
-    def insert(self, connection: DuckDBPyConnection, keys: Sequence[Key], values: Sequence[bytes]) -> None:
-        """Append pairs whose keys are not there."""
+    def insert(self, connection: DuckDBPyConnection, keys: Sequence[K], values: Sequence[bytes]) -> None:
+        """Append pairs whose keys are not in the table."""
         sizes = np.fromiter(map(len, values), np.int64, len(values))
         counts = _pieces(sizes)
         ends = np.cumsum(counts)
@@ -194,17 +195,17 @@ class Table:
 
     # --- reading ---
 
-    def get(self, connection: DuckDBPyConnection, key: Key) -> bytes | None:
+    def get(self, connection: DuckDBPyConnection, key: K) -> bytes | None:
         """Return a key's value, or None."""
         condition, values = self.columns.condition(Span(key, key, through=True))
         statement = f'SELECT "part", "size", "value" FROM {self.name} WHERE {condition}'
-        rows = sorted(fetch(connection, statement, values))  # quicker than in SQL: there is mostly one
+        rows = sorted(fetch(connection, statement, values))  # faster than sorting in SQL: there is usually one row
         if not rows:
             return None
         return self._whole([piece for _, _, piece in rows], rows[0][1])
 
-    def get_many(self, connection: DuckDBPyConnection, keys: Sequence[Key]) -> list[bytes | None]:
-        """Return the value of each key, or None, in the order asked."""
+    def get_many(self, connection: DuckDBPyConnection, keys: Sequence[K]) -> list[bytes | None]:
+        """Return the value of each key, or None, in the order of ``keys``."""
         found: list[bytes | None] = [None] * len(keys)
         if not keys:
             return found
@@ -223,8 +224,8 @@ class Table:
             found[place] = self._whole(parts, sizes[place])
         return found
 
-    def first(self, connection: DuckDBPyConnection, span: Span, reverse: bool) -> tuple[list[tuple[Key, bytes]], bool]:
-        """Return the first pairs of a span, as far as they lie in a few rows, and whether these are all."""
+    def first(self, connection: DuckDBPyConnection, span: Span[K], reverse: bool) -> tuple[list[tuple[K, bytes]], bool]:
+        """Return the first pairs of a span that lie in a few rows, and whether the span holds no others."""
         condition, values = self.columns.condition(span)
         order = self.columns.listed(suffix=" DESC" * reverse)
         statement = (
@@ -232,20 +233,21 @@ class Table:
             f'WHERE {condition} ORDER BY {order}, "part" LIMIT {FIRST_PIECES}'
         )
         rows = fetch(connection, statement, values)
-        pairs, ended, row = list[tuple[Key, bytes]](), len(rows) < FIRST_PIECES, 0
+        pairs, ended, row = list[tuple[K, bytes]](), len(rows) < FIRST_PIECES, 0
         while row < len(rows):
-            *key, size, _ = rows[row]
+            *parts, size, _ = rows[row]
             pieces = rows[row : row + max(-(-size // PIECE), 1)]
-            if row + len(pieces) == len(rows) and not ended:  # the rest of its pieces may lie behind
+            if row + len(pieces) == len(rows) and not ended:  # more of its pieces may follow
                 break
-            if pieces[-1][: len(key)] != tuple(key):
+            if pieces[-1][: len(parts)] != tuple(parts):
                 raise self._torn()
             whole = self._whole([piece for *_, piece in pieces], size)
-            pairs.append((key[0] if self.columns.keyspace.shape is None else tuple(key), whole))
+            key: Any = parts[0] if self.columns.keyspace.shape is None else tuple(parts)
+            pairs.append((key, whole))
             row += len(pieces)
         return pairs, ended
 
-    def keys(self, connection: DuckDBPyConnection, span: Span, reverse: bool, count: int) -> tuple[list[Key], _Sizes]:
+    def keys(self, connection: DuckDBPyConnection, span: Span[K], reverse: bool, count: int) -> tuple[list[K], _Sizes]:
         """Return the first keys of a span, at most ``count``, and the sizes of their values."""
         condition, values = self.columns.condition(span)
         order = self.columns.listed(suffix=" DESC" * reverse)
@@ -256,7 +258,7 @@ class Table:
         found = connection.sql(statement, params=values).to_arrow_table()
         return self.columns.from_arrow(found), found.column(len(self.columns.names)).to_numpy().astype(np.int64)
 
-    def values(self, connection: DuckDBPyConnection, keys: Sequence[Key], sizes: _Sizes, reverse: bool) -> list[bytes]:
+    def values(self, connection: DuckDBPyConnection, keys: Sequence[K], sizes: _Sizes, reverse: bool) -> list[bytes]:
         """Return the values of keys that follow each other in the table."""
         low, high = (keys[-1], keys[0]) if reverse else (keys[0], keys[-1])
         condition, values = self.columns.condition(Span(low, high, through=True))
@@ -282,7 +284,7 @@ class Table:
 
     @property
     def most_keys(self) -> int:
-        """How many keys may be sorted at a time."""
+        """The number of keys that may be sorted at a time."""
         return MOST_BLOBS if self.columns.keyspace.shape is None else MOST_NUMBERS
 
 
@@ -299,6 +301,6 @@ def lists(sizes: _Sizes) -> Iterator[slice]:
 
 
 def _pieces(sizes: _Sizes) -> _Sizes:
-    """Return in how many pieces values of these sizes lie; an empty one in one."""
+    """Return the number of pieces of values of these sizes; an empty value has one."""
     counts: _Sizes = np.maximum(-(-sizes // PIECE), 1)
     return counts

@@ -1,11 +1,8 @@
-"""Options, and opening: making the database, and seeing that it is the right one."""
+"""Options, and opening: creating the database, and checking that it is the expected one."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,12 +10,12 @@ from typing import Any, ClassVar
 import attrs
 import plyvel
 from topicstore.contract.engine import Backend, Keyspace
-from topicstore.contract.errors import EngineError, LogDamagedError, UnsupportedError
+from topicstore.contract.errors import CorruptionError, EngineError, UnsupportedError
 from topicstore.contract.forking import LibraryThreads
 
-from topicstore_backends.files import make_directory
+from topicstore_backends.files import check_there, make_directory, remove_with, temporary_directory
 from topicstore_backends.options import whole_number
-from topicstore_backends.write_ahead_logs import Cut, apply_cuts, cuts, link_uncut
+from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
 
 from .engine import LeveldbEngine
 from .errors import Translated
@@ -28,7 +25,7 @@ from .keys import FORMAT, FORMAT_NAME, LAST
 __all__ = ["LeveldbBackend", "LeveldbOptions"]
 
 _THREADS = LibraryThreads("LevelDB")
-"""There is one, which compacts; LevelDB begins it when it first has something to do."""
+"""LevelDB's only thread, which compacts. LevelDB starts it when there is something to compact for the first time."""
 _COMPRESSION = {"none": None, "snappy": "snappy"}
 
 
@@ -37,30 +34,31 @@ class LeveldbOptions:
     """How LevelDB is tuned. All of it may differ from one opening to the next."""
 
     write_buffer_bytes: int = whole_number(64 << 20, least=64 << 10)
-    """Bytes a shard keeps in memory before it writes them out as a table file.
+    """Bytes that a shard keeps in memory before it writes them out as a table file.
 
-    While they are written out as many again may come in. Logs grow to about this size, and are read
+    While they are written out, as many again may be taken in. Logs grow to about this size, and are read
     when the shard is opened.
     """
     cache_bytes: int = whole_number(8 << 20, least=0)
-    """Bytes of table blocks kept in memory, for each shard. Indexes of open tables come on top."""
+    """Bytes of table blocks kept in memory, for each shard. Indexes of open tables take additional memory."""
     block_bytes: int = whole_number(16 << 10, least=1 << 10)
     """Bytes of a table block before compression. A value that is larger gets a block of its own."""
     file_bytes: int = whole_number(16 << 20, least=1 << 20)
     """Bytes of a table file that compaction writes; LevelDB takes 1 GB at most."""
     compression: str = attrs.field(default="none", validator=attrs.validators.in_(tuple(_COMPRESSION)))
-    """Of table blocks: ``none`` or ``snappy``; the log is never compressed.
+    """The compression of table blocks: ``none`` or ``snappy``. The log is never compressed.
 
     ``none`` suits layouts that compress their values themselves, as ``block`` does.
     """
     max_open_files: int = whole_number(256, least=74)
-    """Table files a shard keeps open. Each takes a descriptor and the memory of its index."""
+    """The number of table files that a shard keeps open. Each takes a descriptor and the memory of its index."""
 
 
 class LeveldbBackend(Backend):
     """Opens LevelDB databases."""
 
     Options: ClassVar[type] = LeveldbOptions
+    unneeded: ClassVar[Sequence[str]] = ("LOG", "LOG.old")
 
     def __init__(self, options: LeveldbOptions) -> None:
         super().__init__(options)
@@ -68,83 +66,83 @@ class LeveldbBackend(Backend):
 
     @property
     def room(self) -> int:
-        """Two logs: they are written out before they are removed. And what is written beside them."""
+        """Return the bytes of two logs, which are written out before their removal, and of the tables written then."""
         return 2 * int(self.options.write_buffer_bytes) + (4 << 20)
 
-    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> LeveldbEngine:
-        """Open the database in ``path``; with ``create`` make it unless it is there already.
+    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> LeveldbEngine:
+        """Open the database in ``path``; with ``create`` create it if it doesn't exist.
 
-        Raises `EngineError` when there is none, when another engine has it open or when it holds
-        something else, and `CorruptionError` when it is damaged, `LogDamagedError` if only the end of its logs is.
+        Raises `EngineError` when there is no database, when another engine has it open or when it holds something
+        else; `CorruptionError` when it is damaged, and `LogDamagedError` when only the end of its logs is.
         """
-        if create:
-            with Translated(path):
-                make_directory(path)
-        elif not (path / "CURRENT").exists():
-            raise EngineError(f"{path}: there is no LevelDB database")
         with Translated(path):
-            found = _cuts(path)
-        if found:
-            named = ", ".join(cut.file.name for cut in found)
-            raise LogDamagedError(f"its end can't be read, or isn't there: {named}", str(path))
+            if create:
+                make_directory(path)
+            else:
+                check_there(path / "CURRENT", "LevelDB")
+            check_logs(path, manifest_counts=True)
+        return self._open(path, keyspaces, path)
+
+    def repair_log(self, path: Path, damaged: CorruptionError) -> None:
+        """Cut the logs at the first damage. See `Backend.repair_log`."""
+        with Translated(path):
+            apply_cuts(cuts_of(damaged, path, manifest_counts=True))
+
+    def open_damaged(
+        self, path: Path, keyspaces: Sequence[Keyspace[Any]], damaged: CorruptionError, *, salvage: bool
+    ) -> LeveldbEngine:
+        """Open the database with its logs cut at the damage, or as much as can be read.
+
+        See `Backend.open_damaged`. With ``salvage``, writes that share a 32 KB block of the log with the damage
+        are lost, too.
+        """
+        with Translated(path):
+            found = [] if salvage else cuts_of(damaged, path, manifest_counts=True)
+        return self._open_linked(path, keyspaces, found, paranoid=not salvage)
+
+    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, alone: bool) -> LeveldbEngine:
+        """Open the database in ``path`` and leave its files unchanged. Raises `UnsupportedError` unless ``alone``."""
+        if not alone:
+            raise UnsupportedError(
+                "on LevelDB one process has a database at a time, also to read: close it there first"
+            )
+        with Translated(path):
+            found = cuts(path, manifest_counts=True)
+        return self._open_linked(path, keyspaces, found)
+
+    def _open(
+        self, path: Path, keyspaces: Sequence[Keyspace[Any]], opened: Path, *, paranoid: bool = True
+    ) -> LeveldbEngine:
+        """Open the database of the directory ``path`` in the directory ``opened``."""
         _THREADS.begin()
-        with Translated(path, opening=True):
-            instance = Instance(path)
+        with Translated(path, opened=opened, opening=True):
+            instance = Instance(opened, Translated(path, opened=opened))
             try:
-                instance.database = _open_database(path, self.options)
-                _check_format(path, instance.database, keyspaces)
-                return LeveldbEngine(path, instance, keyspaces)
+                instance.database = _open_database(opened, self.options, paranoid=paranoid)
+                if paranoid:  # otherwise the format may be what can't be read
+                    _check_format(path, instance.database, keyspaces)
+                return LeveldbEngine(opened, instance, keyspaces)
             except BaseException:
                 instance.close()
                 raise
 
-    def repair_log(self, path: Path, *, salvage: bool) -> None:
-        """Cut the logs, or write what can be read of them into a table. See `Backend.repair_log`.
+    def _open_linked(
+        self, path: Path, keyspaces: Sequence[Keyspace[Any]], found: Sequence[Cut], *, paranoid: bool = True
+    ) -> LeveldbEngine:
+        """Open a directory with links to a database's files, and with copies of those that must be cut.
 
-        With ``salvage`` writes go that share the damaged one's 32 KB of the log.
+        LevelDB writes a new manifest and log whenever it opens a database, and deletes old files. Here it does so in
+        that directory, which is removed with the engine.
         """
-        if salvage:
-            _THREADS.begin()
-            with Translated(path, opening=True):
-                _open_database(path, self.options, paranoid=False).close()
-        else:
-            apply_cuts(_cuts(path, within=True))
-
-    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> LeveldbEngine:
-        """Open the database in ``path`` and leave its files as they are.
-
-        LevelDB writes a new manifest and log whenever it opens a database, and tidies up: here it does so in a
-        directory of links, which goes with the engine. Raises `UnsupportedError` unless ``alone``.
-        """
-        if not alone:
-            raise UnsupportedError("LevelDB opens no database that another process may write")
-        if not (path / "CURRENT").exists():
-            raise EngineError(f"{path}: there is no LevelDB database")
-        with Translated(path):
-            links = Path(tempfile.mkdtemp(prefix="topicstore-reader-"))
-        try:
-            with Translated(path):
-                link_uncut(path, str(links), _cuts(path), without=("LOCK", "LOG", "LOG.old"))
-            engine = self.open_shard(links, keyspaces, create=False)
-        except BaseException:
-            shutil.rmtree(links)
-            raise
-        weakref.finalize(engine, _remove, links, os.getpid())
-        return engine
+        with Translated(path), temporary_directory(stays=True) as links:
+            check_there(path / "CURRENT", "LevelDB")  # LevelDB would create a missing database
+            link_uncut(path, str(links), found, without=("LOCK", "LOG", "LOG.old"))
+            engine = self._open(path, keyspaces, links, paranoid=paranoid)
+            remove_with(engine, links)
+            return engine
 
 
-def _cuts(path: Path, *, within: bool = False) -> list[Cut]:
-    there = (path / "CURRENT").exists()
-    return cuts(path, manifest_counts=True, within=within) if there else []
-
-
-def _remove(links: Path, owner: int) -> None:
-    """Remove a directory, unless this is a fork of its owner, who goes on reading there."""
-    if os.getpid() == owner:
-        shutil.rmtree(links)
-
-
-def _open_database(path: Path, options: LeveldbOptions, *, paranoid: bool = True) -> Any:
+def _open_database(path: Path, options: LeveldbOptions, *, paranoid: bool) -> Any:
     return plyvel.DB(
         os.fsencode(path),
         create_if_missing=True,
@@ -158,7 +156,7 @@ def _open_database(path: Path, options: LeveldbOptions, *, paranoid: bool = True
     )
 
 
-def _check_format(path: Path, database: Any, keyspaces: Sequence[Keyspace]) -> None:
+def _check_format(path: Path, database: Any, keyspaces: Sequence[Keyspace[Any]]) -> None:
     """Refuse a database of another format or with other keyspaces; write the format into a new one."""
     lines = [" ".join([keyspace.name, *map(str, keyspace.shape or ())]) for keyspace in keyspaces]
     expected = "\n".join([FORMAT_NAME, *lines]).encode()

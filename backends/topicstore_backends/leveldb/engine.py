@@ -1,11 +1,12 @@
-"""The engine: batches, ranges, the log, and care."""
+"""The engine: batches, ranges, the log, and maintenance."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -13,34 +14,37 @@ from typing import Any, cast
 
 import plyvel
 from topicstore.contract import forking
-from topicstore.contract.engine import Engine, EngineStats, Key, Keyspace, Snapshot, WriteBatch
-from topicstore.contract.errors import EngineError
+from topicstore.contract.engine import Engine, EngineInfo, K, Key, Keyspace, Snapshot, WriteBatch
+from topicstore.contract.errors import DatabaseClosedError, EngineError
 
 from topicstore_backends.files import disk_bytes, sync
 from topicstore_backends.keyspaces import ByKeyspace
 
 from .errors import lost, text_of
 from .instance import Instance
-from .keys import HIDDEN, KEYSPACE, LAST, HiddenRanges, Pair, Space
+from .keys import HIDDEN, KEYSPACE, LAST, HiddenRanges, Space
 from .scans import LeveldbSnapshot, Past, Present, Scan, values_of
 
 __all__ = ["LeveldbEngine"]
 
-# A range of more keys, or of more bytes in table files, is hidden first and removed later.
+# A range with more keys, or more bytes in table files, is hidden first and removed later.
 MOST_DELETES = 10_000
 MOST_DELETED_BYTES = 64 << 20
-# Hidden keys that a batch removes: these and two for each change of its own, so that removing
-# outruns whatever comes after. `reclaim` removes so many at a time.
+# Hidden keys that a batch removes: this many and two for each change of its own, so that removal
+# outruns new writes; and the number that `reclaim` removes at a time.
 REMOVED_A_WRITE = 64
 REMOVED_AT_ONCE = 4096
-# Keys that `LeveldbEngine.verify` walks before it lets a waiting `close` come in.
+# Keys that `LeveldbEngine.verify` reads before it lets a waiting `close` proceed.
 VERIFY_STEPS = 1000
 
-_Run = tuple[Keyspace, list[Key], list[bytes | None]]
+_LISTED = re.compile(rb"^ (\d+):", re.MULTILINE)
+"""The number of a table in LevelDB's own list of them: `` 25:114914['first key' @ 1 : 1 .. 'last key' @ 9 : 1]``."""
+
+_Run = tuple[Keyspace[Any], list[Key], list[bytes | None]]
 
 
 def _records(database: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the hidden ranges. Were one lost, what it deleted would be there again."""
+    """Yield the hidden ranges. If one were lost, the keys that it hides would be visible again."""
     for start, end in database.iterator(start=HIDDEN, stop=bytes([KEYSPACE]), verify_checksums=True):
         yield start[1:], end
     with database.raw_iterator(verify_checksums=True) as behind:
@@ -56,7 +60,7 @@ class LeveldbEngine(Engine):
     returns; with it the logs are synced as well, in a second step that lets other threads write.
     """
 
-    def __init__(self, path: Path, instance: Instance, keyspaces: Sequence[Keyspace]) -> None:
+    def __init__(self, path: Path, instance: Instance, keyspaces: Sequence[Keyspace[Any]]) -> None:
         self._path = path
         self._instance = instance
         self._database = instance.database
@@ -68,14 +72,16 @@ class LeveldbEngine(Engine):
         """Held while a range is compacted."""
         self._failed = False
         self._damaged: set[bytes] = set()
-        """Where hidden ranges begin that can't be removed, because of damage within."""
+        """The starts of hidden ranges that can't be removed because of damage inside them."""
         self._synced: set[str] = set()
-        """Logs whose names in the directory are on disk."""
+        """The names of logs whose directory entries are on disk."""
+        self._finished: frozenset[str] = frozenset()
+        """The names of tables that LevelDB has synced. Noted when the engine is closed."""
         self._present.hidden = HiddenRanges(_records(self._database))
         forking.remember(self)
 
     def leave_to_parent(self) -> None:
-        """Let go of the database in a forked child, where the engine is closed from now on."""
+        """Drop the database in a forked child, in which the engine counts as closed from now on."""
         self._instance.leave_to_parent()
 
     # --- writing ----------------------------------------------------------------------
@@ -84,11 +90,11 @@ class LeveldbEngine(Engine):
         """Apply the batch: ranges first, then the operations in their order.
 
         While there are hidden ranges it also removes some of their keys. Raises `StorageFullError`
-        when the disk is full, `EngineError` for what else fails; from then on the engine refuses
-        writes until the shard is opened again.
+        when the disk is full, `EngineError` for other failures; from then on the engine
+        refuses writes until the shard is opened again.
         """
         runs = batch.without_rows().runs
-        with self._calls, self._writing:
+        with self._calls.lock(), self._calls, self._writing:
             self._check_writable()
             changes = self._database.write_batch()
             hidden = self._present.hidden
@@ -110,7 +116,7 @@ class LeveldbEngine(Engine):
             raise EngineError(f"{self._path}: an earlier write failed; open the shard again")
 
     def _commit(self, changes: Any, hidden: HiddenRanges) -> None:
-        """Write a batch, and what is hidden from then on with it."""
+        """Write a batch, together with the ranges that are hidden after it."""
         present = self._present
         try:
             if hidden is present.hidden:
@@ -141,9 +147,9 @@ class LeveldbEngine(Engine):
     # --- deleting ranges ----------------------------------------------------------------
 
     def _delete_ranges(
-        self, ranges: list[tuple[Keyspace, Key, Key]], changes: Any, hidden: HiddenRanges
+        self, ranges: list[tuple[Keyspace[Any], Key, Key]], changes: Any, hidden: HiddenRanges
     ) -> HiddenRanges:
-        """Delete the keys of small ranges; return what is hidden with the large ones."""
+        """Delete the keys of small ranges; return all hidden ranges, including the large ones."""
         large = []
         for keyspace, start, end in ranges:
             space = self._spaces[keyspace.name]
@@ -156,7 +162,7 @@ class LeveldbEngine(Engine):
         return HiddenRanges([*hidden, *large]) if large else hidden
 
     def _few_keys(self, first: bytes, last: bytes) -> list[bytes] | None:
-        """Return the keys of a range; None if they are many or can't be read."""
+        """Return the keys of a range; None if there are too many or they can't be read."""
         if self._database.approximate_size(first, last) > MOST_DELETED_BYTES:
             return None
         with suppress(plyvel.CorruptionError):
@@ -165,7 +171,7 @@ class LeveldbEngine(Engine):
         return None
 
     def _remove(self, hidden: HiddenRanges, changes: Any, most: int) -> HiddenRanges:
-        """Delete up to about ``most`` hidden keys; return what is hidden without them."""
+        """Delete up to about ``most`` hidden keys; return the ranges that remain hidden."""
         left: list[tuple[bytes, bytes]] = []
         for start, end in hidden:
             keys = None if most <= 0 or start in self._damaged else self._readable_keys(start, end, most)
@@ -179,7 +185,7 @@ class LeveldbEngine(Engine):
         return HiddenRanges(left)
 
     def _readable_keys(self, start: bytes, end: bytes, most: int) -> list[bytes] | None:
-        """Return the first keys of a hidden range; None, now and from now on, if one can't be read."""
+        """Return the first keys of a hidden range; None if one can't be read, which is remembered."""
         try:
             return self._keys(start, end, most)
         except plyvel.CorruptionError:
@@ -192,12 +198,12 @@ class LeveldbEngine(Engine):
         ) as keys:
             return list(islice(keys, most))
 
-    def reclaim(self, keyspace: Keyspace, start: Key, end: Key) -> None:
-        """Remove all that is hidden, then compact the range. Other threads run and write meanwhile.
+    def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
+        """Remove all hidden keys, then compact the range. Other threads run and write meanwhile.
 
-        LevelDB compacts a level into the next, never the last one that holds keys of the range, where
-        a buffer with puts and their deletes may have come to lie as it was. So a second compaction
-        carries the deletes of two keys that aren't there, around all others of the range, down to it.
+        LevelDB compacts a level into the next, and never the last level that holds keys of the range, where a
+        memory buffer with puts and their deletes may have been written unmerged. So a second compaction carries
+        deletes of two absent keys, which lie around all others of the range, down to that level.
         """
         space = self._spaces[keyspace.name]
         first, last = space.encode(start), space.encode(end)
@@ -210,24 +216,24 @@ class LeveldbEngine(Engine):
         self._compact(first, last)
 
     def _compact(self, first: bytes, last: bytes) -> None:
-        """Compact a range, for which LevelDB begins another log.
+        """Compact a range, for which LevelDB begins a new log.
 
-        A write keeps the log before it from being empty: `topicstore_backends.write_ahead_logs` takes an empty log
-        that another follows for one that lost its writes.
+        A write first keeps the previous log from being empty: `topicstore_backends.write_ahead_logs` regards an
+        empty log that is followed by another as one that lost its writes.
         """
         with self._compacting:
-            with self._calls, self._writing:
+            with self._calls.lock(), self._calls, self._writing:
                 self._check_writable()
                 changes = self._database.write_batch()
                 changes.put(LAST, b"")
                 self._commit(changes, self._present.hidden)
-            with self._calls:
+            with self._calls.lock(), self._calls:
                 self._database.compact_range(start=first, stop=last)
 
     def _delete_around(self, first: bytes, last: bytes) -> None:
-        """Delete two keys that aren't there, one at each end of a range."""
+        """Delete two absent keys, one at each end of a range."""
         below = (int.from_bytes(last, "big") - 1).to_bytes(len(last), "big") + b"\xff" * 8
-        with self._calls, self._writing:
+        with self._calls.lock(), self._calls, self._writing:
             self._check_writable()
             changes = self._database.write_batch()
             for key in (first + b"\0", below):
@@ -236,8 +242,8 @@ class LeveldbEngine(Engine):
             self._commit(changes, self._present.hidden)
 
     def _remove_some(self) -> bool:
-        """Remove hidden keys in a batch of their own; tell whether there were any."""
-        with self._calls, self._writing:
+        """Remove hidden keys in a batch of their own; return whether there were any."""
+        with self._calls.lock(), self._calls, self._writing:
             hidden = self._present.hidden
             if all(start in self._damaged for start, _ in hidden):
                 return False
@@ -248,30 +254,30 @@ class LeveldbEngine(Engine):
 
     # --- reading ----------------------------------------------------------------------
 
-    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+    def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         """Return the value of ``key``, or None where there is none."""
         stored = self._spaces[keyspace.name].encode(key)
-        with self._calls:
+        with self._calls.lock(), self._calls:
             with self._present.changing:
                 hidden = self._present.hidden
             return values_of(self._database, hidden, [stored])[0]
 
-    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         """Return the value of each key, None where there is none; all of them at one moment."""
         stored = self._spaces[keyspace.name].encode_all(keys)
-        with self._calls:
+        with self._calls.lock(), self._calls:
             return self._present.get_many(stored)
 
     def scan(
         self,
-        keyspace: Keyspace,
-        start: Key | None = None,
-        end: Key | None = None,
+        keyspace: Keyspace[K],
+        start: K | None = None,
+        end: K | None = None,
         *,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[list[Pair]]:
-        """Yield the pairs of a range as they are when the first list is asked for.
+    ) -> Iterator[list[tuple[K, bytes]]]:
+        """Yield the pairs of a range as they are when the first list is requested.
 
         That list is small (16 pairs or 64 KB) and the next ones grow to 256 pairs or 256 KB. Where a
         block is damaged, the pairs before it come first and `CorruptionError` after them; going
@@ -281,8 +287,8 @@ class LeveldbEngine(Engine):
         return Scan(self._present, space, space.encode_span(start, end), reverse, limit)
 
     def snapshot(self) -> Snapshot:
-        """Return a view of now. While it is open LevelDB keeps the versions that it sees."""
-        with self._calls:
+        """Return a view of the present state. While it is open LevelDB keeps the versions that it sees."""
+        with self._calls.lock(), self._calls:
             with self._present.changing:
                 snapshot, hidden = self._instance.give(self._database.snapshot()), self._present.hidden
             return LeveldbSnapshot(Past(self._instance, snapshot, hidden), self._spaces)
@@ -292,10 +298,10 @@ class LeveldbEngine(Engine):
     def flush_log(self) -> None:
         """Return when everything written so far is on disk. Other threads run meanwhile.
 
-        What was written before the newest log was begun is in an older one, until its table is on
-        disk and LevelDB deletes it: all logs are synced.
+        Writes from before the newest log are in an older one until its table is on disk and LevelDB deletes it,
+        so all logs are synced (https://github.com/google/leveldb/issues/193).
         """
-        with self._calls:
+        with self._calls.lock(), self._calls:
             try:
                 with os.scandir(self._path) as entries:
                     names = {entry.name for entry in entries if entry.name.endswith(".log")}
@@ -309,24 +315,24 @@ class LeveldbEngine(Engine):
                 self._failed = True
                 raise
 
-    def stats(self) -> EngineStats:
+    def info(self) -> EngineInfo:
         """Return the bytes of all files in the directory, and of buffers and cache."""
-        with self._calls:
+        with self._calls.lock(), self._calls:
             memory = self._property("approximate-memory-usage")
             details: dict[str, str | int] = {
                 "table_files": sum(self._property(f"num-files-at-level{level}") for level in range(7)),
                 "hidden_ranges": len(self._present.hidden),
             }
-            return EngineStats(disk_bytes=disk_bytes(self._path), memory_bytes=memory, details=details)
+            return EngineInfo(disk_bytes=disk_bytes(self._path), memory_bytes=memory, details=details)
 
     def _property(self, name: str) -> int:
         return int(self._database.get_property(b"leveldb." + name.encode()) or 0)
 
     def verify(self) -> Iterator[str]:
-        """Read every table block that holds a pair, checking its checksum; yield a sentence a damage.
+        """Read every table block that holds a pair, checking its checksum; yield a sentence for each damage.
 
-        LevelDB doesn't say which file it is in, so a sentence names the keys around it. What is deleted
-        but still on disk is read too.
+        LevelDB doesn't say which file is damaged, so a sentence names the keys around the damage. Deleted pairs
+        that are still on disk are read, too.
         """
         at: bytes | None = b""
         told = False
@@ -342,18 +348,18 @@ class LeveldbEngine(Engine):
             at = self._behind(at)
 
     def _walk(self, start: bytes) -> tuple[bytes | None, EngineError | None]:
-        """Read from a stored key to the end or to a damage; return the last key read, and the damage."""
+        """Read from a stored key to the end or to the next damage; return the last key read, and the damage."""
         last: bytes | None = None
         iterator = None
         try:
-            with self._calls:
+            with self._calls.lock(), self._calls:
                 iterator = self._instance.give(
                     self._database.iterator(start=start, include_value=False, verify_checksums=True, fill_cache=False)
                 )
             while True:
                 keys: list[bytes] = []
                 try:
-                    with self._calls:
+                    with self._calls.lock(), self._calls:
                         keys.extend(islice(iterator, VERIFY_STEPS))
                 finally:
                     last = keys[-1] if keys else last
@@ -366,22 +372,41 @@ class LeveldbEngine(Engine):
                 self._instance.take_back(iterator)
 
     def _behind(self, key: bytes) -> bytes | None:
-        """Return the first stored key behind a damage that is behind ``key``."""
-        with self._calls, self._database.raw_iterator(verify_checksums=True, fill_cache=False) as iterator:
-            with suppress(plyvel.Error):
-                iterator.seek(key + b"\0")
-            return cast("bytes", iterator.key()) if iterator.valid() else None
+        """Return the first readable stored key after ``key``, past the damage that follows it."""
+        with self._calls.lock(), self._calls:  # noqa: SIM117 - it would be too long on one line
+            with self._database.raw_iterator(verify_checksums=True, fill_cache=False) as iterator:
+                with suppress(plyvel.Error):
+                    iterator.seek(key + b"\0")
+                return cast("bytes", iterator.key()) if iterator.valid() else None
 
     def _named(self, stored: bytes) -> str:
-        """Return the place of a stored key, for people."""
+        """Return a description of a stored key's place, for messages."""
         for space in self._spaces.values():
             if stored.startswith(space.start):
                 return f"keyspace {space.keyspace.name!r}, behind {space.decode(stored)!r}"
         return "keyspace 'state', at its beginning"
 
     def close(self) -> None:
-        """Give back files and lock, whoever still refers to scans and snapshots.
+        """Release files and lock, even if scans and snapshots are still referenced.
 
-        Waits for calls of other threads that are inside LevelDB. What is in buffers is in the log.
+        Waits for calls of other threads that are inside LevelDB. Buffered writes are in the log.
+
+        A compaction that the close ends leaves the table that it was writing, unsynced, and the next opening removes
+        it. It is synced here, because the framework compares the files with those that the close has left.
         """
-        self._instance.close()
+        with ExitStack() as closing:  # each callback runs even if another raises, the last one first
+            closing.callback(self._sync_unfinished)
+            closing.callback(self._instance.close)
+            with suppress(DatabaseClosedError), self._calls.lock(), self._calls:
+                listed = _LISTED.findall(self._database.get_property(b"leveldb.sstables"))
+                self._finished = frozenset(f"{int(number):06}.ldb" for number in listed)
+
+    def _sync_unfinished(self) -> None:
+        if self._instance.left_to_parent:
+            return
+        with self._instance.translated:
+            unfinished = [table for table in self._path.glob("*.ldb") if table.name not in self._finished]
+            for table in unfinished:
+                sync(table)
+            if unfinished:
+                sync(self._path)

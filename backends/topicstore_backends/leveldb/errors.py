@@ -1,4 +1,4 @@
-"""What plyvel raises, turned into topicstore's errors."""
+"""Translates plyvel's errors into topicstore's."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ __all__ = ["Translated", "lost", "text_of"]
 
 _RECOVERY_HINT = (
     '. If its log is damaged, opening with recovery="point_in_time" keeps everything up to the damage,'
-    ' and "salvage" every batch that can still be read. If table files or the manifest are,'
+    ' and "salvage" also what can be read behind it. If table files or the manifest are,'
     " plyvel.repair_db(path) makes a database of what can be"
     " read; copy the directory before"
 )
 _FILE = re.compile(r"\d{6,}\.(?:ldb|sst|log)|MANIFEST-\d+|CURRENT")
+_CUT = re.compile(r"\.(?:ldb|sst): Invalid argument")
+"""Matches LevelDB's words for a table that is shorter than its index or the manifest says."""
 _HELD = re.compile(r"LOCK: (?:already held by process|Resource temporarily unavailable)")
 
 
 class Translated:
-    """Turns what plyvel raises into our errors."""
+    """A context that replaces plyvel's errors by topicstore's."""
 
-    __slots__ = ("_opening", "_path")
+    __slots__ = ("_opened", "_opening", "_path")
 
-    def __init__(self, path: Path, *, opening: bool = False) -> None:
+    def __init__(self, path: Path, *, opened: Path | None = None, opening: bool = False) -> None:
+        """Name ``path`` in errors. ``opened`` is the temporary directory that stands for it, if it is only read."""
         self._path = path
+        self._opened = opened or path
         self._opening = opening
 
     def __enter__(self) -> None:
@@ -48,7 +52,8 @@ class Translated:
         text = text_of(error)
         if (short := shortage(self._path, error, text)) is not None:
             raise short from error
-        if isinstance(error, plyvel.CorruptionError):
+        text = text.replace(str(self._opened), str(self._path))
+        if isinstance(error, plyvel.CorruptionError) or _CUT.search(text):
             named = _FILE.search(text)
             place = str(self._path / named.group()) if named else str(self._path)
             raise CorruptionError(text + (_RECOVERY_HINT if self._opening else ""), place=place) from error
@@ -58,11 +63,11 @@ class Translated:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's words; plyvel hands LevelDB's on as bytes."""
+    """Return an error's message; plyvel passes LevelDB's message on as bytes."""
     first = error.args[0] if error.args else b""
     return first.decode(errors="replace") if isinstance(first, bytes) else str(error)
 
 
 def lost() -> plyvel.CorruptionError:
-    """Return the error for damage that took one of the keys around all others."""
+    """Return the error for damage to one of the two keys that lie around all others."""
     return plyvel.CorruptionError(b"Corruption: a key that is always there can't be found")

@@ -1,10 +1,10 @@
-"""An open database of LevelDB, and what it gave out."""
+"""An open LevelDB database with its iterators and snapshots."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,18 +19,18 @@ __all__ = ["Instance"]
 
 
 class Instance:
-    """The open database and what it gave out; only calls that are counted give anything back.
+    """The open database with its iterators and snapshots, which are released only in calls that `close` waits for.
 
-    Left to Python, an iterator could go while another thread closes the database it points into.
+    If Python's garbage collection released an iterator, another thread might be closing its database.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, translated: Translated) -> None:
+        self.translated = translated
         self.database: Any = None
-        self.calls = Calls(Translated(path))
+        self.calls = Calls(translated)
         self._given: set[Any] = set()
-        """plyvel's iterators and snapshots."""
-        self._left_to_parent = False
+        """plyvel's open iterators and snapshots."""
+        self.left_to_parent = False
         self._closing = Lock()
         directory = path.stat()
         self._place = directory.st_dev, directory.st_ino
@@ -40,25 +40,26 @@ class Instance:
             raise EngineError(f"{path}: the LevelDB database is open already, in this process")
 
     def give(self, made: Any) -> Any:
-        """Remember an iterator or a snapshot; call it, as all else that is made, within ``calls``."""
+        """Remember an iterator or a snapshot, and return it. Call this, and make the object, within ``calls``."""
         self._given.add(made)
         return made
 
     def take_back(self, made: Any) -> None:
-        """Close an iterator or a snapshot, unless closing the database does."""
-        with suppress(DatabaseClosedError), self.calls:
+        """Close an iterator or a snapshot, unless closing the database has done so."""
+        with suppress(DatabaseClosedError), self.calls.lock(), self.calls:
             made.close()
             self._given.discard(made)
 
     def close(self) -> None:
-        """Wait for the calls inside, then close everything. May be called twice."""
-        if self._left_to_parent:
+        """Wait for the calls inside LevelDB, then close everything. May be called twice."""
+        if self.left_to_parent:
             return
         self.calls.end()
         with (
+            self.translated,
             self._closing,
             ExitStack() as closing,
-        ):  # each of these is done, whatever another raises; the last one first
+        ):  # each callback runs even if another raises, the last one first
             closing.callback(self._leave_place)
             if self.database is not None:
                 closing.callback(self.database.close)
@@ -71,12 +72,12 @@ class Instance:
                 del _open_places[self._place]
 
     def leave_to_parent(self) -> None:
-        """Leak LevelDB's objects, so that nothing, not even the end of the process, closes them."""
-        self._left_to_parent = True
+        """Leak LevelDB's objects in a forked child, so that nothing closes them, not even the end of the process."""
+        self.left_to_parent = True
         self.calls.abandon()
         forking.leak(self.database, *self._given)
 
 
-_placing = Lock()
+_placing = RLock()  # reentrant, because a garbage collection inside may close a database
 _open_places: WeakValueDictionary[tuple[int, int], Instance] = WeakValueDictionary()
-"""What this process has open, by device and number of its directory."""
+"""The open instances of this process by device and inode number of their directories. Guarded by `_placing`."""

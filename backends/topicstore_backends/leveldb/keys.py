@@ -1,4 +1,4 @@
-"""Stored keys: whose they are, and ranges of them that are hidden."""
+"""Stored keys with their keyspaces, and hidden ranges of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Pair = tuple[Any, bytes]
 
 
 class Space:
-    """A keyspace's stored keys: its byte, and behind it the key."""
+    """The stored keys of a keyspace: its byte, followed by the key."""
 
     __slots__ = ("decode", "encode", "encode_all", "end", "keyspace", "start")
 
-    def __init__(self, keyspace: Keyspace, number: int) -> None:
+    def __init__(self, keyspace: Keyspace[Any], number: int) -> None:
         self.keyspace = keyspace
         self.start = bytes([KEYSPACE + number])
         self.end = bytes([KEYSPACE + number + 1])
@@ -38,7 +38,7 @@ class Space:
 
 
 class HiddenRanges:
-    """Ranges of stored keys that are deleted but not yet removed: ascending and apart. Never changed."""
+    """Ranges of stored keys that are deleted but not yet removed, ascending and disjoint. Immutable."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -64,7 +64,7 @@ class HiddenRanges:
         return zip(self._starts, self._ends, strict=True)
 
     def around(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """Return the range that holds a key."""
+        """Return the range that holds a key, or None."""
         number = bisect_right(self._starts, key) - 1
         if number < 0 or key >= self._ends[number]:
             return None

@@ -6,48 +6,48 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from operator import itemgetter
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 
 import plyvel
-from topicstore.contract.engine import Key, Keyspace, Snapshot
+from topicstore.contract.engine import K, Keyspace, Snapshot
 
 from topicstore_backends.calls import Calls
 from topicstore_backends.keyspaces import ByKeyspace
 
-from .errors import Translated, lost
+from .errors import lost
 from .instance import Instance
 from .keys import FORMAT, LAST, HiddenRanges, Pair, Space
 
 __all__ = ["LeveldbSnapshot", "Past", "Present", "Scan", "values_of"]
 
-# A scan's first list is small, so that a leap costs microseconds; the next ones grow to these. Longer
-# lists are slower: what they hold doesn't stay in the processor's cache until it is looked at.
+# A scan's first list is small, so that a leap costs microseconds; the next ones grow to these sizes.
+# Longer lists are slower, because their pairs leave the processor's cache before they are used.
 FIRST_PAIRS, MOST_PAIRS = 16, 256
 FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 18
 GROWTH = 4
-# Pairs read at once, before their sizes are known: as many large ones may be in memory together.
+# Pairs read at once, before their sizes are known: this many large ones may be in memory together.
 PART_PAIRS = 32
 
 _VALUE = itemgetter(1)
 
 
 class Present:
-    """The engine as it is: where a scan or a get begins."""
+    """The present state of the engine, in which scans and gets begin."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.reader = instance.database
         self.calls = instance.calls
         self.hidden = HiddenRanges()
-        self.changing = Lock()
-        """Held while a batch is written that changes what is hidden: nobody sees one without the other."""
+        self.changing = RLock()  # reentrant, because a signal handler may read
+        """Held while a batch changes hidden ranges, so that no other thread sees the batch without the ranges."""
 
     def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:
-        """Return an iterator, what was hidden when it was made, and whether it gives keys without their first byte.
+        """Return an iterator, the ranges hidden when it was made, and whether its keys lack their first byte.
 
-        plyvel takes that off in no time, but only for iterators that aren't a snapshot's. Whoever
-        looks for hidden keys needs it.
+        plyvel removes that byte at no cost, but not for iterators of a snapshot. A scan that looks for hidden keys
+        needs the byte.
         """
         with self.changing:
             bare = space.keyspace.shape is None and not self.hidden
@@ -60,7 +60,7 @@ class Present:
             return self.instance.give(iterator), self.hidden, bare
 
     def raw_iterator(self) -> Any:
-        """Return an iterator that tells of every damage, for a short while."""
+        """Return an iterator that reports every damage, to be used briefly."""
         return self.reader.raw_iterator(verify_checksums=True)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -74,20 +74,20 @@ class Present:
 
 
 class Past:
-    """What a snapshot sees. Scans refer to it, so that it is there as long as one of them is."""
+    """The state that a snapshot sees. Scans refer to it, so that it lives as long as they do."""
 
     def __init__(self, instance: Instance, snapshot: Any, hidden: HiddenRanges) -> None:
         self.instance = instance
         self.reader = snapshot
-        self.calls = Calls(Translated(instance.path))
+        self.calls = Calls(instance.translated)
         self._hidden = hidden
 
     def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:
-        """Return an iterator, and what is hidden; its keys are whole."""
+        """Return an iterator, the hidden ranges, and that its keys are whole."""
         return self.instance.give(_iterator(self.reader, span, reverse)), self._hidden, False
 
     def raw_iterator(self) -> Any:
-        """Return an iterator that tells of every damage, for a short while."""
+        """Return an iterator that reports every damage, to be used briefly."""
         return self.reader.raw_iterator(verify_checksums=True)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -95,9 +95,10 @@ class Past:
         return values_of(self.reader, self._hidden, keys)
 
     def close(self) -> None:
-        """Give the snapshot back, after whoever reads from it at this moment."""
-        self.calls.end()
-        self.instance.take_back(self.reader)
+        """Release the snapshot, after the reads that are using it."""
+        if not self.instance.left_to_parent:
+            self.calls.end()
+            self.instance.take_back(self.reader)
 
     def __del__(self) -> None:
         self.close()
@@ -127,7 +128,7 @@ class Scan(Iterator[list[Pair]]):
         self._reverse = reverse
         self._left = limit
         self._lock = Lock()
-        """For threads that share the scan: plyvel's iterators are for one at a time."""
+        """Held while the iterator is used: plyvel's iterators must not be used by two threads at a time."""
         self._iterator: Any = None
         self._hidden = HiddenRanges()
         self._bare = False
@@ -136,16 +137,17 @@ class Scan(Iterator[list[Pair]]):
         self._failure: plyvel.Error | None = None
         self._begun = self._ended = False
         self._below: bytes | None = None
-        """After a leap backwards: all that follows is below this key."""
+        """The key, after a leap backwards, below which everything that follows must lie."""
         self._pairs, self._bytes = FIRST_PAIRS, FIRST_BYTES
         self._typical = FIRST_BYTES
-        """Bytes of a value, as far as is known: the first part is one pair."""
+        """The bytes of a typical value as observed so far. The initial estimate makes the first part one pair."""
         self._done = (limit is not None and limit <= 0) or span[0] >= span[1]
 
     def __next__(self) -> list[Pair]:
         if self._done:
             raise StopIteration
-        with self._source.instance.calls, self._source.calls, self._lock:
+        instance, calls = self._source.instance.calls, self._source.calls
+        with instance.lock(), instance, calls.lock(), calls, self._lock:
             if self._iterator is None:
                 begun = self._source.begin(self._space, self._span, self._reverse)
                 self._iterator, self._hidden, self._bare = begun
@@ -208,7 +210,7 @@ class Scan(Iterator[list[Pair]]):
                 return seen
 
     def _leap(self, over: tuple[bytes, bytes] | None) -> None:
-        """Go on at the other end of a hidden range."""
+        """Continue at the other end of a hidden range."""
         if over is None:
             return
         if not self._reverse:
@@ -220,7 +222,7 @@ class Scan(Iterator[list[Pair]]):
             self._below = over[0]
 
     def _read(self, count: int) -> list[Pair]:
-        """Read up to ``count`` pairs, those in front of a damage before it is told."""
+        """Read up to ``count`` pairs. Those before a damage are returned first; the next call raises the error."""
         if self._failure is not None:
             raise self._failure
         if self._ended:
@@ -242,7 +244,7 @@ class Scan(Iterator[list[Pair]]):
         return part
 
     def _check_leap(self, part: list[Pair]) -> list[Pair]:
-        """Return what was read after a leap backwards without what lies past the range."""
+        """Return the pairs read after a leap backwards without those past the range."""
         below, self._below = self._below, None
         if not part and self._source.reader.get(FORMAT, verify_checksums=True) is None:
             raise lost()
@@ -251,7 +253,7 @@ class Scan(Iterator[list[Pair]]):
         return part if part and part[0][0] >= self._span[0] else []
 
     def _check_end(self) -> list[Pair]:
-        """Raise `CorruptionError` if the range ended because of damage; return what plyvel left out, if so."""
+        """Raise `CorruptionError` if the range ended because of damage; return pairs that plyvel left out, if any."""
         start, end = self._span
         if not self._reverse and self._is_last_there():
             return []
@@ -268,14 +270,14 @@ class Scan(Iterator[list[Pair]]):
         return []
 
     def _is_last_there(self) -> bool:
-        """Tell whether the last of all keys can be read; then a scan forwards can't have run into the void."""
+        """Return whether the last of all keys can be read; then a forward scan didn't end because of damage."""
         with suppress(plyvel.Error):
             return self._source.reader.get(LAST, verify_checksums=True) is not None
         return False
 
 
 def _fitting(part: list[Pair], room: int) -> int:
-    """Return how many pairs fit into so many bytes."""
+    """Return how many of the pairs fit into ``room`` bytes."""
     for number, (_, value) in enumerate(part):
         room -= len(value)
         if room < 0:
@@ -284,35 +286,36 @@ def _fitting(part: list[Pair], room: int) -> int:
 
 
 class LeveldbSnapshot(Snapshot):
-    """A snapshot of LevelDB, and what was hidden when it was made."""
+    """A snapshot of LevelDB, with the ranges that were hidden when it was made."""
 
     def __init__(self, past: Past, spaces: ByKeyspace[Space]) -> None:
         self._past = past
         self._spaces = spaces
 
-    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+    def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         """Return the value of ``key``, or None where there was none."""
         return self.get_many(keyspace, [key])[0]
 
-    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         """Return the value of each key, None where there was none."""
         stored = self._spaces[keyspace.name].encode_all(keys)
-        with self._past.instance.calls, self._past.calls:
+        instance, calls = self._past.instance.calls, self._past.calls
+        with instance.lock(), instance, calls.lock(), calls:
             return self._past.get_many(stored)
 
     def scan(
         self,
-        keyspace: Keyspace,
-        start: Key | None = None,
-        end: Key | None = None,
+        keyspace: Keyspace[K],
+        start: K | None = None,
+        end: K | None = None,
         *,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[list[Pair]]:
+    ) -> Iterator[list[tuple[K, bytes]]]:
         """Yield the pairs of a range as they were; see `LeveldbEngine.scan`."""
         space = self._spaces[keyspace.name]
         return Scan(self._past, space, space.encode_span(start, end), reverse, limit)
 
     def close(self) -> None:
-        """Give the view back. Its scans end. May be called twice."""
+        """Release the view. Its scans end. May be called twice."""
         self._past.close()

@@ -1,24 +1,24 @@
-"""RocksDB, through rocksdict in its raw mode. One database of RocksDB a shard.
+"""RocksDB, through rocksdict in its raw mode. A shard is one RocksDB database.
 
 On disk
-    A column family a keyspace, with its name; the family ``default`` stays empty. Keys of bytes
-    are stored as they are, tuples as their numbers big-endian, one behind the other: ``(4, 8, 8)``
+    Each keyspace is a column family with its name; the family ``default`` stays empty. Keys of bytes
+    are stored as they are, tuples as their numbers big-endian, one after the other: ``(4, 8, 8)``
     is 20 bytes. Values are stored as they are. Beside RocksDB's files lies ``rocksdict-config.json``.
-    Deleted bytes go back to the disk with the compactions that later writes set off; an idle shard
-    keeps them.
+    Compactions that later writes set off free the space of deleted data; an idle shard keeps it.
 
-What rocksdict 0.3.29 does wrong without a word, and what is done about it
-    * Iterators made from its snapshots show later writes. An iterator that is open already doesn't:
-      a snapshot here is one open iterator a keyspace, made while nobody writes.
-    * ``RdictItems`` stops at a damaged block as if the data ended there. `Scan` walks a
-      ``RdictIter`` and asks for its status at the end.
-    * An iterator's upper bound dangles when options and key are freed; the lower bound is taken for
-      an upper one. `Cursor` keeps the former alive and nothing uses the latter.
-    * Whatever refers to the database keeps it open, and its lock held, after ``close``. `Cursor`
-      is the only place where an iterator lives, and the engine empties all of them before it closes.
+Silent faults of rocksdict 0.3.29, and what this package does about them
+    * Iterators made from its snapshots show later writes. An open iterator doesn't, as RocksDB promises
+      (https://github.com/facebook/rocksdb/wiki/Iterator): a snapshot here is one open iterator per keyspace,
+      all made while no write runs.
+    * ``RdictItems`` stops at a damaged block as if the data ended there. `Scan` uses ``RdictIter`` and
+      checks its status at the end.
+    * An iterator's upper bound dangles once options and key are freed, and its lower bound is applied as an
+      upper bound. `Cursor` keeps options and key alive, and nothing sets a lower bound.
+    * Every object that refers to the database keeps it open and locked after ``close``. Only `Cursor` holds
+      iterators, and the engine empties all cursors before it closes.
 
-rocksdict holds the interpreter's lock in all calls but ``get`` of a list, flushes and compactions,
-so a single ``get`` or ``write`` can't overlap with ``close``; the others are counted (`Calls`).
+rocksdict holds the interpreter's lock in all calls except ``get`` of a list, flushes and compactions. So a
+single ``get`` or ``write`` can't overlap with ``close``; closing waits for the other calls (`Calls`).
 """
 
 from .backend import RocksdbBackend, RocksdbOptions

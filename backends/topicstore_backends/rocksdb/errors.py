@@ -1,4 +1,4 @@
-"""What rocksdict raises, turned into topicstore's errors."""
+"""Translates rocksdict's errors into topicstore's."""
 
 from __future__ import annotations
 
@@ -16,20 +16,26 @@ __all__ = ["Translated", "file_named"]
 
 _RECOVERY_HINT = (
     'If its log is damaged, opening with recovery="point_in_time" keeps everything'
-    ' up to the damage, and "salvage" every batch that can still be read.'
+    ' up to the damage, and "salvage" also what can be read behind it.'
 )
 
+_EARLIER = re.compile(r"IO error: Writer has previous error\.?\s*")
+"""Matches RocksDB's words for a log whose writer's first error it has already reported."""
 _HELD = re.compile(r"LOCK: (?:No locks available|Resource temporarily unavailable)")
 
 
 class Translated:
-    """Turns what rocksdict raises, which is bare ``Exception`` with RocksDB's words, into our errors."""
+    """A context that replaces rocksdict's errors, bare ``Exception`` with RocksDB's message, by topicstore's."""
 
-    __slots__ = ("_opening", "_path")
+    __slots__ = ("_opened", "_opening", "_path", "_shortage")
 
-    def __init__(self, path: Path, *, opening: bool = False) -> None:
+    def __init__(self, path: Path, *, opened: Path | None = None, opening: bool = False) -> None:
+        """Name ``path`` in errors. ``opened`` is the temporary directory that stands for it, if it is only read."""
         self._path = path
+        self._opened = opened or path
         self._opening = opening
+        self._shortage = ""
+        """The message of the first error about a shortage, empty before there was one."""
 
     def __enter__(self) -> None:
         pass
@@ -44,8 +50,11 @@ class Translated:
         text = str(error)
         if isinstance(error, rocksdict.DbClosedError):
             raise DatabaseClosedError(f"{self._path}: the engine is closed") from error
-        if (short := shortage(self._path, error, text)) is not None:
+        words = f"{text} {self._shortage}" if _EARLIER.fullmatch(text) else text
+        if (short := shortage(self._path, error, words)) is not None:
+            self._shortage = self._shortage or text
             raise short from error
+        text = text.replace(str(self._opened), str(self._path))
         if text.startswith("Corruption"):
             hint = f". {_RECOVERY_HINT}" if self._opening else ""
             raise CorruptionError(text + hint, place=str(self._path / (file_named(text) or ""))) from error

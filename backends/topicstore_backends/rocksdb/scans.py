@@ -1,61 +1,92 @@
-"""Iterators of RocksDB, and what goes with them: scans, snapshots, and gets of many keys."""
+"""Iterators of RocksDB, and the scans, snapshots and gets of many keys that use them."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from threading import Lock
+from typing import TypeVar
 
 import rocksdict
-from topicstore.contract.engine import Key, Keyspace, Snapshot
+from topicstore.contract.engine import K, Keyspace, Snapshot
 from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.forking import ProcessLock
 
 from topicstore_backends.keyspaces import ByKeyspace
 
 from .errors import Translated
 from .families import Family
 
-__all__ = ["Cursor", "RocksdbSnapshot", "Scan", "values_of"]
+__all__ = ["Cursor", "RocksdbSnapshot", "Scan"]
 
-# A scan's first list is small, so that a leap costs microseconds; the next ones grow to these.
+# A scan's first list is small, so that a leap costs microseconds; the next ones grow to these sizes.
 FIRST_PAIRS, MOST_PAIRS = 16, 4096
 FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 20
 GROWTH = 4
 
+T = TypeVar("T")
+
 
 class Cursor:
-    """The one place where an iterator of RocksDB lives, so that closing can find and drop it."""
+    """The only holder of a RocksDB iterator, so that closing can find and drop it."""
 
     __slots__ = ("__weakref__", "bound", "bounded", "iterator", "lock", "standing")
 
-    def __init__(self, family: Family, bound: bytes | None = None, *, caching: bool = True) -> None:
-        self.lock = Lock()
+    def __init__(
+        self, family: Family, bound: bytes | None = None, *, caching: bool = True, lock: ProcessLock | None = None
+    ) -> None:
+        self.lock = lock or ProcessLock()
+        """Held while the iterator is used. The cursors of one snapshot share it, because making a lock takes time."""
         self.standing: object = None
-        """Whose place the iterator is at; scans of one snapshot take turns."""
+        """The scan at whose position the iterator stands; scans of one snapshot take turns."""
         options = rocksdict.ReadOptions()
         if not caching:
             options.fill_cache(False)  # type: ignore[call-arg]  # the stub forgot the argument
         if bound is not None:
-            # Without it RocksDB would walk through everything deleted behind the range, up to the
-            # next key that is alive.
+            # Without a bound RocksDB would walk through all deleted keys after the range, up to the next
+            # live key.
             options.set_iterate_upper_bound(bound)
         self.bounded = bound is not None
         self.bound = (options, bound)
-        """The iterator has pointers to these, but keeps no references of its own."""
+        """Kept alive here, because the iterator points to them without holding references."""
         self.iterator: rocksdict.RdictIter | None = family.data.iter(options)
 
-    def open_iterator(self) -> rocksdict.RdictIter:
-        """Return the iterator; call it under the lock."""
-        if self.iterator is None:
-            raise DatabaseClosedError("the engine or the snapshot is closed")
-        return self.iterator
+    def use(self, work: Callable[[rocksdict.RdictIter], T]) -> T:
+        """Return the result of ``work`` on the iterator, with the lock held.
+
+        If ``work`` raises, the frames of the traceback are cleared: otherwise a kept exception would keep the
+        iterator alive and the database open.
+        """
+        with self.lock:
+            if self.iterator is None:
+                raise DatabaseClosedError("the engine or the snapshot is closed")
+            try:
+                return work(self.iterator)
+            except BaseException as error:
+                traceback.clear_frames(error.__traceback__)
+                raise
+
+    def values_of(self, keys: Iterable[bytes]) -> list[bytes | None]:
+        """Seek to one key after the other; return the values."""
+        return self.use(lambda iterator: self._values_of(iterator, keys))
+
+    def _values_of(self, iterator: rocksdict.RdictIter, keys: Iterable[bytes]) -> list[bytes | None]:
+        self.standing = None
+        values: list[bytes | None] = []
+        for key in keys:
+            iterator.seek(key)
+            found = iterator.key()
+            if found is None:
+                iterator.status()
+            values.append(iterator.value() if found == key else None)
+        return values
 
     def close(self) -> None:
-        """Drop the iterator, after whoever uses it at this moment."""
+        """Drop the iterator, after the call that is using it."""
         with self.lock:
             self.iterator = None
 
 
-class Scan(Iterator[list[tuple[Key, bytes]]]):
+class Scan(Iterator[list[tuple[K, bytes]]]):
     """The pairs of one range, a list at a time."""
 
     def __init__(
@@ -76,29 +107,21 @@ class Scan(Iterator[list[tuple[Key, bytes]]]):
         self._cursor: Cursor | None = None
         self._token = object()
         self._behind = False
-        """Whether the iterator stands on the last pair handed out, not on the next."""
+        """Whether the iterator stands on the last pair that was returned rather than on the next one."""
         self._pairs, self._bytes = FIRST_PAIRS, FIRST_BYTES
         self._done = limit is not None and limit <= 0
         self._past = self._far_end()
 
-    def __next__(self) -> list[tuple[Key, bytes]]:
+    def __next__(self) -> list[tuple[K, bytes]]:
         if self._done:
             raise StopIteration
         if self._cursor is None:
             self._cursor = self._open_cursor(self._family, self._end)
             if self._cursor.bounded and not self._reverse:
-                self._past = None  # RocksDB looks after the end
+                self._past = None  # RocksDB checks the upper bound itself
         cursor = self._cursor
-        with self._translated, cursor.lock:
-            iterator = cursor.open_iterator()
-            if cursor.standing is not self._token:
-                self._seek(iterator)
-                cursor.standing = self._token
-            elif self._behind and self._reverse:
-                iterator.prev()
-            elif self._behind:
-                iterator.next()
-            chunk = self._take(iterator)
+        with self._translated:
+            chunk = cursor.use(lambda iterator: self._advance(cursor, iterator))
         if self._done or not chunk:
             self.close()
         if not chunk:
@@ -113,13 +136,24 @@ class Scan(Iterator[list[tuple[Key, bytes]]]):
         self._cursor = None
 
     def _far_end(self) -> Callable[[bytes], bool] | None:
-        """Return what tells whether a key lies past the range, in the direction of the scan."""
+        """Return a function that says whether a key lies past the range in the direction of the scan."""
         if self._reverse:
             return None if self._start is None else self._start.__gt__
         return None if self._end is None else self._end.__le__
 
+    def _advance(self, cursor: Cursor, iterator: rocksdict.RdictIter) -> list[tuple[K, bytes]]:
+        """Take the next list, starting where the last one ended."""
+        if cursor.standing is not self._token:
+            self._seek(iterator)
+            cursor.standing = self._token
+        elif self._behind and self._reverse:
+            iterator.prev()
+        elif self._behind:
+            iterator.next()
+        return self._take(iterator)
+
     def _seek(self, iterator: rocksdict.RdictIter) -> None:
-        """Go to the first pair not handed out yet."""
+        """Seek to the first pair that was not returned yet."""
         if not self._reverse:
             if self._start is None:
                 iterator.seek_to_first()
@@ -132,13 +166,13 @@ class Scan(Iterator[list[tuple[Key, bytes]]]):
             if iterator.key() == self._end:
                 iterator.prev()
 
-    def _take(self, iterator: rocksdict.RdictIter) -> list[tuple[Key, bytes]]:
+    def _take(self, iterator: rocksdict.RdictIter) -> list[tuple[K, bytes]]:
         """Collect pairs up to the end of the range, the limit, or the size of a list.
 
-        Pair by pair, because only so is a list of large values bounded and nothing read for
-        nothing: a value past the end, or past the limit, may be a block of its own on disk.
+        Pairs are read one by one, because only this bounds a list of large values and avoids needless reads: a value
+        past the end, or past the limit, may be a block of its own on disk.
         """
-        chunk: list[tuple[Key, bytes]] = []
+        chunk: list[tuple[K, bytes]] = []
         append, get_key, get_value = chunk.append, iterator.key, iterator.value
         advance = iterator.prev if self._reverse else iterator.next
         past, decode, room = self._past, self._family.decode, self._bytes
@@ -148,7 +182,7 @@ class Scan(Iterator[list[tuple[Key, bytes]]]):
         for left in range(count, 0, -1):
             key = get_key()
             if key is None:
-                if not chunk:  # else hand out what comes before the damage, if damage it is
+                if not chunk:  # otherwise return the pairs before the damage, if there is one
                     iterator.status()
                 break
             if past is not None and past(key):
@@ -170,7 +204,7 @@ class Scan(Iterator[list[tuple[Key, bytes]]]):
         return chunk
 
     def _note(self, last: bytes, taken: int) -> None:
-        """Remember where to go on, should another scan move the iterator."""
+        """Remember where to continue if another scan moves the iterator."""
         if self._reverse:
             self._end = last
         else:
@@ -181,33 +215,32 @@ class Scan(Iterator[list[tuple[Key, bytes]]]):
 
 
 class RocksdbSnapshot(Snapshot):
-    """An open iterator a keyspace: those see what was there when they were made."""
+    """One open iterator per keyspace. Each sees the state in which it was made."""
 
     def __init__(self, translated: Translated, cursors: ByKeyspace[tuple[Family, Cursor]]) -> None:
         self._translated = translated
         self._cursors = cursors
 
-    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+    def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         """Return the value of ``key``, or None where there was none."""
         return self.get_many(keyspace, [key])[0]
 
-    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         """Return the value of each key, None where there was none."""
         family, cursor = self._cursors[keyspace.name]
         encoded = family.encode_all(keys)
-        with self._translated, cursor.lock:
-            cursor.standing = None
-            return values_of(cursor.open_iterator(), encoded)
+        with self._translated:
+            return cursor.values_of(encoded)
 
     def scan(
         self,
-        keyspace: Keyspace,
-        start: Key | None = None,
-        end: Key | None = None,
+        keyspace: Keyspace[K],
+        start: K | None = None,
+        end: K | None = None,
         *,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[list[tuple[Key, bytes]]]:
+    ) -> Iterator[list[tuple[K, bytes]]]:
         """Yield the pairs of a range as they were; see `RocksdbEngine.scan`."""
         family, cursor = self._cursors[keyspace.name]
         span = family.encode_span(start, end)
@@ -217,15 +250,3 @@ class RocksdbSnapshot(Snapshot):
         """Drop the iterators. Scans end. May be called twice."""
         for _, cursor in self._cursors.values():
             cursor.close()
-
-
-def values_of(iterator: rocksdict.RdictIter, keys: Iterable[bytes]) -> list[bytes | None]:
-    """Go from key to key; return the values."""
-    values: list[bytes | None] = []
-    for key in keys:
-        iterator.seek(key)
-        found = iterator.key()
-        if found is None:
-            iterator.status()
-        values.append(iterator.value() if found == key else None)
-    return values

@@ -29,9 +29,12 @@ from topicstore import Message, Properties, TopicFilter
 from topicstore_benchmarks.contenders import nats, redis
 from topicstore_benchmarks.contenders.catalogue import catalogue
 from topicstore_benchmarks.contenders.contender import Durability
-from topicstore_benchmarks.contenders.server import Server, ServerContender, ServerError, hold_port
+from topicstore_benchmarks.contenders.server import Server, ServerContender, ServerError
+from topicstore_conformance.conditions.ports import hold_port
 from topicstore_conformance.faults.threads import PATIENCE, begin
 from topicstore_conformance.oracle import strategies
+
+pytestmark = pytest.mark.slow
 
 PEERS = ("redis", "nats", "rabbitmq")
 QUICK = ("redis", "nats")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import topicstore
@@ -79,8 +80,8 @@ def test_a_replay_that_is_not_complete_does_not_count(lost: str, monkeypatch: py
     name = "replay" if lost == "messages" else "replay_arrow"
     whole = getattr(topicstore.Database, name)
 
-    def partial(db: topicstore.Database, topic_filter: str) -> list[object]:
-        return list(whole(db, topic_filter))[:-1]
+    def partial(db: topicstore.Database, topic_filter: str, **how: Any) -> list[object]:
+        return list(whole(db, topic_filter, **how))[:-1]
 
     monkeypatch.setattr(topicstore.Database, name, partial)
     with pytest.raises(AssertionError, match=r"a replay returned [\d,]+ of 2,000 messages"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import subprocess
@@ -43,11 +44,16 @@ def measure(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
-    def run(*specs: ContenderSpec, settings: Settings = SETTINGS, repetition: int = 1) -> tuple[Outcome, list[Row]]:
+    def run(
+        *specs: ContenderSpec,
+        settings: Settings = SETTINGS,
+        repetition: int = 1,
+        seconds: float = math.inf,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> tuple[Outcome, list[Row]]:
         plan = Plan(workloads=(), durabilities=("commit",), contenders=specs, repetitions=2, settings=settings)
-        said: list[str] = []
         group = Group(workload="small", durability="commit", repetition=repetition)
-        outcome = run_group(group, plan, small.directory, tmp_path, said.append)
+        outcome = run_group(group, plan, small.directory, tmp_path, tell, seconds)
         assert [] == list((tmp_path / "scratch").iterdir())
         return outcome, pq.read_table(tmp_path / "groups" / f"{group.name}.parquet", schema=SCHEMA).to_pylist()
 
@@ -97,6 +103,45 @@ def test_limits_are_stored_and_scanned(name: str, measure: Measure) -> None:
     found = status(rows, name)
     assert {"store", "replay all", "cell"} == {phase for phase, how in found.items() if how == "ok"}
     assert "it has no filters" == reasons(rows, name)["wildcard"]
+
+
+def test_a_group_without_time_was_not_measured(small: Dataset, tmp_path: Path) -> None:
+    """It has no file, so that the next run goes on with it, and nothing is called a failure."""
+    specs = (catalogue()["sqlite"], catalogue()["parquet"])
+    plan = Plan(workloads=(), durabilities=("commit",), contenders=specs, repetitions=1, settings=SETTINGS)
+    group = Group(workload="small", durability="commit", repetition=1)
+    outcome = run_group(group, plan, small.directory, tmp_path, lambda _: None, 0.0)
+    assert ((), PHASES) == (outcome.failed, outcome.left_out)
+    assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for those either that came to their turn; what was measured before it stays."""
+    jumped = [0.0]
+    monkeypatch.setattr(groups.time, "monotonic", lambda now=groups.time.monotonic: now() + jumped[0])
+    answers = groups._answers
+
+    def ends_in_the_second_turn_of_wildcard(output: IO[bytes], seconds: float) -> bool:
+        answered = answers(output, seconds)
+        if phases.count("wildcard") == 1:
+            jumped[0] = 2 * PATIENCE
+        return answered
+
+    phases: list[str] = []
+    monkeypatch.setattr(groups, "_answers", ends_in_the_second_turn_of_wildcard)
+    outcome, rows = measure(
+        catalogue()["sqlite"],
+        catalogue()["rocksdb-block"],
+        seconds=PATIENCE,
+        tell=lambda text: phases.append(text.partition(": ")[2]),
+    )
+    assert () == outcome.failed
+    assert PHASES[PHASES.index("wildcard") :] == outcome.left_out
+    for name in ("sqlite", "rocksdb-block"):
+        found = status(rows, name)
+        assert {"store": "ok", "replay all": "ok"}.items() <= found.items()
+        assert {"skipped"} == {found[phase] for phase in outcome.left_out}
+        assert CELL not in found
 
 
 def test_who_begins_changes(measure: Measure) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -20,11 +21,13 @@ from topicstore.cli import cli
 from topicstore.storage.directory_lock import DirectoryLock
 from topicstore_benchmarks.contenders.catalogue import ContenderSpec, catalogue
 from topicstore_benchmarks.harness.choosing import Asked, new_run
-from topicstore_benchmarks.harness.drive import begin
-from topicstore_benchmarks.harness.plan import Plan, Run, Settings, WorkloadPlan
+from topicstore_benchmarks.harness.drive import _share, begin
+from topicstore_benchmarks.harness.plan import Group, Plan, Run, Settings, WorkloadPlan
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.workloads.definition import read
 from topicstore_conformance.faults.threads import PATIENCE
+
+pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parent
 SMALL = ("--messages", "1500", "--mixed-seconds", "0.1", "--durability", "commit", "--no-report")
@@ -86,10 +89,44 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
     assert (0, after) == (again.exit_code, times(directory)), again.stderr
 
 
+def test_what_does_not_fit_into_the_budget_is_left_out(small_toml: Path, tmp_path: Path) -> None:
+    """Whole groups too; that is told, is no failure, and the next run goes on with them."""
+    options = ("--workload", small_toml, "--contender", "sqlite", *SMALL, "--repetitions", "2", "--budget", "0.001")
+    done = bench("run", tmp_path / "run", *options)
+    assert (0, "") == (done.returncode, done.stdout), done.stderr
+    assert "2 groups are left out: the time for the run was over" in done.stderr
+    assert {} == times(tmp_path / "run")
+
+
+def test_each_workload_has_time_before_any_is_repeated() -> None:
+    """Groups of the first repetition share all that is left; then each takes what it needs, in their order."""
+    first, second = (
+        [Group(workload=name, durability="commit", repetition=number) for name in ("a", "b")] for number in (1, 2)
+    )
+    assert 120.0 == _share(240.0, [*first, *second])
+    assert 180.0 == _share(180.0, [first[1], *second])
+    assert 10.0 == _share(10.0, second)
+    assert math.inf == _share(math.inf, second)
+
+
+def test_a_quick_run_has_a_budget_within_five_minutes() -> None:
+    """However busy the machine is; a whole run takes as long as it takes."""
+    quick, whole = (new_run("run", [], Asked(quick=one, contenders=("sqlite",))).plan.settings for one in (True, False))
+    assert quick.budget is not None
+    assert quick.budget < 300
+    assert whole.budget is None
+
+
 def prepared(directory: Path, small_toml: Path, contender: str) -> Path:
     """Write a run of a contender that is at fault, and one that can't do what is asked for."""
     definition = read(str(small_toml))
-    workload = WorkloadPlan(name="small", source=definition.source, values=definition.values, messages=1_500)
+    workload = WorkloadPlan(
+        name="small",
+        source=definition.source,
+        values=definition.values,
+        messages=1_500,
+        summary=definition.make(1_500).summary,
+    )
     faulty = ContenderSpec(name="faulty", kind="peer", target=f"faulty_contenders:{contender}")
     plan = Plan(
         workloads=(workload,),

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import attrs
 import pytest
+from topicstore_conformance.conditions.browser import MEASURES, SIZES, Open, need_browser, windows
 
 pytest.importorskip("altair", reason='needs altair: pip install "topicstore[bench]"')
 pytest.importorskip("vl_convert", reason='needs vl-convert-python: pip install "topicstore[bench]"')
-pytest.importorskip("playwright", reason="needs playwright: pip install playwright")
+need_browser()
 
-from playwright.sync_api import BrowserContext, Page, sync_playwright
-from topicstore_benchmarks.report.page import write_report
-from topicstore_conformance.faults.threads import PATIENCE
-
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
-
-_ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-dev-shm-usage",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-Open = Callable[[int, Literal["light", "dark"]], BrowserContext]
-
-_MEASURES = Path(__file__).with_name("measures.js").read_text()
-_WINDOWS = [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")]
+from playwright.sync_api import BrowserContext, Page  # noqa: E402 - after the question whether it is there
+from topicstore_benchmarks.report.page import write_report  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +25,9 @@ def report(wide_run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Opens windows, in a profile of its own."""
-    with sync_playwright() as playwright, ExitStack() as windows:
-
-        def window(width: int, scheme: Literal["light", "dark"]) -> BrowserContext:
-            opened = windows.enter_context(
-                playwright.chromium.launch_persistent_context(
-                    tmp_path_factory.mktemp("profile"),
-                    executable_path=_CHROMIUM,
-                    args=_ARGUMENTS,
-                    viewport={"width": width, "height": 900},
-                    color_scheme=scheme,
-                    locale="en-US",
-                    timeout=PATIENCE * 1_000,
-                )
-            )
-            opened.set_default_timeout(PATIENCE * 1_000)
-            return opened
-
-        yield window
+    """Opens windows, each with a profile of its own."""
+    with windows(lambda: tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @attrs.frozen
@@ -81,7 +44,7 @@ class Opened:
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: said.append(request.url) if request.url != report.as_uri() else None)
         page.goto(report.as_uri())
-        page.evaluate(_MEASURES)
+        page.evaluate(MEASURES)
         return cls(page, said)
 
     def see_all(self) -> Page:
@@ -94,7 +57,7 @@ class Opened:
         return self.page
 
 
-@pytest.fixture(scope="module", params=_WINDOWS, ids=str)
+@pytest.fixture(scope="module", params=SIZES, ids=str)
 def seen(request: pytest.FixtureRequest, chromium: Open, report: Path) -> Opened:
     """The report in a window of some width and scheme, seen to its end. Tests leave it as it is."""
     opened = Opened.of(chromium(*request.param), report)

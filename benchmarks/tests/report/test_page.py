@@ -16,7 +16,9 @@ import pytest
 pytest.importorskip("altair", reason='needs altair: pip install "topicstore[bench]"')
 pytest.importorskip("vl_convert", reason='needs vl-convert-python: pip install "topicstore[bench]"')
 
+from topicstore_benchmarks.report.charts import panels
 from topicstore_benchmarks.report.page import write_report
+from topicstore_benchmarks.report.run import load
 
 RunMaker = Callable[..., Path]
 VOID = {"meta", "br", "input"}
@@ -158,6 +160,58 @@ def test_settings_that_durability_changes_are_told_apart(wide_run: Path) -> None
     assert "library 1.2<" in text
 
 
+def text_of(html: str) -> str:
+    """Return what stands between the tags, with single spaces."""
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def test_it_counts_who_was_measured(make_run: RunMaker) -> None:
+    """Those that were left out are counted by themselves, whether rows or run.json tell of them."""
+    run = make_run(repetitions=2)
+    assert "12 contenders ( 1 left out ), 1 workload," in text_of(write_report(run).read_text(encoding="utf-8"))
+    (run / "run.json").write_text(json.dumps({"skipped_contenders": {"RabbitMQ streams": "x", "postgres": "y"}}))
+    assert "12 contenders ( 2 left out ), 1 workload," in text_of(write_report(run).read_text(encoding="utf-8"))
+
+
+def test_a_repetition_without_values_is_none(make_run: RunMaker) -> None:
+    """As when there was no time for it."""
+
+    def left_out(row: dict[str, Any]) -> dict[str, Any]:
+        late = {"status": "skipped", "reason": "the time for the run was over", "value": None}
+        return row | late if row["repetition"] == 2 else row
+
+    text = write_report(make_run(repetitions=2, edit=left_out)).read_text(encoding="utf-8")
+    assert ", 1 repetition," in text
+    assert "the time for the run was over" in text
+    assert "Everything was measured once, so that nothing is clear." in text
+
+
+def test_a_limit_that_was_passed_is_said_and_not_drawn(make_run: RunMaker) -> None:
+    """Others are: a line across the plot says that nobody goes beyond it."""
+    run = load(make_run(repetitions=2, changes={("block on rocksdb", "store"): 5.0}))
+    found = {panel.title: panel for panel in panels(run, "fleet", "commit")}
+
+    def crossing(title: str) -> set[str]:
+        rows = found[title].specification["layer"][0]["data"]["values"]
+        return {row["contender"] for row in rows if row["limit"]}
+
+    assert {"Parquet"} == crossing("Store")
+    assert "no limit here, because it was passed: RocksDB alone" in found["Store"].note
+    assert {"Parquet", "RocksDB alone"} == crossing("Replay all")
+    assert "passed" not in found["Replay all"].note
+
+
+def test_long_times_have_no_prefix_of_thousands(make_run: RunMaker) -> None:
+    """Nobody says kiloseconds."""
+
+    def slow(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"value": row["value"] * 2_000} if row["unit"] in ("ms", "s") else row
+
+    text = write_report(make_run(repetitions=2, edit=slow)).read_text(encoding="utf-8")
+    assert not re.search(r"\d [kMG] m?s\b", text)
+    assert re.search(r"Mixed, stores of a batch, ms, [^\"]* \d,\d{3} · ", text)
+
+
 def test_it_says_that_a_run_is_not_finished(make_run: RunMaker) -> None:
     """Groups that no contender could take part in are not waited for."""
     run = make_run(repetitions=2)
@@ -166,6 +220,10 @@ def test_it_says_that_a_run_is_not_finished(make_run: RunMaker) -> None:
         asked = {"plan": {**plan, "contenders": [{"durabilities": durabilities}]}}
         (run / "run.json").write_text(json.dumps(asked))
         assert f"<strong>Not finished:</strong> {says}" in write_report(run).read_text(encoding="utf-8")
+    given = {**plan, "contenders": [{"durabilities": ["commit"]}], "settings": {"budget": 240.0}}
+    (run / "run.json").write_text(json.dumps({"plan": given}))
+    said = "groups of a workload, a durability and a repetition were measured so far, in the 240 seconds"
+    assert said in write_report(run).read_text(encoding="utf-8")
     finished = {"plan": {**plan, "repetitions": 2, "contenders": [{"durabilities": ["commit"]}]}}
     (run / "run.json").write_text(json.dumps(finished))
     assert "Not finished" not in write_report(run).read_text(encoding="utf-8")

@@ -101,6 +101,16 @@ def test_the_digest_names_the_messages(tmp_path: Path) -> None:
     assert 5 == len(digests)
 
 
+def test_the_digest_is_of_the_whole_file(tmp_path: Path) -> None:
+    """One byte in the middle of some mebibytes is another one."""
+    digests = set()
+    for middle in (b"0", b"1"):
+        (tmp_path / "own.parquet").write_bytes(bytes(2 << 20) + middle + bytes(2 << 20))
+        own = from_parquet(tmp_path / "own.parquet", None, ())
+        digests.add(own.digest(own.make()))
+    assert 2 == len(digests)
+
+
 # --- made ones ---
 
 
@@ -110,6 +120,16 @@ def test_all_devices_report_in_turns() -> None:
     turns = [topics[start : start + 100] for start in (0, 100, 200)]
     assert [set(turns[0])] * 3 == list(map(set, turns))
     assert turns[0] != turns[1] != turns[2]
+
+
+def test_summaries_are_true_of_fewer_messages() -> None:
+    """A number of devices above fewer topics than that would be a lie."""
+    assert "100,000 vehicles that each report five metrics" in read("fleet").make().summary
+    assert "2,000 vehicles that each report five metrics" in read("fleet").make(40_000).summary
+    assert "20 sensors of 20 applications" in read("lorawan").make(200).summary
+    for name in built_in():
+        devices = getattr(read(name).make(1_000).options, "devices", 0)
+        assert not devices or f"{devices:,}" not in read(name).make(1_000).summary or devices <= 1_000
 
 
 def test_few_messages_are_of_few_devices() -> None:
@@ -265,7 +285,7 @@ def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
     [
         ({"topic": ["a"], "payload": [b""]}, "the column 'timestamp' is missing"),
         ({"timestamp": times(1), "payload": [b""]}, "the column 'topic' is missing"),
-        ({"timestamp": times(1), "topic": ["a"], "payload": [b""], "extra": [1]}, "columns that messages don't have"),
+        ({"timestamp": times(1), "topic": ["a"], "payload": [b""], "extra": [1]}, "messages have no column 'extra'"),
         ({"timestamp": times(1), "topic": ["a/+"], "payload": [b""]}, "a wildcard"),
         ({"timestamp": pa.nulls(1, times(1).type), "topic": ["a"], "payload": [b""]}, "a timestamp is null"),
         (

@@ -1,1 +1,1 @@
-"""Who is compared: topicstore, others that keep messages, and the limits of engines and files."""
+"""The contenders: topicstore, other message stores, and the limits of engines and files."""

@@ -1,4 +1,4 @@
-"""All contenders by name: which there are, and why one can't take part here."""
+"""All contenders by name, with the reason if one can't take part here."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Kind = Literal["topicstore", "peer", "limit"]
 
 
 class ContenderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contender is, before anything of it is imported. Goes from process to process as JSON."""
+    """The description of a contender, which imports nothing of it. It is passed between processes as JSON."""
 
     name: str
     kind: Kind
     target: str
-    """``"module:Class"`` of a `Contender`. If the module has a function ``why_missing``, that says why the contender
-    can't take part: a text, or None."""
+    """``"module:Class"`` of a `Contender`. A function ``why_missing`` in the module, if there is one, returns why the
+    contender can't take part, or None."""
     arguments: dict[str, Any] = {}
-    """Of the class, besides name, path and durability."""
+    """The arguments of the class besides name, path and durability."""
     durabilities: tuple[Durability, ...] = ("commit", "sync")
-    """Those that it has."""
+    """The durabilities that the contender supports."""
     needs: tuple[str, ...] = ()
-    """Modules without which it can't take part."""
+    """Modules that the contender requires."""
     install: str = ""
-    """What brings them."""
+    """The requirement that installs these modules."""
     backend: str | None = None
     layout: str | None = None
     missing: str | None = None
-    """Why it can't take part, where its plugin says so."""
+    """Why the contender can't take part, if its plugin says so."""
 
     def why_missing(self) -> str | None:
-        """Return why it can't take part here, or None if it can."""
+        """Return why the contender can't take part here, or None if it can."""
         if self.missing is not None:
             return self.missing
         absent_modules = [name for name in self.needs if importlib.util.find_spec(name) is None]
@@ -100,7 +100,7 @@ _LIMITS = (
         name="parquet",
         kind="limit",
         target=f"{_HERE}.parquet:ParquetLimit",
-        durabilities=("commit",),  # and not even that before it is closed
+        durabilities=("commit",),  # it writes the file only when it is closed
     ),
 )
 
@@ -108,7 +108,7 @@ _LIMITS = (
 def catalogue() -> dict[str, ContenderSpec]:
     """Return all contenders: every pair of a persistent backend and a layout that fit, the peers, the limits.
 
-    What a pair lacks is in its ``missing``.
+    The field ``missing`` of a pair says what it lacks.
     """
     reasons, refused = absent(), incompatible()
     specs = [

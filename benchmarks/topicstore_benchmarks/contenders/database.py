@@ -16,11 +16,11 @@ from .contender import Contender, Durability
 __all__ = ["DatabaseContender"]
 
 _ENGINES = {"rocksdb": "rocksdict", "leveldb": "plyvel", "duckdb": "duckdb"}
-"""By backend: the distribution that brings its engine."""
+"""The distribution that contains the engine, by backend."""
 
 
 class DatabaseContender(Contender):
-    """A layout on a backend, with the defaults of both. Nothing is merged but by `compact`."""
+    """A layout on a backend, with the defaults of both. Only `compact` merges."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class DatabaseContender(Contender):
         self._options = dict(options or {})
 
     def open(self) -> None:
-        """Positions go by the messages' own times."""
+        """Open the database, with positions that follow the messages' own times."""
         self._db = topicstore.open(
             self.path,
             backend=self._backend,
@@ -50,32 +50,32 @@ class DatabaseContender(Contender):
         )
 
     def store(self, batch: list[Message]) -> None:
-        """It is in the engine's log when this returns."""
+        """Store a batch, which is in the engine's log when this returns."""
         self._db.store(batch)
 
     def compact(self) -> bool:
-        """Bring everything into the form that is read fastest; return False if the layout has but one form."""
+        """Compact everything; return False if the layout has only one form."""
         return self._db.compact().messages > 0
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
-        """In the layout's own order."""
-        return self._db.replay(topic_filter, start)
+        """Replay in the layout's own order, as other stores do in theirs."""
+        return self._db.replay(topic_filter, start, order="any")
 
     def close(self) -> None:
         """Close the database."""
         self._db.close()
 
     def versions(self) -> Mapping[str, str]:
-        """Return ours, and that of the engine's Python module."""
+        """Return the versions of topicstore and of the engine's Python module."""
         engine = _ENGINES.get(self._backend)
         return {"topicstore": topicstore.__version__} | ({engine: version(engine)} if engine else {})
 
     def settings(self) -> Mapping[str, object]:
-        """Return how it is opened."""
+        """Return the arguments with which the database is opened."""
         return {"timestamps": "message", "auto_compact": False, **self._options}
 
     def copy(self, name: str) -> DatabaseContender:
-        """Return a copy, made while it is closed."""
+        """Return a copy of the database, which must be closed."""
         path = self.path.with_name(name)
         shutil.copytree(self.path, path)
         return DatabaseContender(

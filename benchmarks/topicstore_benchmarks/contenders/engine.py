@@ -1,4 +1,4 @@
-"""Limits of engines: what their own put and scan would allow.
+"""Limits of engines: the speed of their own put and scan.
 
 A message is one value, encoded before the clock starts, under a key of 24 bytes, like that of the layout
 ``reference``: nothing is compressed, indexed or learned. A batch is one write. DuckDB inserts the rows of a
@@ -42,7 +42,7 @@ class EngineLimit(Limit):
         self._raw: RawEngine
 
     def open(self) -> None:
-        """With a write buffer of 64 MiB, without compression."""
+        """Open the engine with a write buffer of 64 MiB, without compression."""
         self._raw = RAW_ENGINES[self._backend](self.path, 0, sync=self.durability == "sync")
 
     def ready(self, batch: list[Message]) -> tuple[list[bytes], list[bytes]]:
@@ -52,7 +52,7 @@ class EngineLimit(Limit):
         return keys, list(map(_encode, batch))
 
     def store(self, batch: Any) -> None:
-        """Write a batch that is ready."""
+        """Write a prepared batch."""
         self._raw.write(*batch)
 
     def scan(self) -> int:
@@ -68,7 +68,7 @@ class EngineLimit(Limit):
         self._raw.close()
 
     def versions(self) -> Mapping[str, str]:
-        """Return that of the engine's Python module."""
+        """Return the version of the engine's Python module."""
         distribution = _DISTRIBUTIONS[self._backend]
         return {distribution: version(distribution)}
 
@@ -81,16 +81,16 @@ class DuckdbLimit(Limit):
     """Inserts into a table of DuckDB, and its scan."""
 
     def open(self) -> None:
-        """With the options that our backend gives it."""
+        """Open DuckDB with the options of topicstore's backend."""
         self.path.mkdir(exist_ok=True)
         self._table = PlainTable(self.path / "plain.duckdb", topicstore.SCHEMA.empty_table())
 
     def ready(self, batch: list[Message]) -> pa.Table:
-        """Return rows as the table has them."""
+        """Return the batch as rows of the table."""
         return pa.Table.from_batches([MessageBatch.from_messages(batch).to_arrow()])
 
     def store(self, batch: Any) -> None:
-        """Insert a batch that is ready."""
+        """Insert a prepared batch."""
         self._table.insert(batch)
 
     def scan(self) -> int:
@@ -107,5 +107,5 @@ class DuckdbLimit(Limit):
         self._table.close()
 
     def versions(self) -> Mapping[str, str]:
-        """Return that of DuckDB."""
+        """Return the version of DuckDB."""
         return {"duckdb": version("duckdb")}

@@ -1,4 +1,4 @@
-"""What a limit is: as fast as an engine or a file can be, with none of the work that makes it a store."""
+"""The interface of limits: the speed of an engine or a file without the work that makes it a message store."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Limit"]
 
 
 class Limit(Contender):
-    """Stored and read as a whole, in a form that is made ready before the clock starts.
+    """A contender that is stored and read as a whole, in a form that is prepared before the clock starts.
 
     Only ``store`` and ``replay all`` are measured. There are no filters, no starts and no order but that of
     storing; what is read stays in the engine's own form, so no `Message` objects are made. Those of `replay` are
-    for checking that everything came back, and aren't timed.
+    for checking that everything was stored, and aren't timed.
     """
 
     abilities: ClassVar[frozenset[str]] = frozenset()
@@ -27,8 +27,8 @@ class Limit(Contender):
         """Return what `store` takes in place of a batch. Not timed."""
 
     def finish(self) -> None:
-        """Write what is held back till there is more of it. Timed, once, after the last batch."""
+        """Write messages that are held back. Timed, once, after the last batch."""
 
     @abstractmethod
     def scan(self) -> int:
-        """Read everything; return how many messages that was. This is what is timed."""
+        """Read everything; return the number of messages. This call is timed."""

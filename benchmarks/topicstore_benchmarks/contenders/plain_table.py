@@ -1,4 +1,4 @@
-"""A table of DuckDB by itself, with the options that our backend gives it: plain inserts, each committed, and a scan.
+"""A table of DuckDB by itself, with the options of topicstore's backend: plain inserts, each committed, and a scan.
 
 DuckDB finds a table of Arrow by the name of the local variable that holds it.
 """
@@ -16,7 +16,7 @@ _STORAGE = "STORAGE_VERSION 'v2.0.0', ROW_GROUP_SIZE 8192"
 
 
 class PlainTable:
-    """A file with one table, of the columns that ``rows`` have."""
+    """A file with one table, which has the columns of ``rows``."""
 
     def __init__(self, path: Path, rows: pa.Table) -> None:
         import duckdb

@@ -1,17 +1,17 @@
-"""RabbitMQ Streams: a node of our own, and one stream of everything.
+"""RabbitMQ Streams: a separate node with one stream of all messages.
 
-Streams have no wildcards, and a stream of its own is too much for a topic: each has a process and
-files. So every replay reads from its start to the end of the one stream and matches here. (Servers
+Streams have no wildcards, and a stream per topic would be too many: each has a process and files.
+So every replay reads from its start to the end of the one stream and matches here. (Servers
 from 3.13 on can leave out chunks that have none of a few given values, which helps for one topic.)
 The body of a message::
 
     length of the topic (2 bytes, big-endian), topic, record (`encode_record`)
 
-Nothing is compressed: RabbitMQ leaves that to publishers, who may send several messages as one entry,
+Nothing is compressed: RabbitMQ leaves that to publishers, which may send several messages as one entry,
 which is then confirmed as one.
 
 Up to 1,000 messages are published in one frame of the stream protocol, then their confirmations are
-awaited. The protocol is spoken here, over a socket, as for NATS. The server knows its own times
+awaited. This module speaks the protocol itself, over a socket, as for NATS. The server knows its own times
 only: a start is found by bisection of the offsets, as in SQLite.
 
 A confirmed message is written to its file, which is ``commit``. There is no ``sync``: streams never
@@ -40,12 +40,12 @@ from .server import Server, ServerContender, ServerError, decode_record, encode_
 __all__ = ["RabbitmqContender", "why_missing"]
 
 _SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""Not the one on the PATH, which is only for the user rabbitmq."""
+"""The server's script. The one on the PATH works only for the user rabbitmq."""
 _STREAM, _PUBLISHER = "messages", "store"
 _FRAME = 512 << 20
-"""Most bytes of a frame, and so of a message and of a chunk."""
+"""The most bytes of a frame, and so of a message and of a chunk."""
 _CHUNKS = 8
-"""On their way to us."""
+"""The number of chunks that the server may send ahead."""
 
 # Keys of commands, of protocol version 1
 _DECLARE_PUBLISHER, _PUBLISH, _CONFIRM, _REFUSE, _PUBLISHED = 0x01, 0x02, 0x03, 0x04, 0x05
@@ -54,19 +54,19 @@ _PROPERTIES, _HANDSHAKE, _AUTHENTICATE, _TUNE, _OPEN = 0x11, 0x12, 0x13, 0x14, 0
 _RESPONSE = 0x8000
 _OK, _EXISTS = 0x01, 0x05
 _NOT_YET = (0x02, 0x06, 0x0F)
-"""No such stream, stream not available, internal error: till the stream's own processes are back."""
+"""The codes for a missing or unavailable stream and for internal errors, until the stream's processes have started."""
 _LAST, _OFFSET = 2, 4
-"""Where a subscription begins: with the last chunk, at an offset."""
+"""The codes for the beginning of a subscription: at the last chunk, or at an offset."""
 # Of a chunk: magic and version, type, entries, records, timestamp, epoch, first offset, checksum, lengths, reserved
 _CHUNK = struct.Struct(">BBHIqQQIIII")
 _PUBLISHED_MESSAGE = struct.Struct(">QI")
-"""Before a body: its number, by which the server drops what it has already, and its length."""
+"""The header of a body: its number, by which the server drops duplicates, and its length."""
 _USER = 0
 """The type of chunks that have messages; others keep the server's own records."""
 
 
 def why_missing() -> str | None:
-    """Return what is needed and not installed, or None."""
+    """Return the missing requirement, or None."""
     if _SERVER.exists() and shutil.which("epmd"):
         return None
     return "needs a rabbitmq-server: apt-get install rabbitmq-server"
@@ -78,7 +78,7 @@ def _text(text: str) -> bytes:
 
 
 class _Connection:
-    """Speaks the stream protocol: frames of a key, a version and what belongs to it."""
+    """A connection of the stream protocol: frames with a key, a version and a content."""
 
     def __init__(self, port: int) -> None:
         self._socket = reach(port)
@@ -86,7 +86,7 @@ class _Connection:
         self._publishes = False
 
     def begin(self) -> None:
-        """Log in. Heartbeats are not asked for."""
+        """Log in, without heartbeats."""
         self.ask(_PROPERTIES, bytes(4))
         self.ask(_HANDSHAKE, b"")
         self.ask(_AUTHENTICATE, _text("PLAIN") + (12).to_bytes(4) + b"\0guest\0guest")
@@ -101,7 +101,7 @@ class _Connection:
         self._socket.sendall(struct.pack(">IHH", len(content) + 4, key, 1) + content)
 
     def receive(self) -> tuple[int, bytes]:
-        """Return the key of the next frame, and what belongs to it."""
+        """Return the key and the content of the next frame."""
         size, key, _version = struct.unpack(">IHH", self._read(8))
         return key, self._read(size - 4)
 
@@ -112,7 +112,7 @@ class _Connection:
         return data
 
     def ask(self, key: int, content: bytes, accepted: Iterable[int] = (_OK,)) -> bytes:
-        """Send a request and return the response; what comes before it is of a subscription that ends."""
+        """Send a request and return the response; earlier frames belong to a subscription that ends."""
         self.send(key, bytes(4) + content)
         while (received := self.receive())[0] != _RESPONSE | key:
             pass
@@ -128,7 +128,7 @@ class _Connection:
         return int.from_bytes(self.ask(_PUBLISHED, _text(_PUBLISHER) + _text(_STREAM)))
 
     def publish(self, messages: list[tuple[bytes, bytes]]) -> None:
-        """Publish messages and wait till each is confirmed."""
+        """Publish messages and wait until each is confirmed."""
         if not self._publishes:
             self.ask(_DECLARE_PUBLISHER, b"\1" + _text(_PUBLISHER) + _text(_STREAM))
             self._publishes = True
@@ -142,7 +142,7 @@ class _Connection:
                 left -= int.from_bytes(content[1:5])
 
     def chunks(self, place: int, offset: int, ahead: int) -> Generator[bytes]:
-        """Follow the stream from a place on, chunk by chunk; it ends when it is closed."""
+        """Yield the chunks of the stream from a place on, until the generator is closed."""
         specification = place.to_bytes(2) + (offset.to_bytes(8) if place == _OFFSET else b"")
         self.ask(_SUBSCRIBE, b"\1" + _text(_STREAM) + specification + ahead.to_bytes(2) + bytes(4))
         try:
@@ -155,7 +155,7 @@ class _Connection:
             self.ask(_UNSUBSCRIBE, b"\1")
 
     def close(self) -> None:
-        """Without a word: nothing is kept for a connection."""
+        """Close the socket without a goodbye: the server keeps nothing for a connection."""
         self._frames.close()
         self._socket.close()
 
@@ -199,13 +199,13 @@ class RabbitmqContender(ServerContender[_Connection]):
             "HOME": str(path),
             "RABBITMQ_CONFIG_FILE": str(path / "rabbitmq.conf"),
             "RABBITMQ_CONF_ENV_FILE": str(path / "none"),
-            "RABBITMQ_DIST_PORT": str(self._hold_port()),  # that of another node is refused
+            "RABBITMQ_DIST_PORT": str(self._hold_port()),  # another node's port would be refused
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(path / "enabled_plugins"),
             "RABBITMQ_LOG_BASE": str(path),
             "RABBITMQ_MNESIA_BASE": str(path / "data"),
             "RABBITMQ_NODENAME": "peer@localhost",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}",
-            "RUNNING_UNDER_SYSTEMD": "yes",  # then the script becomes the node, and doesn't wait for it
+            "RUNNING_UNDER_SYSTEMD": "yes",  # makes the script become the node instead of waiting for it
         }
 
     def _connected(self, port: int) -> _Connection:
@@ -220,27 +220,27 @@ class RabbitmqContender(ServerContender[_Connection]):
     def _check_saved(self) -> None:
         """Raise `ConnectionError` until the stream's processes are on record: a node killed before forgets them.
 
-        It takes a second, after which the header of Erlang's table says that it is closed properly.
+        That takes a second, after which the header of Erlang's table says that it was closed properly.
         """
         for names in self.path.glob("data/*/coordination/*/names.dets"):
             if names.read_bytes()[8:12] == bytes(4):
                 raise ConnectionRefusedError("the stream's name is not on disk yet")
 
     def store(self, batch: list[Message]) -> None:
-        """Every message is confirmed."""
+        """Store a batch; every message is confirmed."""
         with self._connection() as connection:
             for window in windows(self._numbered(batch)):
                 connection.publish(window)
 
     def _numbered(self, batch: list[Message]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield what stands before each body, and the body."""
+        """Yield the header of each body, and the body."""
         for message in batch:
             body = _text(message.topic) + encode_record(message)
             self._number += 1
             yield _PUBLISHED_MESSAGE.pack(self._number, len(body)), body
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
-        """Read everything from the start on, up to what is the end now."""
+        """Read everything from the start on, up to the present end."""
         matches = TopicFilter(topic_filter).matches
         names = lru_cache(1 << 17)(bytes.decode)
         wanted = lru_cache(1 << 17)(lambda topic: matches(names(topic)))
@@ -253,7 +253,7 @@ class RabbitmqContender(ServerContender[_Connection]):
                     yield decode_record(names(topic), record)
 
     def versions(self) -> Mapping[str, str]:
-        """Return that of the server. There is no client."""
+        """Return the version of the server. There is no client library."""
         (folder,) = _SERVER.parents[1].glob("lib/rabbitmq_server-*")
         return {"rabbitmq-server": folder.name.rpartition("-")[2]}
 
@@ -263,7 +263,7 @@ class RabbitmqContender(ServerContender[_Connection]):
 
 
 def _end(connection: _Connection) -> int:
-    """Return the offset behind the last message."""
+    """Return the offset after the last message."""
     if not connection.published():
         return 0  # there is no last chunk to wait for
     with closing(connection.chunks(_LAST, 0, 1)) as chunks:
@@ -278,13 +278,13 @@ def _time(connection: _Connection, offset: int) -> int:
 
 
 def _halves(body: bytes) -> tuple[bytes, bytes]:
-    """Return topic and record."""
+    """Return the topic and the record of a body."""
     middle = 2 + int.from_bytes(body[:2])
     return body[2:middle], body[middle:]
 
 
 def _bodies(connection: _Connection, first: int, end: int, ahead: int = _CHUNKS) -> Generator[bytes]:
-    """Read the messages from an offset to another."""
+    """Yield the bodies of the messages from one offset to another."""
     if first == end:
         return
     with closing(connection.chunks(_OFFSET, first, ahead)) as chunks:
@@ -297,7 +297,7 @@ def _bodies(connection: _Connection, first: int, end: int, ahead: int = _CHUNKS)
 
 
 def _entries(chunk: bytes, count: int) -> Iterator[bytes]:
-    """Read what is in a chunk. An entry is one message: batches within entries are never published."""
+    """Yield the entries of a chunk. An entry is one message: batches within entries are never published."""
     place = _CHUNK.size
     for _entry in range(count):
         behind = place + 4 + int.from_bytes(chunk[place : place + 4])

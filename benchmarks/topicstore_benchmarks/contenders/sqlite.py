@@ -1,7 +1,8 @@
-"""What many would take instead: SQLite, used as well as we know how.
+"""SQLite, a common alternative, tuned for this use.
 
-One table in WAL mode with ``synchronous=NORMAL`` (which, like ``durability="commit"``, loses
-nothing when the process dies), an index on the topic, a batch a transaction. Messages are numbered
+One table in WAL mode with ``synchronous=NORMAL`` (which, like ``durability="commit"``, loses nothing when
+the process dies: https://www.sqlite.org/pragma.html#pragma_synchronous), an index on the topic, and one
+transaction per batch. Messages are numbered
 as they come, in order of time, so that a start is found by bisection, and so that the index, which
 ends with that number, gives a topic's messages from there on. Rows come back as `Message` objects.
 
@@ -46,10 +47,10 @@ _INSERT = f"INSERT INTO messages ({', '.join(_NAMES)}) VALUES (?, ?, ?, ?, ?, ?,
 _FROM = f"SELECT {_COLUMNS} FROM messages WHERE position >= ? ORDER BY position"  # noqa: S608
 _EXACT = f"SELECT {_COLUMNS} FROM messages WHERE topic = ? AND position >= ? ORDER BY position"  # noqa: S608
 _GLOB = "{0} GLOB :glob AND length({0}) - length(replace({0}, '/', '')) = :slashes"
-"""For filters with ``+``: `*` of GLOB matches slashes too, but with as many levels as the filter has there is none
-left for it."""
+"""The condition for filters with ``+``. The `*` of GLOB matches slashes, too, but the condition on the number of
+slashes leaves none for it."""
 _ANY = "matches(:filter, {0})"
-"""For all other filters; `_matches`."""
+"""The condition for all other filters, which calls `_matches`."""
 _LEAP = f"""
 WITH RECURSIVE topics (topic) AS (
     SELECT min(topic) FROM messages WHERE topic >= :first AND topic < :behind
@@ -69,11 +70,11 @@ SELECT {_COLUMNS} FROM messages NOT INDEXED WHERE position >= :position AND {{ma
 """  # noqa: S608
 _SYNCHRONOUS = {"commit": "NORMAL", "sync": "FULL"}
 _MEMORY = {"cache_size": -65_536, "mmap_size": 256 << 20}
-"""KiB, and bytes. All processor time with them was 0 to 10 % less, reading and writing 50,000 messages; other sizes of
-pages, and fewer checkpoints of the log, made no difference."""
+"""Pragmas for memory, in KiB (negative) and bytes. They saved 0 to 10 % of the processor time of reading and writing
+50,000 messages; other page sizes, and fewer checkpoints of the log, made no difference."""
 _WAYS = (_LEAP, _RANGE, _WALK)
 _BEHIND_ALL = b"\xff"
-"""A BLOB comes behind every TEXT."""
+"""An upper bound of all topics: a BLOB sorts after every TEXT."""
 _SPECIAL = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]", "+": "*"})
 
 sqlite3.register_adapter(Properties, msgspec.msgpack.encode)
@@ -81,9 +82,9 @@ sqlite3.register_converter("MQTT_PROPERTIES", msgspec.msgpack.Decoder(Properties
 
 
 class SqliteContender(Contender):
-    """One SQLite file. A thread that reads while another writes has a connection of its own.
+    """One SQLite file. Each thread has its own connection.
 
-    ``#`` gives everything, topics that begin with ``$`` too.
+    ``#`` returns everything, including topics that begin with ``$``.
 
     ``ways`` keeps the fastest way to answer each filter that was prepared, for the next round too.
     """
@@ -95,7 +96,7 @@ class SqliteContender(Contender):
         self._ways = {} if ways is None else ways
 
     def open(self) -> None:
-        """Transactions are begun and ended by hand."""
+        """Open the file. Transactions are begun and ended explicitly."""
         self.path.mkdir(exist_ok=True)
         self._writer = threading.get_ident()
         self._db = self._connect()
@@ -139,7 +140,7 @@ class SqliteContender(Contender):
             self._ways.update(dict.fromkeys(filters, fastest))
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:
-        """In order of the table, or topic by topic."""
+        """Replay in order of the table, or topic by topic."""
         db = self._connection()
         position = self._first(db, start) if start else 0
         if topic_filter == "#":
@@ -154,11 +155,11 @@ class SqliteContender(Contender):
         prefix = "/".join([*levels[:wild], ""])
         with_glob = wild > 0 and levels[-1] != "#"
         if levels[wild] == "#":
-            prefix = prefix[:-1]  # the topic above the # matches too
+            prefix = prefix[:-1]  # the topic above the # matches, too
         condition = _GLOB if with_glob else _ANY
         arguments = {
             "first": prefix,
-            # In ASCII, 0 comes behind the slash.
+            # In ASCII, 0 comes after the slash.
             "behind": f"{prefix.removesuffix('/')}0" if prefix else _BEHIND_ALL,
             "glob": topic_filter.translate(_SPECIAL),
             "slashes": topic_filter.count("/"),
@@ -169,7 +170,7 @@ class SqliteContender(Contender):
         return starmap(Message, self._connection().execute(statement, arguments))
 
     def _first(self, db: sqlite3.Connection, start: int) -> int:
-        """Return the number of the first message at or behind a time."""
+        """Return the number of the first message at or after a time."""
 
         def time(position: int) -> int:
             found: int
@@ -180,18 +181,18 @@ class SqliteContender(Contender):
         return 1 + bisect_left(range(1, last + 1), start, key=time)
 
     def close(self) -> None:
-        """What is left in the log goes into the table's file."""
+        """Close the connections, which writes the rest of the log into the file."""
         for reader in self._readers.values():
             reader.close()
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._db.close()
 
     def versions(self) -> Mapping[str, str]:
-        """Return that of the library."""
+        """Return the version of the library."""
         return {"sqlite": sqlite3.sqlite_version}
 
     def settings(self) -> Mapping[str, object]:
-        """Return the pragmas, and the way that each filter is answered."""
+        """Return the pragmas, and the way in which each filter is answered."""
         names = {_LEAP: "leap", _RANGE: "range", _WALK: "walk"}
         ways = {topic_filter: names[way] for topic_filter, way in self._ways.items()}
         return {"journal_mode": "WAL", "synchronous": _SYNCHRONOUS[self.durability], **_MEMORY, "ways": ways}

@@ -1,1 +1,1 @@
-"""Figures of one thing at a time, against bounds that we hold ourselves to: ``topicstore bench figures``."""
+"""Figures of one thing at a time, with promised bounds: ``topicstore bench figures``."""

@@ -1,4 +1,4 @@
-"""What is stored: messages of 128 bytes, in batches of 1,000, over so many topics and streams."""
+"""The stored messages: 128 bytes each, in batches of 1,000, over various numbers of topics and streams."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PAYLOAD = 128
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """One shape of topics, and what its ratios should at least be."""
+    """One shape of topics, with the least ratios that it should reach."""
 
     name: str
     topics: tuple[str, ...]
     thresholds: tuple[int, ...]
-    """Of the learned topic structure, so that there are ``streams`` streams."""
+    """The thresholds of the learned topic structure that make ``streams`` streams."""
     streams: int
     least: Mapping[str, tuple[float, float]]
-    """By backend: the least store rate, as a multiple of the engine's own put rate, and the least replay
-    rate, as one of its scan rate."""
+    """The least store rate, as a multiple of the engine's own put rate, and the least replay rate, as a multiple of
+    its scan rate, by backend."""
 
 
 CASES = (

@@ -22,9 +22,12 @@ from .cases import CASES, PAYLOADS
 from .comparison import Comparison, compare
 from .figure import Section
 from .growth import Growth, growth_of
+from .http import measure_http
 from .layouts import compared_layouts, layouts_section
 from .limits import Outcome, limits_section, measure
 from .message_sets import FLEET_MESSAGES, SETS
+from .metrics import measure_metrics
+from .mqtt import Sizes, measure_mqtt
 from .opening import measure_opening, opening_section
 from .sessions import measure_sessions
 from .sql import measure_sql, sql_section
@@ -34,7 +37,7 @@ _STARTED = time.monotonic()
 
 
 def _tell(text: str) -> None:
-    """Say on standard error what comes next."""
+    """Report progress on standard error."""
     click.echo(f"{time.monotonic() - _STARTED:6.0f} s  {text}", err=True)
 
 
@@ -43,7 +46,7 @@ def _tell(text: str) -> None:
 @click.option("--markdown", is_flag=True, help="Print the tables as the README has them.")
 @click.pass_context
 def main(ctx: click.Context, /, **_shown_by: object) -> Iterable[Section]:
-    """Measure topicstore, all sections one behind the other or the one that is named."""
+    """Measure topicstore: all sections one after the other, or the named one."""
     one_core()
     if ctx.invoked_subcommand is not None:
         return []
@@ -93,7 +96,7 @@ def limits(
     compression: str,
     backends: tuple[str, ...],
 ) -> list[Section]:
-    """Store and replay of `block` against the engine's own put and scan, and of `table` against plain inserts."""
+    """Measure `block` against the engine's own put and scan, and `table` against plain inserts."""
     outcomes: list[Outcome] = []
     everything = not (wanted or payloads or backends)
     backends = backends or tuple(name for name in RAW_ENGINES if not missing_modules(registry().backend(name)))
@@ -105,7 +108,7 @@ def limits(
 
 
 def _sql(messages: int, rounds: int) -> list[Section]:
-    """Measure `table`, if its engine and the set are there."""
+    """Measure `table`, if its engine and the message set are available."""
     missing = missing_modules(registry().backend("duckdb"))
     if reason := datasets.why_absent("bus.parquet") or ", ".join(missing):
         _tell(f"limits: sql is left out: {reason}")
@@ -118,7 +121,7 @@ def _sql(messages: int, rounds: int) -> list[Section]:
 @click.option("--messages", default=1_000_000, show_default=True, help="Messages in the database.")
 @click.option("--rounds", default=5, show_default=True, help="How often it is opened.")
 def opening(messages: int, rounds: int) -> list[Section]:
-    """How long it takes to open a database of `block`."""
+    """Measure the time of opening a database of `block`."""
     _tell(f"opening: {messages:,} messages")
     return [opening_section(messages, measure_opening(messages, rounds))]
 
@@ -134,7 +137,7 @@ def opening(messages: int, rounds: int) -> list[Section]:
 @click.option("--rounds", default=3, show_default=True, help="Rounds that count, after a small one that warms up.")
 @click.option("--data", multiple=True, type=click.Choice(list(SETS)), help="Only this set.")
 def layouts(messages: int, rounds: int, data: tuple[str, ...]) -> list[Section]:
-    """Every layout against SQLite and the engine, on real and on made messages."""
+    """Measure every layout against SQLite and the engine, with real and generated messages."""
     comparisons: list[Comparison] = []
     growth: dict[str, Growth] = {}
     for name in data or SETS:
@@ -161,19 +164,67 @@ def _growth(messages: int) -> dict[str, Growth]:
 @click.option("--topics", default=1_000_000, show_default=True, help="Topics of each set.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds that count, after one that warms up.")
 def trie(topics: int, rounds: int) -> list[Section]:
-    """The learned topic structure by itself."""
+    """Measure the learned topic structure by itself."""
     _tell(f"trie: {topics:,} topics")
     return [measure_trie(topics, rounds)]
 
 
 @main.command()
-@click.option("--sessions", default=100, show_default=True, help="Sessions that follow one topic.")
+@click.option("--sessions", default=500, show_default=True, help="Sessions that follow one topic.")
 @click.option("--published", default=20_000, show_default=True, help="Messages published to it.")
 @click.option("--backlog", default=1_000_000, show_default=True, help="Messages that one session drains.")
 @click.option("--stored", default=100_000, show_default=True, help="Sessions of a database that is opened.")
 @click.option("--seconds", default=10.0, show_default=True, help="How long latency is measured.")
-def sessions(sessions: int, published: int, backlog: int, stored: int, seconds: float) -> list[Section]:
-    """Live subscriptions and durable sessions."""
-    _tell(f"sessions: {sessions} at a time, {stored:,} stored")
-    section = measure_sessions(sessions=sessions, published=published, backlog=backlog, stored=stored, seconds=seconds)
+@click.option("--clients", default=1_000, show_default=True, type=click.IntRange(min=8), help="Clients of a server.")
+@click.option("--rounds", default=5, show_default=True, help="How often a server's figures are measured.")
+def sessions(
+    sessions: int, published: int, backlog: int, stored: int, seconds: float, clients: int, rounds: int
+) -> list[Section]:
+    """Measure live subscriptions and durable sessions, and what a server needs of them."""
+    _tell(f"sessions: {sessions} at a time, {stored:,} stored, {clients:,} served")
+    section = measure_sessions(
+        sessions=sessions,
+        published=published,
+        backlog=backlog,
+        stored=stored,
+        seconds=seconds,
+        clients=clients,
+        rounds=rounds,
+    )
     return [section]
+
+
+@main.command()
+@click.option("--share", default=1.0, show_default=True, type=click.FloatRange(min=0.001), help="Of all counts.")
+@click.option("--rounds", default=1, show_default=True, help="How often each load is measured.")
+def mqtt(share: float, rounds: int) -> list[Section]:
+    """Measure `topicstore serve`, and other MQTT servers that are installed, under the same load."""
+    if missing := missing_modules(registry().backend("rocksdb")):
+        _tell(f"mqtt is left out: {', '.join(missing)}")
+        return []
+    full = Sizes()
+    counts = {
+        name: type(value)(max(20 * (name != "seconds"), value * share)) for name, value in attrs.asdict(full).items()
+    }
+    return [measure_mqtt(Sizes(**counts), rounds, _tell)]
+
+
+@main.command()
+@click.option("--messages", default=1_000_000, show_default=True, type=click.IntRange(min=1))
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="How often each is measured.")
+def http(messages: int, rounds: int) -> list[Section]:
+    """Measure a replay as Arrow over HTTP against one in process."""
+    if missing := missing_modules(registry().backend("rocksdb")):
+        _tell(f"http is left out: {', '.join(missing)}")
+        return []
+    return [measure_http(messages, rounds, _tell)]
+
+
+@main.command()
+@click.option("--topics", default=100_000, show_default=True, help="Topics of the database.")
+@click.option("--sessions", default=10_000, show_default=True, help="Its sessions, of which half are connected.")
+@click.option("--rounds", default=5, show_default=True, help="How often stores with and without scrapes are measured.")
+@click.option("--seconds", default=5.0, show_default=True, help="How long each of these takes.")
+def metrics(topics: int, sessions: int, rounds: int, seconds: float) -> list[Section]:
+    """Measure what it costs to be watched: a scrape of `/metrics`, and stores beside it."""
+    return [measure_metrics(topics, sessions, rounds, seconds, _tell)]

@@ -1,10 +1,10 @@
 """Every layout on RocksDB, SQLite, and the engine alone, with one set of messages.
 
-A round stores the set into each side, 1,000 messages a batch on every side, closes it, and opens
-it again, so that all is read from files. Then it runs each task, every replay of it on one side
-after the other. `block` is there twice, as it was stored and after `Database.compact`; nothing
-merges by itself. A small round comes first: it warms up, and in it what replays give is compared
-with what was stored; in the others it is counted.
+A round stores the set into each side, in batches of 1,000 messages, closes it, and opens it again, so
+that everything is read from files. Then it runs each task, every replay of it on one side after the
+other. `block` takes part twice, as stored and after `Database.compact`; nothing merges by itself. A
+small round comes first: it warms up, and compares the replayed messages with the stored ones; the
+other rounds only count them.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from .message_sets import ALL, SETS, MessageSet, Task
 __all__ = ["ENGINE", "MERGE", "MERGED", "SQLITE", "STORE", "Comparison", "Round", "compare"]
 
 ENGINE, SQLITE, MERGED = "engine", "SQLite", "block, merged"
-"""Sides; each other one has the name of its layout."""
+"""Names of sides. All others have the name of their layout."""
 STORE, MERGE = "store", "merge"
-"""Tasks besides the sets' own."""
+"""Tasks besides those of the message sets."""
 
 _MERGING = "block"
 """The layout whose messages are merged."""
 _RUNS, _ENOUGH = 9, 0.3
-"""Most replays of a task in a round, and the seconds after which a side makes no more."""
+"""The most replays of a task in a round, and the seconds after which a side starts no more."""
 
 _WARM_UP = 20
-"""The small round has one message of so many."""
+"""The small round has one of this many messages."""
 
 Tell = Callable[[str], None]
 
 
 @attrs.frozen(kw_only=True)
 class Round:
-    """What one round gave."""
+    """The results of one round."""
 
     seconds: Mapping[tuple[str, str], float]
-    """By side and task."""
+    """Seconds by side and task."""
     disk_bytes: Mapping[str, int]
-    """By side, the engine not among them."""
+    """Bytes on disk by side, except the engine."""
 
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """What all rounds with a set gave."""
+    """The results of all rounds with a message set."""
 
     data: MessageSet
-    """Without its messages, of which one set at a time is enough in memory."""
+    """The message set without its messages, so that only one set at a time is in memory."""
     rounds: tuple[Round, ...]
 
     @property
     def sides(self) -> list[str]:
-        """All sides but the engine."""
+        """All sides except the engine."""
         return list(self.rounds[0].disk_bytes)
 
     def median(self, value: Callable[[Round], float]) -> float:
@@ -75,7 +75,7 @@ class Comparison:
 
 
 def compare(name: str, messages: int, layouts: Sequence[str], rounds: int, tell: Tell) -> Comparison:
-    """Make a set, of at most so many messages, and run the rounds with it. ``tell`` hears what comes next."""
+    """Make a set of at most ``messages`` messages, and run the rounds with it. ``tell`` is called with progress."""
     ways: dict[str, str] = {}
     tell(f"{name}: make the messages")
     data = SETS[name](messages)
@@ -100,12 +100,12 @@ def _round(
         sides: list[Contender] = [DatabaseContender(layout, directory / layout, layout) for layout in layouts]
         sides.insert(
             1, SqliteContender(SQLITE, directory / SQLITE, ways=ways)
-        )  # it takes longest: near it are engine and block
+        )  # it takes longest, so engine and block are next to it
         return _Run(data, directory, tell).whole(sides, check_contents=check_contents)
 
 
 class _Run:
-    """A round under way."""
+    """A round that is running."""
 
     def __init__(self, data: MessageSet, directory: Path, tell: Tell) -> None:
         self._data = data
@@ -114,7 +114,7 @@ class _Run:
         self._seconds: dict[tuple[str, str], float] = {}
 
     def whole(self, sides: Sequence[Contender], *, check_contents: bool) -> Round:
-        """Run all of it."""
+        """Run the whole round."""
         self._engine(STORE, RawEngine.put)
         readers = [reader for side in sides for reader in self._stored(side)]
         self._engine(ALL, RawEngine.scan)
@@ -122,7 +122,7 @@ class _Run:
             for reader in readers:
                 reader.open()
                 opened.callback(reader.close)
-            self._tell("read everything once")  # caches are warm then, and engines done with what opening began
+            self._tell("read everything once")  # warms caches, and lets engines finish the work of opening
             for reader in readers:
                 drained(reader.replay("#"))
             for task in self._data.tasks:
@@ -143,7 +143,7 @@ class _Run:
             self._seconds[ENGINE, task] = work(raw)
 
     def _stored(self, side: Contender) -> list[Contender]:
-        """Store into a side; return it and, of `block`, also a merged copy."""
+        """Store into a side; return it and, for `block`, also a merged copy."""
         self._tell(f"{side.name}, {STORE}")
         with closing(side):
             side.open()

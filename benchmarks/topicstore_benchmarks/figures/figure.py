@@ -1,4 +1,4 @@
-"""What a section gives: figures, with what each should be, and tables of them for people."""
+"""The results of a section: figures with their bounds, and tables of them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ class Figure:
     """One measured value."""
 
     data: str
-    """What was stored."""
+    """The stored messages."""
     subject: str
-    """Who was measured: a layout, SQLite, the engine."""
+    """The measured side: a layout, SQLite, or the engine."""
     name: str
     value: float
     unit: str = ""
     least: float | None = None
-    """What the value should at least be."""
+    """The lower bound of the value."""
     most: float | None = None
-    """What the value should at most be."""
+    """The upper bound of the value."""
 
     @property
     def held(self) -> bool | None:
-        """Whether the value is as it should be; None if it may be anything."""
+        """Whether the value is within its bounds; None if it has none."""
         if self.least is None and self.most is None:
             return None
         return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
 
     def cell(self) -> Cell:
-        """Return the value, and in brackets what it should be."""
+        """Return the value, with its bound in brackets."""
         if self.held is None:
             return Cell(shown(self.value))
         bound = f"≤ {self.most:,.9g}" if self.least is None else f"≥ {self.least:,.9g}"
@@ -61,17 +61,17 @@ class Sheet:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str | Cell]]
-    """Texts are flush left, cells flush right."""
+    """The rows. Texts are aligned left, cells right."""
     note: str
 
     @classmethod
     def listing(cls, title: str, first: Mapping[str, str], figures: Sequence[Figure], *, note: str) -> Sheet:
-        """Return a row a figure: ``first``, headings with the names of what stands under them, then the value."""
+        """Return a sheet with one row per figure: attributes named by ``first``, under its headings, then the value."""
         rows = [[*(getattr(figure, name) for name in first.values()), figure.cell()] for figure in figures]
         return cls(title=title, columns=[*first, "is"], rows=rows, note=note)
 
     def table(self) -> Table:
-        """Return it for a terminal: green what is as it should be, red what isn't, bold the best."""
+        """Return a table for a terminal: values within bounds are green, others red, and the best bold."""
         table = Table(title=self.title, caption=self.note)
         for name, cell in zip(self.columns, self.rows[0], strict=True):
             table.add_column(escape(name), justify="left" if isinstance(cell, str) else "right")
@@ -80,7 +80,7 @@ class Sheet:
         return table
 
     def markdown(self) -> str:
-        """Return it for a README: bold what isn't as it should be, or what is best."""
+        """Return a table for a README: values out of bounds, or the best ones, are bold."""
         rules = ["---" if isinstance(cell, str) else "---:" for cell in self.rows[0]]
         rows = [
             self.columns,
@@ -92,7 +92,7 @@ class Sheet:
 
 @attrs.frozen(kw_only=True)
 class Section:
-    """What one section gave."""
+    """The results of one section."""
 
     name: str
     figures: Sequence[Figure]
@@ -100,7 +100,7 @@ class Section:
 
 
 def shown(value: float) -> str:
-    """Return a value with about three digits."""
+    """Return a value as text with about three digits."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f}"
 

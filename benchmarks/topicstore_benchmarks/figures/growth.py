@@ -1,7 +1,7 @@
 """How much memory storing takes when there are very many topics.
 
-Measured in a process of its own, because memory that one side has given back would hide what the
-next one takes: ``python -m topicstore_benchmarks.figures.growth LAYOUT MESSAGES`` prints it as JSON.
+It is measured in a separate process, because memory that one side has freed would hide the growth of the
+next one: ``python -m topicstore_benchmarks.figures.growth LAYOUT MESSAGES`` prints it as JSON.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["Growth", "growth_of", "measure_growth"]
 
 @attrs.frozen(kw_only=True)
 class Growth:
-    """Bytes by which the process's highest use of memory grew."""
+    """The bytes by which the process's highest use of memory grew."""
 
     early: int
-    """During the first quarter of the messages, in which each topic has its first one."""
+    """Growth during the first quarter of the messages, which has the first message of each topic."""
     late: int
-    """During the rest, which brings no new topic."""
+    """Growth during the rest, which has no new topics."""
 
 
 def growth_of(layout: str, messages: int) -> Growth | None:
-    """Return what a process of its own measured; None where that can't be."""
-    if peak_of() is None:  # elsewhere a child starts with its parent's
+    """Return the growth measured in a separate process; None where that isn't possible."""
+    if peak_of() is None:  # elsewhere a child starts with its parent's peak
         return None
     command = [sys.executable, "-m", "topicstore_benchmarks.figures.growth", layout, str(messages)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)  # noqa: S603 - this module
@@ -45,9 +45,9 @@ def growth_of(layout: str, messages: int) -> Growth | None:
 
 
 def measure_growth(layout: str, messages: int) -> Growth:
-    """Store ``fleet`` in this process, each batch made when its turn comes."""
+    """Store ``fleet`` in this process, and make each batch just before it is stored."""
     batches = fleet_batches(messages)
-    batches = chain([next(batches)], batches)  # what the making of messages keeps is there from here on
+    batches = chain([next(batches)], batches)  # memory of the message generator is allocated from here on
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
         before = peak_memory()
         with closing(DatabaseContender(layout, Path(directory, layout), layout)) as side:

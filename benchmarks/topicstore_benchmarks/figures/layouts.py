@@ -1,6 +1,6 @@
-"""The section ``layouts``: which layout is best at what, and what we hold each to.
+"""The section ``layouts``: the best layout for each task, and the bounds of each.
 
-`comparison` takes the times, `growth` the memory; here they become figures.
+`comparison` measures times and `growth` memory; this module turns them into figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ON_DISK, _EARLY, _LATE = "on disk", "memory, early", "memory, late"
 
 @attrs.frozen
 class View:
-    """One round, seen from one side."""
+    """One round from the point of view of one side."""
 
     data: MessageSet
     round: Round
@@ -47,27 +47,27 @@ Value = Callable[[View], float]
 
 
 def _faster(other: str, task: str) -> Value:
-    """How many times as fast as another side."""
+    """Return the value: how many times as fast as another side."""
     return lambda view: view.took(task, other) / view.took(task)
 
 
 def _smaller() -> Value:
-    """How many times as many bytes SQLite takes on disk."""
+    """Return the value: how many times as many bytes SQLite takes on disk."""
     return lambda view: view.round.disk_bytes[SQLITE] / view.round.disk_bytes[view.side]
 
 
 def _quicker_than_all(task: str) -> Value:
-    """How many times as long a full replay takes."""
+    """Return the value: how many times as long a full replay takes."""
     return lambda view: view.took(ALL) / view.took(task)
 
 
 def _of_share(task: str) -> Value:
-    """How many times as long as so many messages of a full replay."""
+    """Return the value: how many times as long as the same number of messages takes in a full replay."""
     return lambda view: view.took(task) / view.share(task)
 
 
 def _beyond_share(task: str) -> Value:
-    """Milliseconds more than so many messages of a full replay."""
+    """Return the value: milliseconds more than the same number of messages takes in a full replay."""
     return lambda view: (view.took(task) - view.share(task)) * 1_000
 
 
@@ -76,13 +76,13 @@ def _milliseconds(task: str) -> Value:
 
 
 def _of_allowance(task: str) -> Value:
-    """How many times as long as twice SQLite's time and 3 ms."""
+    """Return the value: how many times as long as twice SQLite's time plus 3 ms."""
     return lambda view: view.took(task) / (2 * view.took(task, SQLITE) + 0.003)
 
 
 @attrs.frozen
 class Promise:
-    """A figure that some sides are held to."""
+    """A figure with a bound for some sides."""
 
     data: str
     subjects: tuple[str, ...]
@@ -92,7 +92,7 @@ class Promise:
     most: float | None = None
 
     def figures(self, found: Comparison) -> Iterator[Figure]:
-        """Yield it, the median over the rounds, for each subject that is installed."""
+        """Yield the figure, a median over the rounds, for each subject that is installed."""
         for subject in self.subjects:
             if self.data == found.data.name and subject in found.sides:
                 yield Figure(
@@ -139,7 +139,7 @@ def compared_layouts(data: str) -> list[str]:
 
 
 def layouts_section(comparisons: Sequence[Comparison], growth: Mapping[str, Growth]) -> Section:
-    """Return all that comparisons with different sets gave; ``growth`` is by layout, with ``fleet``."""
+    """Return the figures of comparisons with different sets; ``growth`` is by layout, with ``fleet``."""
     measured = [figure for found in comparisons for figure in _measured(found)]
     measured += [figure for layout, grown in growth.items() for figure in _grown(layout, grown)]
     held = [figure for found in comparisons for promise in PROMISES for figure in promise.figures(found)]
@@ -148,7 +148,7 @@ def layouts_section(comparisons: Sequence[Comparison], growth: Mapping[str, Grow
 
 
 def _measured(found: Comparison) -> Iterator[Figure]:
-    """Yield the medians of what was measured as such."""
+    """Yield the medians of the measured values themselves."""
     for side, task in found.rounds[0].seconds:
         seconds = found.median(lambda one, key=(side, task): one.seconds[key])  # type: ignore[misc]
         yield Figure(data=found.data.name, subject=side, name=task, value=seconds, unit="s")
@@ -167,7 +167,7 @@ class _Row:
     """A row of an overview."""
 
     name: str
-    """Of its figures."""
+    """The name of its figures."""
     label: str
     value: Callable[[float], float]
     best: Callable[[Sequence[float]], float]
@@ -198,7 +198,7 @@ def _rows(data: MessageSet) -> list[_Row]:
 
 
 def _overview(data: MessageSet, figures: Sequence[Figure]) -> Sheet:
-    """Return one column a side, one row a task, the best layout of each row marked."""
+    """Return a sheet with one column per side and one row per task, with the best layout of each row marked."""
     values = {(figure.name, figure.subject): figure.value for figure in figures if figure.data == data.name}
     sides = list(dict.fromkeys([ENGINE, SQLITE, *(subject for _, subject in values)]))
     rows: list[list[str | Cell]] = []

@@ -1,9 +1,9 @@
-"""The sets of messages that the layouts are compared on, and what is asked of each.
+"""The sets of messages with which the layouts are compared, and the requests for each.
 
 ``bus`` is real: positions of buses, as `topicstore_conformance.subjects.datasets` finds them. ``fleet`` is
 made: devices that each report five metrics at a time, four times in an hour, in an order that is
-shuffled anew each time. Both come in order of time and are the same in every run. What requests must
-give is made of the messages themselves, as in the harness.
+shuffled each time. Both come in order of time and are the same in every run. The expected
+answers to requests are computed from the messages themselves, as in the harness.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ALL", "BATCH", "FLEET_MESSAGES", "SETS", "MessageSet", "Task", "bus"
 
 BATCH = 1_000
 FLEET_MESSAGES = 2_000_000
-"""Of 100,000 devices."""
+"""The messages of 100,000 devices."""
 ALL = "all"
 """The task that each set has: a replay of everything."""
 
@@ -46,21 +46,21 @@ _START = 1_735_689_600_000_000
 
 @attrs.frozen
 class Task:
-    """Replays of one kind. Its time is the median over them."""
+    """Replays of one kind. The time of a task is the median over them."""
 
     name: str
     answers: tuple[Answer, ...]
-    """What each must give; the first stands for all where they are described."""
+    """The expected answer of each replay. Descriptions show the first one."""
 
     @property
     def messages(self) -> int:
-        """How many the first gives."""
+        """The number of messages in the first answer."""
         return self.answers[0].messages
 
 
 @attrs.frozen(kw_only=True)
 class MessageSet:
-    """Messages in batches of 1,000, and what is asked of them."""
+    """Messages in batches of 1,000, with tasks."""
 
     name: str
     batches: list[list[Message]]
@@ -78,7 +78,7 @@ class MessageSet:
 
 
 class _Known:
-    """Messages in order of time, and what requests for them must give."""
+    """Messages in order of time, with expected answers to requests."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self.messages = list(messages)
@@ -107,7 +107,7 @@ class _Known:
 
 
 def bus(messages: int) -> MessageSet:
-    """Return the real set, or its first ``messages``. `datasets.why_absent` says whether it is there."""
+    """Return the real set, or its first ``messages``. `datasets.why_absent` says whether it is available."""
     table = datasets.load("bus")[:messages]
     names = ("topic", "payload", "client_id", "qos", "retain")
     columns = [table.column(name).to_pylist() for name in names]
@@ -126,7 +126,7 @@ def bus(messages: int) -> MessageSet:
 
 
 def fleet(messages: int) -> MessageSet:
-    """Return the made set, of a device for every 20 messages."""
+    """Return the generated set, with one device for every 20 messages."""
     known = _Known(chain.from_iterable(fleet_batches(messages)))
     source = random.Random(7)  # noqa: S311 - the same requests in every run
     devices = [source.randrange(messages // _MESSAGES_A_DEVICE) for _ in range(9)]
@@ -138,7 +138,7 @@ def fleet(messages: int) -> MessageSet:
 
 
 def fleet_batches(messages: int) -> Iterator[list[Message]]:
-    """Yield the messages of ``fleet`` a batch at a time, for who doesn't want them all in memory."""
+    """Yield the messages of ``fleet`` a batch at a time, so that they need not all be in memory."""
     source = random.Random(7)  # noqa: S311 - the same messages in every run
     devices = [
         (f"bus-{number}", [f"fleet/region-{number % _REGIONS}/bus-{number}/{metric}" for metric in _METRICS])
@@ -167,4 +167,4 @@ def _payload(source: random.Random, time: int, unit: bytes, low: float, high: fl
 
 
 SETS = {"bus": bus, "fleet": fleet}
-"""By name; each takes the number of messages that are wanted."""
+"""The sets by name. Each function takes the number of messages."""

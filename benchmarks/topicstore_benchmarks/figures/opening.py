@@ -1,4 +1,4 @@
-"""The section ``opening``: how long it takes to open a database that holds much."""
+"""The section ``opening``: the time of opening a database with many messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["measure_opening", "opening_section"]
 
 
 def measure_opening(messages: int, rounds: int) -> float:
-    """Return the median seconds of `topicstore.open` on a database of so many messages."""
+    """Return the median seconds of `topicstore.open` on a database of ``messages`` messages."""
     seconds = []
     with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory:
         path = Path(directory) / "db"

@@ -37,18 +37,18 @@ STATEMENTS = {
 
 @attrs.frozen(kw_only=True)
 class SqlOutcome:
-    """What a set gave."""
+    """The results of a message set."""
 
     name: str
     messages: int
     rounds: Sequence[tuple[float, float]]
-    """Seconds of our store and of the plain insert, of each round."""
+    """Seconds of topicstore's store and of the plain insert in each round."""
     statements: dict[str, float]
     """Median seconds of each statement."""
 
     @property
     def store(self) -> float:
-        """Our store rate as a multiple of the plain insert's."""
+        """The store rate as a multiple of the plain insert's."""
         return statistics.median(insert / store for store, insert in self.rounds)
 
 
@@ -76,7 +76,7 @@ def measure_sql(name: str, table: pa.Table, rounds: int) -> SqlOutcome:
 
 
 def _insert(path: Path, rows: pa.Table) -> float:
-    """Insert rows into a table of their own; return seconds."""
+    """Insert rows into a table of their own; return the seconds."""
     batches = [pa.Table.from_batches([batch]) for batch in rows.combine_chunks().to_batches(max_chunksize=BATCH)]
     with closing(PlainTable(path, rows)) as plain:
         gc.collect()

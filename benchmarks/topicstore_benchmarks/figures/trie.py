@@ -1,7 +1,7 @@
 """The section ``trie``, the learned topic structure by itself: look-ups, loading, memory, and matching filters.
 
-Two sets of topics: ``devices``, of one shape, where each has a name of its own; and ``flood``,
-unrelated ones, which fill the trie until it grows no more.
+There are two sets of topics: ``devices``, of one shape, in which each device has its own name; and
+``flood``, unrelated topics that fill the trie until it grows no more.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from .figure import Cell, Figure, Section, Sheet
 __all__ = ["devices", "flood", "measure_trie"]
 
 _CACHED = 65_536
-"""Topics that are looked up again and again."""
+"""The number of topics that are looked up repeatedly."""
 _CALL, _STREAM = 10e-6, 2e-6
 """Seconds that a match may take in any case, and for each stream in its answer."""
 _BATCH = 1_000
 _GENERATION = 1
 _THRESHOLDS = 100, 20
 _TOKENS, _LEVELS = 150, 5
-"""Of the flood: so many different tokens in each of so many levels."""
+"""The number of different tokens per level, and of levels, of the flood."""
 
 
 @attrs.frozen(kw_only=True)
 class _Match:
-    """One filter on the trie that the flood filled."""
+    """A match of one filter on the trie that the flood filled."""
 
     topic_filter: str
     streams: int
-    """In the answer."""
+    """The number of streams in the answer."""
     seconds: float
 
 
@@ -53,14 +53,14 @@ def devices(count: int) -> Iterator[str]:
 
 
 def flood(count: int) -> Iterator[str]:
-    """Yield topics that have no shape, the same ones in every run."""
+    """Yield topics without a common shape, the same ones in every run."""
     source = random.Random(5)  # noqa: S311 - the same topics in every run
     tokens = [f"t{number}" for number in range(_TOKENS)]
     return ("/".join(source.choices(tokens, k=_LEVELS)) for _ in range(count))
 
 
 def measure_trie(topics: int, rounds: int) -> Section:
-    """Measure the trie with so many topics of each set; return the figures, those of single filters in a table."""
+    """Measure the trie with ``topics`` topics of each set; return the figures, those of single filters in a table."""
     of_one_shape, unrelated = list(devices(topics)), list(flood(topics))
     known, full = _learned(of_one_shape), _learned(unrelated)
     (load, memory), (flood_load, flood_memory) = _loading(known, rounds), _loading(full, rounds)
@@ -122,7 +122,7 @@ def _learned(topics: Iterable[str]) -> LearnedTopics:
 
 
 def _bytes(make: Callable[[], object]) -> int:
-    """Return how much memory what ``make`` returns takes."""
+    """Return the bytes of memory of the object that ``make`` returns."""
     gc.collect()
     tracemalloc.start()
     made = make()
@@ -138,10 +138,10 @@ def _find_all(trie: LearnedTopics, topics: list[str]) -> None:
 
 
 def _cached(trie: LearnedTopics, topics: list[str], rounds: int) -> float:
-    """Return how many topics a second are looked up that were looked up just before."""
+    """Return the look-ups a second of topics that were looked up just before."""
     expected = list(map(trie.find, topics))
     batches = [topics[start : start + _BATCH] for start in range(0, len(topics), _BATCH)]
-    trie.learn_all(topics)  # in place of those remembered till now
+    trie.learn_all(topics)  # replaces the topics remembered so far
     trie.learn_all(topics)
     found: list[int] = []
 
@@ -176,7 +176,7 @@ def _load(engine: Engine) -> LearnedTopics:
 
 
 def _matches(trie: LearnedTopics, topic: str, rounds: int) -> list[_Match]:
-    """Ask for a topic, with ever more of its levels from behind as wildcards."""
+    """Match filters made from a topic, with more and more of its last levels as wildcards."""
     levels = topic.split("/")
     texts = [topic, *("/".join([*levels[:known], "#"]) for known in range(_LEVELS - 1, -1, -1))]
     return [_match(trie, TopicFilter(text), rounds) for text in texts]

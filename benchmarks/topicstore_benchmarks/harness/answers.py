@@ -1,8 +1,8 @@
-"""What replays must give, and whether they do.
+"""The answers that replays must return, and checks of replays against them.
 
-Each topic's messages are hashed one onto the other, so that one which is lost, is there twice, has changed or
-comes too early changes the hash of its topic. The hashes of all topics, in whatever order these come, make the
-*digest* of a replay. A chain goes on: what is stored later is hashed onto what was there.
+The hashes of each topic's messages are chained, so that a message that is lost, duplicated, changed or out of
+order changes the hash of its topic. The hashes of all topics, in whatever order these come, make the
+*digest* of a replay. Messages stored later extend the chains.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _MASK = (1 << 64) - 1
 
 
 class WrongReplayError(Exception):
-    """A replay gave other messages than were stored, or gave them in another order. Its time doesn't count."""
+    """A replay returned other messages than were stored, or in another order. Its time doesn't count."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replay must give."""
+    """The messages that one replay must return."""
 
     topic_filter: str
     start: int
@@ -35,13 +35,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     digest: int
 
     def check_count(self, messages: int) -> None:
-        """Raise `WrongReplayError` unless it is that many messages."""
+        """Raise `WrongReplayError` unless the number of messages is right."""
         if messages != self.messages:
             what = f"{self.topic_filter!r} from {self.start}"
             raise WrongReplayError(f"a replay of {what} gave {messages:,} of {self.messages:,} messages")
 
     def check(self, replay: Iterable[Message]) -> None:
-        """Raise `WrongReplayError` unless a replay gives every message, unchanged, each topic's in their order."""
+        """Raise `WrongReplayError` unless a replay returns every message, unchanged, with each topic's in order."""
         given = Chains()
         given.add(replay)
         self.check_count(given.messages)
@@ -58,7 +58,7 @@ class Chains:
         self.messages = messages
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Hash messages onto those that were there."""
+        """Add messages to the chains of their topics."""
         hashes, count = self.hashes, 0
         for message in messages:
             topic = message.topic
@@ -71,7 +71,7 @@ class Chains:
         return sum(_hash(topic.encode(), chain) for topic, chain in self.hashes.items()) & _MASK
 
     def answer(self, topic_filter: str, start: int) -> Answer:
-        """Return the answer to a request that is given all of it."""
+        """Return the answer to a request that all these messages match."""
         return Answer(
             topic_filter=topic_filter,
             start=start,
@@ -88,6 +88,6 @@ class Chains:
 
 
 def _values(message: Message) -> tuple[Any, ...]:
-    """Return all values of a message but its topic; a retain flag may be 1 as well as True."""
+    """Return all values of a message except its topic. A retain flag may be 1 or True."""
     m = message
     return m.payload, m.client_id, m.qos, bool(m.retain), m.timestamp, m.properties

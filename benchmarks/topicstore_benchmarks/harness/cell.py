@@ -5,9 +5,9 @@ one `Command` after the other, and answers each with a line on its standard outp
 it is ready for commands. It ends when its input does, or with the process that started it. What a contender
 prints goes to standard error at once, so that it is there however the process ends.
 
-It leaves the cores as they are: engines may use the threads they have, because only one cell works at a time.
-Its memory is that of Python with a part of the messages in it, and of the contender: ``memory_before`` is how much
-the former was before the contender was opened.
+It doesn't restrict cores: engines may use all their threads, because only one cell works at a time.
+Its memory is that of Python with a part of the messages, and of the contender: ``memory_before`` is the former,
+measured before the contender was opened.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .plan import Settings
 __all__ = ["READY", "WRONG", "CellPlan", "Command", "Reply"]
 
 READY = "ready"
-"""Of the first reply."""
+"""The phase of the first reply."""
 WRONG = "wrong replay"
-"""How the reason begins where a replay gave other messages than were stored."""
+"""The beginning of the reason if a replay returned other messages than were stored."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -50,10 +50,10 @@ class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     contender: ContenderSpec
     path: str
-    """Directory of the contender, not there yet."""
+    """The directory of the contender, which doesn't exist yet."""
     durability: Durability
     data: str
-    """Directory of the messages."""
+    """The directory of the messages."""
     settings: Settings
 
 
@@ -64,7 +64,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What a phase gave."""
+    """The result of a phase."""
 
     phase: str
     status: Literal["ok", "skipped", "failed"]
@@ -87,7 +87,7 @@ class _Cell:
         self._phases = Phases(self._contender, data, plan.settings)
 
     def run(self, phase: str) -> Reply:
-        """Run a phase, and tell how it ended, however that was."""
+        """Run a phase, and return its result or failure."""
         started = time.time()
         try:
             if phase == CELL:
@@ -98,7 +98,7 @@ class _Cell:
         except Skipped as why:
             return Reply(phase=phase, status="skipped", reason=str(why), started=started)
         except Exception as error:  # noqa: BLE001 - whatever a contender raises is its result
-            with contextlib.suppress(OSError):  # of a disk that is full, which the reply says
+            with contextlib.suppress(OSError):  # such as a full disk, which the reply reports
                 traceback.print_exc()
             kind = WRONG if isinstance(error, WrongReplayError) else type(error).__name__
             return Reply(phase=phase, status="failed", reason=f"{kind}: {error}", started=started)
@@ -122,7 +122,7 @@ class _Cell:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process with its parent, where it can."""
+    """Ask the kernel to end this process with its parent, where that is possible."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""From what somebody asks for to the run that measures it, and what is left out of that."""
+"""Turns the requested options into the plan of a run, and lists what is left out of it."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ _QUICK_PAIRS = (
     "leveldb-block",
     "duckdb-table",
 )
-_OF_CELLS = ("batch", "repeat", "mixed_seconds", "mixed_rate", "phase_timeout")
+_OF_CELLS = ("batch", "repeat", "mixed_seconds", "mixed_rate", "phase_timeout", "budget")
 """Names that `Asked` has as `Settings` has them."""
-_QUICK_SETTINGS = Settings(repeat=3, patience=0.5, mixed_seconds=1.0, phase_timeout=120.0)
+_QUICK_SETTINGS = Settings(repeat=3, patience=0.5, mixed_seconds=1.0, phase_timeout=120.0, budget=240.0)
+"""Five minutes, of which one is for beginning, ending and the report."""
 
 
 class ChoiceError(InvalidArgumentError):
-    """What was asked for is not there, or contradicts itself. Nothing was measured."""
+    """The requested options name something unknown, or contradict each other. Nothing was measured."""
 
 
 @attrs.frozen(kw_only=True)
 class Asked:
-    """What somebody asks for; what is empty or None is left to the defaults, those of ``quick`` or of a full run."""
+    """The requested options. Empty ones and None stand for the defaults, those of ``quick`` or of a full run."""
 
     quick: bool = False
     workloads: tuple[str, ...] = ()
@@ -61,10 +62,11 @@ class Asked:
     mixed_seconds: float | None = None
     mixed_rate: float | None = None
     phase_timeout: float | None = None
+    budget: float | None = None
 
 
 def new_run(name: str, command: list[str], asked: Asked) -> Run:
-    """Return the run that was asked for. Raises `ChoiceError`, `WorkloadError`."""
+    """Return the requested run. Raises `ChoiceError`, `WorkloadError`."""
     chosen = _contenders(asked, catalogue())
     missing = {spec.name: reason for spec in chosen if (reason := spec.why_missing()) is not None}
     definitions = _definitions(asked)
@@ -104,7 +106,14 @@ def _plan(asked: Asked, definitions: Iterable[Definition], contenders: Iterable[
     settings = msgspec.structs.replace(_QUICK_SETTINGS if quick else Settings(), **wanted)
     return Plan(
         workloads=tuple(
-            WorkloadPlan(name=one.name, source=one.source, values=one.values, messages=messages) for one in definitions
+            WorkloadPlan(
+                name=one.name,
+                source=one.source,
+                values=one.values,
+                messages=messages,
+                summary=one.make(messages).summary,
+            )
+            for one in definitions
         ),
         durabilities=asked.durabilities or (("commit",) if quick else ("commit", "sync")),
         contenders=tuple(contenders),
@@ -114,7 +123,7 @@ def _plan(asked: Asked, definitions: Iterable[Definition], contenders: Iterable[
 
 
 def _definitions(asked: Asked) -> list[Definition]:
-    """Return the workloads that are wanted."""
+    """Return the requested workloads."""
     if asked.data is None and (asked.wildcard or asked.devices):
         raise ChoiceError("filters to ask for go with messages of your own")
     own = [] if asked.data is None else [from_parquet(asked.data, asked.wildcard, asked.devices)]
@@ -126,7 +135,7 @@ def _definitions(asked: Asked) -> list[Definition]:
 
 
 def _contenders(asked: Asked, known: Mapping[str, ContenderSpec]) -> list[ContenderSpec]:
-    """Return the contenders that are wanted."""
+    """Return the requested contenders."""
     if asked.contenders:
         _check(asked.contenders, "contender", known)
         return [known[name] for name in dict.fromkeys(asked.contenders)]
@@ -136,7 +145,7 @@ def _contenders(asked: Asked, known: Mapping[str, ContenderSpec]) -> list[Conten
 
 
 def _pair_chooser(asked: Asked, known: Mapping[str, ContenderSpec]) -> Callable[[ContenderSpec], bool]:
-    """Return what says whether a pair is wanted."""
+    """Return a function that says whether a pair of layout and backend was requested."""
     pairs = [spec for spec in known.values() if spec.kind == "topicstore"]
     _check(asked.backends, "backend", {str(spec.backend) for spec in pairs})
     _check(asked.layouts, "layout", {str(spec.layout) for spec in pairs})

@@ -1,4 +1,4 @@
-"""The messages of a workload, made once by Spark, and what requests must give.
+"""The messages of a workload, made once by Spark, and the answers to its requests.
 
 ::
 
@@ -7,7 +7,7 @@
                             about.json           `About`
 
 Spark's tasks make the parts, one more hashes them. The directory is written under another name and renamed,
-so that it is whole where it is there. All machines of a cluster must see it under the same path.
+so that it is complete if it exists. All machines of a cluster must see it under the same path.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ __all__ = ["About", "Dataset", "make"]
 
 _ABOUT, _TOPICS = "about.json", "topics.parquet"
 _LATE = 0.99
-"""The place, among all messages, of the one with whose time a late start begins."""
+"""The fraction of all messages that come before a late start."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is, and what requests must give, by phase: ``replay all``, ``wildcard`` and so on."""
+    """A description of the messages, and the answers to requests by phase: ``replay all``, ``wildcard`` and so on."""
 
     name: str
     summary: str
     messages: int
     topics: int
     bytes: int
-    """Of topics and payloads."""
+    """The bytes of topics and payloads."""
     parts: int
     last: int
     """The time of the last message."""
@@ -68,7 +68,7 @@ class Dataset:
 
     @classmethod
     def load(cls, directory: Path) -> Dataset:
-        """Return what is in a directory."""
+        """Return the dataset in a directory."""
         return cls(directory, msgspec.json.decode((directory / _ABOUT).read_bytes(), type=About))
 
     def chunks(self) -> Iterator[list[Message]]:
@@ -87,7 +87,7 @@ class Dataset:
 
 
 def make(spark: SparkSession, definition: Definition, messages: int | None, cache: Path) -> Dataset:
-    """Return the messages of a workload, at most so many; made, if they aren't in ``cache`` yet.
+    """Return the messages of a workload, at most ``messages``. They are made if they aren't in ``cache`` yet.
 
     Raises `WorkloadError` if messages are not what they should be, or a request matches none.
     """
@@ -166,7 +166,7 @@ def _messages(directory: Path, number: int) -> list[Message]:
 
 
 def _hash_all(making: Path, name: str, summary: str, times: list[Any], requests: Requests) -> None:
-    """Write what there is, and the answers."""
+    """Write the description of the messages, and the answers."""
     every = np.concatenate(times)
     late = int(every[int(len(every) * _LATE)])
     everything, last_ones, size = Chains(), Chains(), 0
@@ -210,5 +210,5 @@ def _matching(text: str, everything: Chains, counts: dict[str, int]) -> Answer:
     """Return the answer to a filter."""
     answer = everything.matching(text, counts)
     if not answer.messages:
-        raise WorkloadError(f"no message matches {text!r}, which is to be asked for")
+        raise WorkloadError(f"no message matches {text!r}, which is a requested filter")
     return answer

@@ -1,14 +1,16 @@
 """A run from its plan to its results: Spark makes the data, and runs the groups one after the other.
 
-A group is a Spark job of one task, so that nothing else works on the machine meanwhile, and is tried once: a
-failure is a result. What a group gave is a file of its own; a run that was interrupted, however that was, goes on
-with the groups that have none. The directory of a run must be seen under the same path by whoever runs tasks.
+A group is a Spark job of one task, so that nothing else uses the machine meanwhile, and is tried once: a failure is a
+result. Each group writes its own file; an interrupted run continues with the groups that have none. All machines that
+run tasks must see the directory of a run under the same path.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,14 +19,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from topicstore.contract.errors import BackendUnavailableError
 from topicstore.storage.directory_lock import DirectoryLock
 
 from topicstore_benchmarks.results import SCHEMA
 from topicstore_benchmarks.workloads.definition import Definition
 
 from .dataset import Dataset, make
-from .group import SCRATCH, Outcome, run_group, skipped_row, write_rows
+from .group import LEFT_OUT, SCRATCH, Outcome, run_group, skipped_row, write_rows
 from .plan import Group, Plan, PlanMismatchError, Run
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def begin(directory: Path, run: Run) -> Run:
     try:
         if there is not None and any(_file(directory, group).exists() for group in there.plan.groups()):
             raise PlanMismatchError(
-                f"{directory} has another run: {', '.join(differing)} differ; give no options to go on with it, "
+                f"{directory} has another run: {', '.join(differing)} differ; give no options to continue it, "
                 "or take another directory"
             )
         run.save(directory)
@@ -79,6 +80,8 @@ def _measure(directory: Path, run: Run, cache: Path, master: str | None, tell: T
     missing = [group for group in run.plan.groups() if not _file(directory, group).exists()]
     if not missing:
         return
+    budget = run.plan.settings.budget
+    deadline = math.inf if budget is None else time.monotonic() + budget
     with _spark(master) as spark:
         data: dict[str, Dataset] = {}
         for workload in run.plan.workloads:
@@ -86,36 +89,48 @@ def _measure(directory: Path, run: Run, cache: Path, master: str | None, tell: T
             definition = Definition(name=workload.name, source=workload.source, values=workload.values)
             data[workload.name] = make(spark, definition, workload.messages, cache)
         _write_skipped(directory, run, data)
-        for number, group in enumerate(missing, 1):
-            tell(f"group {number} of {len(missing)}: {group.name}")
-            outcome = _run_in_spark(spark, group, run.plan, data[group.workload].directory, directory)
+        for number, group in enumerate(missing):
+            seconds = _share(deadline - time.monotonic(), missing[number:])
+            if seconds <= 0:
+                tell(f"{len(missing) - number} groups are left out: {LEFT_OUT}")
+                break
+            tell(f"group {number + 1} of {len(missing)}: {group.name}")
+            outcome = _run_in_spark(spark, group, run.plan, data[group.workload].directory, directory, seconds)
             tell(f"{outcome.group}: {outcome.seconds:.0f} s" + "".join(f"\n    {line}" for line in outcome.failed))
+            if outcome.left_out:
+                tell(f"{outcome.group}: without {', '.join(outcome.left_out)}: {LEFT_OUT}")
 
 
-def _run_in_spark(spark: SparkSession, group: Group, plan: Plan, data: Path, directory: Path) -> Outcome:
+def _share(seconds: float, groups: Sequence[Group]) -> float:
+    """Return what the first group may take: in the first repetition as much as others, so that each has some."""
+    return seconds / max(1, sum(group.repetition == 1 for group in groups))
+
+
+def _run_in_spark(
+    spark: SparkSession, group: Group, plan: Plan, data: Path, directory: Path, seconds: float
+) -> Outcome:
     place = directory.absolute()
 
     def work(item: Group) -> Outcome:
-        return run_group(item, plan, data, place, _tell_from_task)
+        return run_group(item, plan, data, place, _tell_from_task, seconds)
 
     found: list[Outcome] = spark.sparkContext.parallelize([group], 1).map(work).collect()
     return found[0]
 
 
 def _tell_from_task(text: str) -> None:
-    """Say what comes next: on a machine of one's own, a task's standard error is that of the run."""
+    """Report progress: on a single machine, a task's standard error is that of the run."""
     print(f"          {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _spark(master: str | None) -> Iterator[SparkSession]:
     """Return a session; each task is tried once, because a group that is tried again would be measured twice."""
-    try:
-        from topicstore.spark import session
-    except ModuleNotFoundError as missing:
-        raise BackendUnavailableError(f'a run needs {missing.name}: pip install "topicstore[bench]"') from missing
+    from topicstore.spark import session
+
     settings: dict[str, object] = {"spark_master": master} if master else {}
-    settings["spark.python.worker.reuse"] = False  # those that wait for work too long end with a traceback
+    # Idle workers that are kept for reuse (https://github.com/apache/spark/pull/2259) end with a traceback.
+    settings["spark.python.worker.reuse"] = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # PySpark's own sockets
         spark = session(spark_app_name="topicstore bench", spark_task_maxFailures=1, **settings)
@@ -134,7 +149,7 @@ def _skipped(directory: Path) -> Path:
 
 
 def _write_skipped(directory: Path, run: Run, data: dict[str, Dataset]) -> None:
-    """Write the rows of contenders that take no part: in anything, or with one of the durabilities."""
+    """Write the rows of contenders that take no part in anything, or not with one of the durabilities."""
     rows = []
     for group in (group for group in run.plan.groups() if group.repetition == 1):
         skipped = [(spec, run.skipped_contenders[spec.name]) for spec in run.left_out]

@@ -3,12 +3,15 @@
 All cells are ready before the first begins. A phase runs in one after the other before the next phase begins, so
 that what is compared was measured within moments, on a machine that was as fast for all. Who begins changes from
 repetition to repetition. A cell that ends, raises or takes too long has rows that say so; the others go on.
+When the time of a group is over, the phase that is under way counts for none of them, and the rows of that phase and of
+those after it say that they were left out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import math
 import select
 import shutil
 import subprocess
@@ -32,13 +35,15 @@ from .dataset import Dataset
 from .hardware import machine
 from .plan import Group, Plan
 
-__all__ = ["SCRATCH", "WRONG", "Outcome", "run_group", "skipped_row", "write_rows"]
+__all__ = ["LEFT_OUT", "SCRATCH", "WRONG", "Outcome", "run_group", "skipped_row", "write_rows"]
 
 Row = dict[str, Any]
 Tell = Callable[[str], None]
 
 SCRATCH = "scratch"
-"""Of the run's directory: where contenders keep their files."""
+"""The subdirectory of a run in which contenders keep their files."""
+LEFT_OUT = "the time for the run was over"
+"""The reason of what there was no time for."""
 _LAST_LINES = 5
 _ENDING = 300.0
 """Seconds that a cell may take to close its contender, whose server has less."""
@@ -46,25 +51,28 @@ _ENDING = 300.0
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """How a group went."""
+    """The outcome of a group."""
 
     group: str
     seconds: float
     failed: tuple[str, ...]
-    """Lines for people: contender, phase, reason."""
+    """Lines of text about failures: contender, phase, reason."""
+    left_out: tuple[str, ...]
+    """Phases for which there was no time."""
 
 
 class _CellProcess:
-    """A cell, seen from outside."""
+    """A cell, as seen by the process that controls it."""
 
-    def __init__(self, plan: CellPlan, log: Path) -> None:
+    def __init__(self, plan: CellPlan, log: Path, deadline: float) -> None:
         self.spec = plan.contender
+        self._deadline = deadline
         self._timeout = plan.settings.phase_timeout
         self._log = log
         self.versions: dict[str, str] = {}
         self.settings: dict[str, Any] = {}
         self.over = False
-        """It takes part in no more phases."""
+        """Whether the cell takes part in no more phases."""
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "topicstore_benchmarks.harness.cell"],
@@ -86,7 +94,7 @@ class _CellProcess:
 
     def run(self, phase: str) -> Reply:
         """Run a phase."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and doesn't answer either
+        with contextlib.suppress(BrokenPipeError):  # the cell has ended, so there is no answer either
             self._say(Command(phase=phase))
         reply = self._reply(phase)
         self.versions = reply.versions or self.versions
@@ -96,21 +104,25 @@ class _CellProcess:
         return reply
 
     def _reply(self, phase: str) -> Reply:
-        """Return the answer; a failure, and the end of the process, if there is none in time."""
+        """Return the answer; if there is none in time, end the process, which failed or came too late for its group."""
         output, started = self._process.stdout, time.time()
         assert output is not None  # noqa: S101 - it is a pipe
-        if _answers(output, self._timeout):
+        left = math.inf if phase == CELL else self._deadline - time.monotonic()
+        if _answers(output, max(0.0, min(self._timeout, left))):
             line = output.readline()
             if line.endswith(b"\n"):
                 return msgspec.json.decode(line, type=Reply)
             reason = self._last_words()
+        elif left <= self._timeout:
+            self._kill()
+            return _left_out(phase)
         else:
             reason = f"no answer within {self._timeout:,.0f} s"
         self._kill()
         return Reply(phase=phase, status="failed", reason=reason, started=started)
 
     def _last_words(self) -> str:
-        """Return why there comes nothing more; the log is complete, and the code known, once the process has ended."""
+        """Return why no answer comes, from the log and the exit code of the ended process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING)
         code = self._process.poll()
@@ -130,7 +142,7 @@ class _CellProcess:
             self._process.stdin.close()
 
     def end(self) -> None:
-        """Wait for its end, not for ever."""
+        """Wait for the end of the process, and kill it if it takes too long."""
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         try:
             self._process.wait(_ENDING)
@@ -145,17 +157,21 @@ def _answers(output: IO[bytes], seconds: float) -> bool:
     return bool(readable)
 
 
-def run_group(group: Group, plan: Plan, data: Path, directory: Path, tell: Tell) -> Outcome:
-    """Measure a group and write its file, by rename; ``directory`` is that of the run."""
+def run_group(group: Group, plan: Plan, data: Path, directory: Path, tell: Tell, seconds: float = math.inf) -> Outcome:
+    """Measure a group, in so many seconds, and write its file, by rename; ``directory`` is that of the run.
+
+    There is no file if there was no time for anything.
+    """
     started = time.monotonic()
+    deadline = started + seconds
     (directory / SCRATCH).mkdir(exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=directory / SCRATCH, prefix=f"{group.name}-"))
     cells: list[_CellProcess] = []
     try:
         for number, spec in enumerate(group.order(plan.contenders, plan.repetitions)):
             place = scratch / f"{number:02}"
-            cells.append(_CellProcess(_cell_plan(spec, place, group, plan, data), place.with_suffix(".log")))
-        replies = list(_take_turns(cells, lambda text: tell(f"{group.name}: {text}")))
+            cells.append(_CellProcess(_cell_plan(spec, place, group, plan, data), place.with_suffix(".log"), deadline))
+        replies = list(_take_turns(cells, deadline, lambda text: tell(f"{group.name}: {text}")))
     finally:
         for cell in cells:
             cell.close()
@@ -164,13 +180,15 @@ def run_group(group: Group, plan: Plan, data: Path, directory: Path, tell: Tell)
         shutil.rmtree(scratch, ignore_errors=True)
     about = Dataset.load(data)
     rows = [row for cell, reply in replies for row in _rows(cell, reply, group, about, directory.name)]
-    write_rows(rows, directory / "groups" / f"{group.name}.parquet")
+    if any(reply.reason != LEFT_OUT for _, reply in replies):
+        write_rows(rows, directory / "groups" / f"{group.name}.parquet")
     return Outcome(
         group=group.name,
         seconds=time.monotonic() - started,
         failed=tuple(
             f"{cell.spec.name}, {reply.phase}: {reply.reason}" for cell, reply in replies if reply.status == "failed"
         ),
+        left_out=tuple(dict.fromkeys(reply.phase for _, reply in replies if reply.reason == LEFT_OUT)),
     )
 
 
@@ -180,16 +198,35 @@ def _cell_plan(spec: ContenderSpec, place: Path, group: Group, plan: Plan, data:
     )
 
 
-def _take_turns(cells: Sequence[_CellProcess], tell: Tell) -> Iterator[tuple[_CellProcess, Reply]]:
+def _take_turns(cells: Sequence[_CellProcess], deadline: float, tell: Tell) -> Iterator[tuple[_CellProcess, Reply]]:
+    able = []
     for cell in cells:
         reply = cell.ready()
         if reply.status == "failed":
             yield cell, reply
-    for phase in (*PHASES, CELL):
-        tell(phase)
-        for cell in cells:
-            if not cell.over:
-                yield cell, cell.run(phase)
+        else:
+            able.append(cell)
+    for number, phase in enumerate(PHASES):
+        replies = []
+        if time.monotonic() < deadline:
+            tell(phase)
+            replies = [(cell, cell.run(phase)) for cell in able]
+        if not replies or any(reply.reason == LEFT_OUT for _, reply in replies):
+            # A contender that came to its turn would else win a phase that the others had no time for.
+            failed = [(cell, reply) for cell, reply in replies if reply.status == "failed"]
+            yield from failed
+            told = [cell for cell, _ in failed]
+            for name in PHASES[number:]:
+                yield from ((cell, _left_out(name)) for cell in able if name != phase or cell not in told)
+            return
+        yield from replies
+        able = [cell for cell in able if not cell.over]
+    for cell in able:
+        yield cell, cell.run(CELL)
+
+
+def _left_out(phase: str) -> Reply:
+    return Reply(phase=phase, status="skipped", reason=LEFT_OUT, started=time.time())
 
 
 # --- rows ---

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine and the software versions of a measurement."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what all cells share."""
+    """Return the versions of the packages that all cells share."""
     found = {}
     for name in _PACKAGES:
         try:

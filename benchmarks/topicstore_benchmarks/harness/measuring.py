@@ -1,4 +1,4 @@
-"""One store and one replay of a contender, timed: what the phases of a cell and the figures of layouts are made of."""
+"""One timed store and one timed replay of a contender, for the phases of a cell and the figures of layouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Replayed:
     """Seconds that a replay took."""
 
     first: float
-    """Until its first message was there."""
+    """Seconds until its first message."""
     all: float
 
 
@@ -37,7 +37,7 @@ def stored(contender: Contender, batches: Iterable[Any]) -> float:
 
 
 def replayed(contender: Contender, answer: Answer) -> Replayed:
-    """Replay everything that a request asks for. Raises `WrongReplayError` if that is not as many messages."""
+    """Replay everything that a request asks for. Raises `WrongReplayError` if the number of messages is wrong."""
     started = time.perf_counter()
     replay = iter(contender.replay(answer.topic_filter, answer.start))
     count = drained(islice(replay, 1))

@@ -1,8 +1,8 @@
-"""What a cell measures, phase by phase.
+"""The phases of a cell, and how each measures.
 
 **store**: batches, made before the clock starts, a part of the data at a time (none reaches from one part to the
 next, so those of large payloads are small). The first fiftieth, of five batches at most, warms up and isn't
-counted. Then it is closed, its files are measured, and it is opened again.
+counted. Then the contender is closed, its files are measured, and it is opened again.
 **replays**: the filters of the phase one after the other are one run. The first run warms up and is compared with
 what was stored; it isn't timed. In the others messages are counted. The median over the runs counts; the time to
 the first message is the median over all replays.
@@ -42,11 +42,11 @@ __all__ = ["Measured", "Phases", "Skipped"]
 
 _WARM_UP_BATCHES, _WARM_UP_SHARE = 5, 0.02
 _MIXED_BATCH, _MIXED_BYTES = 100, 256 << 10
-"""Of a batch: most messages, and about the most bytes."""
+"""The most messages, and approximately the most bytes, of a batch of ``mixed``."""
 _MIXED_PATIENCE = 3.0
-"""Times the planned seconds, after which ``mixed`` ends."""
+"""The multiple of the planned seconds after which ``mixed`` ends."""
 _ENOUGH = 1_000
-"""Values of which a 99.9th percentile is told."""
+"""The least number of values for which a 99.9th percentile is reported."""
 _COMPACTED = ", compacted"
 _NEEDS = {"wildcard": "filters", "one device": "filters", "late start": "start"}
 _CANNOT = {
@@ -63,12 +63,12 @@ class Skipped(Exception):  # noqa: N818 - not an error
 
 @attrs.frozen
 class Measured:
-    """What a phase gave."""
+    """The result of a phase."""
 
     values: dict[str, float]
-    """By metric."""
+    """The values by metric."""
     messages: int
-    """That it moved."""
+    """The number of messages that the phase moved."""
 
 
 class Phases:
@@ -116,7 +116,7 @@ class Phases:
         return Measured(values, counted)
 
     def _ready(self, batches: Sequence[list[Message]]) -> Sequence[Any]:
-        """Return batches as they are stored: those of limits are made ready before."""
+        """Return batches in the form in which they are stored: limits prepare them."""
         return list(map(self._contender.ready, batches)) if isinstance(self._contender, Limit) else batches
 
     def _disk(self, messages: int) -> dict[str, float]:
@@ -208,7 +208,7 @@ class Phases:
         return Measured(values | _latencies("store", latencies) | _latencies("read", reader.latencies), messages)
 
     def _new_batches(self, count: int) -> list[list[Message]]:
-        """Return the last messages once more, over and over, a microsecond after the other."""
+        """Return copies of the last messages with new times, one microsecond apart."""
         about = self._data.about
         batch = max(1, min(_MIXED_BATCH, _MIXED_BYTES * about.messages // about.bytes))
         times = range(about.last + 1, about.last + 1 + count * batch)
@@ -217,7 +217,7 @@ class Phases:
         return [messages[at : at + batch] for at in range(0, len(messages), batch)]
 
     def _store_when_due(self, batches: Iterable[list[Message]], started: float) -> list[float]:
-        """Store batches at the planned rate, for not too long; return the latencies."""
+        """Store batches at the planned rate, for a limited time; return the latencies."""
         latencies: list[float] = []
         end = started + _MIXED_PATIENCE * self._settings.mixed_seconds
         for number, batch in enumerate(batches):
@@ -239,7 +239,7 @@ class Phases:
 
 
 class _Reader:
-    """A thread that replays one device after the other until it is told to end."""
+    """A thread that replays one device after the other until `end` is called."""
 
     def __init__(self, contender: Contender, devices: Sequence[Answer]) -> None:
         self._contender = contender
@@ -254,7 +254,7 @@ class _Reader:
         self._thread.start()
 
     def end(self) -> None:
-        """End after the replay at hand. Raises what a replay raised."""
+        """End after the current replay. Raises what a replay raised."""
         self._ending.set()
         self._thread.join()
         if self._error is not None:

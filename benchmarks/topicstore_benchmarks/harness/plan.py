@@ -1,4 +1,4 @@
-"""What a run measures: its plan, as ``run.json`` has it, and the groups that it is made of."""
+"""The plan of a run, as stored in ``run.json``, and the groups that it consists of."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ __all__ = ["Group", "Plan", "PlanMismatchError", "Run", "Settings", "WorkloadPla
 
 
 class PlanMismatchError(InvalidArgumentError):
-    """The directory has another run than the one that was asked for. Nothing was measured."""
+    """The directory has a different run from the requested one. Nothing was measured."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How each cell measures; the same for all contenders."""
+    """Settings of the measurement, the same for all contenders."""
 
     batch: int = 1_000
-    """Messages of a batch that is stored."""
+    """The number of messages in a stored batch."""
     repeat: int = 5
-    """Most timed runs of a replay within a cell; the median counts."""
+    """The most timed runs of a replay within a cell, whose median counts."""
     patience: float = 2.0
-    """Seconds of timed runs of one phase after which no other begins."""
+    """Seconds of timed runs of one phase after which no further run begins."""
     mixed_seconds: float = 10.0
     mixed_rate: float = 100.0
     """Batches that are due in each second of ``mixed``; `phases` says how large they are."""
     phase_timeout: float = 900.0
     """Seconds after which a cell that doesn't answer is ended."""
+    budget: float | None = None
+    """Seconds that all groups may take together; what doesn't fit is left out. None: as long as it takes."""
 
 
 class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,8 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     values: dict[str, Any]
     messages: int | None
+    summary: str = ""
+    """One line for people, true of so many messages."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     workloads: tuple[WorkloadPlan, ...]
     durabilities: tuple[Durability, ...]
     contenders: tuple[ContenderSpec, ...]
-    """Those that take part."""
+    """The contenders that take part."""
     repetitions: int
     settings: Settings
 
@@ -62,7 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                     yield Group(workload=workload.name, durability=durability, repetition=repetition)
 
     def differences(self, other: Plan) -> list[str]:
-        """Return the names of what differs."""
+        """Return the names of the fields that differ."""
         return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
 
 
@@ -75,7 +79,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of its file, and in its rows."""
+        """The name of the group in its file name and rows."""
         return f"{self.workload}-{self.durability}-{self.repetition}"
 
     def order(self, contenders: tuple[ContenderSpec, ...], repetitions: int) -> list[ContenderSpec]:
@@ -90,21 +94,21 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     created: str
-    """ISO 8601, UTC."""
+    """The time of creation, in ISO 8601, UTC."""
     command: list[str]
-    """The arguments behind ``topicstore bench``, with which to repeat it."""
+    """The arguments of ``topicstore bench`` that repeat the run."""
     machine: dict[str, Any]
     versions: dict[str, str]
     skipped_workloads: dict[str, str]
-    """Workloads whose messages aren't here, with the reason."""
+    """Workloads whose messages are not available, with the reason."""
     skipped_contenders: dict[str, str]
     """Contenders that can't take part, with the reason."""
     left_out: tuple[ContenderSpec, ...]
-    """The same ones, as their rows need them."""
+    """The specifications of the skipped contenders, for their rows."""
     plan: Plan
 
     def save(self, directory: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the run, completely or not at all."""
         making = directory / ".run.json"
         making.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
         making.rename(directory / "run.json")
@@ -118,4 +122,4 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (msgspec.DecodeError, msgspec.ValidationError) as bad:
-            raise PlanMismatchError(f"{path} is not a run that this version can go on with: {bad}") from bad
+            raise PlanMismatchError(f"{path} is not a run that this version can continue: {bad}") from bad

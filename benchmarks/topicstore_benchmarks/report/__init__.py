@@ -1,5 +1,5 @@
-"""The page that a person reads first: a run's rows in, one HTML file out.
+"""The report of a run: reads the rows and writes one HTML file.
 
-`run` reads the rows, `estimates` says what repetitions allow to be said, `questions` what is asked of
-the figures, `verdict` answers in sentences and tables, `charts` draws, `page` puts it together.
+`run` reads the rows, `estimates` computes medians and intervals, `questions` defines the questions to the
+figures, `verdict` answers them in sentences and tables, `charts` draws plots, and `page` assembles the page.
 """

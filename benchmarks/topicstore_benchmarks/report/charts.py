@@ -1,7 +1,7 @@
-"""The plots, as Vega-Lite: dots on a logarithmic axis, a row a contender, the best above, limits below.
+"""The plots, as Vega-Lite: dots on a logarithmic axis, one row per contender, the best on top, limits below.
 
 Colours are CSS variables of the page, so that a plot changes between light and dark with it. The median
-stands in figures at the end of each row, so that nothing has to be read off an axis.
+is written at the end of each row, so that nothing has to be read off an axis.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 import altair as alt
 import attrs
 
+from topicstore_benchmarks.results import UNITS
+
 from .estimates import spread
-from .quantities import quantity, short
+from .quantities import bare, quantity, unprefixed
 from .questions import QUESTIONS, Entrant, Question, entrants
 from .run import Contender, Run
 
@@ -24,20 +26,20 @@ __all__ = ["CONFIG", "ROW_HEIGHT", "Panel", "colour", "panels"]
 Row = dict[str, Any]
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
-"""As the page's."""
+"""The font of the page."""
 _INK, _MUTED, _GRID, _PAGE = "var(--ink)", "var(--muted)", "var(--grid)", "var(--page)"
 _SHAPES = {"topicstore": "circle", "peer": "diamond", "limit": "square"}
 _BACKENDS = ("rocksdb", "leveldb", "duckdb")
-"""Each with a hue of its own in the family; others share the fourth."""
+"""Backends with a hue of their own in the family. Others share the fourth."""
 _PERCENTILES = (("p50", "circle", True), ("p99", "diamond", True), ("p999", "circle", False))
 _ROOM = 1.12
-"""How far the axis goes on beyond the outermost values, as a factor."""
+"""The factor by which the axis extends beyond the outermost values."""
 _LEAST_RANGE = 2
-"""How many times the axis' end is its beginning at least, so that small differences look small."""
+"""The least ratio of the axis' end to its beginning, so that small differences look small."""
 _TICKS = ((1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9), (1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1,))
 _MOST_TICKS = 6
 ROW_HEIGHT = 22
-"""Of a contender, in pixels."""
+"""The height of a contender's row in pixels."""
 
 CONFIG: dict[str, Any] = {
     "font": _FONT,
@@ -59,18 +61,18 @@ CONFIG: dict[str, Any] = {
     },
     "axisX": {"labelColor": _MUTED, "labelOverlap": "greedy", "labelSeparation": 10, "labelFlush": False},
 }
-"""For all of them."""
+"""The configuration of all plots."""
 
 
 @attrs.frozen(kw_only=True)
 class Panel:
-    """One plot with its heading, and what it says in words."""
+    """One plot with its heading, and a description in words."""
 
     title: str
     note: str
-    """Which way is better, and what the marks are."""
+    """Which direction is better, and the meaning of the marks."""
     description: str
-    """All of its figures."""
+    """All figures of the plot as text."""
     rows: int
     specification: dict[str, Any]
 
@@ -100,25 +102,36 @@ def _dots(run: Run, question: Question, workload: str, durability: str) -> Panel
         reverse=question.more_is_better,
     )
     limits = list(entrants(run, question, workload, durability, "limit"))
+    passed = [one for one in limits if taking_part and question.better(taking_part[0], one)]
     everyone = [one for one in (*taking_part, *limits) if one.spread.low > 0]
     if not everyone:
         return None
-    rows = [_dot(question, one) for one in everyone]
-    shown = {name: _both([one for one in everyone if one.contender.name == name]) for name in _names(everyone)}
+    unit = UNITS[question.metric]
+    crosses = question.more_is_better
+    rows = [_dot(question, one) | {"limit": crosses and one in limits and one not in passed} for one in everyone]
+    shown = {
+        name: _both(question.metric, [one for one in everyone if one.contender.name == name])
+        for name in _names(everyone)
+    }
     crossing = (
         _base(rows)
         .mark_rule(strokeDash=[3, 3], color="var(--limit)")
-        .encode(x=_x(rows))
+        .encode(x=_x(rows, unit))
         .transform_filter("datum.limit")
     )
     tooltip = ["contender:N", "form:N", "median:N", "lowest:N", "highest:N", "repetitions:Q"]
     return _panel(
         question.name,
-        f"{_unit(question)}, {'more' if question.more_is_better else 'less'} is better",
+        f"{_unit(question)}, {'more' if question.more_is_better else 'less'} is better{_of_passed(passed)}",
         [f"{one.label} {quantity(question.metric, one.spread.median)}" for one in everyone],
         len(shown),
-        [crossing, *_marks(rows, shown, tooltip)],
+        [crossing, *_marks(rows, shown, tooltip, unit)],
     )
+
+
+def _of_passed(limits: Sequence[Entrant]) -> str:
+    """Return in words that contenders were better than limits."""
+    return f"; no limit here, because it was passed: {', '.join(_names(limits))}" if limits else ""
 
 
 def _dot(question: Question, one: Entrant) -> Row:
@@ -126,7 +139,6 @@ def _dot(question: Question, one: Entrant) -> Row:
     return {
         "contender": one.contender.name,
         "form": "compacted" if one.compacted else "as stored",
-        "limit": one.contender.kind == "limit" and question.more_is_better,
         "colour": colour(one.contender),
         "fill": _PAGE if one.compacted else colour(one.contender),
         "shape": _SHAPES[one.contender.kind],
@@ -140,9 +152,9 @@ def _dot(question: Question, one: Entrant) -> Row:
     }
 
 
-def _both(forms: Sequence[Entrant]) -> str:
+def _both(metric: str, forms: Sequence[Entrant]) -> str:
     """Return the medians of one contender, as it stored and compacted."""
-    return " → ".join(short(one.spread.median) for one in sorted(forms, key=lambda one: one.compacted))
+    return " → ".join(bare(metric, one.spread.median) for one in sorted(forms, key=lambda one: one.compacted))
 
 
 def _percentiles(run: Run, question: Question, workload: str, durability: str) -> Panel | None:
@@ -159,9 +171,9 @@ def _percentiles(run: Run, question: Question, workload: str, durability: str) -
             found[contender] = points
     if not found:
         return None
-    rows = [row for contender, points in found.items() for row in _latencies(contender, points)]
+    rows = [row for contender, points in found.items() for row in _latencies(contender, points, who)]
     shown = {
-        contender.name: " · ".join(short(points[name]) if name in points else "–" for name, *_ in _PERCENTILES)
+        contender.name: " · ".join(unprefixed(points[name]) if name in points else "–" for name, *_ in _PERCENTILES)
         for contender, points in sorted(found.items(), key=lambda item: item[1].get("p99", math.inf))
     }
     return _panel(
@@ -169,11 +181,11 @@ def _percentiles(run: Run, question: Question, workload: str, durability: str) -
         "ms, less is better; ● p50, ◆ p99, ○ p99.9",
         [f"{name} {text} ms" for name, text in shown.items()],
         len(shown),
-        _marks(rows, shown, ["contender:N", "percentile:N", "median:N"]),
+        _marks(rows, shown, ["contender:N", "percentile:N", "median:N"], "ms"),
     )
 
 
-def _latencies(contender: Contender, points: Mapping[str, float]) -> Iterator[Row]:
+def _latencies(contender: Contender, points: Mapping[str, float], who: str) -> Iterator[Row]:
     for name, shape, filled in _PERCENTILES:
         if name in points:
             yield {
@@ -182,22 +194,24 @@ def _latencies(contender: Contender, points: Mapping[str, float]) -> Iterator[Ro
                 "x": points[name],
                 "low": min(points.values()),
                 "high": max(points.values()),
-                "median": f"{short(points[name])} ms",
+                "median": quantity(f"{who}_{name}_ms", points[name]),
                 "colour": colour(contender),
                 "fill": colour(contender) if filled else _PAGE,
                 "shape": shape,
             }
 
 
-def _marks(rows: list[Row], shown: dict[str, str], tooltip: list[str]) -> list[alt.Chart]:
+def _marks(rows: list[Row], shown: dict[str, str], tooltip: list[str], unit: str) -> list[alt.Chart]:
     """Return a line from the lowest to the highest of each row, and the points on it."""
     return [
-        _base(rows).mark_rule(strokeWidth=1.5).encode(y=_y(shown), x=_x(rows, "low"), x2="high", color=_raw("colour")),
+        _base(rows)
+        .mark_rule(strokeWidth=1.5)
+        .encode(y=_y(shown), x=_x(rows, unit, "low"), x2="high", color=_raw("colour")),
         _base(rows)
         .mark_point(size=60, strokeWidth=2, opacity=1)
         .encode(
             y=_values(shown),
-            x=_x(rows),
+            x=_x(rows, unit),
             shape=_raw("shape", alt.Shape),
             fill=_raw("fill", alt.Fill),
             stroke=_raw("colour", alt.Stroke),
@@ -225,7 +239,7 @@ def _base(rows: list[Row]) -> alt.Chart:
     return alt.Chart(alt.InlineData(values=rows, name="rows"))
 
 
-def _x(rows: Sequence[Row], field: str = "x") -> alt.X:
+def _x(rows: Sequence[Row], unit: str, field: str = "x") -> alt.X:
     low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
     room = max(_ROOM, math.sqrt(_LEAST_RANGE * low / high))
     low, high = low / room, high * room
@@ -233,12 +247,12 @@ def _x(rows: Sequence[Row], field: str = "x") -> alt.X:
         f"{field}:Q",
         title=None,
         scale=alt.Scale(type="log", domain=[low, high], nice=False),
-        axis=alt.Axis(format="~s" if low >= 1 else "~g", values=_ticks(low, high)),
+        axis=alt.Axis(format="~s" if low >= 1 and unit not in ("ms", "s") else ",~r", values=_ticks(low, high)),
     )
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return where the axis is marked: at the finest steps of a decade that aren't too many."""
+    """Return the ticks of the axis: the finest steps of a decade that don't give too many."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for steps in _TICKS:
@@ -260,7 +274,7 @@ def _values(shown: dict[str, str]) -> alt.Y:
 
 
 def _raw(field: str, channel: Any = alt.Color) -> Any:
-    """Return a channel that takes what the field says as it is."""
+    """Return a channel that uses a field's values without a scale."""
     return channel(f"{field}:N", scale=None, legend=None)
 
 

@@ -1,4 +1,4 @@
-"""What a few repetitions allow to be said: medians, ratios and their intervals. Pure functions.
+"""Medians, ratios and their confidence intervals from a few repetitions. Pure functions.
 
 Noise of times multiplies (a slow second slows everything by a factor), so that ratios are taken, and
 intervals are made of logarithms: Student's *t* at 95 %, of paired differences for what was measured
@@ -31,29 +31,29 @@ _T = (
 
 @attrs.frozen
 class Spread:
-    """What the repetitions of one thing gave."""
+    """The median and the range of the repetitions of one value."""
 
     median: float
     low: float
-    """The lowest of them."""
+    """The lowest value."""
     high: float
-    """The highest."""
+    """The highest value."""
     repetitions: int
 
 
 @attrs.frozen(kw_only=True)
 class Ratio:
-    """How many times the one is the other."""
+    """A ratio of two values, with its range and confidence interval."""
 
     median: float
     least: float
     """The lowest ratio of any repetitions that were compared."""
     most: float
     low: float
-    """Where the interval begins that holds the true ratio with 95 % confidence."""
+    """The lower end of the interval that holds the true ratio with 95 % confidence."""
     high: float
     repetitions: int
-    """Of the side that has fewer. Of a single one nothing can be said: the interval is everything."""
+    """The repetitions of the side that has fewer. With a single one the interval is unbounded."""
 
     @property
     def clear(self) -> bool:
@@ -78,7 +78,7 @@ class Ratio:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the median of values, and from where to where they go; of at least one."""
+    """Return the median and the range of at least one value."""
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 

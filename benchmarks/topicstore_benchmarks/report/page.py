@@ -29,9 +29,9 @@ __all__ = ["write_report"]
 
 _ALL_KINDS = ("topicstore", "peer", "limit")
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
-"""What the page's script needs of Vega's bundle."""
+"""The code by which the page's script reaches Vega's bundle."""
 _BASELINE = "sqlite"
-"""What ratios are first shown to, whatever its name's case; else the first peer, else the first contender."""
+"""The initial baseline of ratios, in any case of letters; else the first peer, else the first contender."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -78,6 +78,8 @@ def _page(run: Run) -> str:
         summaries=summaries(met),
         against=against(run, met),
         gaps=gaps(run),
+        budget=run.asked.get("plan", {}).get("settings", {}).get("budget"),
+        left_out=len({*run.contenders, *run.asked.get("skipped_contenders", ())} - run.made_of.keys()),
         workloads=[_workload(run, name) for name in run.workloads],
         made_of={name: _made_of(by_durability) for name, by_durability in run.made_of.items()},
         machines=[_machine(machine) for machine in run.machines],
@@ -194,7 +196,7 @@ def _baseline(run: Run) -> str:
 
 
 def _command(run: Run) -> str:
-    """Return what to type, for a shell: run.json has the words, from ``run`` on or from before that."""
+    """Return the shell command that repeats the run, from the arguments in run.json."""
     words = [str(word) for word in run.asked.get("command", ())]
     arguments = words[words.index("run") :] if "run" in words else ["run", run.name]
     return shlex.join(["topicstore", "bench", *arguments])
@@ -203,7 +205,7 @@ def _command(run: Run) -> str:
 def _summary(run: Run, workload: str) -> str:
     """Return how the run's plan describes a workload; nothing if it doesn't."""
     planned = run.asked.get("plan", {}).get("workloads", ())
-    return next((one["values"].get("summary", "") for one in planned if one["name"] == workload), "")
+    return next((one.get("summary", "") for one in planned if one["name"] == workload), "")
 
 
 def _machine(machine: Mapping[str, Any]) -> dict[str, str]:
@@ -214,7 +216,7 @@ def _machine(machine: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _made_of(by_durability: Mapping[str, MadeOf]) -> MadeOf:
-    """Return what a contender is made of under all durabilities."""
+    """Return the versions and settings of a contender under all durabilities."""
     versions = {durability: made.versions for durability, made in by_durability.items()}
     settings = {durability: made.settings for durability, made in by_durability.items()}
     return MadeOf(_together(versions), _together(settings))

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from topicstore_benchmarks.results import UNITS
 
-__all__ = ["quantity", "short"]
+__all__ = ["bare", "quantity", "short", "unprefixed"]
 
+_LARGE = 999.5
 _STEPS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def quantity(metric: str, value: float) -> str:
-    """Return a value of a metric with its unit."""
-    if metric in ("disk_bytes", "peak_memory"):
+    """Return a value of a metric with its unit: bytes with a prefix, and times without one."""
+    unit = UNITS[metric]
+    if unit == "ms" and value >= _LARGE:
+        unit, value = "s", value / 1e3
+    if unit in ("ms", "s"):
+        return f"{unprefixed(value)} {unit}"
+    if unit == "bytes":
         number, _, prefix = short(value).partition(" ")
-        return f"{number} {prefix}B"
-    return f"{short(value)} {UNITS[metric]}".rstrip()
+        return f"{number} bytes" if metric == "bytes_per_message" and not prefix else f"{number} {prefix}B"
+    return f"{short(value)} {unit}".rstrip()
+
+
+def bare(metric: str, value: float) -> str:
+    """Return a value of a metric where its unit stands elsewhere."""
+    return unprefixed(value) if UNITS[metric] in ("ms", "s") else short(value)
+
+
+def unprefixed(value: float) -> str:
+    """Return a number with three digits, or as a whole one from a thousand on."""
+    return f"{value:,.0f}" if value >= _LARGE else _digits(value)
 
 
 def short(value: float) -> str:

@@ -1,7 +1,7 @@
-"""What is asked of a run, and who answers best: standings of each question, workload and durability.
+"""The questions that a report answers, and the standings of each question, workload and durability.
 
-An entrant is a contender as it stored, or the same after ``compact``: both stand in the same list, for
-whoever may compact reads from what that made. Limits take no part.
+An entrant is a contender as it stored, or the same after ``compact``: both are in the same list,
+because users may compact. Limits take no part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["QUESTIONS", "Entrant", "Question", "Standing", "advantage", "entrant
 
 @attrs.frozen(kw_only=True)
 class Question:
-    """One thing that can be better or worse."""
+    """A question: something in which a contender can be better or worse."""
 
     name: str
     phase: str
@@ -30,6 +30,12 @@ class Question:
     sentence: str
     """Says that ``{one}`` does better with ``{workload}`` than ``{other}``, by ``{times}``, or with a ``{share}``."""
     more_is_better: bool = False
+
+    def better(self, one: Entrant, other: Entrant) -> bool:
+        """Return whether the median of one is better than that of another."""
+        if self.more_is_better:
+            return one.spread.median > other.spread.median
+        return one.spread.median < other.spread.median
 
 
 def _replay(phase: str, does: str) -> Question:
@@ -112,7 +118,7 @@ class Entrant:
 
 @attrs.frozen(kw_only=True)
 class Standing:
-    """How a question was answered with one workload and durability, best median first; at least one entrant."""
+    """The entrants of a question with one workload and durability, best median first; at least one."""
 
     question: Question
     workload: str
@@ -126,12 +132,12 @@ class Standing:
 
     @property
     def next(self) -> Entrant | None:
-        """The best of the other contenders: not the first one in its other form."""
+        """The best entrant of another contender than the first."""
         return next((one for one in self.entrants if one.contender != self.first.contender), None)
 
     @property
     def tied(self) -> tuple[Entrant, ...]:
-        """Those, other than the first contender, that are sometimes ahead of it."""
+        """The entrants of other contenders that are sometimes ahead of the first."""
         return tuple(
             one
             for one in self.entrants
@@ -167,7 +173,7 @@ def entrants(run: Run, question: Question, workload: str, durability: str, *kind
 
 
 def standings(run: Run) -> list[Standing]:
-    """Return the standings of all questions that somebody answered, by durability, question, workload."""
+    """Return the standings of all questions with an answer, by durability, question, workload."""
     found = []
     for durability in run.durabilities:
         for question in QUESTIONS:

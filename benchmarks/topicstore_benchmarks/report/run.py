@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 @attrs.frozen
 class Key:
-    """What a value was measured of."""
+    """The subject of a measured value."""
 
     workload: str
     durability: str
@@ -36,7 +36,7 @@ class Key:
 
 @attrs.frozen
 class Contender:
-    """Who was compared."""
+    """A contender that was compared."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ class Contender:
 
 @attrs.frozen
 class Workload:
-    """What was stored; ``bytes`` of topics and payloads."""
+    """The stored messages; ``bytes`` are those of topics and payloads."""
 
     name: str
     messages: int
@@ -57,7 +57,7 @@ class Workload:
 
 @attrs.frozen
 class MadeOf:
-    """The versions of what a contender is made of, and what was set, as text."""
+    """The versions and settings of a contender, as text."""
 
     versions: Mapping[str, str]
     settings: Mapping[str, str]
@@ -65,7 +65,7 @@ class MadeOf:
 
 @attrs.frozen
 class Problem:
-    """What was skipped or failed, and why; an empty name stands for all."""
+    """Something that was skipped or failed, and the reason; an empty name stands for all."""
 
     status: str
     contender: str
@@ -77,26 +77,26 @@ class Problem:
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """All that one run gave, so far."""
+    """All results of one run so far."""
 
     name: str
     asked: Mapping[str, Any]
-    """What run.json holds; empty where there is none."""
+    """The contents of run.json; empty if there is none."""
     contenders: Mapping[str, Contender]
-    """By name: topicstore's, then peers, then limits."""
+    """The contenders by name: topicstore's, then peers, then limits."""
     workloads: Mapping[str, Workload]
     durabilities: tuple[str, ...]
     values: Mapping[Key, Mapping[str, float]]
-    """By group: values of the same group were measured side by side."""
+    """The values by group: those of the same group were measured side by side."""
     problems: tuple[Problem, ...]
     machines: tuple[Mapping[str, Any], ...]
     made_of: Mapping[str, Mapping[str, MadeOf]]
-    """By contender and durability, of those that were measured."""
+    """The versions and settings of measured contenders, by contender and durability."""
     repetitions: int
     groups: frozenset[str]
-    """Those that were measured, whether they gave values or failed."""
+    """The measured groups, whether they have values or failed."""
     began: dt.datetime | None
-    """When its first cell did; None if there was none."""
+    """The time when the first cell started; None if there was none."""
 
     def of(self, workload: str, durability: str, contender: str, phase: str, metric: str) -> Mapping[str, float]:
         """Return values by group, none if there are none."""
@@ -138,7 +138,7 @@ def load(path: Path) -> Run:
         problems=_problems(rows) + tuple(_refused(asked, contenders)),
         machines=tuple(json.loads(text) for text in sorted({row["machine"] for row in rows})),
         made_of=_made_of(rows, contenders),
-        repetitions=max((row["repetition"] for row in rows), default=0),
+        repetitions=max((row["repetition"] for row in rows if row["status"] == "ok"), default=0),
         groups=frozenset(row["group"] for row in rows if row["repetition"] > 0),
         began=min((row["started"] for row in rows), default=None),
     )

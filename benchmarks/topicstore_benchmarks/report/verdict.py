@@ -1,4 +1,4 @@
-"""The answers in sentences and tables: what wins at what, where a peer is ahead of us, what is missing."""
+"""The answers in sentences and tables: the winners, where a peer is ahead of topicstore, and what is missing."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """Who won one comparison, or that it isn't decided."""
+    """The winner of one comparison, or that it is undecided."""
 
     standing: Standing
     kind: str
-    """Of whoever won; ``mixed`` where topicstore and a peer are ahead by turns."""
+    """Of the winner; ``open`` where there is none, because several are ahead by turns."""
     winners: tuple[str, ...]
     """One, or all that are ahead by turns."""
     rival: Entrant | None
-    """The next one; of those that are ahead by turns, the second. None if nobody else took part."""
+    """The next one; of those that are ahead by turns, the second. None if no other took part."""
     lead: Ratio | None
     """How many times better the first is than the rival; None if they were never side by side."""
 
@@ -54,13 +54,13 @@ class Place:
 
     @property
     def clear(self) -> bool:
-        """Whether it has won beyond the noise, or was alone."""
+        """Whether the winner is ahead beyond the noise, or was alone."""
         return self.decided and (self.lead is None or self.lead.clear)
 
 
 @attrs.frozen
 class Matrix:
-    """The places of one durability: a row a question, a column a workload; None where nobody answered."""
+    """The places of one durability: one row per question, one column per workload; None without an answer."""
 
     durability: str
     workloads: tuple[str, ...]
@@ -75,7 +75,7 @@ class Duel:
     ours: Entrant
     peer: Entrant
     lead: Ratio
-    """How many times better ours is."""
+    """How many times better topicstore's pair is."""
 
     @property
     def outcome(self) -> str:
@@ -142,11 +142,10 @@ def matrices(run: Run, standings: Sequence[Standing]) -> list[Matrix]:
 
 def _place(standing: Standing) -> Place:
     level = (standing.first, *standing.tied)
-    kinds = {one.contender.kind for one in level}
     rival = level[1] if len(level) > 1 else standing.next
     return Place(
         standing=standing,
-        kind=kinds.pop() if len(kinds) == 1 else "mixed",
+        kind=standing.first.contender.kind if len(level) == 1 else "open",
         winners=tuple(one.label for one in level),
         rival=rival,
         lead=None if rival is None else advantage(standing.question, standing.first, rival),

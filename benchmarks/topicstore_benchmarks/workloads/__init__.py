@@ -1,1 +1,1 @@
-"""What is stored and asked: workloads as TOML files, over kinds of workloads that plugins bring."""
+"""Workloads: TOML files that configure the kinds of workloads that plugins provide."""

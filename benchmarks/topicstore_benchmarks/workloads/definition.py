@@ -1,4 +1,4 @@
-"""Definitions of workloads: TOML files, those that come along and anybody's own.
+"""Definitions of workloads: built-in TOML files, and users' own.
 
 ::
 
@@ -44,7 +44,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @attrs.frozen(kw_only=True)
 class Definition:
-    """A workload by its name and options: all that it takes to make it somewhere else."""
+    """The name and options of a workload, from which any process can make it."""
 
     name: str
     source: str
@@ -53,7 +53,7 @@ class Definition:
     """The table ``[workload]``."""
 
     def make(self, messages: int | None = None) -> Workload:
-        """Return the workload, with at most so many messages. Raises `WorkloadError` naming file and key."""
+        """Return the workload, with at most ``messages`` messages. Raises `WorkloadError` naming file and key."""
         kind = self._decoded(self.values, _Kind).kind
         target = _load(self._spec(kind))
         options: WorkloadOptions = self._decoded(self.values, target.Options)
@@ -63,7 +63,7 @@ class Definition:
             raise WorkloadError(f"{self.source}: {bad}") from bad
 
     def digest(self, workload: Workload) -> str:
-        """Return what tells messages of this definition from others."""
+        """Return a hash that identifies the messages of this definition."""
         known = (msgspec.to_builtins(workload.options), workload.identity())
         return xxhash.xxh3_64_hexdigest(msgspec.json.encode(known, order="deterministic"))
 
@@ -112,12 +112,12 @@ def _allowed(text: str, into: type[Any]) -> list[str]:
 
 
 def built_in() -> dict[str, Path]:
-    """Return the files of the workloads that come along, by name."""
+    """Return the files of the built-in workloads, by name."""
     return {path.stem: path for path in sorted(_HERE.glob("*.toml"))}
 
 
 def read(name: str) -> Definition:
-    """Return a workload by the name of one that comes along, or by the path of a TOML file.
+    """Return a workload by the name of a built-in one, or by the path of a TOML file.
 
     Raises `WorkloadError`.
     """
@@ -134,7 +134,7 @@ def read(name: str) -> Definition:
 
 
 def from_parquet(path: Path, wildcard: str | None, devices: tuple[str, ...]) -> Definition:
-    """Return the workload of somebody's own messages, without a TOML file."""
+    """Return the workload of a Parquet file, without a TOML file."""
     values: dict[str, Any] = {"kind": "file", "path": path.name, "summary": f"the messages of {path.name}"}
     if wildcard is not None:
         values["wildcard"] = wildcard

@@ -1,7 +1,8 @@
-"""Workloads of a Parquet file: somebody's own messages, or one of the real sets."""
+"""Workloads of a Parquet file: a user's own messages, or one of the real sets."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -18,21 +19,20 @@ from .workload import Requests, Workload, WorkloadError, WorkloadOptions
 __all__ = ["FileOptions", "FileWorkload"]
 
 _PART = 50_000
-_SAMPLE = 1 << 20
 _ASKED = 5
 
 
 class FileOptions(WorkloadOptions, frozen=True, kw_only=True):
-    """Which file it is, and what is asked."""
+    """The file of a workload, and its requests."""
 
     path: str
     """With the columns of `topicstore.SCHEMA`, of which ``client_id``, ``qos``, ``retain`` and ``properties`` may
     be absent, in order of ``timestamp``. A relative path starts where the TOML file lies, or else in the folder
     of the real sets (`topicstore_conformance.subjects.datasets`)."""
     wildcard: str | None = None
-    """Filter that is asked for. None: one that `busiest_wildcard` finds."""
+    """The filter to replay. None stands for the one that `busiest_wildcard` finds."""
     devices: tuple[str, ...] = ()
-    """Filters that are asked for, one after the other. Empty: the topics around the median in messages."""
+    """The filters to replay, one after the other. If empty, the topics around the median in messages."""
 
 
 class FileWorkload(Workload):
@@ -59,13 +59,10 @@ class FileWorkload(Workload):
         return f"there is no {self.options.path} in {self.beside} or {folder}; {datasets.VARIABLE} names the latter"
 
     def identity(self) -> str:
-        """Return the size of the file, and a hash of its first and last mebibyte: Parquet's index is there."""
-        size = self._path.stat().st_size
-        with self._path.open("rb") as file:
-            hasher = xxhash.xxh3_64(file.read(_SAMPLE))
-            file.seek(max(0, size - _SAMPLE))
-            hasher.update(file.read(_SAMPLE))
-        return f"{size}-{hasher.hexdigest()}"
+        """Return the size of the file, and a hash of all its bytes."""
+        with self._path.open("rb", buffering=0) as file:
+            digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+            return f"{file.tell()}-{digest}"
 
     @cached_property
     def _file(self) -> pq.ParquetFile:

@@ -1,4 +1,4 @@
-"""Workloads that are made: devices that report, each with topics and payloads by a pattern.
+"""Generated workloads: devices that report, with topics and payloads made from patterns.
 
 A *report* of a device is one message of each of its metrics, or of one of them. Patterns are texts with
 placeholders such as ``fleet/region-{region}/bus-{device:05}/{metric}``; braces around anything else stay.
@@ -27,9 +27,9 @@ __all__ = ["MadeOptions", "MadeWorkload", "Metric"]
 _START = 1_735_689_600_000_000
 """2025-01-01T00:00:00Z."""
 _PART_MESSAGES, _PART_BYTES = 20_000, 32 << 20
-"""Of a part: most messages, and about the most bytes of payloads."""
+"""The most messages, and approximately the most bytes of payloads, of a part."""
 _ASKED = 5
-"""How many devices are asked for."""
+"""The number of devices in the requests."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)(:[^{}]*)?\}")
 
 _Count = Annotated[int, Meta(ge=1)]
@@ -46,15 +46,15 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     payload: str | None = None
     """Pattern; placeholders are those of topics and ``unit``, ``value``, ``ms`` (of the time) and ``number``."""
     bytes: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] | None = None
-    """Or: random bytes, at least and at most so many, small sizes as often as large ones ten times the size."""
+    """The least and the most random bytes of a payload; each order of magnitude of sizes is equally likely."""
     unit: str = ""
     low: float = 0.0
     high: float = 100.0
-    """Between them lies ``value``."""
+    """The bounds of ``value`` are ``low`` and ``high``."""
 
 
 class MadeOptions(WorkloadOptions, frozen=True, kw_only=True):
-    """What a made workload is."""
+    """The options of a generated workload."""
 
     messages: _Count
     topic: str
@@ -62,25 +62,25 @@ class MadeOptions(WorkloadOptions, frozen=True, kw_only=True):
     client_id: str = "device-{device}"
     devices: _Count
     messages_a_device: _Count = 1
-    """At least; a run with few messages has fewer devices."""
+    """The least messages per device; a run with few messages has fewer devices."""
     groups: Mapping[str, _Count] = msgspec.field(default_factory=dict)
     """Names of groups, and how many there are of each; a device is in that of its number modulo the count."""
     metrics: Annotated[list[Metric], Meta(min_length=1)] = msgspec.field(default_factory=lambda: [Metric()])
     report: Literal["all", "one"] = "all"
     popularity: Literal["turns", "uniform", "zipf", "hot"] = "turns"
-    """Who reports next: all in turns, in an order that is shuffled each time; anyone; the first devices more
-    often than the others, as in Zipf's law with the exponent ``skew``; or device 0, with the share ``hot``."""
+    """The next device to report: all in turns, in an order that is shuffled each time; any one; the first devices more
+    often than others, as in Zipf's law with the exponent ``skew``; or device 0, with the share ``hot``."""
     skew: _Share = 1.0
     hot: Annotated[float, Meta(gt=0, le=1)] = 0.95
     seconds: Annotated[float, Meta(gt=0, le=31_536_000)] = 3_600.0
-    """From the first message to the last."""
+    """The seconds from the first message to the last."""
     qos: Annotated[int, Meta(ge=0, le=2)] = 1
     retain: bool = False
     seed: int = 7
     wildcard: str
-    """Filter that is asked for."""
+    """The filter to replay."""
     device: str
-    """Pattern of a filter that is asked for, of five devices; placeholders are ``device`` and the ``groups``."""
+    """The pattern of the filters of five devices to replay; placeholders are ``device`` and the ``groups``."""
 
 
 class MadeWorkload(Workload):
@@ -99,6 +99,15 @@ class MadeWorkload(Workload):
         self._a_part = max(1, fitting // self._a_report)
         self._patterns()
 
+    @property
+    def summary(self) -> str:
+        """The summary with how many devices there are, ``{devices}``, and how many of each group."""
+        return self._summary.format(**self._counts())
+
+    def _counts(self) -> dict[str, int]:
+        groups = {name: min(count, self._devices) for name, count in self.options.groups.items()}
+        return {"devices": self._devices, **groups}
+
     def identity(self) -> str:
         """Return the version of what is made; another one where the same options give other messages."""
         return "1"
@@ -115,6 +124,7 @@ class MadeWorkload(Workload):
         ours = {"device": 0, **dict.fromkeys(options.groups, 0)}
         topics = {**ours, "metric": ""}
         payloads = {**topics, "unit": "", "value": 0.0, "ms": 0, "number": 0}
+        self._summary = _pattern("summary", options.summary, self._counts())
         self._topic = _pattern("topic", options.topic, topics)
         self._client_id = _pattern("client_id", options.client_id, topics)
         self._filter = _pattern("device", options.device, ours)
@@ -134,7 +144,7 @@ class MadeWorkload(Workload):
         """Return the placeholders of a device."""
         return {"device": device, **{name: device % count for name, count in self.options.groups.items()}}
 
-    # --- who reports ---
+    # --- reporting devices ---
 
     def _reporting(self, part: int, source: np.random.Generator) -> _Numbers:
         """Return the devices of a part's reports; ``source`` is the part's, and nothing was drawn from it yet."""
@@ -155,7 +165,7 @@ class MadeWorkload(Workload):
 
     @cached_property
     def _popularity(self) -> npt.NDArray[np.float64]:
-        """How often a device or one before it reports."""
+        """Return the cumulative distribution of the reports over the devices."""
         weights = np.arange(1, self._devices + 1, dtype=np.float64) ** -self.options.skew
         popularity: npt.NDArray[np.float64] = np.cumsum(weights) / weights.sum()
         return popularity

@@ -1,4 +1,4 @@
-"""What a workload is: messages in order of time, made in parts, and the requests that are made of them.
+"""The interface of workloads: messages in order of time, made in parts, and requests for them.
 
 A plugin brings a *kind* of workload through the hook ``topicstore_workloads``: a `WorkloadSpec` whose target is
 a subclass of `Workload`. A TOML file names a kind and sets its options (`definition`).
@@ -31,12 +31,12 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     kind: str
     """Name of the kind, as its plugin registered it."""
     summary: str = ""
-    """One line for people."""
+    """One line for people, of a full run; a kind may fill in numbers that depend on how many messages there are."""
     messages: int | None = None
-    """How many messages a full run has; a run may ask for fewer. None: as many as there are."""
+    """The number of messages of a full run; a run may use fewer. None means all messages."""
 
     def limited(self, messages: int | None) -> WorkloadOptions:
-        """Return the options with at most so many messages."""
+        """Return the options with at most ``messages`` messages."""
         if messages is None or (self.messages is not None and self.messages <= messages):
             return self
         return msgspec.structs.replace(self, messages=messages)
@@ -44,7 +44,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 @attrs.frozen(kw_only=True)
 class Requests:
-    """What is asked of a workload, besides everything and its last hundredth in time."""
+    """The requests of a workload, besides replays of everything and of its last hundredth in time."""
 
     wildcard: str
     """A filter that many topics match, but not all."""
@@ -58,8 +58,8 @@ class Workload(ABC):
     Objects are made in every process that makes parts: from ``options``, and the directory ``beside`` of the
     file that these came from (relative paths in them start there).
 
-    The same options always give the same messages, whoever makes which part. So what is random in a part
-    comes from a source that its number seeds.
+    The same options always give the same messages, whichever process makes a part. So the randomness of a part
+    is seeded with its number.
     """
 
     Options: ClassVar[type[WorkloadOptions]] = WorkloadOptions
@@ -67,6 +67,11 @@ class Workload(ABC):
     def __init__(self, options: WorkloadOptions, beside: Path) -> None:
         self.options = options
         self.beside = beside
+
+    @property
+    def summary(self) -> str:
+        """One line for people, true of these messages."""
+        return self.options.summary
 
     def why_missing(self) -> str | None:
         """Return why there are no messages here, such as a file that isn't there; None if there are."""
@@ -91,4 +96,4 @@ class Workload(ABC):
 
     @abstractmethod
     def requests(self) -> Requests:
-        """Return what is asked. Each filter matches at least one message. Called once, where the data is made."""
+        """Return the requests. Each filter matches at least one message. Called once, where the data is made."""

@@ -24,7 +24,7 @@ def test_flipped_byte(tmp_path: Path) -> None:
         manifest.write_bytes(data[:index] + bytes((data[index] ^ 1 << index % 8,)) + data[index + 1 :])
         error = None
         try:
-            with ts.open_existing(tmp_path / "db") as db:
+            with ts.open(tmp_path / "db", mode="r+") as db:
                 assert expected == db.manifest
         except ERRORS as told:
             error = told

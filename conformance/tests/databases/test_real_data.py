@@ -189,10 +189,10 @@ def check(
 ) -> int:
     """Compare both orders of a replay with the file, and if they are few the messages; return how many there are."""
     expected = data.expected(topic_filter, start, until)
-    orders: tuple[Order, ...] = (None, "time")
+    orders: tuple[Order, ...] = ("any", "time")
     for order in orders:
         got = replayed(data, topic_filter, start, until, order, batch_size)
-        if order is None:
+        if order == "any":
             check_order(data, got)
             got = by_position(got)
         for column in COLUMNS:
@@ -281,17 +281,17 @@ def drawn(data: Imported, examples: int) -> None:
 
 
 def follow(data: Imported, topic_filter: str, start: int, until: int | None, draw: st.DataObject) -> None:
-    """Read each stream by iterators that are saved after each batch, one of the first over a restart."""
+    """Read each stream by cursors that are saved after each batch, one of the first over a restart."""
     data.db.replay(topic_filter)  # waits until nothing is hidden any more
     positions: list[int] = []
     small = draw.draw(st.lists(st.sampled_from((1, 30, 1_000)), max_size=3))
     for stream in data.db.streams(topic_filter, start):
-        saved, ended = data.db.iterate(stream, topic_filter, start).to_bytes(), False
+        saved, ended = data.db.cursor(stream, topic_filter, start).to_bytes(), False
         while not ended:
-            result = data.db.next(ts.Iterator.from_bytes(saved), small.pop() if small else 4096, until=until)
+            result = data.db.read(ts.Cursor.from_bytes(saved), small.pop() if small else 4096, until=until)
             if len(result.batch):
                 positions += np.asarray(result.batch.positions).tolist()
-            saved, ended = result.iterator.to_bytes(), result.caught_up
+            saved, ended = result.cursor.to_bytes(), result.caught_up
             if len(small) == 1:
                 data.reopen()
     wanted = data.table.column("position").to_numpy()[data.rows(topic_filter, start, until)]
@@ -362,8 +362,8 @@ def test_streams_are_few(imported: Imported) -> None:
     assert len(streams) <= 2 * max(50, len(topics) // 5) * len(imported.db.storage.shards)
     seen = 0
     for stream in streams[:: max(1, len(streams) // 10)]:
-        iterator = imported.db.iterate(stream, "#")
-        batch = imported.db.next(iterator, 1_000).batch
+        cursor = imported.db.cursor(stream, "#")
+        batch = imported.db.read(cursor, 1_000).batch
         seen += len(batch)
         assert all(match(stream.pattern, topic) for topic in set(batch.topics))
     assert 0 < seen
@@ -377,6 +377,7 @@ def test_drawn(imported: Imported) -> None:
 # --- changed ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compacted_then_deleted(changing: Imported) -> None:
     """Compaction changes nothing that anybody sees, and what is deleted after it is gone, and nothing else."""
     compact(changing)
@@ -385,7 +386,7 @@ def test_compacted_then_deleted(changing: Imported) -> None:
 
 def compact(data: Imported) -> None:
     """Compact it, which may change everything on disk, and compare everything and what was saved before."""
-    saved = [data.db.iterate(stream, "#").to_bytes() for stream in data.db.streams("#")]
+    saved = [data.db.cursor(stream, "#").to_bytes() for stream in data.db.streams("#")]
     if data.db.compact().messages:
         assert data.table.num_rows == check(data, "#")
         for topic_filter in (*wildcards(data)[::3], *topics_by_count(data)[:3]):
@@ -393,7 +394,7 @@ def compact(data: Imported) -> None:
         drawn(data, tries(5, 10))
     data.reopen()
     assert data.table.num_rows == data.db.info().messages
-    assert 0 < sum(len(data.db.next(ts.Iterator.from_bytes(each)).batch) for each in saved)
+    assert 0 < sum(len(data.db.read(ts.Cursor.from_bytes(each)).batch) for each in saved)
 
 
 def delete(data: Imported) -> None:

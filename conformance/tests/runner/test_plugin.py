@@ -1,4 +1,4 @@
-"""The pytest plugin, as somebody elsewhere meets it: options, marks, fixtures to override, readable assertions."""
+"""The suites in somebody else's run of pytest: options where they are asked for, fixtures, readable assertions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 from topicstore_conformance.subjects.pairs import pairs
 
 PAIR = pairs()[0]
+INSTALLED = ["-p", "topicstore_conformance.runner.plugin", "--pyargs", "topicstore_conformance.installed"]
 
 
 def run_pytest(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a directory of somebody's, which finds our plugin by its entry point."""
+    """Run pytest in a directory of somebody's, with all plugins that are installed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment |= {"PY_COLORS": "0", "COLUMNS": "200"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
@@ -24,7 +25,7 @@ def run_pytest(directory: Path, *arguments: str) -> subprocess.CompletedProcess[
 
 def collected(directory: Path, *options: str) -> list[str]:
     """Return what would be run of the suites for what is installed."""
-    done = run_pytest(directory, "--collect-only", "-q", "--pyargs", "topicstore_conformance.installed", *options)
+    done = run_pytest(directory, "--collect-only", "-q", *INSTALLED, *options)
     assert 0 == done.returncode, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if "::" in line]
 
@@ -50,7 +51,7 @@ def test_a_backend_brings_its_layouts(tmp_path: Path) -> None:
 
 def test_wrong_names_are_wrong_usage(tmp_path: Path) -> None:
     """A name that nobody registered ends the run before it begins, with the names that there are."""
-    done = run_pytest(tmp_path, "--pyargs", "topicstore_conformance.installed.test_database", "--backend=no-such")
+    done = run_pytest(tmp_path, *INSTALLED, "--backend=no-such")
     assert 0 != done.returncode
     assert "there is no backend 'no-such'; there are: " in done.stdout + done.stderr
 
@@ -63,6 +64,17 @@ def test_options_are_only_where_they_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(request):\n    assert '7' == request.config.option.backend\n")
     done = run_pytest(tmp_path, "--backend=7", "test_it.py")
     assert 0 == done.returncode, done.stdout + done.stderr
+
+
+def test_runs_that_do_not_ask_for_it_hear_nothing_of_it(tmp_path: Path) -> None:
+    """No plugin is registered, no mark, no option, and nothing of the framework is imported."""
+    (tmp_path / "test_it.py").write_text(
+        "import sys\ndef test_it():\n    assert not [name for name in sys.modules if name.startswith('topicstore')]\n"
+    )
+    done = run_pytest(tmp_path, "test_it.py")
+    assert 0 == done.returncode, done.stdout + done.stderr
+    for option in ("--markers", "--help", "--trace-config"):
+        assert "topicstore_conformance" not in run_pytest(tmp_path, option).stdout
 
 
 def test_a_suite_of_ones_own(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the README says of backends and layouts is what they declare, and what a run gave."""
+"""What the README of the suite says of backends and layouts is what they declare, and what a run gave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topicstore_conformance.runner.readme_tables import BEGIN, END, capabilities
 from topicstore_conformance.runner.running import Plan, Run
 from topicstore_conformance.subjects.pairs import incompatible
 
-README = Path(__file__).parents[3] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 BACKENDS = {name for name, spec in registry().backends().items() if spec.target.startswith("topicstore_backends.")}
 LAYOUTS = {name for name, spec in registry().layouts().items() if spec.target.startswith("topicstore_layouts.")}
 

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pytest
 from topicstore_conformance.faults.threads import PATIENCE
 
 HERE = Path(__file__).parent
-EVERYTHING = "TOPICSTORE_CONFORMANCE_EVERYTHING"
+EVERYTHING = "SABOTAGE_EVERYTHING"
 """Set to something, each saboteur meets its whole suite."""
 SHORT = 1.0
 """Seconds of patience with what is known to be stuck."""
@@ -75,6 +75,7 @@ class Collector:
     def __init__(self, saboteurs: Iterable[Saboteur]) -> None:
         self.saboteurs = {f"Test{saboteur.name}": saboteur for saboteur in saboteurs}
         self.ended: dict[str, dict[str, str]] = {}
+        self.mistakes: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out what a saboteur is not to meet."""
@@ -91,12 +92,26 @@ class Collector:
             if name.startswith("topicstore_conformance.") and hasattr(module, "PATIENCE"):
                 vars(module)["PATIENCE"] = patience
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Note which tests failed of a mistake in the saboteur itself, such as a method that has another name now."""
+        report = yield
+        if call.excinfo is not None and call.excinfo.errisinstance((AttributeError, NameError, TypeError)):
+            raised_in = call.excinfo.traceback[-1].path
+            if Path(raised_in).parent == HERE:
+                self.mistakes[report.nodeid] = call.excinfo.exconly()
+        return report
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note what a test's setting up or its call came to; of several of one name, the worst."""
         _, name, test = report.nodeid.split("::")
         ended, function = self.ended.setdefault(self.saboteurs[name].name, {}), test.partition("[")[0]
         stuck = self.saboteurs[name].stuck
-        if stuck and report.failed and f"waited {SHORT:.0f} seconds for {stuck}" not in report.longreprtext:
+        if report.failed and report.nodeid in self.mistakes:
+            ended[function] = f"the saboteur is mistaken: {self.mistakes[report.nodeid]}"
+        elif stuck and report.failed and f"waited {SHORT:.0f} seconds for {stuck}" not in report.longreprtext:
             ended.setdefault(function, f"failed, but not waiting for {stuck}: {report.longreprtext}")
         elif report.failed or (ended.get(function) != "failed" and (report.when == "call" or report.skipped)):
             ended[function] = report.outcome

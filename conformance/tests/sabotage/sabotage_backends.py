@@ -23,7 +23,8 @@ from topicstore.contract.engine import (
     STATE,
     Backend,
     Engine,
-    EngineStats,
+    EngineInfo,
+    K,
     Key,
     Keyspace,
     Snapshot,
@@ -58,25 +59,27 @@ class Wrapped(Engine):
     def flush_log(self) -> None:
         self.inner.flush_log()
 
-    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+    def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         return self.get_many(keyspace, [key])[0]
 
-    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         return self.read_many(self.inner, keyspace, keys)
 
-    def scan(self, keyspace: Keyspace, start: Key = None, end: Key = None, **how: Any) -> Chunks:
+    def scan(
+        self, keyspace: Keyspace[K], start: K | None = None, end: K | None = None, **how: Any
+    ) -> Iterator[list[tuple[K, bytes]]]:
         return self.read(self.inner, keyspace, start, end, **how)
 
     def snapshot(self) -> Snapshot:
         return WrappedSnapshot(self, self.inner.snapshot())
 
-    def stats(self) -> EngineStats:
-        return self.inner.stats()
+    def info(self) -> EngineInfo:
+        return self.inner.info()
 
     def close(self) -> None:
         self.inner.close()
 
-    def reclaim(self, keyspace: Keyspace, start: Key, end: Key) -> None:
+    def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
         self.inner.reclaim(keyspace, start, end)
 
     def verify(self) -> Iterator[str]:
@@ -90,10 +93,10 @@ class Wrapped(Engine):
 
     # What most saboteurs change.
 
-    def read_many(self, reader: EngineReader, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def read_many(self, reader: EngineReader, keyspace: Keyspace[Any], keys: Sequence[Key]) -> list[bytes | None]:
         return reader.get_many(keyspace, keys)
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         return reader.scan(keyspace, start, end, **how)
 
 
@@ -104,13 +107,15 @@ class WrappedSnapshot(Snapshot):
         self.engine = engine
         self.inner = inner
 
-    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+    def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         return self.get_many(keyspace, [key])[0]
 
-    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         return self.engine.read_many(self.inner, keyspace, keys)
 
-    def scan(self, keyspace: Keyspace, start: Key = None, end: Key = None, **how: Any) -> Chunks:
+    def scan(
+        self, keyspace: Keyspace[K], start: K | None = None, end: K | None = None, **how: Any
+    ) -> Iterator[list[tuple[K, bytes]]]:
         return self.engine.read(self.inner, keyspace, start, end, **how)
 
     def close(self) -> None:
@@ -133,7 +138,7 @@ class Changed(Wrapped):
                 new.put(keyspace, key, value)
         return new
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return batch.operations
 
 
@@ -145,7 +150,7 @@ class SabotagedBackend(Backend):
         self.inner = inner
         self.engine = engine
 
-    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> Engine:
+    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> Engine:
         opening = getattr(self.engine, "opening", None)
         if opening is not None:
             return opening(self, path, keyspaces, create)
@@ -170,11 +175,11 @@ def make(name: str) -> Backend:
     return SabotagedBackend(base(of), engine)
 
 
-def memory_get(engine: Any, keyspace: Keyspace, key: Key) -> bytes | None:
+def memory_get(engine: Any, keyspace: Keyspace[Any], key: Key) -> bytes | None:
     return engine.inner._maps[keyspace.name].get(key, [(0, None)])[-1][1]
 
 
-def memory_put(engine: Any, keyspace: Keyspace, key: Key, value: bytes) -> None:
+def memory_put(engine: Any, keyspace: Keyspace[Any], key: Key, value: bytes) -> None:
     engine.inner._maps[keyspace.name][key] = [(0, value)]
 
 
@@ -204,7 +209,7 @@ S = BackendSuite
 class SignedBytes(Wrapped):
     """Orders bytes as signed numbers: 0xff in front of 0x00."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         if keyspace.shape is not None:
             return reader.scan(keyspace, start, end, **how)
         return iter(
@@ -222,7 +227,7 @@ class SignedBytes(Wrapped):
 class NumbersAsText(Wrapped):
     """Orders numbers as their digits: 256 in front of 3."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         for chunk in reader.scan(keyspace, start, end, **how):
             yield (
                 chunk
@@ -239,12 +244,12 @@ class OrderOfWrites(Changed):
         super().__init__(*arguments)
         self.first: dict[Any, int] = {}
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         for keyspace, key, _ in batch.operations:
             self.first.setdefault((keyspace.name, key), len(self.first))
         return batch.operations
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         for chunk in reader.scan(keyspace, start, end, **how):
             yield sorted(chunk, key=lambda pair: self.first.get((keyspace.name, pair[0]), 0))
 
@@ -253,7 +258,7 @@ class OrderOfWrites(Changed):
 class CutsKeys(Changed):
     """Keeps the first 1,000 bytes of a key."""
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return [(k, key[:1000] if k.shape is None else key, value) for k, key, value in batch.operations]
 
 
@@ -261,7 +266,7 @@ class CutsKeys(Changed):
 class StripsZeros(Changed):
     """Ends keys at their trailing zero bytes."""
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return [(k, key.rstrip(b"\0") if k.shape is None else key, value) for k, key, value in batch.operations]
 
 
@@ -269,7 +274,7 @@ class StripsZeros(Changed):
 class TakesAnyShape(Changed):
     """Leaves out the operations whose keys don't fit."""
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return [o for o in batch.operations if isinstance(o[1], bytes if o[0].shape is None else tuple)]
 
 
@@ -277,7 +282,7 @@ class TakesAnyShape(Changed):
 class TakesAnyKeyspace(Changed):
     """Leaves out the operations on keyspaces that it doesn't know."""
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return [operation for operation in batch.operations if operation[0].name != "stranger"]
 
 
@@ -285,13 +290,13 @@ class TakesAnyKeyspace(Changed):
 class MixesKeyspaces(Changed):
     """Keeps two keyspaces of one shape in one."""
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return [(DATA if k is INDEX else k, key, value) for k, key, value in batch.operations]
 
-    def read_many(self, reader: EngineReader, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def read_many(self, reader: EngineReader, keyspace: Keyspace[Any], keys: Sequence[Key]) -> list[bytes | None]:
         return reader.get_many(DATA if keyspace is INDEX else keyspace, keys)
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         return reader.scan(DATA if keyspace is INDEX else keyspace, start, end, **how)
 
 
@@ -299,7 +304,7 @@ class MixesKeyspaces(Changed):
 class EmptyIsMissing(Wrapped):
     """Takes an empty value for a missing one."""
 
-    def read_many(self, reader: EngineReader, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def read_many(self, reader: EngineReader, keyspace: Keyspace[Any], keys: Sequence[Key]) -> list[bytes | None]:
         return [value or None for value in reader.get_many(keyspace, keys)]
 
 
@@ -307,7 +312,7 @@ class EmptyIsMissing(Wrapped):
 class SortsAnswers(Wrapped):
     """Answers in the order of keys, not in the order asked."""
 
-    def read_many(self, reader: EngineReader, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def read_many(self, reader: EngineReader, keyspace: Keyspace[Any], keys: Sequence[Key]) -> list[bytes | None]:
         return reader.get_many(keyspace, sorted(keys))
 
 
@@ -315,7 +320,7 @@ class SortsAnswers(Wrapped):
 class ReturnsNeighbours(Wrapped):
     """Returns a neighbouring prefix's first key: of long scans by prefix it takes the end for inside."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         if keyspace.shape is None and end is not None and len(end) == 4:
             end += b"\0"
         return reader.scan(keyspace, start, end, **how)
@@ -328,7 +333,7 @@ class ReturnsNeighbours(Wrapped):
 class IgnoresTheEnd(Wrapped):
     """Scans on behind the end."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         return reader.scan(keyspace, start, end if how.get("reverse") else None, **how)
 
 
@@ -336,7 +341,7 @@ class IgnoresTheEnd(Wrapped):
 class SkipsTheStart(Wrapped):
     """Begins behind the start, if that is a key."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         for chunk in reader.scan(keyspace, start, end, **how):
             if left := [pair for pair in chunk if pair[0] != start]:
                 yield left
@@ -346,7 +351,7 @@ class SkipsTheStart(Wrapped):
 class IncludesTheEndInReverse(Wrapped):
     """Begins a reverse scan at its end, if that is a key."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         if how.get("reverse") and keyspace is DATA and end is not None:
             end = (*end[:2], min(end[2] + 1, 2**64 - 1))
         return reader.scan(keyspace, start, end, **how)
@@ -356,7 +361,7 @@ class IncludesTheEndInReverse(Wrapped):
 class LimitsEachList(Wrapped):
     """Bounds each list by the limit."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         limit = how.pop("limit", None)
         for chunk in reader.scan(keyspace, start, end, **how):
             if limit is None or limit > 0:
@@ -367,7 +372,7 @@ class LimitsEachList(Wrapped):
 class StartsInFront(Wrapped):
     """Begins at the key in front of a start that is not there."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         if keyspace is META and start is not None and reader.get(META, start) is None:
             before = [key for chunk in reader.scan(META, None, start, reverse=True, limit=1) for key, _ in chunk]
             start = (before or [start])[0]
@@ -378,7 +383,7 @@ class StartsInFront(Wrapped):
 class TurnsRangesRound(Wrapped):
     """Takes an inverted range for the other way round."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         if start is not None and end is not None and end < start:
             start, end = end, start
         return reader.scan(keyspace, start, end, **how)
@@ -388,7 +393,7 @@ class TurnsRangesRound(Wrapped):
 class EndsEarly(Wrapped):
     """Takes the hundredth list for the last."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         for _, chunk in zip(range(100), reader.scan(keyspace, start, end, **how), strict=False):
             yield chunk
 
@@ -397,7 +402,7 @@ class EndsEarly(Wrapped):
 class OneList(Wrapped):
     """Hands out everything in one list."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         everything = [pair for chunk in reader.scan(keyspace, start, end, **how) for pair in chunk]
         if everything:
             yield everything
@@ -407,7 +412,7 @@ class OneList(Wrapped):
 class EmptyLists(Wrapped):
     """Hands out an empty list at the end."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         yield from reader.scan(keyspace, start, end, **how)
         yield []
 
@@ -416,7 +421,7 @@ class EmptyLists(Wrapped):
 class CanNotBeClosed(Wrapped):
     """Hands out scans without ``close``."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         return map(list, reader.scan(keyspace, start, end, **how))
 
 
@@ -428,7 +433,7 @@ class OneCursor(Wrapped):
         super().__init__(*arguments)
         self.lists: dict[Any, int] = {}
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         mine, of = object(), id(reader)
         for chunk in reader.scan(keyspace, start, end, **how):
             before, self.lists[of] = self.lists.get(of), mine
@@ -443,7 +448,7 @@ class OneCursor(Wrapped):
 class Reorders(Changed):
     """Reorders within a batch: deletes first."""
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return sorted(batch.operations, key=lambda operation: operation[2] is not None)
 
 
@@ -503,7 +508,7 @@ class StaleReads(Wrapped):
         if sync:
             self.cache = {}
 
-    def read_many(self, reader: EngineReader, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def read_many(self, reader: EngineReader, keyspace: Keyspace[Any], keys: Sequence[Key]) -> list[bytes | None]:
         found = reader.get_many(keyspace, keys)
         return [self.cache.setdefault((keyspace, key), value) for key, value in zip(keys, found, strict=True)]
 
@@ -528,7 +533,7 @@ class DeletedForGood(Changed):
         super().__init__(*arguments)
         self.gone: list[Any] = []
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         kept = [
             (keyspace, key, value)
             for keyspace, key, value in batch.operations
@@ -557,7 +562,7 @@ class LosesOneInAThousand(Changed):
 
     count = 0
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         first, self.count = self.count, self.count + len(batch.operations)
         return [o for number, o in enumerate(batch.operations, first) if number % 1_000 != 999]
 
@@ -566,7 +571,7 @@ class LosesOneInAThousand(Changed):
 class CutsValues(Changed):
     """Keeps the first 65,535 bytes of a value."""
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return [(k, key, value and value[:65_535]) for k, key, value in batch.operations]
 
 
@@ -574,7 +579,7 @@ class CutsValues(Changed):
 class LargeLists(Wrapped):
     """Puts a large value into the list of the pairs before it."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         before: list[tuple[Key, bytes]] = []
         for chunk in reader.scan(keyspace, start, end, **how):
             if len(chunk[0][1]) > 1 << 22:
@@ -592,7 +597,7 @@ class LargeLists(Wrapped):
 class SmallBatches(Changed):
     """Counts the operations of a batch in sixteen bits."""
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return batch.operations[: 1 << 16]
 
 
@@ -645,7 +650,9 @@ class _Late(WrappedSnapshot):
         super().__init__(engine, engine.inner.snapshot())
         self.late: Any = None
 
-    def scan(self, keyspace: Keyspace, start: Key = None, end: Key = None, **how: Any) -> Chunks:
+    def scan(
+        self, keyspace: Keyspace[K], start: K | None = None, end: K | None = None, **how: Any
+    ) -> Iterator[list[tuple[K, bytes]]]:
         if keyspace is META and self.late is None:
             self.late = self.engine.inner.snapshot()
         return self.engine.read(self.late if keyspace is META else self.inner, keyspace, start, end, **how)
@@ -655,7 +662,9 @@ class _Late(WrappedSnapshot):
 class MomentOfTheCall(Wrapped):
     """Lets a scan see the moment of the call."""
 
-    def scan(self, keyspace: Keyspace, start: Key = None, end: Key = None, **how: Any) -> Chunks:
+    def scan(
+        self, keyspace: Keyspace[K], start: K | None = None, end: K | None = None, **how: Any
+    ) -> Iterator[list[tuple[K, bytes]]]:
         return self.inner.snapshot().scan(keyspace, start, end, **how)
 
 
@@ -663,7 +672,7 @@ class MomentOfTheCall(Wrapped):
 class MovingScan(Wrapped):
     """Lets each list of a scan see its own moment."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         if how.get("reverse") or keyspace.shape is None:
             yield from reader.scan(keyspace, start, end, **how)
             return
@@ -685,7 +694,7 @@ class RangeDeletesAreSeen(Wrapped):
         super().write(batch, sync=sync)
         self.deleted += batch.ranges
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         known = len(self.deleted)
         for chunk in reader.scan(keyspace, start, end, **how):
             later = [(first, last) for of, first, last in self.deleted[known:] if of is keyspace]
@@ -742,7 +751,7 @@ class DeletesComeBack(Wrapped):
 class SkipsAfterReopening(Wrapped):
     """Hands out scans that skip, in a shard that was there before, the first pair of the third list."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         for number, chunk in enumerate(reader.scan(keyspace, start, end, **how)):
             yield chunk[1:] if self.reopened and number == 2 and len(chunk) > 1 else chunk
 
@@ -752,7 +761,7 @@ class CreatesAnew(Wrapped):
     """Empties a shard that is opened with create."""
 
     @classmethod
-    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace], create: bool) -> Engine:
+    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace[Any]], create: bool) -> Engine:
         if create and path.is_dir():
             shutil.rmtree(path)
         return cls(backend.inner.open_shard(path, keyspaces, create=create), path, create)
@@ -763,7 +772,7 @@ class AlwaysCreates(Wrapped):
     """Makes shards that are not there."""
 
     @classmethod
-    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace], create: bool) -> Engine:
+    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace[Any]], create: bool) -> Engine:
         return cls(backend.inner.open_shard(path, keyspaces, create=True), path, create)
 
 
@@ -772,7 +781,7 @@ class ErrorsOfItsOwn(Wrapped):
     """Raises errors of its own when a shard can't be opened."""
 
     @classmethod
-    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace], create: bool) -> Engine:
+    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace[Any]], create: bool) -> Engine:
         try:
             return cls(backend.inner.open_shard(path, keyspaces, create=create), path, create)
         except EngineError as error:
@@ -786,7 +795,7 @@ class OpensTwice(Wrapped):
     shared: ClassVar[weakref.WeakValueDictionary[Path, Any]] = weakref.WeakValueDictionary()
 
     @classmethod
-    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace], create: bool) -> Engine:
+    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace[Any]], create: bool) -> Engine:
         inner = cls.shared.get(path)
         if inner is None or inner._closed:
             inner = cls.shared[path] = backend.inner.open_shard(path, keyspaces, create=create)
@@ -798,7 +807,7 @@ class OpensACopyElsewhere(Wrapped):
     """Opens a copy where another process has the shard open."""
 
     @classmethod
-    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace], create: bool) -> Engine:
+    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace[Any]], create: bool) -> Engine:
         try:
             inner = backend.inner.open_shard(path, keyspaces, create=create)
         except EngineError:
@@ -814,7 +823,7 @@ class LeavesATrace(Wrapped):
     """Makes a directory that it has no use for."""
 
     @classmethod
-    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace], create: bool) -> Engine:
+    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace[Any]], create: bool) -> Engine:
         path.mkdir(parents=True, exist_ok=True)
         return cls(backend.inner.open_shard(path, keyspaces, create=create), path, create)
 
@@ -823,13 +832,13 @@ class LeavesATrace(Wrapped):
 class AnotherForm(Changed):
     """Stores values in another form than it says, and reads them back from it."""
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return [(k, key, value and value[::-1]) for k, key, value in batch.operations]
 
-    def read_many(self, reader: EngineReader, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def read_many(self, reader: EngineReader, keyspace: Keyspace[Any], keys: Sequence[Key]) -> list[bytes | None]:
         return [value and value[::-1] for value in reader.get_many(keyspace, keys)]
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         for chunk in reader.scan(keyspace, start, end, **how):
             yield [(key, value[::-1]) for key, value in chunk]
 
@@ -842,11 +851,11 @@ class ReadsItsOwnOnly(Changed):
         super().__init__(*arguments)
         self.known: set[Any] = set()
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         self.known |= {(keyspace.name, key) for keyspace, key, _ in batch.operations}
         return batch.operations
 
-    def read_many(self, reader: EngineReader, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def read_many(self, reader: EngineReader, keyspace: Keyspace[Any], keys: Sequence[Key]) -> list[bytes | None]:
         found = reader.get_many(keyspace, keys)
         return [value if (keyspace.name, key) in self.known else None for key, value in zip(keys, found, strict=True)]
 
@@ -886,11 +895,11 @@ class WritesBehind(Wrapped):
         if sync or len(self.waiting) > 8:
             self.settle()
 
-    def read_many(self, reader: EngineReader, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def read_many(self, reader: EngineReader, keyspace: Keyspace[Any], keys: Sequence[Key]) -> list[bytes | None]:
         self.settle()
         return reader.get_many(keyspace, keys)
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         self.settle()
         return reader.scan(keyspace, start, end, **how)
 
@@ -947,7 +956,7 @@ class FlushesNothing(Wrapped):
 class EndsAtErrors(Wrapped):
     """Takes an error of reading for the end of the data."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         try:
             yield from reader.scan(keyspace, start, end, **how)
         except EngineError as error:
@@ -959,7 +968,7 @@ class EndsAtErrors(Wrapped):
 class EndsAtDamage(Wrapped):
     """Takes damage for the end of the data."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         try:
             yield from reader.scan(keyspace, start, end, **how)
         except CorruptionError:
@@ -972,6 +981,24 @@ class VerifiesNothing(Wrapped):
 
     def verify(self) -> Iterator[str]:
         return iter(())
+
+
+@breaks(S.test_what_damage_raised_may_be_kept, "rocksdb")
+class StaysOpenInErrors(Wrapped):
+    """Stays open as long as somebody keeps what it raised."""
+
+    failed = False
+
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
+        try:
+            yield from reader.scan(keyspace, start, end, **how)
+        except CorruptionError:
+            self.failed = True
+            raise
+
+    def close(self) -> None:
+        if not self.failed:
+            super().close()
 
 
 # --- threads ---------------------------------------------------------------------------------
@@ -1030,7 +1057,7 @@ class RangesForThemselves(Shown):
         self.show()
         self.inner.write(batch, sync=sync)
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         for number, chunk in enumerate(reader.scan(keyspace, start, end, **how)):
             if not number:
                 self.seen()
@@ -1041,7 +1068,7 @@ class RangesForThemselves(Shown):
 class ThreadOfItsOwn(Wrapped):
     """Refuses to go on with a scan in another thread."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         mine = None
         for chunk in reader.scan(keyspace, start, end, **how):
             mine = mine or threading.get_ident()
@@ -1060,7 +1087,7 @@ class AnswersAfterClose(Wrapped):
         self.closed = True
         super().close()
 
-    def read_many(self, reader: EngineReader, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
+    def read_many(self, reader: EngineReader, keyspace: Keyspace[Any], keys: Sequence[Key]) -> list[bytes | None]:
         return [None] * len(keys) if self.closed else reader.get_many(keyspace, keys)
 
 
@@ -1089,7 +1116,7 @@ class SharpClose(Wrapped):
         self.pulled.wait(PATIENCE)
         super().close()
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         for chunk in reader.scan(keyspace, start, end, **how):
             if self.closing:
                 self.pulled.set()
@@ -1109,7 +1136,7 @@ class _Gate(Wrapped):
         with self.changed:
             self.changed.wait_for(lambda: not self.open)
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         with self.changed:
             self.open += 1
         try:
@@ -1177,7 +1204,7 @@ class RemembersFailures(Wrapped):
     failed: ClassVar[set[Path]] = set()
 
     @classmethod
-    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace], create: bool) -> Engine:
+    def opening(cls, backend: SabotagedBackend, path: Path, keyspaces: Sequence[Keyspace[Any]], create: bool) -> Engine:
         if path in cls.failed:
             raise EngineError("it failed before")
         try:
@@ -1205,7 +1232,9 @@ class KeepsCursors(Wrapped):
 
     scans: ClassVar[Iterator[int]] = itertools.count()
 
-    def scan(self, keyspace: Keyspace, start: Key = None, end: Key = None, **how: Any) -> Chunks:
+    def scan(
+        self, keyspace: Keyspace[K], start: K | None = None, end: K | None = None, **how: Any
+    ) -> Iterator[list[tuple[K, bytes]]]:
         if next(self.scans) % 10 == 0:
             os.open(os.devnull, os.O_RDONLY)
         return super().scan(keyspace, start, end, **how)
@@ -1290,7 +1319,7 @@ class AnswersSql(Wrapped):
 class SlowSeeks(Wrapped):
     """Walks to where a scan begins, though it declares fast seeks."""
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         if start is not None:
             for _ in reader.scan(keyspace, None, start):
                 pass
@@ -1311,10 +1340,10 @@ class ReclaimsNothing(Changed):
         new.ranges = []
         return new
 
-    def reclaim(self, keyspace: Keyspace, start: Key, end: Key) -> None:
+    def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
         pass
 
-    def read(self, reader: EngineReader, keyspace: Keyspace, start: Key, end: Key, **how: Any) -> Chunks:
+    def read(self, reader: EngineReader, keyspace: Keyspace[Any], start: Any, end: Any, **how: Any) -> Chunks:
         for chunk in reader.scan(keyspace, start, end, **how):
             hidden = [(first, last) for of, first, last in self.hidden if of is keyspace]
             if left := [pair for pair in chunk if not any(first <= pair[0] < last for first, last in hidden)]:
@@ -1325,7 +1354,7 @@ class ReclaimsNothing(Changed):
 class ReclaimsTooMuch(Wrapped):
     """Reclaims what was not deleted."""
 
-    def reclaim(self, keyspace: Keyspace, start: Key, end: Key) -> None:
+    def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
         batch = WriteBatch()
         batch.delete_range(keyspace, start, end)
         self.inner.write(batch)
@@ -1335,9 +1364,9 @@ class ReclaimsTooMuch(Wrapped):
 class SaysNothing(Wrapped):
     """Says that it takes no room."""
 
-    def stats(self) -> EngineStats:
-        super().stats()
-        return EngineStats(disk_bytes=0, memory_bytes=0)
+    def info(self) -> EngineInfo:
+        super().info()
+        return EngineInfo(disk_bytes=0, memory_bytes=0)
 
 
 @breaks(S.test_nothing_is_damaged)
@@ -1354,7 +1383,7 @@ class ForgetsDeletes(Changed):
 
     count = 0
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         self.count += 1
         return [o for o in batch.operations if o[2] is not None or self.count % 37]
 
@@ -1363,7 +1392,7 @@ class ForgetsDeletes(Changed):
 class LosesLargeValuesOfOldKeys(Changed):
     """Keeps the old value where a large one replaces it in a shard that was there before."""
 
-    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace, Key, bytes | None]]:
+    def operations(self, batch: WriteBatch) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
         return [
             (k, key, value)
             for k, key, value in batch.operations

@@ -1,1 +1,1 @@
-"""`BackendSuite`: the promises of `topicstore.contract.engine` as tests, one module a kind of promise."""
+"""`BackendSuite`: the promises of `topicstore.contract.engine` as tests, with one module for each kind of promise."""

@@ -1,6 +1,8 @@
-"""Writes: the order within a batch, all or nothing, and ranges."""
+"""Promises about writes: the order within a batch, all or nothing, and deleted ranges."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from topicstore.contract.engine import DATA, KEYSPACES, META, STATE, Engine, WriteBatch
@@ -15,7 +17,7 @@ class Batches(Fixtures):
     """Promises about writes."""
 
     def test_operations_apply_in_their_order(self, engine: Engine) -> None:
-        """The last operation of a batch on a key wins, be it a put or a delete."""
+        """Of several operations of a batch on one key the last one wins, be it a put or a delete."""
         put(engine, META, {b"a": b"old", b"b": b"old", b"c": b"old"})
         batch = WriteBatch()
         batch.put(META, b"a", b"1")
@@ -31,7 +33,7 @@ class Batches(Fixtures):
         assert pairs(engine.scan(META)) == [(b"a", b"2"), (b"back", b"3"), (b"c", b"old")]
 
     def test_ranges_apply_first(self, engine: Engine) -> None:
-        """A range of a batch deletes what was there, and nothing that the same batch puts."""
+        """A range delete of a batch deletes the keys that were there before, and nothing that the same batch puts."""
         put(engine, META, {b"a": b"old", b"b": b"old", b"c": b"old"})
         batch = WriteBatch()
         batch.put(META, b"a", b"new")
@@ -41,7 +43,7 @@ class Batches(Fixtures):
         assert pairs(engine.scan(META)) == [(b"a", b"new"), (b"bb", b"new"), (b"c", b"old")]
 
     def test_many_puts_are_like_single_ones(self, engine: Engine) -> None:
-        """Runs of puts apply in order with all others, of keys of both kinds."""
+        """Runs of puts apply in order with all other operations, with keys of both kinds."""
         batch = WriteBatch()
         batch.put(META, b"b", b"first")
         batch.put_many(META, [b"c", b"b", b"a", b"b"], [b"", b"second", b"x", b"third"])
@@ -56,10 +58,10 @@ class Batches(Fixtures):
         assert engine.get_many(DATA, [(1, 2, number) for number in range(3)]) == [b"0", b"1", b"2"]
 
     def test_a_refused_batch_applies_nothing(self, engine: Engine) -> None:
-        """One wrong key among many, in whichever place, and nothing of the batch is there."""
+        """If one key of a batch is wrong, at whichever place in it, nothing of the batch is applied."""
         put(engine, META, {b"there": b"1"})
         for place in (0, 500, 999):
-            wrong: list[object] = [(1, 2, number) for number in range(1_000)]
+            wrong: list[Any] = [(1, 2, number) for number in range(1_000)]
             wrong[place] = b"bytes"
             batch = WriteBatch()
             batch.delete_range(META, b"", b"z")
@@ -98,7 +100,7 @@ class Batches(Fixtures):
         assert engine.get(DATA, (1, 2, 90)) == b"\0\0\x5a"
 
     def test_deleted_keys_can_be_put_again(self, engine: Engine) -> None:
-        """What was deleted, by its key or by a range, is gone for good, until it is put again."""
+        """A key that was deleted, by itself or with a range, stays deleted until it is put again."""
         put(engine, DATA, numbered(10))
         batch = WriteBatch()
         batch.delete_range(DATA, (1, 2, 0), (1, 2, 5))
@@ -110,7 +112,7 @@ class Batches(Fixtures):
         assert sorted(expected.items()) == pairs(engine.scan(DATA))
 
     def test_an_empty_batch_is_a_write(self, engine: Engine) -> None:
-        """A batch of nothing changes nothing, with and without sync."""
+        """An empty batch changes nothing, with and without sync."""
         put(engine, STATE, {b"k": b"v"})
         assert not WriteBatch()
         engine.write(WriteBatch())

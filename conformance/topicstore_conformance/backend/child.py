@@ -1,7 +1,7 @@
-"""Child processes that open the backend under test: to be killed, to be refused, to meet failing system calls.
+"""Child processes that open the backend under test, and are killed, refused, or meet failing system calls.
 
-A `Task` says which function a child runs: a function of this package, called with what makes backend
-objects, the directory of the shard and the task's arguments. What it tells the parent is a line of JSON.
+A `Task` says which function a child runs: a function of this package, called with one that makes backend
+objects, the directory of the shard and the task's arguments. It reports to the parent in lines of JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topicstore_conformance.faults.threads import PATIENCE
 __all__ = ["Child", "Make", "end", "run", "tell"]
 
 Make = Callable[[], Backend]
-"""What returns a new backend object."""
+"""A function that returns a new backend object."""
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What a child does."""
+    """The work of a child: a function, and its arguments."""
 
     make: Reference
     work: Reference
@@ -82,7 +82,7 @@ def _load(reference: Reference) -> ModuleType:
 
 
 class Child:
-    """A running child. A context manager; at its end the child is killed if it still runs."""
+    """A running child process. As a context manager it kills the child at the end if that still runs."""
 
     def __init__(self, make: Make, work: Callable[..., None], path: Path, *arguments: str | int | bool) -> None:
         task = Task(_reference(make), _reference(partial(work, *arguments)), str(path))
@@ -91,7 +91,7 @@ class Child:
         assert self._process.stdout is not None
         self._told = self._process.stdout
         self._errors: list[bytes] = []
-        # Read beside what it tells: a child that has a lot to complain of would wait for a reader.
+        # Standard error is read at the same time: a child that writes much to it would otherwise wait for a reader.
         self._complaints = threading.Thread(target=self._listen, daemon=True)
         self._complaints.start()
 
@@ -112,24 +112,24 @@ class Child:
             self._errors += stream.readlines()
 
     def told(self) -> Iterator[Any]:
-        """Yield what the child tells, as it tells it, until it ends; fail if it is silent so long that it is stuck."""
+        """Yield the child's reports as they come, until it ends; fail if it is silent so long that it must be stuck."""
         rest = b""
         for data in heard(self._told):
-            *lines, rest = (rest + data).split(b"\n")  # at the end the rest is what it was killed in the middle of
+            *lines, rest = (rest + data).split(b"\n")  # at the end the rest is the line that a kill cut short
             yield from map(msgspec.json.decode, lines)
 
     def wait(self) -> int:
-        """Return how it ended, as `subprocess.Popen.returncode`."""
+        """Wait for the child's end and return its return code, as `subprocess.Popen.returncode`."""
         return self._process.wait(PATIENCE)
 
     def complaint(self) -> str:
-        """Return what it wrote to its standard error, once it ended."""
+        """Return what the child wrote to its standard error, once it has ended."""
         self._complaints.join(PATIENCE)
         return b"".join(self._errors).decode(errors="replace")
 
 
 def run(make: Make, work: Callable[..., None], path: Path, *arguments: str | int | bool) -> list[Any]:
-    """Run a child to its end, which must be a good one, and return all it told."""
+    """Run a child to its end, which must be a good one, and return all its reports."""
     with Child(make, work, path, *arguments) as child:
         told = list(child.told())
         assert child.wait() == 0, f"the child process failed, having told {told[-3:]}: {child.complaint()[-2000:]}"
@@ -137,17 +137,17 @@ def run(make: Make, work: Callable[..., None], path: Path, *arguments: str | int
 
 
 def tell(what: Any) -> None:
-    """Tell the parent something."""
+    """Report something to the parent."""
     os.write(1, msgspec.json.encode(what) + b"\n")
 
 
 def end() -> None:
-    """End this child at once and well, closing nothing."""
+    """End this child at once with success, closing nothing."""
     os._exit(0)
 
 
 def main(arguments: list[str]) -> None:
-    """Be a child."""
+    """Run the task that the arguments describe, as a child process."""
     task = msgspec.json.decode(arguments[0], type=Task)
     arguments_of_work = [_resolve(task.make), Path(task.path), *task.work.arguments]
     _resolve(msgspec.structs.replace(task.work, arguments=arguments_of_work))()

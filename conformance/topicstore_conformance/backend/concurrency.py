@@ -1,4 +1,4 @@
-"""Threads: readers beside a writer, readers of one snapshot, and close beside all of them."""
+"""Promises about threads: readers beside a writer, readers of one snapshot, and close beside all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from topicstore.contract.engine import DATA, INDEX, META, STATE, Engine, WriteBatch
+from topicstore.contract.engine import DATA, INDEX, META, STATE, Engine, Key, Keyspace, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError
 
 from topicstore_conformance.conditions.profiles import tries
@@ -18,22 +18,28 @@ from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 __all__ = ["Concurrency"]
 
 SEEN = 30
-"""What readers see at least beside a writer, who goes on until then."""
-SPOTS = [(STATE, b"k"), (META, b"k"), (DATA, (1, 1, 1)), (DATA, (1, 1, 2)), (INDEX, (9, 9, 9))]
+"""The least number of batches that readers must see beside a writer, which goes on until then."""
+SPOTS: list[tuple[Keyspace[Any], Key]] = [
+    (STATE, b"k"),
+    (META, b"k"),
+    (DATA, (1, 1, 1)),
+    (DATA, (1, 1, 2)),
+    (INDEX, (9, 9, 9)),
+]
 
 
 class Concurrency(Fixtures):
     """Promises about threads."""
 
     def test_readers_beside_a_writer_see_whole_batches(self, subject: BackendSubject, engine: Engine) -> None:
-        """A reader beside a writer sees each batch whole or not at all: by get_many, scans and snapshots."""
+        """A reader beside a writer sees each batch whole or not at all, by get_many, scans and snapshots."""
         done, seen = Event(), list[set[bytes]]()
 
         def write(number: int) -> None:
             batch = WriteBatch()
             for keyspace, key in SPOTS:
                 batch.put(keyspace, key, number.to_bytes(4, "big"))
-            for row in range(50):  # so that half a batch would be there for a while
+            for row in range(50):  # so many rows that half a batch would be visible for a while
                 batch.put(DATA, (2, number % 7, row), b"")
             engine.write(batch)
 
@@ -63,7 +69,7 @@ class Concurrency(Fixtures):
         assert [values for values in seen if len(values) != 1] == []
 
     def test_scans_beside_a_writer_are_whole(self, subject: BackendSubject, engine: Engine) -> None:
-        """A scan beside a writer, who puts, deletes and drops ranges, has exactly what was there when it began."""
+        """A scan beside a writer that puts, deletes and drops ranges has exactly what was there when the scan began."""
         done, odd, seen = Event(), list[Any](), list[int]()
         least = tries(150, 600, subject.capabilities)
         whole = {(1, 2, number): b"same" for number in range(1_000)}
@@ -98,7 +104,7 @@ class Concurrency(Fixtures):
         assert odd == []
 
     def test_any_thread_may_go_on_with_a_scan(self, engine: Engine) -> None:
-        """A scan begun in one thread is gone on with in another, and one snapshot serves several at once."""
+        """A scan that one thread began can be continued by another, and one snapshot serves several threads at once."""
         values = numbered(3_000)
         put(engine, DATA, values)
         scan = engine.scan(DATA)
@@ -117,7 +123,7 @@ class Concurrency(Fixtures):
     # --- close ---
 
     def test_everything_raises_after_close(self, engine: Engine) -> None:
-        """After close every call raises DatabaseClosedError, of open scans and snapshots too; closing twice is fine."""
+        """After close every call raises DatabaseClosedError, on open scans and snapshots too; closing twice is fine."""
         put(engine, DATA, numbered(500))
         scan, unasked, snapshot = engine.scan(DATA), engine.scan(DATA), engine.snapshot()
         within = snapshot.scan(DATA, reverse=True)
@@ -140,7 +146,7 @@ class Concurrency(Fixtures):
             lambda: engine.write(batch),
             engine.flush_log,
             engine.snapshot,
-            engine.stats,
+            engine.info,
         ):
             with pytest.raises(DatabaseClosedError):
                 call()
@@ -160,7 +166,7 @@ class Concurrency(Fixtures):
         assert len(keys(engine.scan(DATA))) == 500
 
     def test_close_beside_readers(self, engine: Engine) -> None:
-        """Readers that close meets get what they asked for or DatabaseClosedError, nothing else, and no one hangs."""
+        """Readers that run during close get their answer or DatabaseClosedError, nothing else, and none hangs."""
         put(engine, DATA, numbered(5000))
         started = [Event() for _ in range(3)]
 
@@ -183,7 +189,7 @@ class Concurrency(Fixtures):
         assert [reader.result(PATIENCE) for reader in readers] == ["DatabaseClosedError"] * 3
 
     def test_close_waits_for_no_scan_that_nobody_reads(self, engine: Engine) -> None:
-        """Close ends scans and snapshots that were left half read, at once, and whoever asks them then is told."""
+        """Close ends half-read scans and snapshots at once, and reading them afterwards raises DatabaseClosedError."""
         put(engine, DATA, numbered(2_000))
         held: list[Any] = [engine.scan(DATA) for _ in range(20)]
         for scan in held:

@@ -1,4 +1,4 @@
-"""What a killed process leaves: whole batches, all that were acknowledged, and no others but the one under way."""
+"""Promises about killed processes: whole batches, all those acknowledged, and at most the one under way besides."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from .fixtures import Fixtures, contents
 __all__ = ["Crashes", "batch_of", "check_batches", "last_batch", "written"]
 
 KEPT = 6
-"""Batches that are there at any time: each deletes the one that was written so many before."""
+"""The number of batches that are there at any time: each deletes the one written this many before it."""
 ROWS = 400
-"""Keys of a batch in the keyspaces with many: so many that writing them takes a while, in which a kill lands."""
+"""The keys of a batch in the keyspaces with many: enough that a kill lands while they are being written."""
 
 
 def batch_of(number: int) -> WriteBatch:
-    """Return a batch over all keyspaces; which ones are in a shard can be told from what is there."""
+    """Return a batch over all keyspaces; the contents of a shard show which batches it has."""
     batch, draw = WriteBatch(), random.Random(number)
     gone = number - KEPT
     if gone >= 0:
@@ -59,7 +59,7 @@ def batch_of(number: int) -> WriteBatch:
 
 
 def expected_after(last: int) -> dict[str, dict[object, bytes]]:
-    """Return what is in a shard that had the batches up to ``last``."""
+    """Return the contents of a shard that had the batches up to ``last``."""
     found: dict[str, dict[object, bytes]] = {keyspace.name: {} for keyspace in KEYSPACES}
     for number in range(max(last - KEPT + 1, 0), last + 1):
         for keyspace, key, value in batch_of(number).operations:
@@ -69,15 +69,15 @@ def expected_after(last: int) -> dict[str, dict[object, bytes]]:
 
 
 def last_batch(engine: Engine) -> int:
-    """Return the number of the last batch there, -1 if there is none."""
+    """Return the number of the last batch in a shard, -1 if there is none."""
     return int(engine.get(STATE, b"last") or b"-1")
 
 
 def check_batches(engine: Engine) -> None:
-    """See that a shard holds exactly the batches up to its last one, each of them whole."""
+    """Check that a shard holds exactly the batches up to its last one, each of them whole."""
     expected = expected_after(last_batch(engine))
     found = contents(engine)
-    for keyspace in KEYSPACES:  # one by one: a failure then says in which keyspace, not all that is there
+    for keyspace in KEYSPACES:  # one by one, so that a failure says in which keyspace, not all that is there
         differs = dict(found[keyspace.name]) != expected[keyspace.name]
         assert not differs, f"batches are there in part: see keyspace {keyspace.name!r}"
 
@@ -90,7 +90,7 @@ def written(engine: Engine, first: int, count: int, *, sync: bool = False) -> It
 
 
 def write_and_kill_yourself(make: Make, path: Path, first: int, sync: bool, moment: int, share: int) -> None:
-    """Write batches, telling the parent of each, until the moment comes at which this process kills itself."""
+    """Write batches, reporting each to the parent, until the moment comes at which this process kills itself."""
     engine = make().open_shard(path, KEYSPACES, create=True)
     countdown = Countdown(moment, share / 100)
     countdown.start()
@@ -108,11 +108,11 @@ def write_and_die(make: Make, path: Path, first: int, count: int) -> None:
 
 
 def open_killed(backend: Backend, path: Path) -> Engine:
-    """Open a shard whose writer was killed, maybe in the middle of writing to the log, which is cut there then."""
+    """Open a shard whose writer was killed, perhaps while it wrote to the log, which is then cut at that place."""
     try:
         return backend.open_shard(path, KEYSPACES, create=False)
-    except LogDamagedError:
-        backend.repair_log(path, salvage=False)
+    except LogDamagedError as damaged:
+        backend.repair_log(path, damaged)
         return backend.open_shard(path, KEYSPACES, create=False)
 
 
@@ -121,7 +121,7 @@ class Crashes(Fixtures):
 
     @requires("persistent")
     def test_batches_are_whole_when_killed(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """When a writer is killed a batch is there as a whole or not at all, and none that was acknowledged is lost."""
+        """After a kill each batch is there as a whole or not at all, and none that was acknowledged is lost."""
         last, draw = -1, random.Random(7)
         for kill in range(tries(3, 12, subject.capabilities)):
             acknowledged, place = last, ("within", "after", "within", "before")[kill % 4]
@@ -141,7 +141,7 @@ class Crashes(Fixtures):
     def test_a_process_that_ends_without_closing_loses_nothing(
         self, backend: Backend, subject: BackendSubject, shard: Path
     ) -> None:
-        """What was written without sync is there after the process ended without closing, several times over."""
+        """Batches written without sync are still there after the process ended without closing, several times over."""
         for first in (0, 3, 4)[: tries(2, 3)]:
             told = child.run(subject.make, write_and_die, shard, first, 3 if first != 3 else 1)
             engine = backend.open_shard(shard, KEYSPACES, create=False)

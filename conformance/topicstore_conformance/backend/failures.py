@@ -1,4 +1,4 @@
-"""Errors of the disk: they are told, and what was acknowledged stays."""
+"""Promises about errors of the disk: they are reported, and what was acknowledged stays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Failures"]
 
 BATCHES = 10
 UNNOTICED = 200
-"""Batches after which an engine that noticed nothing is given up."""
+"""The number of batches after which an engine that noticed nothing is given up."""
 
 
 def _name(error: Exception) -> str:
@@ -37,7 +37,7 @@ def _write(engine: Engine, first: int, count: int) -> None:
 
 
 def fill_the_disk(make: Make, path: Path) -> None:
-    """Write, then write to a disk that is full: tell every batch, how it failed, and what can still be read."""
+    """Write to a disk until it is full; report every batch, how it failed, and what can still be read."""
     engine = make().open_shard(path, KEYSPACES, create=True)
     _write(engine, 0, BATCHES)
     faults.fail(faults.WRITES, errno.ENOSPC)
@@ -51,7 +51,7 @@ def fill_the_disk(make: Make, path: Path) -> None:
 
 
 def sync_in_vain(make: Make, path: Path, how: str) -> None:
-    """Write while nothing can be brought to the disk; tell how each call ended."""
+    """Write while nothing can be synced to the disk; report how each call ended."""
     engine = make().open_shard(path, KEYSPACES, create=True)
     put(engine, STATE, {b"warm": b"up"}, sync=True)
     faults.fail(faults.SYNCS, errno.EIO)
@@ -69,7 +69,7 @@ def sync_in_vain(make: Make, path: Path, how: str) -> None:
 
 
 def read_in_vain(make: Make, path: Path) -> None:
-    """Read everything while reads of files fail; tell how much came, or the error."""
+    """Read everything while reads of files fail; report how much came, or the error."""
     engine: Engine = make().open_shard(path, KEYSPACES, create=False)
     faults.fail(faults.READS, errno.EIO)
     for reverse in (False, True):
@@ -94,7 +94,7 @@ class Failures(Fixtures):
 
     @requires("persistent")
     def test_a_full_disk_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """A write to a full disk raises StorageFullError, nothing of it is there, and what was acknowledged stays."""
+        """A write to a full disk raises StorageFullError, nothing of it is applied, and what was acknowledged stays."""
         *acknowledged, error, last = child.run(subject.make, fill_the_disk, shard)
         assert error == "StorageFullError"
         assert acknowledged[-1] == last
@@ -107,23 +107,23 @@ class Failures(Fixtures):
 
     @requires("persistent", "sync")
     def test_sync_is_told_from_commit(self, subject: BackendSubject, shard: Path) -> None:
-        """With sync a write that can't be brought to the disk raises; without, it is not even tried."""
+        """A write with sync raises if it can't be brought to the disk; a write without sync does not even try."""
         assert child.run(subject.make, sync_in_vain, shard, "commit again sync") == ["fine", "fine", "EngineError"]
 
     @requires("persistent", "sync")
     def test_flush_log_brings_to_the_disk(self, subject: BackendSubject, shard: Path) -> None:
-        """Where what was written can't be brought to the disk flush_log raises."""
+        """If written data can't be brought to the disk, flush_log raises."""
         assert child.run(subject.make, sync_in_vain, shard, "commit flush_log") == ["fine", "EngineError"]
 
     @requires("persistent")
     @without("sync")
     def test_a_failed_sync_is_told(self, subject: BackendSubject, shard: Path) -> None:
-        """Where commit and sync are the same every write that can't be brought to the disk raises EngineError."""
+        """If commit and sync are the same, every write that can't be brought to the disk raises EngineError."""
         assert child.run(subject.make, sync_in_vain, shard, "commit") == ["EngineError"]
 
     @requires("persistent")
     def test_a_failed_read_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """Where files can't be read, scans and gets raise EngineError, or have everything from memory; never less."""
+        """If files can't be read, scans and gets raise EngineError or answer wholly from memory; never with less."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, {(1, 1, number): bytes(1_000) for number in range(2_000)})
         engine.close()

@@ -1,7 +1,7 @@
-"""System calls that fail, so that it can be seen who notices.
+"""System calls that fail, to test whether an engine reports it.
 
 A filter of the Linux kernel (seccomp) makes chosen calls of this process, and of all its threads,
-return an error. It can't be taken away again: only children do this to themselves. Standard streams
+return an error. It can't be removed again, so only children install it in themselves. Standard streams
 are left alone.
 
 Source: seccomp(2), and linux/seccomp.h, linux/filter.h and the tables of calls of both machines.
@@ -20,11 +20,11 @@ from functools import cache
 __all__ = ["READS", "SYNCS", "WRITES", "fail", "why_not"]
 
 SYNCS = ("fsync", "fdatasync", "msync", "sync_file_range", "syncfs")
-"""What brings data to the disk."""
+"""The system calls that bring data to the disk."""
 WRITES = ("write", "pwrite64", "writev", "pwritev", "pwritev2", "fallocate")
-"""What writes to files."""
+"""The system calls that write to files."""
 READS = ("read", "pread64", "readv", "preadv", "preadv2")
-"""What reads files."""
+"""The system calls that read files."""
 
 _X86_64 = {
     "read": 0,
@@ -68,7 +68,7 @@ _NUMBERS = {"x86_64": _X86_64, "aarch64": _ARM64}
 
 _LOAD, _IF_EQUAL, _IF_GREATER, _RETURN = 0x20, 0x15, 0x25, 0x06
 _CALL, _FIRST_ARGUMENT = 0, 16
-"""Where the kernel's record of a call has its number, and the lower half of its first argument."""
+"""The offsets, in the kernel's record of a call, of its number and of the lower half of its first argument."""
 _FAIL, _ALLOW = 0x00050000, 0x7FFF0000
 _NO_NEW_PRIVILEGES = 38
 _SET_FILTER, _ALL_THREADS = 1, 1
@@ -79,7 +79,7 @@ class _Program(ctypes.Structure):
 
 
 def fail(calls: tuple[str, ...], error: int) -> None:
-    """Make these calls fail from now on with an error number, if they are on files other than the standard streams."""
+    """Make these calls fail from now on with this error number, except on the standard streams."""
     numbers = _NUMBERS[platform.machine()]
     program = [(_LOAD, 0, 0, _CALL)]
     program += [(_IF_EQUAL, len(calls) - place, 0, numbers[call]) for place, call in enumerate(calls)]
@@ -103,7 +103,7 @@ def fail(calls: tuple[str, ...], error: int) -> None:
 
 @cache
 def why_not() -> str | None:
-    """Return why calls can't be made to fail here, or None."""
+    """Return why calls can't be made to fail on this machine, or None if they can."""
     if sys.platform != "linux" or platform.machine() not in _NUMBERS:
         return f"system calls can't be made to fail on {sys.platform} {platform.machine()}"
     program = f"from {__name__} import *; import os; fail(SYNCS, 5); f = open(os.devnull); os.fsync(f.fileno())"

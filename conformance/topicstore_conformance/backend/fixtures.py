@@ -1,13 +1,12 @@
-"""What all tests of backends start from: an engine of an empty shard, and short ways to write and read."""
+"""Fixtures that all tests of backends start from: an engine of an empty shard, and short ways to write and read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from topicstore.contract.engine import KEYSPACES, Backend, Engine, Key, Keyspace, Reader, WriteBatch
+from topicstore.contract.engine import KEYSPACES, Backend, Engine, K, Key, Keyspace, Reader, WriteBatch
 
 from topicstore_conformance.conditions.capabilities import check_capabilities
 from topicstore_conformance.conditions.directories import quick_directory
@@ -19,7 +18,7 @@ __all__ = ["Fixtures", "Pair", "contents", "keys", "numbered", "pairs", "put", "
 Pair = tuple[Key, bytes]
 
 
-def put(engine: Engine, keyspace: Keyspace, values: Mapping[Any, bytes], *, sync: bool = False) -> None:
+def put(engine: Engine, keyspace: Keyspace[K], values: Mapping[K, bytes], *, sync: bool = False) -> None:
     """Write values in a batch of their own."""
     batch = WriteBatch()
     for key, value in values.items():
@@ -27,29 +26,29 @@ def put(engine: Engine, keyspace: Keyspace, values: Mapping[Any, bytes], *, sync
     engine.write(batch, sync=sync)
 
 
-def remove(engine: Engine, keyspace: Keyspace, start: Key, end: Key) -> None:
+def remove(engine: Engine, keyspace: Keyspace[K], start: K, end: K) -> None:
     """Delete a range in a batch of its own."""
     batch = WriteBatch()
     batch.delete_range(keyspace, start, end)
     engine.write(batch)
 
 
-def pairs(chunks: Iterable[list[Pair]]) -> list[Pair]:
-    """Return what the lists of a scan hold together."""
+def pairs(chunks: Iterable[list[tuple[K, bytes]]]) -> list[tuple[K, bytes]]:
+    """Return the pairs of all lists of a scan together."""
     return [pair for chunk in chunks for pair in chunk]
 
 
-def keys(chunks: Iterable[list[Pair]]) -> list[Key]:
-    """Return the keys that the lists of a scan hold together."""
+def keys(chunks: Iterable[list[tuple[K, bytes]]]) -> list[K]:
+    """Return the keys of all lists of a scan together."""
     return [key for key, _ in pairs(chunks)]
 
 
 def contents(reader: Reader) -> dict[str, list[Pair]]:
-    """Return everything there is, by keyspace."""
+    """Return everything that a reader sees, by keyspace."""
     return {keyspace.name: pairs(reader.scan(keyspace)) for keyspace in KEYSPACES}
 
 
-def numbered(count: int) -> dict[Any, bytes]:
+def numbered(count: int) -> dict[tuple[int, int, int], bytes]:
     """Return ``count`` values under keys of three numbers, of which only the last differs."""
     return {(1, 2, number): number.to_bytes(3, "big") for number in range(count)}
 
@@ -64,11 +63,11 @@ class Fixtures:
 
     @pytest.fixture(autouse=True)
     def _declared(self, request: pytest.FixtureRequest, subject: BackendSubject) -> None:
-        check_capabilities(request.node, subject.capabilities)
+        check_capabilities(request.function, subject.capabilities)
 
     @pytest.fixture
     def directory(self) -> Iterator[Path]:
-        """Return an empty directory, in memory if possible: what must reach a disk is tested by failing calls."""
+        """Return an empty directory, in memory if possible: syncs are tested by failing calls, not by the disk."""
         with quick_directory() as name:
             yield Path(name)
 
@@ -79,7 +78,7 @@ class Fixtures:
 
     @pytest.fixture
     def shard(self, directory: Path) -> Path:
-        """Return where the shard is, or will be."""
+        """Return the path of the shard, which may not exist yet."""
         return directory / "shard"
 
     @pytest.fixture
@@ -87,4 +86,4 @@ class Fixtures:
         """Return the engine of a new shard."""
         opened = backend.open_shard(shard, KEYSPACES, create=True)
         yield opened
-        begin(opened.close).result(PATIENCE)  # one that is stuck fails its test, and no others wait for it
+        begin(opened.close).result(PATIENCE)  # a close that gets stuck fails its test, and no other test waits for it

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Keyspace, Reader, WriteBatch
+from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Key, Keyspace, Reader, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError
 
 from topicstore_conformance.conditions.directories import quick_directory
@@ -30,25 +30,25 @@ from .fixtures import Fixtures, pairs
 __all__ = ["EngineMachine", "Histories"]
 
 NUMBERS = st.sampled_from([0, 1, 2, 255, 256, 2**32 - 1])
-TUPLES = st.tuples(NUMBERS, NUMBERS, st.sampled_from([0, 1, 2**63, 2**64 - 1]))
-BYTES = st.binary(max_size=3) | st.sampled_from([b"\xff" * 4, b"\0" * 4])
+TUPLES: st.SearchStrategy[Key] = st.tuples(NUMBERS, NUMBERS, st.sampled_from([0, 1, 2**63, 2**64 - 1]))
+BYTES: st.SearchStrategy[Key] = st.binary(max_size=3) | st.sampled_from([b"\xff" * 4, b"\0" * 4])
 SIZES = st.integers(0, 8) | st.sampled_from([400_000, 700_000])
-"""Values are told apart by their sizes; the large ones make lists of a scan end early."""
-FEW = st.sampled_from([DATA, META])
+"""The sizes of values, which distinguish them; the large ones make lists of a scan end early."""
+FEW: st.SearchStrategy[Keyspace[Any]] = st.sampled_from([DATA, META])
 
 Model = dict[tuple[str, Any], bytes]
 
 
 @st.composite
-def places(draw: st.DrawFn) -> tuple[Keyspace, Any]:
-    """A keyspace and one of its keys."""
+def places(draw: st.DrawFn) -> tuple[Keyspace[Any], Key]:
+    """Draw a keyspace and one of its keys."""
     keyspace = draw(FEW)
     return keyspace, draw(TUPLES if keyspace is DATA else BYTES)
 
 
 @st.composite
-def spans(draw: st.DrawFn) -> tuple[Keyspace, Any, Any]:
-    """A keyspace and two of its keys, in any order."""
+def spans(draw: st.DrawFn) -> tuple[Keyspace[Any], Key, Key]:
+    """Draw a keyspace and two of its keys, in any order."""
     keyspace = draw(FEW)
     of = TUPLES if keyspace is DATA else BYTES
     return keyspace, draw(of), draw(of)
@@ -58,9 +58,9 @@ OPERATIONS = st.lists(st.tuples(places(), st.none() | SIZES), max_size=30)
 
 
 def expected_scan(
-    model: Model, keyspace: Keyspace, start: Any, end: Any, *, reverse: bool = False, limit: int | None = None
+    model: Model, keyspace: Keyspace[Any], start: Any, end: Any, *, reverse: bool = False, limit: int | None = None
 ) -> list[Any]:
-    """Return what a scan must give."""
+    """Return the pairs that a scan must give."""
     inside = [
         (key, value)
         for (name, key), value in model.items()
@@ -71,7 +71,7 @@ def expected_scan(
 
 @attrs.define(eq=False)
 class Held:
-    """A snapshot, or an engine of which a scan is held: what it must show, and whether it was closed."""
+    """A snapshot, or an engine with a scan held open: what it must show, and whether it was closed."""
 
     reader: Any
     model: Model
@@ -79,7 +79,7 @@ class Held:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Subclass it with ``backend`` and ``persistent`` set."""
+    """A state machine over one engine. Subclass it with ``backend`` and ``persistent`` set."""
 
     backend: Backend
     persistent: bool
@@ -96,7 +96,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.held: list[Held] = []
 
     def teardown(self) -> None:
-        """Close it; opened once more it has all that was written."""
+        """Close the engine, open it once more, and check that it has all that was written."""
         if not hasattr(self, "engine"):
             return
         self.engine.close()
@@ -140,7 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
         limit=st.none() | st.integers(0, 9),
     )
     def scan(self, span: Any, open_start: bool, open_end: bool, reverse: bool, limit: int | None) -> None:
-        """Read a range."""
+        """Read a range and compare it with the model."""
         keyspace, start, end = span[0], None if open_start else span[1], None if open_end else span[2]
         expected = expected_scan(self.model, keyspace, start, end, reverse=reverse, limit=limit)
         assert expected == pairs(self.engine.scan(keyspace, start, end, reverse=reverse, limit=limit))
@@ -152,29 +152,29 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(held=snapshots, asked=st.lists(places(), max_size=5))
     def get_from_snapshot(self, held: Held, asked: list[Any]) -> None:
-        """Read some keys as they were."""
+        """Read some keys from a snapshot."""
         if not held.closed:
             self.check_gets(held.reader, held.model, asked)
 
     @rule(held=consumes(snapshots))
     def close_snapshot(self, held: Held) -> None:
-        """Close a snapshot, of an engine that is open or was, whatever scans of it are half read."""
+        """Close a snapshot, whether its engine is open or closed, and whatever scans of it are half read."""
         held.reader.close()
         held.closed = True
 
     @rule(target=scans, keyspace=FEW, reverse=st.booleans())
-    def begin_scan(self, keyspace: Keyspace, reverse: bool) -> Any:
-        """Read the first list of everything."""
+    def begin_scan(self, keyspace: Keyspace[Any], reverse: bool) -> Any:
+        """Read the first list of a scan of everything."""
         return self.begun(self.hold(self.engine), keyspace, None, None, reverse=reverse)
 
     @rule(target=scans, held=snapshots, span=spans(), reverse=st.booleans())
     def begin_scan_of_snapshot(self, held: Held, span: Any, reverse: bool) -> Any:
-        """Read the first list of a range as it was."""
+        """Read the first list of a scan of a range of a snapshot."""
         return multiple() if held.closed else self.begun(held, *span, reverse=reverse)
 
     @rule(scan=consumes(scans))
     def end_scan(self, scan: Any) -> None:
-        """Read the rest: all of it is of the moment of the first list, unless what is read was closed meanwhile."""
+        """Read the rest of a scan: all of it is of the moment of the first list, unless its reader was closed."""
         held, chunks, first, expected = scan
         try:
             found = first + pairs(chunks)
@@ -186,7 +186,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.persistent)
     @rule()
     def reopen(self) -> None:
-        """Close and open, whatever is held."""
+        """Close and open the engine while scans and snapshots are held."""
         self.engine.close()
         for held in self.held:
             held.closed = True
@@ -198,14 +198,14 @@ class EngineMachine(RuleBasedStateMachine):
         return self.held[-1]
 
     @staticmethod
-    def begun(held: Held, keyspace: Keyspace, start: Any, end: Any, *, reverse: bool) -> Any:
-        """Return a scan of which one list was read, that list, and all that it must give."""
+    def begun(held: Held, keyspace: Keyspace[Any], start: Any, end: Any, *, reverse: bool) -> Any:
+        """Return a scan of which one list was read, that list, and everything that the scan must give."""
         chunks = held.reader.scan(keyspace, start, end, reverse=reverse)
         return held, chunks, next(chunks, []), expected_scan(held.model, keyspace, start, end, reverse=reverse)
 
     @staticmethod
     def check_gets(reader: Reader, model: Model, asked: list[Any]) -> None:
-        """Hold gets against the model."""
+        """Compare gets with the model."""
         for keyspace in (DATA, META):
             keys = [key for place, key in asked if place is keyspace]
             expected = [model.get((keyspace.name, key)) for key in keys]
@@ -214,7 +214,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class Histories(Fixtures):
-    """The promise that everything else comes down to."""
+    """The promise that covers all others."""
 
     def test_random_histories(self, backend: Backend, subject: BackendSubject) -> None:
         """Whatever is written, deleted, held open and opened again, in any order, reads give what a dict would."""

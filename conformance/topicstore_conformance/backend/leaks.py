@@ -1,4 +1,4 @@
-"""What close gives back: files, mappings, threads and the lock, whoever still refers to scans and snapshots."""
+"""Promises about close: it releases files, mappings, threads and the lock, even while scans and snapshots are held."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Leaks"]
 
 DESCRIPTORS, MAPPINGS, TASKS = Path("/proc/self/fd"), Path("/proc/self/maps"), Path("/proc/self/task")
 OPENINGS, SCANS = 8, 150
-"""A round of openings, or of scans. What there is after two rounds is compared with what there is after the first."""
+"""Openings, and scans, in one round. The state after two rounds is compared with that after the first."""
 ITS_OWN = 3
-"""So many handles or threads may an engine add within a round, because it has use for them itself."""
+"""The number of handles or threads that an engine may add within a round for uses of its own."""
 
 linux = pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="there is no /proc/self to count handles in")
 
@@ -30,7 +30,7 @@ def open_files(directory: Path) -> list[str]:
     for entry in DESCRIPTORS.iterdir():
         try:
             found.append(str(entry.readlink()))
-        except FileNotFoundError:  # closed meanwhile, as that of the listing itself
+        except FileNotFoundError:  # closed meanwhile, as the handle of the listing itself is
             continue
     found += [line.rpartition(" ")[2] for line in MAPPINGS.read_text().splitlines()]
     return [name for name in found if name.startswith(f"{directory.resolve()}/")]
@@ -43,7 +43,7 @@ def handles(directory: Path) -> tuple[int, int]:
 
 
 def counts() -> tuple[int, set[str]]:
-    """Return how many handles this process has, and its threads: some that others began may end meanwhile."""
+    """Return the number of this process's handles, and its threads: some that others began may end meanwhile."""
     gc.collect()
     return len(list(DESCRIPTORS.iterdir())), {task.name for task in TASKS.iterdir()}
 
@@ -56,11 +56,11 @@ def leave_things_open(engine: Engine) -> list[object]:
 
 
 class Leaks(Fixtures):
-    """Promises about what close gives back."""
+    """Promises about what close releases."""
 
     @linux
     def test_close_gives_files_back(self, backend: Backend, shard: Path, directory: Path) -> None:
-        """After close no file of the shard is open or mapped, whoever still holds its scans and snapshots."""
+        """After close no file of the shard is open or mapped, even while its scans and snapshots are referenced."""
         held = []
         for opening in range(4):
             engine = backend.open_shard(shard, KEYSPACES, create=True)
@@ -72,7 +72,7 @@ class Leaks(Fixtures):
 
     @requires("persistent")
     def test_close_gives_the_lock_back(self, backend: Backend, shard: Path) -> None:
-        """After close the shard opens again at once, whoever still holds its scans and snapshots."""
+        """After close the shard can be opened again at once, even while its scans and snapshots are referenced."""
         held = []
         for opening in range(5):
             engine = backend.open_shard(shard, KEYSPACES, create=opening == 0)
@@ -96,7 +96,7 @@ class Leaks(Fixtures):
 
     @linux
     def test_openings_do_not_pile_up(self, backend: Backend, directory: Path) -> None:
-        """Handles and threads of the process don't grow with how many shards were opened, used and closed."""
+        """Handles and threads of the process don't grow with the number of shards that were opened, used and closed."""
 
         def use(number: int) -> None:
             engine = backend.open_shard(directory / f"{number}", KEYSPACES, create=True)
@@ -113,12 +113,12 @@ class Leaks(Fixtures):
         before = counts()
         for number in range(OPENINGS, 2 * OPENINGS):
             use(number)
-        # Threads that were joined are seen for a moment longer.
+        # The system shows threads for a moment longer after they were joined.
         wait_until(lambda: grown() <= ITS_OWN, "handles and threads to be given back")
 
     @linux
     def test_dropped_scans_give_back_what_they_hold(self, engine: Engine, directory: Path) -> None:
-        """Scans and snapshots that are dropped or closed half read leave no handle behind, however many they are."""
+        """Scans and snapshots that are dropped or closed half read keep no handle open, however many they are."""
         put(engine, DATA, numbered(500), sync=True)
 
         def drop_scans() -> tuple[int, int]:
@@ -135,7 +135,7 @@ class Leaks(Fixtures):
         assert max(now - then for now, then in zip(after, before, strict=True)) <= ITS_OWN
 
     def test_a_closed_engine_can_be_dropped(self, backend: Backend, shard: Path) -> None:
-        """Closing and dropping in any order raises nothing."""
+        """Closing and dropping an engine, its scans and its snapshots in any order raises nothing."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, STATE, {b"k": b"v"})
         scan, snapshot = engine.scan(STATE), engine.snapshot()

@@ -1,8 +1,9 @@
-"""Keys: their order, their shapes, their keyspaces, and what is found under them."""
+"""Promises about keys: their order, their shapes, their keyspaces, and what is found under them."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from topicstore.contract.engine import DATA, GENERATION_END, INDEX, KEYS, META, STATE, Engine, Key, Keyspace, WriteBatch
@@ -48,7 +49,7 @@ class Ordering(Fixtures):
         assert engine.get(DATA, (U32, U64, U64)) == repr((U32, U64, U64)).encode()
 
     def test_order_is_that_of_keys_not_of_writes(self, engine: Engine) -> None:
-        """A scan is in the order of keys, whatever order and however many batches they were written in."""
+        """A scan is in the order of keys, in whatever order and in however many batches they were written."""
         draw = random.Random(1)
         numbers = [(draw.randrange(3), draw.randrange(300), draw.getrandbits(64)) for _ in range(3_000)]
         texts = [draw.randbytes(draw.randrange(6)) for _ in range(3_000)]
@@ -60,7 +61,7 @@ class Ordering(Fixtures):
         assert sorted(set(texts), reverse=True) == keys(engine.scan(KEYS, reverse=True))
 
     def test_long_keys(self, engine: Engine) -> None:
-        """Keys of 65,550 bytes work, and are told apart by their last byte."""
+        """Keys of 65,550 bytes work, and differ even if only their last byte does."""
         long = [b"k" * LONGEST_KEY, b"k" * (LONGEST_KEY - 1) + b"l", b"k" * (LONGEST_KEY - 1)]
         put(engine, META, {key: key[-1:] for key in long})
         assert sorted(long) == keys(engine.scan(META))
@@ -71,8 +72,8 @@ class Ordering(Fixtures):
         ("keyspace", "key"),
         [(DATA, (1, 2)), (DATA, (U32 + 1, 0, 0)), (DATA, (0, -1, 0)), (DATA, b"bytes"), (META, (1,)), (META, "text")],
     )
-    def test_a_key_of_another_shape_is_refused(self, engine: Engine, keyspace: Keyspace, key: Key) -> None:
-        """A key that does not fit its keyspace raises, by any call, and nothing of its batch is applied."""
+    def test_a_key_of_another_shape_is_refused(self, engine: Engine, keyspace: Keyspace[Any], key: Key) -> None:
+        """A key that does not fit its keyspace raises in every call, and nothing of its batch is applied."""
         for wrong in ("put", "put_many", "delete", "range"):
             batch = WriteBatch()
             batch.put(STATE, b"before", b"")
@@ -99,8 +100,8 @@ class Ordering(Fixtures):
                 read()
 
     def test_an_unknown_keyspace_is_refused(self, engine: Engine) -> None:
-        """A keyspace that the shard was not opened with raises, by any call, and nothing of its batch is applied."""
-        stranger = Keyspace("stranger")
+        """A keyspace that the shard was not opened with raises in every call, and nothing of its batch is applied."""
+        stranger = Keyspace[bytes]("stranger")
         batch = WriteBatch()
         batch.put(STATE, b"before", b"")
         batch.put(stranger, b"k", b"v")
@@ -115,11 +116,11 @@ class Ordering(Fixtures):
             snapshot.get(stranger, b"k")
 
     def test_keyspaces_are_apart(self, engine: Engine) -> None:
-        """One key in two keyspaces has two values, and deleting it, or a range, in one leaves the other alone."""
+        """One key in two keyspaces has two values, and deleting it, or a range, in one leaves the other as it is."""
         for keyspace in (STATE, META, KEYS):
             put(engine, keyspace, {b"k": keyspace.name.encode(), b"l": b""})
-        for keyspace in (DATA, INDEX):
-            put(engine, keyspace, {(1, 2, 3): keyspace.name.encode()})
+        for numbers in (DATA, INDEX):
+            put(engine, numbers, {(1, 2, 3): numbers.name.encode()})
         batch = WriteBatch()
         batch.delete(META, b"k")
         batch.delete_range(KEYS, b"", b"z")
@@ -131,7 +132,7 @@ class Ordering(Fixtures):
         assert pairs(engine.scan(KEYS)) + pairs(engine.scan(INDEX)) == []
 
     def test_get_finds_exactly_its_key(self, engine: Engine) -> None:
-        """Get finds a key's own value, an empty one too, and nothing where only neighbours or prefixes are."""
+        """Get finds a key's own value, an empty one too, and finds nothing where only neighbours or prefixes are."""
         put(engine, STATE, {b"ab": b"1", b"ab\0": b"2", b"empty": b"", b"": b"root"})
         for key, value in ((b"ab", b"1"), (b"ab\0", b"2"), (b"empty", b""), (b"", b"root")):
             assert value == engine.get(STATE, key)
@@ -141,7 +142,7 @@ class Ordering(Fixtures):
         assert [engine.get(DATA, key) for key in ((1, 2, 3), (1, 2, 4), (1, 3, 0))] == [b"", None, b"x"]
 
     def test_get_many_answers_in_the_order_asked(self, engine: Engine) -> None:
-        """Values come in the order asked, repeated as asked, with None where there is none."""
+        """Values come in the order asked, repeated if asked for repeatedly, with None for keys that are missing."""
         put(engine, STATE, {b"a": b"1", b"empty": b""})
         assert engine.get_many(STATE, [b"empty", b"missing", b"a", b"a", b"0"]) == [b"", None, b"1", b"1", None]
         assert engine.get_many(STATE, []) == []
@@ -152,7 +153,7 @@ class Ordering(Fixtures):
 
     @pytest.mark.parametrize("generation", [1, 255, 256, 2**31 - 1, GENERATION_END - 1])
     def test_neighbouring_prefixes_are_apart(self, engine: Engine, generation: int) -> None:
-        """A scan, or a range delete, of one generation's keys finds none of the neighbours'."""
+        """A scan or a range delete of one generation's keys touches none of the neighbours' keys."""
         near = [generation - 1, generation, generation + 1]
         for each in near:
             put(engine, META, {prefix(each) + tail: b"%d" % each for tail in (b"", b"\0", b"\xff" * 9)})

@@ -1,4 +1,4 @@
-"""Scans: their bounds, their directions, their limits and their lists."""
+"""Promises about scans: their bounds, their directions, their limits and their lists."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Ranges(Fixtures):
                     assert inside[::-1][:limit] == keys(reader.scan(DATA, first, last, reverse=True, limit=limit))
 
     def test_bounds_need_not_be_there(self, engine: Engine) -> None:
-        """A bound between keys, or one of which a key is a prefix, cuts where it would be."""
+        """A bound that lies between keys, or is a prefix of one, cuts at its own place in the order."""
         put(engine, META, {b"b": b"", b"d": b"", b"f": b""})
         assert keys(engine.scan(META, b"a", b"e")) == [b"b", b"d"]
         assert keys(engine.scan(META, b"a", b"e", reverse=True)) == [b"d", b"b"]
@@ -76,7 +76,7 @@ class Ranges(Fixtures):
         assert keys(engine.scan(META)) == [b"a", b"b", b"c"]
 
     def test_a_scan_reaches_the_last_key(self, engine: Engine) -> None:
-        """A scan of many keys and lists ends behind its last pair, with none left out between two lists."""
+        """A scan of many keys and lists ends after its last pair, and leaves none out between two lists."""
         values = {(1, 2, number): bytes(number % 700) for number in range(20_000)}
         put(engine, DATA, values)
         assert list(values.items()) == pairs(engine.scan(DATA))
@@ -94,7 +94,7 @@ class Ranges(Fixtures):
             assert max(sum(len(value) for _, value in chunk) for chunk in chunks) <= MEGABYTE
 
     def test_a_scan_can_be_dropped_or_closed_at_any_moment(self, engine: Engine) -> None:
-        """A scan may be closed before its first list, between lists and after the last, or dropped."""
+        """A scan may be closed before its first list, between lists or after the last, or simply dropped."""
         put(engine, DATA, numbered(200))
         for asked in (0, 1, 1000):
             scan: Any = engine.scan(DATA)
@@ -109,7 +109,7 @@ class Ranges(Fixtures):
         assert len(keys(engine.scan(DATA))) == 200
 
     def test_scans_take_turns(self, engine: Engine) -> None:
-        """Scans that are open at the same time, of one snapshot too, don't move each other."""
+        """Scans that are open at the same time, also of one snapshot, don't move each other."""
         values = numbered(700)
         put(engine, DATA, values)
         with engine.snapshot() as snapshot:

@@ -1,8 +1,9 @@
-"""What outlives the engine: everything acknowledged, and nothing else; and who may open a shard."""
+"""Promises about closing and opening: what outlives the engine, and which processes may open a shard."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from topicstore.contract.engine import (
@@ -18,7 +19,7 @@ from topicstore.contract.engine import (
     Keyspace,
     WriteBatch,
 )
-from topicstore.contract.errors import EngineError
+from topicstore.contract.errors import DataLossError, EngineError
 
 from topicstore_conformance.conditions.capabilities import requires, without
 from topicstore_conformance.subjects.subject import BackendSubject
@@ -29,7 +30,7 @@ from .fixtures import Fixtures, contents, numbered, pairs, put, remove
 
 __all__ = ["Reopening"]
 
-EDGES: list[tuple[Keyspace, Key, bytes]] = [
+EDGES: list[tuple[Keyspace[Any], Key, bytes]] = [
     (STATE, b"", b"empty key"),
     (STATE, b"empty value", b""),
     (META, b"\0", b"\0"),
@@ -42,7 +43,7 @@ EDGES: list[tuple[Keyspace, Key, bytes]] = [
 
 
 def count_and_write(make: Make, path: Path) -> None:
-    """Tell what there is, or why the shard can't be opened; then write."""
+    """Report what there is, or why the shard can't be opened; then write."""
     try:
         engine = make().open_shard(path, KEYSPACES, create=False)
     except EngineError as refused:
@@ -58,8 +59,8 @@ class Reopening(Fixtures):
 
     @requires("persistent")
     def test_everything_is_there_after_reopening(self, backend: Backend, shard: Path) -> None:
-        """What was written is there after close and open, also the last batch, and nothing else is."""
-        expected: list[tuple[Key, bytes]] = []
+        """After close and open everything that was written is there, also the last batch, and nothing else is."""
+        expected: list[tuple[tuple[int, int, int], bytes]] = []
         for opening in range(6):
             engine = backend.open_shard(shard, KEYSPACES, create=opening == 0)
             assert expected == pairs(engine.scan(DATA))
@@ -75,7 +76,7 @@ class Reopening(Fixtures):
 
     @requires("persistent")
     def test_deletes_are_there_after_reopening(self, backend: Backend, shard: Path) -> None:
-        """What was deleted, by its key or by a range, is still gone after close and open, as the last write too."""
+        """After close and open everything that was deleted is still gone, by key or by range, also if deleted last."""
         expected = numbered(500)
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, expected)
@@ -111,7 +112,7 @@ class Reopening(Fixtures):
 
     @requires("persistent")
     def test_creating_what_is_there_opens_it(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """Opening with create leaves a shard that is there as it is, for another backend object too."""
+        """Opening an existing shard with create leaves it as it is, also with another backend object."""
         for number, maker in enumerate((backend, backend, subject.make())):
             engine = maker.open_shard(shard, KEYSPACES, create=True)
             assert [b"%d" % earlier for earlier in range(number)] == [value for _, value in pairs(engine.scan(META))]
@@ -120,14 +121,14 @@ class Reopening(Fixtures):
 
     @requires("persistent")
     def test_a_shard_that_is_not_there_is_not_made(self, backend: Backend, directory: Path) -> None:
-        """Without create a shard that is not there raises EngineError, and nothing is made."""
-        with pytest.raises(EngineError):
+        """Without create, opening a missing shard raises DataLossError, which names it, and creates nothing."""
+        with pytest.raises(DataLossError, match=str(directory / "shard")):
             backend.open_shard(directory / "shard", KEYSPACES, create=False)
         assert list(directory.iterdir()) == []
 
     @requires("persistent")
     def test_what_can_not_be_opened_is_an_engine_error(self, backend: Backend, directory: Path) -> None:
-        """A shard that can't be opened, for a file lies in its place, raises EngineError and nothing else."""
+        """If a file lies in place of a shard, opening the shard raises EngineError and nothing else."""
         (directory / "shard").write_bytes(b"not a shard")
         for create in (False, True):
             with pytest.raises(EngineError):
@@ -136,7 +137,7 @@ class Reopening(Fixtures):
 
     @requires("persistent")
     def test_a_second_engine_is_refused(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """A shard that is open is not opened again: EngineError, from any backend object; the first goes on."""
+        """A shard that is open can't be opened again: any backend object raises EngineError; the first goes on."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, numbered(5))
         for other in (backend, subject.make()):
@@ -162,7 +163,7 @@ class Reopening(Fixtures):
 
     @without("persistent")
     def test_what_does_not_persist_leaves_no_trace(self, backend: Backend, directory: Path) -> None:
-        """An engine that is not persistent forgets everything at close, and leaves the path alone."""
+        """An engine that is not persistent forgets everything at close, and makes nothing at its path."""
         engine = backend.open_shard(directory / "shard", KEYSPACES, create=True)
         put(engine, DATA, numbered(100))
         assert list(directory.iterdir()) == []
@@ -176,7 +177,7 @@ class Reopening(Fixtures):
     def test_what_was_written_lies_there(
         self, engine: Engine, backend: Backend, subject: BackendSubject, shard: Path
     ) -> None:
-        """What was written lies under its key byte for byte, and what was deleted does not."""
+        """Every value that was written lies under its key byte for byte, and a deleted one does not."""
         if subject.raw_get is None:
             pytest.skip("needs raw_get, a way around the API")
         batch = WriteBatch()
@@ -198,7 +199,7 @@ class Reopening(Fixtures):
     def test_what_was_put_around_is_read(
         self, engine: Engine, backend: Backend, subject: BackendSubject, shard: Path
     ) -> None:
-        """What was put around the API is read through it: by get, get_many, scans and snapshots."""
+        """Values put around the API are read through it by get, get_many, scans and snapshots."""
         if subject.raw_put is None:
             pytest.skip("needs raw_put, a way around the API")
         put(engine, STATE, {b"own": b"old"})
@@ -219,7 +220,7 @@ class Reopening(Fixtures):
 
     @staticmethod
     def _around(engine: Engine, subject: BackendSubject, shard: Path) -> object:
-        """Return what ``raw_get`` and ``raw_put`` want: the closed shard, or the open engine."""
+        """Return what ``raw_get`` and ``raw_put`` take: the closed shard, or the open engine."""
         if "persistent" not in subject.capabilities:
             return engine
         engine.close()

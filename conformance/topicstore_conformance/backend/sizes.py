@@ -1,4 +1,4 @@
-"""Sizes that nobody would choose: empty values, values of megabytes, a hundred thousand keys a batch."""
+"""Promises about extreme sizes: empty values, values of megabytes, a hundred thousand keys in a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Hostile(Fixtures):
     def test_values_of_any_bytes_and_size(self, engine: Engine) -> None:
         """A value comes back byte for byte: empty, of zeros, of 0xff, of random bytes, at the edges of blocks."""
         draw = random.Random(4)
-        values: dict[object, bytes] = {(1, 0, size): draw.randbytes(size) for size in SIZES}
+        values: dict[tuple[int, int, int], bytes] = {(1, 0, size): draw.randbytes(size) for size in SIZES}
         values |= {(2, 0, number): bytes((number,)) * 5_000 for number in (0, 10, 255)}
         put(engine, DATA, values)
         assert list(values.items()) == pairs(engine.scan(DATA))
@@ -33,7 +33,7 @@ class Hostile(Fixtures):
             assert list(values.items())[::-1] == pairs(snapshot.scan(DATA, reverse=True))
 
     def test_values_of_16_megabytes(self, engine: Engine) -> None:
-        """A value of 16 MB comes in a list of its own, in both directions, also behind small ones."""
+        """A value of 16 MB comes in a list of its own, in both directions, also after small ones."""
         big = random.Random(5).randbytes(16 * MEGABYTE)
         put(engine, DATA, {(1, 0, number): big if number in (5, 6, 12) else b"small" for number in range(14)})
         assert big == engine.get(DATA, (1, 0, 6))

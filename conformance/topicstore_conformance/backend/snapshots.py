@@ -1,4 +1,4 @@
-"""Isolation: a scan sees the moment of its first list, a snapshot that of its making."""
+"""Promises about isolation: a scan sees the moment of its first list, a snapshot that of its making."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .fixtures import Fixtures, contents, numbered, pairs, put, remove
 __all__ = ["Snapshots", "disturb"]
 
 MUCH = 100
-"""Values of 100 KB: more than the smallest write buffers hold."""
+"""The number of values of 100 KB that are written: more than the smallest write buffers hold."""
 
 
 def disturb(engine: Engine) -> None:
-    """Overwrite, delete and add, over keys that were there and between them."""
+    """Overwrite, delete and add values, over keys that were there and between them."""
     batch = WriteBatch()
     batch.delete_range(DATA, (1, 2, 100), (1, 2, 150))
     for number in range(0, 2000, 2):
@@ -38,7 +38,7 @@ class Snapshots(Fixtures):
             remove(engine, DATA, (0, 0, 0), (9, 0, 0))
 
     def test_a_scan_outlives_a_range_delete(self, engine: Engine) -> None:
-        """A scan, once begun, goes on over keys that a range delete takes meanwhile, as a generation's drop does."""
+        """A scan that has begun goes on over keys that a range delete removes, as dropping a generation does."""
         values = numbered(5_000)
         put(engine, DATA, values)
         scans = [engine.scan(DATA), engine.scan(DATA, reverse=True)]
@@ -51,7 +51,7 @@ class Snapshots(Fixtures):
         assert pairs(engine.scan(DATA)) == [((1, 2, 17), b"new")]
 
     def test_a_snapshot_sees_the_moment_it_was_made(self, engine: Engine) -> None:
-        """A snapshot shows no later write: by get, get_many, and scans in both directions, begun late too."""
+        """A snapshot shows no later write in get, get_many, or scans in both directions, however late they begin."""
         put(engine, DATA, numbered(1000))
         put(engine, STATE, {b"p": b"1"})
         expected = list(numbered(1000).items())
@@ -73,7 +73,7 @@ class Snapshots(Fixtures):
         assert engine.get(DATA, (1, 3, 0)) == b"later"
 
     def test_a_snapshot_is_one_moment_of_all_keyspaces(self, engine: Engine) -> None:
-        """A snapshot that is held over much that is written shows all keyspaces as they were, range deletes or not."""
+        """A snapshot held while much is written shows all keyspaces as they were, with and without range deletes."""
         for keyspace in KEYSPACES:
             some: list[Key] = [b"a", b"b"] if keyspace.shape is None else [(1, 0, 0), (1, 0, 1)]
             put(engine, keyspace, dict.fromkeys(some, b"before"))

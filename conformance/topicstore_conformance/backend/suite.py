@@ -1,4 +1,4 @@
-"""All that is promised of a backend."""
+"""The suite of all promises about a backend."""
 
 from __future__ import annotations
 

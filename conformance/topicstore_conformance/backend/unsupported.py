@@ -1,4 +1,4 @@
-"""Capabilities: what is declared works, what is not raises `UnsupportedError`; and sizes."""
+"""Promises about capabilities: a declared one works, an undeclared one raises `UnsupportedError`; and sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .fixtures import Fixtures, contents, keys, numbered, pairs, put, remove
 __all__ = ["Unsupported"]
 
 SEEKS_A_WALK = 30
-"""How many seeks a walk over 60,000 keys must cost at least where seeks are fast: usually it is some hundreds."""
+"""The number of seeks that a walk over 60,000 keys must cost at least where seeks are fast: usually some hundreds."""
 
 
 def rows(generation: int, first: int, count: int) -> pa.Table:
@@ -42,7 +42,7 @@ def rows(generation: int, first: int, count: int) -> pa.Table:
 
 
 def read(make: child.Make, path: Path) -> None:
-    """Open the shard to read it beside its writer; tell what there is, then whether it can be written."""
+    """Open the shard to read it beside its writer; report what there is, then whether it can be written."""
     engine = make().open_reader(path, KEYSPACES, alone=False)
     child.tell(sum(map(len, engine.scan(DATA))))
     try:
@@ -53,7 +53,7 @@ def read(make: child.Make, path: Path) -> None:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Return the processor's time that something takes this process, in all its threads."""
+    """Return the processor time that this process spends on some work, in all its threads."""
     began = time.process_time()
     work()
     return time.process_time() - began
@@ -70,7 +70,7 @@ class Unsupported(Fixtures):
     """Promises about capabilities."""
 
     def test_capabilities_are_known(self, subject: BackendSubject) -> None:
-        """What a backend declares as ``sync`` or ``reclaims_disk`` makes sense only with ``persistent``."""
+        """Only a ``persistent`` backend declares ``sync``, ``reclaims_disk`` or ``concurrent_readers``."""
         told = subject.capabilities & CAPABILITIES
         assert "persistent" in told or not told & {"sync", "reclaims_disk", "concurrent_readers"}
 
@@ -78,7 +78,7 @@ class Unsupported(Fixtures):
 
     @without("checkpoint")
     def test_checkpoints_raise_where_undeclared(self, engine: Engine, directory: Path) -> None:
-        """Where checkpoints are not declared, checkpoint raises UnsupportedError and makes nothing."""
+        """If checkpoints are not declared, checkpoint raises UnsupportedError and makes nothing."""
         put(engine, STATE, {b"k": b"v"})
         with pytest.raises(UnsupportedError):
             engine.checkpoint(directory / "copy")
@@ -109,7 +109,7 @@ class Unsupported(Fixtures):
 
     @requires("checkpoint")
     def test_a_checkpoint_needs_a_new_directory(self, engine: Engine, directory: Path) -> None:
-        """A checkpoint into a directory that is there raises EngineError and leaves it as it is."""
+        """A checkpoint into a directory that exists raises EngineError and leaves it as it is."""
         (directory / "copy").mkdir()
         (directory / "copy" / "precious").write_text("kept")
         with pytest.raises(EngineError):
@@ -120,7 +120,7 @@ class Unsupported(Fixtures):
 
     @without("sql")
     def test_rows_and_sql_raise_where_undeclared(self, engine: Engine) -> None:
-        """Where SQL is not declared sql raises UnsupportedError, and a batch with rows does, and applies nothing."""
+        """If SQL is not declared, sql raises UnsupportedError, and so does a batch with rows, which applies nothing."""
         with pytest.raises(UnsupportedError):
             engine.sql("select 1")
         batch = WriteBatch()
@@ -144,7 +144,7 @@ class Unsupported(Fixtures):
 
     @requires("sql")
     def test_sql_only_reads(self, engine: Engine) -> None:
-        """A statement that is wrong, writes, or is not one raises InvalidArgumentError, and changes nothing."""
+        """A statement that is wrong, writes, or is no statement raises InvalidArgumentError, and changes nothing."""
         put_rows(engine, rows(1, 0, 3))
         for statement in ("selec", "", "delete from words", "drop table words", "select 1; delete from words"):
             with pytest.raises(InvalidArgumentError):
@@ -153,7 +153,7 @@ class Unsupported(Fixtures):
 
     @requires("sql", "persistent")
     def test_rows_are_there_after_reopening(self, backend: Backend, shard: Path) -> None:
-        """Rows are part of their batch: there after close and open with what was put beside them."""
+        """Rows are part of their batch: after close and open they are there with what was put beside them."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put_rows(engine, rows(1, 0, 3))
         engine.close()
@@ -166,7 +166,7 @@ class Unsupported(Fixtures):
 
     @requires("concurrent_readers")
     def test_another_process_reads(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """Another process reads beside the writer what was written before, and changes nothing."""
+        """Another process reads, beside the writer, what was written before, and changes nothing."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, numbered(5))
         assert child.run(subject.make, read, shard) == [5, "ReadOnlyDatabaseError"]
@@ -178,7 +178,7 @@ class Unsupported(Fixtures):
     @requires("persistent")
     @without("concurrent_readers")
     def test_nobody_reads_beside_the_writer(self, backend: Backend, shard: Path) -> None:
-        """Without the capability `open_reader` says so, and reads where it is alone."""
+        """Without the capability `open_reader` beside a writer raises UnsupportedError; alone it reads the shard."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, numbered(5))
         with pytest.raises(UnsupportedError):
@@ -192,7 +192,7 @@ class Unsupported(Fixtures):
 
     @requires("fast_seek")
     def test_seeks_are_fast(self, engine: Engine) -> None:
-        """Where fast seeks are declared a scan's first list costs little wherever it begins: leaping beats walking."""
+        """If fast seeks are declared, a scan's first list costs little wherever it begins: seeking beats walking."""
         draw = random.Random(3)
         batch = WriteBatch()
         count = 60_000
@@ -212,20 +212,20 @@ class Unsupported(Fixtures):
 
     @requires("reclaims_disk")
     def test_deleted_bytes_go_back(self, engine: Engine) -> None:
-        """What was deleted goes back to the disk when its range is reclaimed."""
+        """The bytes of deleted values go back to the disk when their range is reclaimed."""
         draw = random.Random(3)
         for generation in (1, 2):
             for number in range(100):
                 put(engine, DATA, {(generation, 0, number): draw.randbytes(100_000)})
         engine.flush_log()
-        full = engine.stats().disk_bytes
+        full = engine.info().disk_bytes
         remove(engine, DATA, (1, 0, 0), (2, 0, 0))
         engine.reclaim(DATA, (1, 0, 0), (2, 0, 0))
-        wait_until(lambda: engine.stats().disk_bytes < 0.7 * full, "the deleted bytes to go back")
+        wait_until(lambda: engine.info().disk_bytes < 0.7 * full, "the deleted bytes to go back")
         assert len(keys(engine.scan(DATA))) == 100
 
     def test_reclaiming_changes_nothing_but_bytes(self, engine: Engine) -> None:
-        """Reclaiming any range, in which something is or not, leaves what is there as it is."""
+        """Reclaiming any range, empty or not, leaves the stored values as they are."""
         put(engine, DATA, numbered(1_000))
         remove(engine, DATA, (1, 2, 100), (1, 2, 900))
         before = contents(engine)
@@ -238,23 +238,23 @@ class Unsupported(Fixtures):
 
     def test_stats_are_sizes(self, engine: Engine, subject: BackendSubject) -> None:
         """Stats are sizes in bytes that follow what is stored: on the disk, or in memory where nothing persists."""
-        before = engine.stats()
+        before = engine.info()
         put(engine, DATA, {(1, 0, number): random.Random(number).randbytes(20_000) for number in range(100)}, sync=True)
-        after = engine.stats()
+        after = engine.info()
         persistent = "persistent" in subject.capabilities
         grown = after.disk_bytes - before.disk_bytes if persistent else after.memory_bytes - before.memory_bytes
         assert grown > 1_000_000
         assert min(before.disk_bytes, before.memory_bytes, after.memory_bytes) >= 0
 
     def test_nothing_is_damaged(self, engine: Engine) -> None:
-        """Of an engine that is whole verify says nothing."""
+        """For an engine that is whole, verify reports nothing."""
         put(engine, DATA, numbered(1_000))
         remove(engine, DATA, (1, 2, 100), (1, 2, 900))
         assert list(engine.verify()) == []
 
     @requires("persistent")
     def test_much_that_is_written_and_deleted_stays_right(self, backend: Backend, shard: Path) -> None:
-        """Batches that delete what earlier ones put, hundreds of them, leave exactly the last ones, reopened or not."""
+        """Hundreds of batches that delete what earlier ones put leave exactly the last ones, reopened or not."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         for first in range(0, 120, 40):
             assert list(range(first, first + 40)) == list(written(engine, first, 40))

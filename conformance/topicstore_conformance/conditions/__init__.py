@@ -1,1 +1,1 @@
-"""Under which conditions a test runs: what its subject can, what is installed, and how hard is tried."""
+"""Conditions of a test: what its subject can do, what is installed, and how many tries are made."""

@@ -1,40 +1,46 @@
-"""Marks by which a test says what it needs: tests ask for capabilities, never for engines.
+"""Decorators by which a test says what it needs: tests ask for capabilities, never for engines.
 
 ::
 
     @requires("persistent")
     def test_it(self, subject): ...
 
-A suite's autouse fixture hands its subject's capabilities to `check_capabilities`.
+A suite's autouse fixture hands its subject's capabilities to `check_capabilities`. A test's needs are kept in
+attributes of its function and not in marks of pytest, which would have to be registered in each run that imports
+a suite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["MARKERS", "check_capabilities", "declaring", "requires", "without"]
-
-MARKERS = {
-    "requires(*names)": "the test needs these capabilities, and is skipped where one is not declared",
-    "without(*names)": "the test needs these capabilities to be absent, and is skipped where one is declared",
-}
-"""What `topicstore_conformance.runner.plugin` tells pytest of the marks."""
+__all__ = ["check_capabilities", "declaring", "requires", "without"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
+_REQUIRED, _ABSENT = "topicstore_requires", "topicstore_without"
+
 
 def requires(*names: str) -> Callable[[F], F]:
-    """Mark a test that needs capabilities."""
-    return pytest.mark.requires(*names)
+    """Declare that a test needs these capabilities: it is skipped if one is not declared."""
+    return _keeping(_REQUIRED, names)
 
 
 def without(*names: str) -> Callable[[F], F]:
-    """Mark a test of what happens where capabilities are not declared."""
-    return pytest.mark.without(*names)
+    """Declare that a test is about the absence of these capabilities: it is skipped if one is declared."""
+    return _keeping(_ABSENT, names)
+
+
+def _keeping(attribute: str, names: tuple[str, ...]) -> Callable[[F], F]:
+    def keep(test: F) -> F:
+        setattr(test, attribute, (*getattr(test, attribute, ()), *names))
+        return test
+
+    return keep
 
 
 def declaring(capabilities: Collection[str]) -> Callable[[type[T]], type[T]]:
@@ -42,26 +48,27 @@ def declaring(capabilities: Collection[str]) -> Callable[[type[T]], type[T]]:
 
     def leave_out(suite: type[T]) -> type[T]:
         for name in dir(suite):
-            marks = getattr(getattr(suite, name), "pytestmark", []) if name.startswith("test_") else []
-            if _why_not(marks, capabilities):
+            if name.startswith("test_") and _why_not(getattr(suite, name), capabilities):
                 setattr(suite, name, None)  # which pytest doesn't collect
         return suite
 
     return leave_out
 
 
-def check_capabilities(item: pytest.Item, capabilities: Collection[str]) -> None:
-    """Skip a test whose subject lacks what it requires, or has what it must be without; the reason names it."""
-    reason = _why_not(item.iter_markers(), capabilities)
+def check_capabilities(test: object, capabilities: Collection[str]) -> None:
+    """Skip a test whose subject lacks what it requires, or has what it must be without; the reason names it.
+
+    test: the test's function, as ``request.function`` in a fixture.
+    """
+    reason = _why_not(test, capabilities)
     if reason:
         pytest.skip(reason)
 
 
-def _why_not(marks: Iterable[pytest.Mark], capabilities: Collection[str]) -> str:
-    """Return why a test with these marks can't apply to these capabilities: nothing if it can."""
-    named = [(mark.name, name) for mark in marks for name in mark.args if mark.name in ("requires", "without")]
-    lacking = [name for mark, name in named if mark == "requires" and name not in capabilities]
+def _why_not(test: object, capabilities: Collection[str]) -> str:
+    """Return why a test can't apply to these capabilities, or an empty text if it can."""
+    lacking = [name for name in getattr(test, _REQUIRED, ()) if name not in capabilities]
     if lacking:
         return f"needs {', '.join(lacking)}"
-    declared = [name for mark, name in named if mark == "without" and name in capabilities]
+    declared = [name for name in getattr(test, _ABSENT, ()) if name in capabilities]
     return f"is about what lacks {', '.join(declared)}" if declared else ""

@@ -1,4 +1,4 @@
-"""Where tests keep their files: in memory, if there is room."""
+"""The directories for the files of tests: in memory, if there is room."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["quick_directory"]
 
 MEMORY, ROOM = Path("/dev/shm"), 1 << 30
-"""A file system in memory, and the bytes that must be free there: what tests beside each other need, several times."""
+"""A file system in memory, and the bytes that must be free there: several times what parallel tests need."""
 
 
 def quick_directory() -> tempfile.TemporaryDirectory[str]:

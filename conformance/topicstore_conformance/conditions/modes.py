@@ -1,9 +1,9 @@
-"""The modes of the suites, for those that must not import what the suites need."""
+"""The modes of the suites, for modules that must not import what the suites need."""
 
 from __future__ import annotations
 
 __all__ = ["MODES", "VARIABLE"]
 
 VARIABLE = "TOPICSTORE_CONFORMANCE"
-"""Environment variable that chooses one."""
+"""The environment variable that chooses a mode."""
 MODES = ("quick", "full", "thorough")

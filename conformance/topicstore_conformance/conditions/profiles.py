@@ -28,19 +28,19 @@ from .modes import MODES, VARIABLE
 __all__ = ["COSTLY", "MACHINE", "MODE", "PROFILE", "RANDOM", "full", "tries"]
 
 MODE = os.environ.get(VARIABLE) or "full"
-"""The mode of this process and of the processes that its tests begin."""
+"""The mode of this process and of the processes that its tests start."""
 if MODE not in MODES:
     raise ValueError(f"{VARIABLE} must be one of {', '.join(MODES)}, not {MODE!r}")
 
 
 def tries(quick: int, full: int, capabilities: Collection[str] = ("fast_seek",)) -> int:
-    """Return how often to try in this mode, with a backend of these capabilities."""
+    """Return the number of tries in this mode, with a backend of these capabilities."""
     count = {"quick": quick, "full": full, "thorough": 20 * full}[MODE]
     return count if "fast_seek" in capabilities else -(-count // 4)
 
 
 full = pytest.mark.skipif(MODE == "quick", reason="only in the full mode")
-"""Marks a test that takes long however seldom it tries."""
+"""A mark for tests that take long however few tries they make."""
 
 _CHOICE = os.environ.get("TOPICSTORE_HYPOTHESIS", "")
 if _CHOICE not in ("", "random"):
@@ -63,8 +63,8 @@ PROFILE = settings(
 """The settings of every example. Its run time, and the number of draws it takes, depend on the machine and on luck, so
 neither is a failure."""
 _SHRINKING = () if MODE == "quick" else (Phase.shrink,)
-"""Making a failing example small takes far longer than finding it."""
+"""The phase that makes a failing example small takes far longer than finding it."""
 COSTLY = settings(PROFILE, phases=(Phase.explicit, Phase.generate, *_SHRINKING))
-"""For examples that each open a database."""
+"""The settings of examples that each open a database."""
 MACHINE = settings(COSTLY, stateful_step_count=40)
-"""For state machines."""
+"""The settings of state machines."""

@@ -1,4 +1,4 @@
-"""Tests of what may be missing on this machine: collected everywhere, and skipped with what to install."""
+"""Skipping of tests that need something that may be missing on a machine, with a hint what to install."""
 
 from __future__ import annotations
 

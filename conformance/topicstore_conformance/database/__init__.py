@@ -1,1 +1,1 @@
-"""What whole databases must hold, on every pair of a backend and a layout."""
+"""Promises about whole databases, on every pair of a backend and a layout."""

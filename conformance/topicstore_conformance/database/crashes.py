@@ -1,4 +1,4 @@
-"""A writer killed at any moment costs nothing that it was told is stored, and leaves no batch half there."""
+"""Promises about killed writers: everything acknowledged stays, and no batch is there by half."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from topicstore_conformance.subjects.pairs import Pair, quick_options
 __all__ = ["Crashes"]
 
 MERGING = (1, 2, 7, 8)
-"""Moments of a child that merges in the background: within and after its first write there, and its third."""
+"""The moments of a child that merges in the background: within and after its first write there, and its third."""
 
 CREATING: tuple[tuple[int, Literal["all", "engines"]], ...] = (
     (4 * 3 + 2, "engines"),  # within the first write to the fourth of eight shards
     (4 * 8 - 1, "engines"),  # when the eighth has had its first write, too
     (4 * 8 + 3 * 3 + 1, "engines"),  # within the second write to the fourth
-    (11, "all"),  # when the first has a directory, in which there is nothing yet
+    (14, "all"),  # when the first has a directory that is still empty
     (4 * 1, "engines"),  # when the second was opened, before its first write
     (6, "all"),  # before the manifest gets its name
 )
-"""Moments of a child that creates a database of eight shards, and which ones are counted."""
+"""The moments of a child that creates a database of eight shards, and which moments are counted."""
 
 
 class Crashes(Fixtures):
-    """What a killed writer leaves."""
+    """Promises about the state that a killed writer leaves."""
 
     @requires("persistent")
     @both_durabilities
     @pytest.mark.parametrize("keep", [True, False])
     def test_kill(self, pair: Pair, durability: str, keep: bool) -> None:
-        """A process killed at any moment takes nothing with it that was acknowledged, and leaves no half a batch."""
+        """A process killed at any moment loses nothing that was acknowledged, and leaves no part of a batch."""
         draw, ledger = random.Random(f"{durability} {keep}"), Ledger()
         with quick_directory() as directory:
             for kill in range(tries(1, 4, pair.capabilities)):
@@ -104,7 +104,7 @@ class Crashes(Fixtures):
 
     @requires("persistent")
     def test_kill_while_creating(self, pair: Pair) -> None:
-        """A database whose creation was killed is created by the next open, or is there."""
+        """A database whose creation was killed either exists or is created by the next open."""
         with quick_directory() as directory:
             for kill, (moment, counted) in enumerate(CREATING[: tries(1, len(CREATING), pair.capabilities)]):
                 path = Path(directory, f"db-{kill}")

@@ -1,4 +1,4 @@
-"""Full disks and flipped bytes: told clearly, with the place, and never answered with silence or wrong messages."""
+"""Promises about full disks and flipped bytes: they are reported with their place, never hidden by wrong answers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from topicstore_conformance.subjects.pairs import Pair
 __all__ = ["Damage"]
 ROOM = 6 << 20
 SEED = 3
-"""Of what is drawn: the same whatever a plugin is called."""
+"""The seed of all that is drawn: the same for every plugin."""
 T = TypeVar("T")
 
 
 def everything(db: ts.Database, *times: int) -> list[tuple[MessageId, Message]]:
-    """Return all messages of a time, in order of position."""
+    """Return all messages of a range of times, in order of position."""
     return replayed(db, "#", *times, order="time")
 
 
@@ -81,7 +81,7 @@ except Exception:
 
 
 class Told(msgspec.Struct):
-    """What the child said."""
+    """The child's report."""
 
     first: str
     recoverable: bool
@@ -91,16 +91,16 @@ class Told(msgspec.Struct):
     failure: str | None = None
 
 
-# --- a flipped byte in what a layout keeps ----------------------------------------------------
+# --- a flipped byte in a layout's values ------------------------------------------------------
 
 
 def flipped(data: bytes, index: int, bit: int = 0) -> bytes:
-    """Return the bytes with one bit the other way."""
+    """Return the bytes with one bit inverted."""
     return data[:index] + bytes((data[index] ^ 1 << bit,)) + data[index + 1 :]
 
 
 def attempt(call: Callable[[], T], *errors: type[ts.TopicstoreError]) -> tuple[T | None, ts.TopicstoreError | None]:
-    """Return what a call gives, or with which of the errors it ends."""
+    """Return the result of a call, or the one of these errors with which it ends."""
     try:
         return call(), None
     except errors as error:
@@ -108,12 +108,12 @@ def attempt(call: Callable[[], T], *errors: type[ts.TopicstoreError]) -> tuple[T
 
 
 def names_a_place(error: BaseException | None) -> bool:
-    """Say whether an error of a damaged message names its shard, its generation and where in it the message is."""
+    """Return whether an error of a damaged message names its shard, its generation and where in it the message is."""
     return re.match(r"shard 0, generation \d+, .+: ", str(error)) is not None
 
 
 def check_damaged(db: ts.Database, good: list[tuple[MessageId, Message]]) -> list[tuple[MessageId, Message]]:
-    """Check that a damage is told by replays and by verify; return what can be read around it, by ranges of time."""
+    """Check that replays and verify report damage; return what can be read around it, by ranges of time."""
     _, error = attempt(lambda: everything(db), ts.CorruptionError, ts.NewerFormatError)
     assert error is not None
     assert names_a_place(error)
@@ -130,7 +130,7 @@ def check_damaged(db: ts.Database, good: list[tuple[MessageId, Message]]) -> lis
 
 
 def check_opened(path: Path, good: list[tuple[MessageId, Message]]) -> str:
-    """Open a damaged database: it says so, or everything in it is right. Return which."""
+    """Open a damaged database and check that it reports the damage or that everything in it is right; return which."""
     db, error = attempt(lambda: ts.open(path, clock=lambda: START + 10_000_000), ts.EngineError, ts.NewerFormatError)
     if db is None:
         assert str(path) in str(error) or "shard 0" in str(error)
@@ -150,7 +150,7 @@ def check_opened(path: Path, good: list[tuple[MessageId, Message]]) -> str:
 
 
 def make(pair: Pair, path: Path, shards: int = 1) -> list[tuple[MessageId, Message]]:
-    """Store in three lives, so that there are several table files; return what is there."""
+    """Store during three openings, so that there are several table files; return the messages."""
     for life in range(3):
         with pair.open(path, shards=shards, clock=lambda life=life: START + life * 1_000_000) as db:
             for number in range(5):
@@ -160,12 +160,12 @@ def make(pair: Pair, path: Path, shards: int = 1) -> list[tuple[MessageId, Messa
 
 
 def table_files(path: Path) -> list[Path]:
-    """Return the engine's table files, where it has files that are called so."""
+    """Return the engine's table files, if it has files with such names."""
     return sorted(file for kind in ("sst", "ldb") for file in path.glob(f"shard-*/*.{kind}"))
 
 
 class Damage(Fixtures):
-    """What is told of a full disk and of damage."""
+    """Promises about a full disk and about damage."""
 
     @pytest.fixture
     def small_disk(self) -> Iterator[tuple[Path, int]]:
@@ -186,7 +186,7 @@ class Damage(Fixtures):
     @requires("persistent")
     @pytest.mark.parametrize("durability", ["commit", "sync"])
     def test_full_disk(self, pair: Pair, durability: str, small_disk: tuple[Path, int]) -> None:
-        """A batch that doesn't fit is refused as that; what was acknowledged can be read then, and with room again."""
+        """A batch that doesn't fit is refused with its own error; what was acknowledged stays readable, also later."""
         mount, limit = small_disk
         command = [sys.executable, "-c", FULL, str(mount / "db"), pair.backend, pair.layout, durability, str(limit)]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
@@ -201,7 +201,7 @@ class Damage(Fixtures):
             with ts.open(Path(roomy, "db")) as db:
                 survived = [id_.position for id_, _ in everything(db)]
                 assert acked == survived[: len(acked)]
-                assert len(survived) - len(acked) in (0, 3)  # the batch that was not acknowledged, or not: never half
+                assert len(survived) - len(acked) in (0, 3)  # the unacknowledged batch is there or not, never by half
                 assert [] == db.verify().damages
                 assert db.store([Message("a", b"1")]).ids[0].position > survived[-1]
 
@@ -227,8 +227,8 @@ class Damage(Fixtures):
                 write.put(space, key, flipped(value, draw.randrange(len(value)), draw.randrange(8)))
                 engine.write(write)
                 whole = check_damaged(db, good)
-                # Without its batch, and perhaps the one before, whose end shows where the damaged one begins;
-                # what was merged with it may be out of reach, too.
+                # Its own batch is gone, and perhaps the one before, whose end shows where the damaged one begins;
+                # messages that were merged with it may be unreadable, too.
                 assert compacted or len(whole) >= len(good) - 12
                 write = WriteBatch()
                 write.put(space, key, value)
@@ -237,7 +237,7 @@ class Damage(Fixtures):
                 assert [] == db.verify().damages
 
     def test_missing_value(self, pair: Pair, directory: Path) -> None:
-        """A stored message that is simply gone is noticed by verify, by the count."""
+        """If a stored message is missing, verify notices it by the count."""
         with pair.open(directory / "db", clock=lambda: START) as db:
             for number in range(4):
                 db.store([Message("t", b"%d" % number, "c")])
@@ -254,7 +254,7 @@ class Damage(Fixtures):
     @requires("persistent")
     @pytest.mark.parametrize("compacted", [False, True])
     def test_missing_names(self, pair: Pair, directory: Path, compacted: bool) -> None:
-        """When what a layout keeps beside its messages is lost, readers and verify say so, and answer nothing wrong."""
+        """If values that a layout keeps beside its messages are lost, readers and verify say so; no answer is wrong."""
         with pair.open(directory / "db", clock=lambda: START) as db:
             db.store([Message(f"t/{number}", b"%d" % number, f"c{number}") for number in range(5)])
             if compacted:
@@ -274,7 +274,7 @@ class Damage(Fixtures):
     @requires("persistent")
     @pytest.mark.parametrize("compacted", [False, True])
     def test_flipped_anything(self, pair: Pair, directory: Path, compacted: bool) -> None:
-        """Any byte changed in any value of any keyspace is told, or harmless; no answer is wrong."""
+        """Any byte changed in any value of any keyspace is reported, or harmless; no answer is wrong."""
         draw = random.Random(SEED)
         with pair.open(directory / "db", options={pair.layout: pair.small()}, clock=lambda: START) as db:
             for number in range(3):
@@ -299,7 +299,7 @@ class Damage(Fixtures):
 
     @requires("persistent")
     def test_flipped_byte_in_a_table(self, pair: Pair) -> None:
-        """A byte changed anywhere in a table file is told at open, by readers and by verify, or is harmless."""
+        """A byte changed anywhere in a table file is reported at open, by readers and by verify, or is harmless."""
         draw = random.Random(SEED)
         with quick_directory() as directory:
             good = make(pair, Path(directory, "db"))
@@ -319,7 +319,7 @@ class Damage(Fixtures):
 
     @requires("persistent")
     def test_rest_is_readable_beside_a_damaged_table(self, pair: Pair) -> None:
-        """With one shard's messages damaged, reading it names the file, and the other shards can be read."""
+        """If one shard's messages are damaged, reading it names the file, and the other shards can be read."""
         with quick_directory() as directory:
             path = Path(directory, "db")
             good = make(pair, path, shards=3)
@@ -351,7 +351,7 @@ class Damage(Fixtures):
                 others = [stream for stream in db.streams("#") if stream.shard != 1]
                 read = []
                 for stream in others:
-                    batch = db.next(db.iterate(stream, "#"), 100_000).batch
+                    batch = db.read(db.cursor(stream, "#"), 100_000).batch
                     read += batch.ids() if len(batch) else []
                 assert sorted(id_ for id_, _ in good if id_.shard != 1) == sorted(read)
                 damages = db.verify().damages
@@ -360,7 +360,7 @@ class Damage(Fixtures):
 
     @requires("persistent")
     def test_flipped_byte_in_the_log(self, pair: Pair) -> None:
-        """After a byte was changed in the log opening names the place, or has whole batches from the first on."""
+        """If a byte of the log was changed, opening names the place, or has whole batches from the first on."""
         draw = random.Random(SEED)
         with quick_directory() as directory:
             path = Path(directory, "db")
@@ -391,7 +391,7 @@ class Damage(Fixtures):
 
     @requires("persistent")
     def test_lost_manifest_and_lost_shard(self, pair: Pair, directory: Path) -> None:
-        """Without its manifest, or without one of its shards, a database isn't opened as an empty one."""
+        """A database without its manifest, or without one of its shards, isn't opened as an empty one."""
         with pair.open(directory / "db", shards=2) as db:
             db.store([Message("a", b"1", f"c{number}") for number in range(8)])
         shutil.copytree(directory / "db", directory / "copy")

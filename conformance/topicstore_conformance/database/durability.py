@@ -1,4 +1,4 @@
-"""Durability, counted in system calls and proved by cutting the engine's log at any byte."""
+"""Promises about durability, tested by counting system calls and by cutting the engine's log at any byte."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ with ts.open(path, backend=backend, layout=layout, durability=durability) as db:
 
 @attrs.frozen
 class Call:
-    """A system call, or a word of the child's, as strace saw it."""
+    """A system call, or a report of the child's, as strace saw it."""
 
     kind: str
-    """``begin``, ``acked``, ``close``, ``write`` or ``sync``."""
+    """The kind: ``begin``, ``acked``, ``close``, ``write`` or ``sync``."""
     thread: str
     begun: int
-    """Numbers count the lines of the trace."""
+    """The line of the trace in which the call began; all numbers count these lines."""
     ended: int
     what: str = ""
-    """Of a word what it names, else the file."""
+    """The batch that a report names, or the file that a call is about."""
 
 
 _LINE = re.compile(r"(\d+) +(.*)")
@@ -72,7 +72,7 @@ _RESUMED = re.compile(r"<\.\.\. (\w+) resumed>")
 
 
 def parse(trace: str, directory: str) -> list[Call]:
-    """Return the calls on files whose path begins so, and the child's words, in the order of their ends."""
+    """Return the calls on files below a directory, and the child's reports, in the order of their ends."""
     calls: list[Call] = []
     open_: dict[str, Call] = {}
     for number, line in enumerate(trace.splitlines()):
@@ -105,7 +105,7 @@ def _call(thread: str, text: str, number: int, directory: str) -> Call | None:
 
 
 def traced(pair: Pair, durability: str, threads: int, batches: int) -> list[Call]:
-    """Run the child under strace; return what it did, up to where it closes the database."""
+    """Run the child under strace; return its calls up to where it closes the database."""
     reason = why_no_tracing()
     if reason is not None:
         pytest.skip(reason)
@@ -123,7 +123,7 @@ def traced(pair: Pair, durability: str, threads: int, batches: int) -> list[Call
 
 
 def spans(calls: list[Call]) -> dict[str, tuple[Call, Call]]:
-    """Return the words around each batch."""
+    """Return the reports before and after each batch."""
     begun = {call.what: call for call in calls if call.kind == "begin"}
     return {call.what: (begun[call.what], call) for call in calls if call.kind == "acked"}
 
@@ -132,14 +132,14 @@ def spans(calls: list[Call]) -> dict[str, tuple[Call, Call]]:
 
 
 def newest_log(database: Path) -> Path | None:
-    """Return the engine's newest log, where it has files that are called so."""
+    """Return the engine's newest log, if it has files with such names."""
     logs = sorted((database / "shard-0000").glob("[0-9]*.log"))
     return logs[-1] if logs else None
 
 
 @attrs.define
 class Written:
-    """What was acknowledged, and how long the log was by then."""
+    """The batches that were acknowledged, and how long the log was after each."""
 
     sizes: list[int]
     ids: list[list[MessageId]]
@@ -166,7 +166,7 @@ def fill(pair: Pair, path: Path, durability: str, batches: int) -> tuple[ts.Data
 
 
 def open_cut(path: Path, *, complete: bool) -> ts.Database:
-    """Open a database whose log was cut; if that took what was synced, it is refused until that is accepted."""
+    """Open a database whose log was cut; if synced data was cut off, opening is refused until that is accepted."""
     if complete:
         return ts.open(path)
     with pytest.raises(DataLossError):
@@ -176,7 +176,7 @@ def open_cut(path: Path, *, complete: bool) -> ts.Database:
 
 
 def check_survivors(path: Path, written: Written, whole: int, *, complete: bool) -> None:
-    """Check that a cut database has the first batches, wholly, and goes on behind them.
+    """Check that a cut database has the first batches, wholly, and continues after them.
 
     ``complete``: nothing is missing that was synced.
     """
@@ -197,7 +197,7 @@ def check_survivors(path: Path, written: Written, whole: int, *, complete: bool)
 
 
 def check_each_waits(calls: list[Call], batches: int) -> None:
-    """Each batch is acknowledged behind a sync that began after its own write had ended."""
+    """Check that each batch is acknowledged after a sync that began after its own write had ended."""
     words = spans(calls)
     assert batches == len(words)
     syncs = [call for call in calls if call.kind == "sync"]
@@ -212,7 +212,7 @@ def check_each_waits(calls: list[Call], batches: int) -> None:
 
 
 class Durability(Fixtures):
-    """What is on disk, and when."""
+    """Promises about what is on disk, and when."""
 
     @requires("persistent", "sync")
     def test_every_batch_is_synced_before_it_is_acknowledged(self, pair: Pair) -> None:
@@ -230,12 +230,12 @@ class Durability(Fixtures):
 
     @requires("persistent", "sync")
     def test_every_thread_waits_for_a_sync(self, pair: Pair) -> None:
-        """Of several threads, too, each returns from its store after a sync that began when its write had ended."""
+        """With several threads, too, each store returns after a sync that began when its own write had ended."""
         batches = tries(15, 40)
         check_each_waits(traced(pair, "sync", THREADS, batches), THREADS * batches)
 
     def test_flushes_are_shared(self, pair: Pair, directory: Path) -> None:
-        """Whatever is stored while a flush is under way waits for the next one, and that one serves it all."""
+        """All batches stored while a flush is under way wait for the next one, which serves all of them."""
         with pair.open(directory / "db", durability="sync", clock=lambda: START) as db:
             db.store([Message("t", b"first")])
             shard, engine = db.storage.shards[0], db.storage.shards[0].engine()
@@ -272,7 +272,7 @@ class Durability(Fixtures):
     @requires("persistent")
     @pytest.mark.parametrize("durability", ["commit", "sync"])
     def test_cut_log(self, pair: Pair, durability: str) -> None:
-        """Whatever byte the log ends at, the batches before it are whole, and no other is half there."""
+        """At whatever byte the log is cut, the batches before it are whole, and no other is there by half."""
         draw = random.Random(durability)
         with quick_directory() as directory:
             path = Path(directory, "db")
@@ -296,7 +296,7 @@ class Durability(Fixtures):
 
     @requires("persistent")
     def test_cut_log_after_restarts(self, pair: Pair) -> None:
-        """A cut of the log takes nothing of what an earlier life of the database wrote."""
+        """A cut of the log removes nothing that was written before the database was last opened."""
         draw = random.Random(4)
         with quick_directory() as directory:
             path = Path(directory, "db")

@@ -1,9 +1,10 @@
-"""What the tests of whole databases share."""
+"""Fixtures that the tests of whole databases share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from topicstore.contract.engine import DATA, KEYS, Engine, Keyspace
@@ -15,15 +16,14 @@ from topicstore_conformance.subjects.pairs import Pair
 
 __all__ = ["Fixtures", "both_durabilities", "both_timestamps", "message_spaces"]
 
-_distinct = [pytest.mark.requires("sync")] if MODE == "quick" else []
-"""Where both are the same to the engine, one of them is enough for the quick mode."""
-both_durabilities = pytest.mark.parametrize("durability", ["commit", pytest.param("sync", marks=_distinct)])
+both_durabilities = pytest.mark.parametrize("durability", ["commit", "sync"], indirect=True)
 both_timestamps = pytest.mark.parametrize("timestamps", ["commit", "message"])
 
 
-def message_spaces(engine: Engine) -> list[Keyspace]:
-    """Return the keyspaces in which a layout keeps messages; skip the test where they are out of reach there."""
-    found = [space for space in (DATA, KEYS) for _ in engine.scan(space, limit=1)]
+def message_spaces(engine: Engine) -> list[Keyspace[Any]]:
+    """Return the keyspaces in which a layout keeps messages; skip the test if they can't be reached there."""
+    spaces: list[Keyspace[Any]] = [DATA, KEYS]
+    found = [space for space in spaces for _ in engine.scan(space, limit=1)]
     if not found:
         pytest.skip("the layout keeps no messages under keys, where they could be damaged or exchanged")
     return found
@@ -39,10 +39,18 @@ class Fixtures:
 
     @pytest.fixture(autouse=True)
     def _has_what_is_required(self, request: pytest.FixtureRequest, pair: Pair) -> None:
-        check_capabilities(request.node, pair.capabilities)
+        check_capabilities(request.function, pair.capabilities)
+
+    @pytest.fixture
+    def durability(self, request: pytest.FixtureRequest, pair: Pair) -> str:
+        """A durability; if both are the same to the engine, one of them is enough for the quick mode."""
+        chosen: str = request.param
+        if MODE == "quick" and chosen == "sync" and "sync" not in pair.capabilities:
+            pytest.skip("needs sync")
+        return chosen
 
     @pytest.fixture
     def directory(self) -> Iterator[Path]:
-        """An empty directory, in memory if possible: what must reach a disk is tested by counting and cutting."""
+        """An empty directory, in memory if possible: syncs are tested by counting and cutting, not by the disk."""
         with quick_directory() as name:
             yield Path(name)

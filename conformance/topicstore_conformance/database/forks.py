@@ -1,6 +1,6 @@
-"""A forked child of a process that has a database open: what it inherited is refused, and it never gets stuck.
+"""Promises about forked processes: a child is refused the database that it inherited, and never gets stuck.
 
-Run as a program, it is such a process; pytest's own would be warned of its threads, and may have used any engine.
+Run as a program, this module is such a parent: pytest's own process has threads, and may have used any engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Forks(Fixtures):
     @requires("persistent")
     @pytest.mark.parametrize("moment", [OPENED, CLOSED, FRESH])
     def test_a_forked_child(self, pair: Pair, directory: Path, moment: str) -> None:
-        """A forked child uses a database of its own, or is refused at once; its parent's is neither used nor harmed."""
+        """A forked child can use a database of its own, or is refused at once; its parent's is not used or harmed."""
         program = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", __name__]
         done = subprocess.run(
             [*program, str(directory), pair.backend, pair.layout, moment],
@@ -52,7 +52,7 @@ class Forks(Fixtures):
 
 
 def use(path: Path, backend: str, layout: str) -> None:
-    """Do with a database what makes an engine use its threads."""
+    """Use a database in ways that make an engine start its threads."""
     with ts.open(path, backend=backend, layout=layout) as db:
         db.store(MESSAGES)
         db.flush()
@@ -60,18 +60,18 @@ def use(path: Path, backend: str, layout: str) -> None:
         if "checkpoint" in db.storage.capabilities:
             db.checkpoint(path.with_name(f"{path.name}-copy"))
         assert len(MESSAGES) == sum(1 for _ in db.replay("#"))
-    with ts.open(path, read_only=True) as db:
+    with ts.open(path, mode="r") as db:
         assert len(MESSAGES) == sum(1 for _ in db.replay("#"))
 
 
 def in_child(work: Callable[[], object]) -> None:
-    """Do something in a forked child. One that gets stuck is ended by an alarm, which is a failure."""
+    """Do something in a forked child. A child that gets stuck is ended by an alarm, which is a failure."""
     child = os.fork()
     if child == 0:
         signal.alarm(int(PATIENCE))
         try:
             work()
-        except BaseException:  # noqa: BLE001 - it is told, and the child does nothing more
+        except BaseException:  # noqa: BLE001 - it is reported, and the child does nothing more
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
@@ -80,7 +80,7 @@ def in_child(work: Callable[[], object]) -> None:
 
 
 def use_or_be_refused(path: Path, backend: str, layout: str) -> None:
-    """Use a database of one's own, which is refused at once or goes as ever; say which."""
+    """Use a new database, which is refused at once or works as usual; return which."""
     try:
         use(path, backend, layout)
     except ts.ForkedProcessError:
@@ -92,7 +92,7 @@ def use_or_be_refused(path: Path, backend: str, layout: str) -> None:
 
 
 def is_refused(db: ts.Database) -> None:
-    """See that an inherited database takes nothing, and can be closed for all that."""
+    """Check that an inherited database refuses calls, and can nevertheless be closed."""
     for call in (lambda: db.store(MESSAGES), lambda: list(db.replay("#")), db.compact, db.flush, db.add_generation):
         with pytest.raises(ts.DatabaseClosedError):
             call()
@@ -100,7 +100,7 @@ def is_refused(db: ts.Database) -> None:
 
 
 def main(directory: str, backend: str, layout: str, moment: str) -> None:
-    """Be a process that forks."""
+    """Run as a process that forks."""
     parents, own = Path(directory, "parents"), Path(directory, "own")
 
     def child() -> None:

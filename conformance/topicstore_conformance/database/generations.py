@@ -1,4 +1,4 @@
-"""Generations: added, dropped and finished by the next open, over all shards or not at all."""
+"""Promises about generations: added, dropped and finished by the next open, over all shards or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLIENTS = [f"c{number}" for number in range(12)]
 
 
 def some(text: str) -> list[Message]:
-    """Return a message of every client, so of every shard."""
+    """Return a message of every client, and so of every shard."""
     return [Message(f"t/{number % 3}", text.encode(), client) for number, client in enumerate(CLIENTS)]
 
 
@@ -37,7 +37,7 @@ def opened(pair: Pair, path: Path, shards: int = 3) -> tuple[ts.Database, Model]
 
 
 def store(db: ts.Database, model: Model, messages: list[Message]) -> None:
-    """Store in both."""
+    """Store messages in the database and in the model."""
     assert [row.id for row in model.store(messages, START)] == db.store(messages).ids
 
 
@@ -47,10 +47,10 @@ def thresholds(pair: Pair) -> dict[str, dict[str, Any]]:
 
 
 class Generations(Fixtures):
-    """How generations come, go, and pass on what was learned."""
+    """Promises about how generations begin and end, and what they inherit."""
 
     def test_each_keeps_its_layout(self, pair: Pair, directory: Path) -> None:
-        """Generations of different layouts are read together, and each keeps the layout it was born with."""
+        """Generations of different layouts are read together, and each keeps the layout that it was created with."""
         db, model = opened(pair, directory / "db")
         with db:
             store(db, model, some("first"))
@@ -62,7 +62,7 @@ class Generations(Fixtures):
 
     @pytest.mark.parametrize("compacted", [pytest.param(False, marks=full), True])
     def test_order_over_layouts_and_shards(self, pair: Pair, directory: Path, compacted: bool) -> None:
-        """``order="time"`` merges shards and generations, of layouts with and without order of positions, exactly."""
+        """``order="time"`` merges shards and generations exactly, of layouts with and without order of positions."""
         clock = Clock()
         with pair.open(directory / "db", shards=3, clock=clock, options=thresholds(pair)) as db:
             model = Model(shards=3, shard_of=db.shard_of, layout=pair.layout)
@@ -71,7 +71,7 @@ class Generations(Fixtures):
                 if number:
                     assert model.add_generation(layout) == db.add_generation(layout, small_options(layout))
                 for part in range(5):
-                    clock.now += (0, 1, 700, 2_500, 1)[part]  # within an epoch, and over its end
+                    clock.now += (0, 1, 700, 2_500, 1)[part]  # within an epoch, and across its end
                     messages = [
                         Message(f"t/{n % 4}/{'xyz'[(n + part) % 3]}", b"%d/%d" % (part, n), CLIENTS[n % 12])
                         for n in range(40)
@@ -90,7 +90,7 @@ class Generations(Fixtures):
             check_all(db, model)
 
     def test_times_of_generations(self, pair: Pair, directory: Path) -> None:
-        """A generation says when it was made and sealed, and a time range over several finds all it holds."""
+        """A generation records when it was made and sealed, and a time range over several finds all that they hold."""
         now = [START]
         with pair.open(directory / "db", clock=lambda: now[0]) as db:
             for number in range(3):
@@ -106,7 +106,7 @@ class Generations(Fixtures):
                     assert [b"%d" % number for number in range(first, end)] == got
 
     def test_a_publisher_stays_in_its_shard(self, pair: Pair, directory: Path) -> None:
-        """A publisher's messages lie in one shard, the one that is said, whatever generations and openings come."""
+        """A publisher's messages lie in one shard, the one that is reported, over all generations and openings."""
         shards: dict[str, set[int]] = {client: set() for client in CLIENTS}
         for opening in range(2 if "persistent" in pair.capabilities else 1):
             with pair.open(directory / "db", shards=3, clock=lambda: START) as db:
@@ -118,7 +118,7 @@ class Generations(Fixtures):
         assert [client for client, of in shards.items() if len(of) != 1] == []
 
     def test_dropping_twice(self, pair: Pair, directory: Path) -> None:
-        """Dropping twice does nothing; the current generation and one that never was can't be dropped."""
+        """Dropping a generation twice does nothing; the current one and one that never existed can't be dropped."""
         db, model = opened(pair, directory / "db")
         with db:
             store(db, model, some("old"))
@@ -158,7 +158,7 @@ class Generations(Fixtures):
     @requires("persistent")
     @pytest.mark.parametrize("done", [1, 2])
     def test_interrupted_addition_goes_on(self, pair: Pair, directory: Path, done: int) -> None:
-        """If only some shards got a new generation, opening gives it to the others, with layout and options."""
+        """If only some shards got a new generation, opening gives it to the others, with its layout and options."""
         layout = layouts_on(pair.backend)[-1]
         db, model = opened(pair, directory / "db")
         with db:
@@ -197,7 +197,7 @@ class Generations(Fixtures):
 
     @requires("persistent")
     def test_tombstone_is_removed_at_open(self, pair: Pair, directory: Path) -> None:
-        """A removal that was interrupted behind its tombstone leaves nothing in the engine after the next open."""
+        """A removal interrupted after its tombstone was written leaves nothing in the engine after the next open."""
         db, _ = opened(pair, directory / "db", shards=1)
         with db:
             db.store(some("old"))
@@ -206,11 +206,10 @@ class Generations(Fixtures):
             assert [] == list(db.replay("#"))
         with ts.open(directory / "db", clock=lambda: START) as db:
             engine = db.storage.shards[0].engine()
-            for space in (DATA, INDEX):
-                assert [] == [pair for chunk in engine.scan(space, (1, 0, 0), (2, 0, 0)) for pair in chunk]
-            for space in (META, KEYS):
-                chunks = engine.scan(space, encode_generation(1), encode_generation(2))
-                assert [] == [pair for chunk in chunks for pair in chunk]
+            for numbers in (DATA, INDEX):
+                assert [] == list(engine.scan(numbers, (1, 0, 0), (2, 0, 0)))
+            for names in (META, KEYS):
+                assert [] == list(engine.scan(names, encode_generation(1), encode_generation(2)))
 
     @requires("persistent")
     def test_killed_while_adding_and_dropping(self, pair: Pair) -> None:
@@ -250,7 +249,7 @@ class Generations(Fixtures):
 
     @requires("few_streams")
     def test_learned_structure_is_inherited(self, pair: Pair, directory: Path) -> None:
-        """A new generation knows the wildcards that the one before has learned: few streams from its first message."""
+        """A new generation has the wildcards that the one before has learned: few streams from its first message on."""
         topics = [f"site/{number % 4}/device-{number}/temperature" for number in range(200)]
         others = [f"site/{number % 4}/other-{number}/temperature" for number in range(200)]
         with pair.open(directory / "db", options=thresholds(pair)) as db:
@@ -259,13 +258,13 @@ class Generations(Fixtures):
             db.add_generation()
             db.store([Message(topic, b"y", "c") for topic in others])
             new = [stream for stream in db.streams("#") if stream.generation == 2]
-            assert len(new) < before or before == 1  # a layout that learns has fewer: it knows what is a wildcard
+            assert len(new) < before or before == 1  # a layout that learns has fewer streams: it knows the wildcards
             assert others == [message.topic for message in db.replay("#", order="time") if message.payload == b"y"]
 
     @requires("persistent", "few_streams")
     @pytest.mark.parametrize("restarts", [1, 2])
     def test_learned_structure_is_inherited_over_restarts(self, pair: Pair, directory: Path, restarts: int) -> None:
-        """What a new generation inherits is there before its first message, and outlives restarts."""
+        """Inherited structure is there before a new generation's first message, and after restarts."""
         topics = [f"site/{number % 4}/device-{number}/temperature" for number in range(200)]
         with pair.open(directory / "db", options=thresholds(pair)) as db:
             db.store([Message(topic, b"x", "c") for topic in topics])
@@ -283,27 +282,27 @@ class Generations(Fixtures):
 
     @requires("checkpoint")
     def test_checkpoint(self, pair: Pair, directory: Path) -> None:
-        """A checkpoint is a database of its own: what was stored before it, and nothing that came later."""
+        """A checkpoint is an independent database with what was stored before it, and nothing stored later."""
         db, model = opened(pair, directory / "db")
         with db:
             store(db, model, some("old"))
             db.add_generation()
             model.add_generation(pair.layout)
             store(db, model, some("new"))
-            iterator = db.iterate(db.streams("#")[0], "#").to_bytes()
+            cursor = db.cursor(db.streams("#")[0], "#").to_bytes()
             db.checkpoint(directory / "copy")
             db.store(some("later"))
             with pytest.raises(ts.NotADatabaseError):
                 db.checkpoint(directory / "copy")
         with ts.open(directory / "copy", clock=lambda: START) as copy:
             check_all(copy, model)
-            assert 0 < len(copy.next(ts.Iterator.from_bytes(iterator)).batch)
+            assert 0 < len(copy.read(ts.Cursor.from_bytes(cursor)).batch)
             store(copy, model, some("its own"))
             check_all(copy, model)
 
     @without("checkpoint")
     def test_no_checkpoint(self, pair: Pair, directory: Path) -> None:
-        """A checkpoint on a backend that can't make one is refused, and makes no directory."""
+        """A checkpoint is refused on a backend that can't make one, and makes no directory."""
         with pair.open(directory / "db") as db, pytest.raises(ts.UnsupportedError):
             db.checkpoint(directory / "copy")
         assert not (directory / "copy").exists()

@@ -1,4 +1,4 @@
-"""Whatever is done to a database, it answers as the model does."""
+"""Promises about any history of calls: the database answers as the model does."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ LARGE = 16 << 20
 
 
 class Histories(Fixtures):
-    """What any history of calls leaves, and messages of every kind and number."""
+    """Promises about the result of any history of calls, and about messages of every kind and number."""
 
     def test_machine(self, pair: Pair) -> None:
-        """Any sequence of operations leaves what the model says."""
+        """After any sequence of operations the database holds what the model says."""
         machine = type("Machine", (DatabaseMachine,), {"pair": pair})
         run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=tries(5, 30, pair.capabilities)))
 
     def test_hostile_topics(self, pair: Pair) -> None:
-        """Whatever MQTT 5 lets through is stored, found by every filter that matches, and comes back as it was."""
+        """Every topic that MQTT 5 permits is stored, found by every filter that matches, and comes back unchanged."""
 
         @settings(COSTLY, max_examples=tries(5, 25, pair.capabilities))
         @given(
@@ -64,14 +64,14 @@ class Histories(Fixtures):
         check()
 
     def test_every_edge_topic_by_itself(self, pair: Pair, directory: Path) -> None:
-        """Each odd topic is found under its own name, and only what was published to it."""
+        """Each unusual topic is found under its own name, with only the messages that were published to it."""
         with pair.open(directory / "db", options={pair.layout: pair.small()}) as db:
             db.store([Message(topic, str(number).encode()) for number, topic in enumerate(strategies.EDGE_TOPICS)])
             for number, topic in enumerate(strategies.EDGE_TOPICS):
                 assert [(topic, str(number).encode())] == [(m.topic, m.payload) for m in db.replay(topic)]
 
     def test_empty_and_large_payloads(self, pair: Pair, directory: Path) -> None:
-        """A payload of nothing and one of 16 MB come back as they were, beside each other."""
+        """An empty payload and one of 16 MB come back unchanged, beside each other."""
         large = bytes(range(256)) * (LARGE // 256)
         messages = [Message("a", b"", "c"), Message("a", large, "c"), Message("b", b"", "c"), Message("a", b"x", "c")]
         with pair.open(directory / "db", clock=lambda: START) as db:
@@ -87,7 +87,7 @@ class Histories(Fixtures):
             assert [b""] == [message.payload for message in db.replay("#")]
 
     def test_a_long_batch(self, pair: Pair, directory: Path) -> None:
-        """Tens of thousands of messages stored in one call come back in order, each publisher's and all together."""
+        """Tens of thousands of messages stored in one call come back in order, for each publisher and all together."""
         messages = [Message(f"a/{n % 7}", b"%d" % n, f"c{n % 11}", n % 3, n % 5 == 0) for n in range(30_000)]
         with pair.open(directory / "db", shards=2, clock=lambda: START) as db:
             model = Model(shards=2, shard_of=db.shard_of, layout=pair.layout)
@@ -111,7 +111,7 @@ class Histories(Fixtures):
 
     @requires("persistent")
     def test_positions_increase_over_restarts(self, pair: Pair, directory: Path) -> None:
-        """Neither a clock set back, nor deleting the last message, nor a restart gives a position twice."""
+        """No position is given twice, after a clock was set back, the last message was deleted, or a restart."""
         path, seen = directory / "db", []
         for moment, ahead in ((0, False), (-(10**9), True), (0, False), (500, False), (-(10**6), True)):
             told = pytest.warns(UserWarning, match="future") if ahead else contextlib.nullcontext()
@@ -129,7 +129,7 @@ class Histories(Fixtures):
 
     @requires("persistent")
     def test_a_last_position_in_the_future_is_told(self, pair: Pair, directory: Path) -> None:
-        """A database from the future is told by a warning at open and by `info`, and storing goes on behind it."""
+        """If last positions lie in the future, opening warns and `info` says so, and storing continues after them."""
         with pair.open(directory / "db", clock=lambda: START) as db:
             last = db.store([Message("a", b"1")]).ids[0].position
         with pytest.warns(UserWarning, match="last position lies 3 s in the future"):
@@ -140,7 +140,7 @@ class Histories(Fixtures):
             assert [b"1", b"2"] == [message.payload for message in db.replay("a")]
 
     def test_state_scan_is_ordered_and_hides_what_is_not_its_own(self, pair: Pair, directory: Path) -> None:
-        """A shard's state comes in order of keys, by prefix, and shows nothing of the store's own."""
+        """A shard's state comes in order of keys, by prefix, without the store's own keys."""
         keys = [b"\x02", b"a", b"a\0", b"ab", b"b", b"\xff", b"\xff\xff", b"\xff\xff\x01"]
         with pair.open(directory / "db", shards=2) as db:
             db.state(1).write([ts.StateWrite(key, key * 2) for key in reversed(keys)])

@@ -1,4 +1,4 @@
-"""Engines to put between a database and its own, so that a test can hold up or refuse what is asked of it."""
+"""Engines between a database and its real one, with which a test can hold up or refuse calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Full", "Gate", "Turnstile", "replace_engine"]
 
 
 class Gate:
-    """An engine whose flushes wait at a gate, so that a test can do things meanwhile."""
+    """An engine whose flushes wait at a gate, so that a test can act meanwhile."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -31,7 +31,7 @@ class Gate:
 
 
 class Turnstile(Gate):
-    """A gate that lets as many flushes through as it is told to."""
+    """A gate that lets through as many flushes as it is told to."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -39,18 +39,18 @@ class Turnstile(Gate):
         self._passes = threading.Semaphore(0)
 
     def flush_log(self) -> None:
-        """Flush once it was let through."""
+        """Flush once this flush is let through."""
         self.begun += 1  # a shard never flushes twice at once
         assert self._passes.acquire(timeout=PATIENCE)
         self._engine.flush_log()
 
     def let_through(self, flushes: int = 1) -> None:
-        """Let so many flushes through."""
+        """Let this many flushes through."""
         self._passes.release(flushes)
 
 
 class Full:
-    """An engine whose disk is full: what it is told to refuse fails."""
+    """An engine whose disk is full: the calls that it is told to refuse fail."""
 
     def __init__(self, engine: Engine, refused: str) -> None:
         self._engine = engine

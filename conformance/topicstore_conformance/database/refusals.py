@@ -1,4 +1,4 @@
-"""What can't be done is refused with its own error, and leaves everything as it was."""
+"""Promises about refusals: an invalid call raises its own error, and leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import topicstore as ts
 from topicstore import MAX_PAYLOAD, Message
 from topicstore.contract.checksums import add_checksum, strip_checksum
-from topicstore.contract.engine import STATE, Engine, Keyspace, WriteBatch
+from topicstore.contract.engine import STATE, Engine, K, Keyspace, WriteBatch
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.database.fixtures import Fixtures, message_spaces
@@ -42,7 +42,7 @@ class Held:
         assert [row.id for row in self.model.store(messages, START)] == self.db.store(messages).ids
 
     def refuses(self, messages: Any, error: type[ts.InvalidMessageError], index: int | None) -> None:
-        """Check that a batch is refused, by which message, and that nothing of it is there."""
+        """Check that a batch is refused because of this message, and that nothing of it is stored."""
         with pytest.raises(error) as refused:
             self.db.store(messages)
         assert (error, index) == (type(refused.value), refused.value.index)
@@ -90,8 +90,8 @@ with topicstore.open(sys.argv[1]) as db:
 """
 
 
-def put(engine: Engine, space: Keyspace, key: Any, value: bytes) -> None:
-    """Put a value behind the back of the database."""
+def put(engine: Engine, space: Keyspace[K], key: K, value: bytes) -> None:
+    """Put a value around the database."""
     write = WriteBatch()
     write.put(space, key, value)
     engine.write(write)
@@ -101,7 +101,7 @@ BAD_FILTERS: tuple[Any, ...] = ("", "a/#/b", "a#", "+a", "a/b+", "##", "a\0", "\
 
 
 class Refusals(Fixtures):
-    """What is refused, how, and that it changes nothing."""
+    """Promises about which calls are refused, with which error, and that they change nothing."""
 
     @pytest.fixture
     def held(self, pair: Pair, directory: Path) -> Iterator[Held]:
@@ -111,7 +111,7 @@ class Refusals(Fixtures):
             yield held
 
     def test_one_bad_message_refuses_its_batch(self, held: Held) -> None:
-        """Whatever is wrong with one message, it is named, and no shard has any of the others."""
+        """If one message of a batch is invalid, the error names it, and no shard has any of the others."""
         for number, bad in enumerate(BAD.values()):
             index = number % (len(GOOD) + 1)
             held.refuses([*GOOD[:index], bad, *GOOD[index:]], ts.InvalidMessageError, index)
@@ -119,11 +119,11 @@ class Refusals(Fixtures):
         check_all(held.db, held.model)
 
     def test_payload_too_large(self, held: Held) -> None:
-        """A payload of a byte more than MQTT can carry is refused as too large."""
+        """A payload that is one byte larger than MQTT can carry is refused as too large."""
         held.refuses([*GOOD, Message("a", bytes(MAX_PAYLOAD + 1))], ts.MessageTooLargeError, len(GOOD))
 
     def test_what_is_not_messages(self, held: Held) -> None:
-        """What isn't messages, and columns that don't fit, are refused."""
+        """Arguments that aren't messages, and columns that don't fit, are refused."""
         held.refuses([GOOD[0], "not a message"], ts.InvalidMessageError, 1)
         table = pa.table({"topic": ["a"], "payload": [b"x"]})
         batch = table.to_batches()[0]
@@ -134,12 +134,12 @@ class Refusals(Fixtures):
             held.refuses(columns, ts.InvalidMessageError, 1)
         for nonsense in (7, None, "text", b"bytes", GOOD[0]):
             with pytest.raises(ts.InvalidArgumentError):
-                held.db.store(nonsense)
+                held.db.store(nonsense)  # type: ignore[arg-type]
         check_all(held.db, held.model)
 
     @pytest.mark.parametrize("late", ["raise", "lift"])
     def test_too_far_ahead(self, pair: Pair, directory: Path, late: str) -> None:
-        """A time up to the allowed skew ahead is taken, one microsecond more is refused, with its index."""
+        """A time up to the allowed skew ahead is accepted; one a microsecond later is refused, with its index."""
         held = Held(pair, directory / "db", timestamps="message", late=late, max_skew=2.5)
         with held.db:
             ahead = [Message("a", b"", f"c{n}", timestamp=START + 2_500_000 + (n == 3)) for n in range(6)]
@@ -148,7 +148,7 @@ class Refusals(Fixtures):
             check_all(held.db, held.model)
 
     def test_late(self, pair: Pair, directory: Path) -> None:
-        """A message older than its shard's newest is refused with its index; one as old as it is taken."""
+        """A message older than its shard's newest is refused with its index; one exactly as old is accepted."""
         held = Held(pair, directory / "db", timestamps="message")
         with held.db:
             for client in ("c1", "c2", "c3"):
@@ -160,11 +160,11 @@ class Refusals(Fixtures):
             within = [Message("a", b"", "x", timestamp=START + time) for time in (5, 5, 7, 6)]
             held.refuses(within, ts.LateMessageError, 3)
             held.store(within[:3])
-            held.store([Message("a", b"", "x")])  # without a time of its own it follows what came before it
+            held.store([Message("a", b"", "x")])  # without a time of its own it follows the message before it
             check_all(held.db, held.model)
 
     def test_late_is_lifted_and_counted(self, pair: Pair, directory: Path) -> None:
-        """With ``late="lift"`` late messages keep their time, take the next position, and are counted for good."""
+        """With ``late="lift"`` late messages keep their time, take the next position, and are counted permanently."""
         held = Held(pair, directory / "db", timestamps="message", late="lift")
         with held.db:
             late = [Message("a", b"%d" % n, "x", timestamp=START - n * 1_000_000) for n in range(5)]
@@ -174,25 +174,26 @@ class Refusals(Fixtures):
             check_all(held.db, held.model)
 
     def test_bad_filters(self, held: Held) -> None:
-        """A filter that MQTT doesn't know is refused by every call that takes one."""
+        """A filter that is invalid in MQTT is refused by every call that takes one."""
         for bad in BAD_FILTERS:
             for call in (held.db.replay, held.db.replay_arrow, held.db.streams, held.db.delete):
                 with pytest.raises(ts.InvalidFilterError):
                     call(bad)
             stream = held.db.streams("#")[0]
             with pytest.raises(ts.InvalidFilterError):
-                held.db.iterate(stream, bad)
+                held.db.cursor(stream, bad)
         check_all(held.db, held.model)
 
     def test_bad_arguments_of_reading(self, held: Held) -> None:
-        """Orders, sizes and times that can't be are refused before anything is read."""
+        """Invalid orders, sizes and times are refused before anything is read."""
         naive = datetime(2024, 1, 1)  # noqa: DTZ001 - that is what is refused
-        for arguments in ({"order": "topic"}, {"batch_size": 0}, {"start": naive}, {"until": "now"}, {"start": 1.5}):
+        times = ({"start": naive}, {"until": "yesterday"}, {"start": -3_600}, {"until": 1_700_000_000}, {"start": 1.5})
+        for arguments in ({"order": "topic"}, {"batch_size": 0}, *times):
             with pytest.raises(ts.InvalidArgumentError):
                 held.db.replay("#", **arguments)
-        iterator = held.db.iterate(held.db.streams("#")[0], "#")
+        cursor = held.db.cursor(held.db.streams("#")[0], "#")
         with pytest.raises(ts.InvalidArgumentError):
-            held.db.next(iterator, 0)
+            held.db.read(cursor, 0)
         for shard in (-1, 3, "0"):
             with pytest.raises(ts.InvalidArgumentError):
                 held.db.state(shard)  # type: ignore[arg-type]
@@ -223,7 +224,7 @@ class Refusals(Fixtures):
 
     @requires("persistent")
     def test_contradicting_arguments(self, pair: Pair, directory: Path) -> None:
-        """Arguments of open that contradict the manifest are refused; those that repeat it are not."""
+        """Arguments of open that contradict the manifest are refused; arguments that repeat it are accepted."""
         with Held(pair, directory / "db").db:
             pass
         other_layouts = [other.layout for other in pairs() if other.backend == pair.backend and other != pair]
@@ -278,7 +279,7 @@ class Refusals(Fixtures):
             assert not (directory / "db").exists()
 
     def test_what_is_not_a_database(self, pair: Pair, directory: Path) -> None:
-        """A directory of something else, and a plain file, are left as they are."""
+        """A directory with other files, and a plain file, are refused as a database and left as they are."""
         (directory / "file").write_bytes(b"mine")
         (directory / "directory").mkdir()
         (directory / "directory" / "mine").write_bytes(b"mine")
@@ -290,27 +291,27 @@ class Refusals(Fixtures):
             [entry.name for entry in (directory / "directory").iterdir()],
         )
         with pytest.raises(ts.DatabaseNotFoundError):
-            ts.open_existing(directory / "nowhere")
+            ts.open(directory / "nowhere", mode="r+")
         assert not (directory / "nowhere").exists()
 
     @requires("persistent")
     def test_create_where_one_is(self, pair: Pair, directory: Path) -> None:
-        """`create` refuses a database that is there."""
+        """The mode ``"x"`` refuses a database that exists."""
         with Held(pair, directory / "db").db:
             pass
         with pytest.raises(ts.NotADatabaseError):
-            ts.create(directory / "db")
+            ts.open(directory / "db", mode="x")
         with ts.open(directory / "db", clock=lambda: START) as db:
             assert len(GOOD) == sum(1 for _ in db.replay("#"))
 
     @requires("persistent")
     def test_creation_that_lost_a_race(self, pair: Pair, directory: Path) -> None:
-        """A database that appears between looking and locking is not made over."""
+        """A database that is created by somebody else between looking and locking is not overwritten."""
         path = directory / "db"
         made: list[str] = []
 
         class Racing(Mapping[str, Any]):
-            """Options that take their time: meanwhile somebody else creates the database."""
+            """Options that are read slowly: meanwhile another process creates the database."""
 
             def __len__(self) -> int:
                 return 1
@@ -332,7 +333,7 @@ class Refusals(Fixtures):
 
     @requires("persistent")
     def test_second_object_in_one_process(self, pair: Pair, directory: Path) -> None:
-        """A second opening in one process is refused, which names the process, and takes nothing from the first."""
+        """A second opening in one process is refused with an error that names the process, and the first goes on."""
         held = Held(pair, directory / "db")
         with held.db:
             for _ in range(2):
@@ -345,7 +346,7 @@ class Refusals(Fixtures):
 
     @requires("persistent")
     def test_second_process(self, pair: Pair, directory: Path) -> None:
-        """While a process has the database open, another is refused and told which, until that one is dead."""
+        """While a process has the database open, another one is refused with an error that names the first."""
         held = Held(pair, directory / "db")
         held.db.close()
         command = [sys.executable, "-c", HOLDER, str(directory / "db")]
@@ -359,10 +360,10 @@ class Refusals(Fixtures):
             check_all(db, held.model)
 
     def test_closed(self, pair: Pair, directory: Path) -> None:
-        """Everything asked of a closed database says that it is closed."""
+        """Every call on a closed database raises an error that says that it is closed."""
         held = Held(pair, directory / "db")
         db, stream = held.db, held.db.streams("#")[0]
-        iterator, replay, state = db.iterate(stream, "#"), db.replay("#", batch_size=1), db.state(0)
+        cursor, replay, state = db.cursor(stream, "#"), db.replay("#", batch_size=1), db.state(0)
         writer = db.writer()
         writer.close()
         db.close()
@@ -370,8 +371,8 @@ class Refusals(Fixtures):
         calls: list[Callable[[], Any]] = [
             lambda: db.store(GOOD),
             lambda: db.streams("#"),
-            lambda: db.iterate(stream, "#"),
-            lambda: db.next(iterator),
+            lambda: db.cursor(stream, "#"),
+            lambda: db.read(cursor),
             lambda: db.replay("#"),
             lambda: next(replay),
             lambda: db.delete("#"),
@@ -409,7 +410,7 @@ class Refusals(Fixtures):
             assert len(GOOD) == sum(1 for _ in db.replay("#"))
 
     def test_newer_messages(self, pair: Pair, directory: Path) -> None:
-        """Stored messages of a later version are refused as that by a reader; the others stay readable."""
+        """Reading stored messages of a later version raises the error for newer formats; the others stay readable."""
         with pair.open(directory / "db", clock=lambda: START) as db:
             db.store(GOOD)
             db.add_generation()
@@ -424,13 +425,13 @@ class Refusals(Fixtures):
                 m.payload
                 for s in db.streams("#")
                 if s.generation == 2
-                for m in db.next(db.iterate(s, "#")).batch.to_messages()
+                for m in db.read(db.cursor(s, "#")).batch.to_messages()
             ]
             put(engine, space, *found)
             assert len(GOOD) + 1 == sum(1 for _ in db.replay("#"))
 
-    def test_newer_iterator(self, held: Held) -> None:
-        """An iterator of a later version is refused as not readable here."""
-        saved = held.db.iterate(held.db.streams("#")[0], "#").to_bytes()
-        with pytest.raises(ts.InvalidIteratorError, match="newer"):
-            ts.Iterator.from_bytes(b"\x02" + saved[1:])
+    def test_newer_cursor(self, held: Held) -> None:
+        """A cursor of a later version is refused as not readable by this version."""
+        saved = held.db.cursor(held.db.streams("#")[0], "#").to_bytes()
+        with pytest.raises(ts.InvalidCursorError, match="newer"):
+            ts.Cursor.from_bytes(b"\x02" + saved[1:])

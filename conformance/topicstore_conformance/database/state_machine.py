@@ -1,6 +1,6 @@
-"""A state machine that does to a database all that one can do, in any order, beside the model.
+"""A state machine that makes every call of a database, in any order, beside the model.
 
-The clock is the machine's, and jumps both ways. Consumers read streams by iterators that are
+The clock is the machine's, and jumps both ways. Consumers read streams by cursors that are
 turned into bytes and back at every step. Everything is compared after every rule that writes.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import pytest
@@ -16,6 +16,7 @@ import topicstore as ts
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore import Message, MessageId, StateWrite
+from topicstore.contract.replay_plan import Order
 from topicstore.plugins import registry
 
 from topicstore_conformance.conditions.directories import quick_directory
@@ -34,17 +35,17 @@ _KEYS = (b"a", b"b", b"\xff", b"\xff\xff", b"key")
 
 @attrs.define
 class Consumer:
-    """Somebody who reads a filter from a time on, stream by stream."""
+    """A reader of a filter from a time on, stream by stream."""
 
     topic_filter: str
     start: int
     places: dict[tuple[int, int, int], bytes]
-    """Saved iterator by shard, generation and stream."""
+    """The saved cursors, by shard, generation and stream."""
     seen: list[MessageId]
 
 
 class DatabaseMachine(RuleBasedStateMachine):
-    """Subclass it with ``pair`` set."""
+    """A state machine over one database. Subclass it with ``pair`` set."""
 
     pair: Pair
 
@@ -91,7 +92,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         self.consumers.append(Consumer("#", 0, {}, []))
 
     def teardown(self) -> None:
-        """Close and remove it."""
+        """Close and remove the database."""
         if hasattr(self, "db"):
             self.db.close()
         self.temporary.cleanup()
@@ -118,7 +119,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     )
 
     def _filter(self, data: st.DataObject) -> str:
-        """Draw a filter, mostly one that some stored message matches."""
+        """Draw a filter, usually one that some stored message matches."""
         near = strategies.filters()
         if self.model.rows:
             topics = sorted({row.message.topic for row in self.model.rows})
@@ -198,7 +199,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule(step=st.sampled_from(_STEPS), back=st.booleans())
     def jump(self, step: int, back: bool) -> None:
-        """The clock is set, in either direction."""
+        """Set the clock forward or back."""
         self.now += -step if back else step
 
     # --- removing ---
@@ -212,7 +213,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         until=st.none() | st.sampled_from((-1_000_000, 0, 1, 5_000_000)),
     )
     def delete(self, data: st.DataObject, start: int, until: int | None) -> None:
-        """Delete some."""
+        """Delete the messages of a filter and a time range."""
         topic_filter = self._filter(data)
         from_, to = self._moment(start) if start else 0, None if until is None else self._moment(until)
         assert self.model.delete(topic_filter, from_, to) == self.db.delete(topic_filter, from_, to)
@@ -228,7 +229,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(-1, 8))
     def drop_generation(self, number: int) -> None:
-        """Drop one: it is gone, or it was, or it can't be."""
+        """Drop a generation: it is gone, or it was already, or it can't be dropped."""
         generation = self.model.generations.get(number)
         if generation is None or not generation.sealed:
             with pytest.raises(ts.GenerationError):
@@ -242,7 +243,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         data=st.data(),
         start=st.just(None) | st.sampled_from((-60_000_000, -2_000_000, -1, 0, 1)),
         until=st.none() | st.sampled_from((-1_000_000, 0, 1, 5_000_000)),
-        order=st.sampled_from((None, "time")),
+        order=st.sampled_from(("any", "time")),
         batch_size=st.sampled_from((1, 2, 7, 4096)),
     )
     def replay(
@@ -250,18 +251,18 @@ class DatabaseMachine(RuleBasedStateMachine):
         data: st.DataObject,
         start: int | None,
         until: int | None,
-        order: Literal["time"] | None,
+        order: Order,
         batch_size: int,
     ) -> None:
-        """Replay some."""
+        """Replay a filter and a time range, and compare with the model."""
         topic_filter = self._filter(data)
         from_, to = 0 if start is None else self._moment(start), None if until is None else self._moment(until)
         check_replay(self.db, self.model, topic_filter, from_, to, order, batch_size)
 
-    @rule(data=st.data(), order=st.sampled_from((None, "time")))
+    @rule(data=st.data(), order=st.sampled_from(("any", "time")))
     @precondition(lambda self: self.model.rows)
-    def replay_around_a_message(self, data: st.DataObject, order: Literal["time"] | None) -> None:
-        """Replay from and to the very time of a message: inclusive and exclusive."""
+    def replay_around_a_message(self, data: st.DataObject, order: Order) -> None:
+        """Replay from and to exactly the time of a message: inclusive and exclusive."""
         topic_filter = self._filter(data)
         position = data.draw(st.sampled_from(self.model.rows)).position
         time = position >> 11
@@ -272,7 +273,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     @rule(data=st.data(), start=st.sampled_from((None, None, -1, 0, 1)))
     @precondition(lambda self: len(self.consumers) < 4)
     def begin_consumer(self, data: st.DataObject, start: int | None) -> None:
-        """Somebody begins to read."""
+        """Add a consumer."""
         from_ = 0 if start is None else self._moment(start)
         self.consumers.append(Consumer(self._filter(data), from_, {}, []))
         self._list_streams(self.consumers[-1])
@@ -282,12 +283,12 @@ class DatabaseMachine(RuleBasedStateMachine):
             place = stream.shard, stream.generation, stream.number
             assert self.model.generations[stream.generation].sealed == stream.sealed
             if place not in consumer.places:
-                iterator = self.db.iterate(stream, consumer.topic_filter, consumer.start)
-                consumer.places[place] = iterator.to_bytes()
+                cursor = self.db.cursor(stream, consumer.topic_filter, consumer.start)
+                consumer.places[place] = cursor.to_bytes()
 
     @rule(data=st.data(), limit=st.sampled_from((1, 2, 5, 1000)), timeout=st.sampled_from((None, None, 0.0)))
     def advance(self, data: st.DataObject, limit: int, timeout: float | None) -> None:
-        """A consumer reads one batch of some of its streams."""
+        """Let a consumer read one batch of some of its streams."""
         consumer = data.draw(st.sampled_from(self.consumers))
         if not consumer.places:
             self._list_streams(consumer)
@@ -297,23 +298,23 @@ class DatabaseMachine(RuleBasedStateMachine):
             self._advance(consumer, place, limit, timeout)
 
     def _advance(self, consumer: Consumer, place: tuple[int, int, int], limit: int, timeout: float | None) -> None:
-        iterator = ts.Iterator.from_bytes(consumer.places[place])
+        cursor = ts.Cursor.from_bytes(consumer.places[place])
         if self.model.generations[place[1]].dropped:
             with pytest.raises(ts.GenerationDroppedError):
-                self.db.next(iterator, limit)
+                self.db.read(cursor, limit)
             del consumer.places[place]
             return
-        result = self.db.next(iterator, limit, timeout=timeout)
+        result = self.db.read(cursor, limit, timeout=timeout)
         assert len(result.batch) <= limit
         rows = list(zip(result.batch.ids(), result.batch.to_messages(), strict=True)) if len(result.batch) else []
         self._take(consumer, place, rows)
         assert not (result.end_of_stream and not self.model.generations[place[1]].sealed)
         if not rows and not result.caught_up:
-            assert iterator != result.iterator  # it moves on, or nobody would ever get any further
-        consumer.places[place] = result.iterator.to_bytes()
+            assert cursor != result.cursor  # otherwise the consumer would never advance
+        consumer.places[place] = result.cursor.to_bytes()
 
     def _take(self, consumer: Consumer, place: tuple[int, int, int], rows: list[tuple[MessageId, Message]]) -> None:
-        """Check rows of one stream, and that nobody gets one twice."""
+        """Check rows of one stream, and that the consumer gets none of them twice."""
         live: dict[MessageId, Row] = {row.id: row for row in self.model.rows}
         for id_, message in rows:
             row = live[id_]
@@ -328,7 +329,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), limit=st.sampled_from((1, 3, 1000)))
     def catch_up(self, data: st.DataObject, limit: int) -> None:
-        """A consumer lists streams again and reads all of them: then it has seen all there is."""
+        """Let a consumer list streams again and read all of them: then it has seen every message."""
         consumer = data.draw(st.sampled_from(self.consumers))
         self.db.replay("#")  # waits until nothing is hidden any more
         self._list_streams(consumer)
@@ -336,19 +337,19 @@ class DatabaseMachine(RuleBasedStateMachine):
             if self.model.generations[place[1]].dropped:
                 del consumer.places[place]
                 continue
-            rows, iterator, ended = drain(self.db, ts.Iterator.from_bytes(saved), limit)
+            rows, cursor, ended = drain(self.db, ts.Cursor.from_bytes(saved), limit)
             self._take(consumer, place, rows)
             assert self.model.generations[place[1]].sealed == ended
-            consumer.places[place] = iterator.to_bytes()
+            consumer.places[place] = cursor.to_bytes()
         expected = {row.id for row in self.model.find(consumer.topic_filter, consumer.start)}
         assert expected <= set(consumer.seen)
 
-    # --- living on ---
+    # --- maintenance ---
 
     @rule()
     @precondition(lambda self: "persistent" in self.pair.capabilities)
     def reopen(self) -> None:
-        """Close and open; a last position in the future is told."""
+        """Close and open the database; a last position in the future is reported."""
         self.db.close()
         future = any(last >> 11 > self.now + 1_000 for last in self.model.last.values())
         with warnings.catch_warnings(record=True) as told:
@@ -358,7 +359,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
-        """Bring everything into the form that is read fastest: nothing changes but bytes."""
+        """Compact everything: this changes nothing but bytes."""
         before = self.db.info()
         report = self.db.compact()
         after = self.db.info()
@@ -367,12 +368,12 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule()
     def verify(self) -> None:
-        """Everything is whole, and as the model has it."""
+        """Check that everything is whole, and as the model has it."""
         check_all(self.db, self.model)
 
     @rule(number=st.integers(0, 9), bad=st.sampled_from((("", 0), ("a/#", 0), ("a\0", 0), ("a", 3), ("a", -1))))
     def store_nonsense(self, number: int, bad: tuple[str, int]) -> None:
-        """One bad message among good ones is named, and none is stored."""
+        """Store one bad message among good ones: the error names it, and none is stored."""
         messages: list[Any] = [Message("a", b"1", f"c{index}") for index in range(number)]
         messages.insert(number // 2, Message(bad[0], b"", "c1", bad[1]))
         with pytest.raises(ts.InvalidMessageError) as refused:

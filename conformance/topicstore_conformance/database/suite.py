@@ -1,18 +1,20 @@
-"""All that a whole database must hold."""
+"""The suite of all promises about a whole database."""
 
 from __future__ import annotations
 
 from .compaction import Compaction
 from .concurrency import Concurrency
 from .crashes import Crashes
+from .cursors import Cursors
 from .damage import Damage
 from .durability import Durability
 from .forks import Forks
 from .generations import Generations
 from .histories import Histories
-from .iterators import Iterators
+from .own_times import OwnTimes
 from .power import PowerLoss
 from .refusals import Refusals
+from .salvage import Salvage
 from .visibility import Visibility
 
 __all__ = ["DatabaseSuite"]
@@ -20,6 +22,7 @@ __all__ = ["DatabaseSuite"]
 
 class DatabaseSuite(
     Damage,
+    Salvage,
     Crashes,
     Durability,
     PowerLoss,
@@ -27,7 +30,8 @@ class DatabaseSuite(
     Concurrency,
     Forks,
     Generations,
-    Iterators,
+    Cursors,
+    OwnTimes,
     Visibility,
     Refusals,
     Histories,

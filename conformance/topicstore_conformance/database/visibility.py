@@ -1,8 +1,8 @@
-"""What was stored is seen at once; where a layout has epochs, within one, and never in another order.
+"""Promises about visibility: a stored message is seen at once or, with epochs, within one, never in another order.
 
 Layouts with epochs hide the one that is being written. ``next`` shows it when it is over; a replay
-waits for that. Here epochs are either so long that none ends while a test runs but by the clock
-that the test sets, or so short that nobody minds waiting.
+waits for that. Epochs are either so long that none ends during a test except by the clock that the
+test sets, or so short that waiting for them costs little.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from topicstore_conformance.subjects.pairs import Pair
 __all__ = ["Visibility"]
 
 LONG, SHORT = 30, 16
-"""Bits of an epoch's microseconds: eighteen minutes, and 66 milliseconds."""
+"""The number of bits of an epoch's microseconds: eighteen minutes, and 66 milliseconds."""
 LENGTH = 1 << LONG
 BEGIN = START >> LONG << LONG
-"""Where a long epoch begins."""
+"""The time at which a long epoch begins."""
 TOPICS = [f"t/{level}/{end}" for level in "abcdefgh" for end in "xy"]
 Place = tuple[int, int, int]
 
@@ -65,39 +65,39 @@ def some(number: int, count: int = 8) -> list[Message]:
 
 
 def epoch_of(db: ts.Database, generation: int, shard: int = 0) -> int:
-    """Return how many positions an epoch of a generation has: 1 if the layout has none."""
+    """Return how many positions an epoch of a generation has: 1 if the layout has no epochs."""
     return db.storage.shards[shard].slab(generation).epoch
 
 
 def hides(db: ts.Database) -> bool:
-    """Say whether the current generation has epochs."""
+    """Return whether the current generation has epochs."""
     return epoch_of(db, db.generations()[-1].number) > 1
 
 
 @attrs.define
 class Follower:
-    """Somebody who reads every stream as it grows, from saved iterators."""
+    """A reader of every stream as it grows, from saved cursors."""
 
     saved: dict[Place, bytes] = attrs.field(factory=dict)
     seen: dict[Place, list[MessageId]] = attrs.field(factory=dict)
 
     @property
     def ids(self) -> list[MessageId]:
-        """Return all that was seen."""
+        """Return the ids of all messages that were seen."""
         return [id_ for ids in self.seen.values() for id_ in ids]
 
     def read(self, db: ts.Database, limit: int = 1_000) -> None:
-        """Read on, to the end of what can be seen."""
+        """Read on, up to the end of what is visible."""
         for stream in db.streams("#"):
             place = stream.shard, stream.generation, stream.number
             saved = self.saved.get(place)
-            iterator = db.iterate(stream, "#") if saved is None else ts.Iterator.from_bytes(saved)
-            rows, iterator, _ = drain(db, iterator, limit)
+            cursor = db.cursor(stream, "#") if saved is None else ts.Cursor.from_bytes(saved)
+            rows, cursor, _ = drain(db, cursor, limit)
             self.seen.setdefault(place, []).extend(id_ for id_, _ in rows)
-            self.saved[place] = iterator.to_bytes()
+            self.saved[place] = cursor.to_bytes()
 
     def check_order(self, db: ts.Database, rows: dict[MessageId, Row]) -> None:
-        """What came from each stream, over the follower's whole life, came in an order that the layout allows."""
+        """Check that each stream's messages came, over the follower's life, in an order that the layout allows."""
         for (shard, generation, _), ids in self.seen.items():
             epochs = [id_.position // epoch_of(db, generation, shard) for id_ in ids]
             assert sorted(epochs) == epochs
@@ -109,12 +109,12 @@ class Follower:
                 last[of] = id_.position
 
 
-# --- anything may happen ----------------------------------------------------------------------
+# --- random histories -------------------------------------------------------------------------
 
 
 @attrs.define
 class Life:
-    """A database with long epochs, its model, and somebody who follows it."""
+    """A database with long epochs, its model, and a follower."""
 
     path: Path
     db: ts.Database
@@ -123,7 +123,7 @@ class Life:
     follower: Follower = attrs.field(factory=Follower)
 
     def store(self, amount: int) -> None:
-        """Store a few, with the present as their own time."""
+        """Store a few messages, with the present as their own time."""
         messages = [
             msgspec.structs.replace(message, timestamp=self.clock.now)
             for message in some(len(self.model.rows), 1 + amount % 12)
@@ -132,26 +132,26 @@ class Life:
         assert [row.id for row in rows] == self.db.store(messages).ids
 
     def jump(self, amount: int) -> None:
-        """The clock is set, into the same epoch or another, in either direction."""
+        """Set the clock forward or back, within the epoch or into another."""
         self.clock.now += (amount - 40) * (LENGTH // 8)
 
     def tick(self, amount: int) -> None:
-        """The clock goes on a little, or stands still."""
+        """Let the clock go on a little, or stand still."""
         self.clock.now += amount // 20
 
     def add_generation(self, amount: int) -> None:
-        """Begin a generation, wherever the epoch is."""
+        """Begin a generation at any point of the epoch."""
         if len(self.model.generations) < 5:
             assert self.model.add_generation(self.model.layout) == self.db.add_generation()
 
     def reopen(self, amount: int) -> None:
-        """Close and open, wherever the epoch is."""
+        """Close and open the database at any point of the epoch."""
         if self.path.exists():
             self.db.close()
             self.db = reopened(self.path, self.clock)
 
     def finish(self, amount: int) -> None:
-        """The epoch ends, by the clock or by a message of the next one, and nothing is hidden any more."""
+        """End the epoch, by the clock or by a message of the next one; nothing is hidden afterwards."""
         ends = [end_of(time_of(shard.last_position)) for shard in self.db.storage.shards]
         self.clock.now = max(self.clock.now, *ends)
         if self.model.timestamps == "message":
@@ -161,7 +161,7 @@ class Life:
             check_replay(self.db, self.model, "t/+/x", order="time")
 
     def look(self, amount: int) -> None:
-        """The follower reads on, and has then all that no hidden epoch holds back."""
+        """Let the follower read on; check that it then has every message that no hidden epoch holds back."""
         self.follower.read(self.db, 1 + amount % 7)
         rows = {row.id: row for row in self.model.rows}
         assert len(set(self.follower.ids)) == len(self.follower.ids)
@@ -170,7 +170,7 @@ class Life:
         follow_epochs(self.db, self.model)
 
     def must_be_seen(self, row: Row) -> bool:
-        """Say whether nothing can come any more that belongs before a row."""
+        """Return whether no message that belongs before a row can be stored any more."""
         epoch = epoch_of(self.db, row.generation, row.shard)
         if epoch == 1 or self.model.generations[row.generation].sealed:
             return True
@@ -180,7 +180,7 @@ class Life:
 
 
 def end_of(moment: int) -> int:
-    """Return when the long epoch ends in which a time lies."""
+    """Return the end of the long epoch in which a time lies."""
     return (moment >> LONG) + 1 << LONG
 
 
@@ -194,11 +194,11 @@ _steps = st.lists(
 
 
 class Visibility(Fixtures):
-    """When what was stored is seen."""
+    """Promises about when stored messages become visible."""
 
     @both_timestamps
     def test_nothing_is_skipped_or_reordered(self, pair: Pair, timestamps: str) -> None:
-        """Who follows sees each epoch when it is over, once and in order, whatever clock and restarts do."""
+        """A follower sees each epoch when it is over, once and in order, whatever the clock and restarts do."""
 
         @settings(COSTLY, max_examples=tries(5, 25, pair.capabilities))
         @given(_steps, st.sampled_from(("commit", "sync")), st.sampled_from((1, 2)))
@@ -217,11 +217,11 @@ class Visibility(Fixtures):
 
         check()
 
-    # --- one thing at a time ----------------------------------------------------------------------
+    # --- single situations ------------------------------------------------------------------------
 
     @both_durabilities
     def test_an_epoch_is_seen_when_it_is_over(self, pair: Pair, directory: Path, durability: str) -> None:
-        """What was stored is seen at once or, with epochs, when the clock is behind the end of its own."""
+        """A stored message is seen at once or, with epochs, as soon as the clock is past the end of its epoch."""
         clock = Clock(BEGIN + 5)
         with opened(pair, directory / "db", clock, durability=durability) as db:
             stored = db.store(some(1)).ids + db.store(some(2)).ids
@@ -238,7 +238,7 @@ class Visibility(Fixtures):
 
     @both_durabilities
     def test_nothing_comes_before_what_was_seen(self, pair: Pair, directory: Path, durability: str) -> None:
-        """An epoch that was shown is used up, though the clock jumps back into it, and after a restart."""
+        """An epoch that was shown gets no more messages, even if the clock jumps back into it, or after a restart."""
         clock = Clock(BEGIN + LENGTH)
         path = directory / "db"
         with opened(pair, path, clock, durability=durability) as db:
@@ -258,7 +258,7 @@ class Visibility(Fixtures):
                     assert sorted(id_ for id_, _ in replayed(db))[:8] == sorted(first)
 
     def test_a_generation_ends_its_epoch(self, pair: Pair, directory: Path) -> None:
-        """Sealing a generation shows what its epoch hid at once, with the end of each stream."""
+        """Sealing a generation shows at once what its epoch hid, with the end of each stream."""
         clock = Clock(BEGIN)
         with opened(pair, directory / "db", clock) as db:
             old = db.store(some(1)).ids
@@ -270,7 +270,7 @@ class Visibility(Fixtures):
             follower.read(db)
             assert sorted(old) == sorted(id_ for id_ in follower.ids if id_ in old)
             for (_, generation, _), saved in follower.saved.items():
-                assert (generation == 1) == db.next(ts.Iterator.from_bytes(saved)).end_of_stream
+                assert (generation == 1) == db.read(ts.Cursor.from_bytes(saved)).end_of_stream
             clock.now += LENGTH
             follower.read(db)
             assert sorted(old + new) == sorted(follower.ids)
@@ -278,7 +278,7 @@ class Visibility(Fixtures):
     @both_durabilities
     @both_timestamps
     def test_short_epochs_in_real_time(self, pair: Pair, directory: Path, durability: str, timestamps: str) -> None:
-        """With short epochs in real time a replay has everything, and who only follows needn't wait long."""
+        """With short epochs in real time a replay has everything, and a follower waits only a short time."""
         how = {"durability": durability, "timestamps": timestamps}
         path = directory / "db"
         with pair.open(path, options={pair.layout: pair.small(epoch_bits=SHORT)}, **how) as db:
@@ -300,7 +300,7 @@ class Visibility(Fixtures):
     def test_a_replay_waits_an_epoch_and_not_longer(
         self, pair: Pair, directory: Path, durability: str, timestamps: str
     ) -> None:
-        """A replay waits for no more than one epoch, though the clock stands still and others go on storing."""
+        """A replay waits for no more than one epoch, even if the clock stands still and others go on storing."""
         clock, done = Clock(BEGIN), threading.Event()
         how = {"durability": durability, "timestamps": timestamps}
         with opened(pair, directory / "db", clock, bits=SHORT, **how) as db, ThreadPoolExecutor() as threads:
@@ -308,7 +308,7 @@ class Visibility(Fixtures):
 
             def write() -> None:
                 number = 0
-                while not done.wait(0.001):  # without a pause it would store more meanwhile than the replays can check
+                while not done.wait(0.001):  # without a pause more would be stored meanwhile than the replays can check
                     number += 1
                     db.store(some(number, 1))
 
@@ -323,7 +323,7 @@ class Visibility(Fixtures):
 
     @pytest.mark.parametrize("other", ["replay", "store"])
     def test_two_replays_at_the_end_of_an_epoch(self, pair: Pair, directory: Path, other: str) -> None:
-        """A replay has all that was there at its call, while an epoch's end, or what follows it, is being flushed."""
+        """A replay has all that was there at its call, even while the end of an epoch, or the next, is flushed."""
         clock = Clock(BEGIN)
         with opened(pair, directory / "db", clock, durability="sync") as db, ThreadPoolExecutor() as threads:
             stored = db.store(some(1)).ids
@@ -349,7 +349,7 @@ class Visibility(Fixtures):
     @pytest.mark.parametrize("refused", ["write", "flush_log"])
     @pytest.mark.parametrize("first", ["store", "read"])
     def test_a_shard_that_takes_no_writes(self, pair: Pair, directory: Path, first: str, refused: str) -> None:
-        """What was stored is read or told to be out of reach, never left out in silence; reopening shows it."""
+        """A stored message is read or reported as unreachable, never left out without an error; reopening shows it."""
         clock, path = Clock(BEGIN - LENGTH), directory / "db"
         follower = Follower()
         with opened(pair, path, clock, durability="sync") as db:
@@ -379,18 +379,18 @@ class Visibility(Fixtures):
                 clock.now += LENGTH
                 whole = {id_ for id_, _ in replayed(db)}
                 assert known <= whole
-                assert len(whole) - len(known) in (0, 8 if first == "store" else 0)  # what failed may be there, whole
+                assert len(whole) - len(known) in (0, 8 if first == "store" else 0)  # a failed batch may be there whole
                 follower.read(db)
                 assert sorted(whole) == sorted(follower.ids)
 
     @pytest.mark.parametrize("what", ["close", "add_generation", "store", "fail"])
     def test_who_waits_is_let_go(self, pair: Pair, directory: Path, what: str) -> None:
-        """A replay that waits for a long epoch goes on, or is told why not, as soon as the epoch can't go on."""
+        """A replay that waits for a long epoch continues, or raises, as soon as the epoch can't go on."""
         clock, replaying, asked = Clock(BEGIN), set[int](), threading.Event()
 
         def now() -> int:
             if threading.get_ident() in replaying:
-                asked.set()  # it has the shard's lock, looks how long the epoch still lasts, and waits
+                asked.set()  # the replay has the shard's lock, asks how long the epoch still lasts, and waits
             return clock.now
 
         def replay() -> list[tuple[MessageId, Message]]:

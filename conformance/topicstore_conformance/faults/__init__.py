@@ -1,1 +1,1 @@
-"""Faults made on purpose: kills at a counted step, races behind gates, clocks that jump."""
+"""Deliberate faults: kills at a counted step, races behind gates, clocks that jump."""

@@ -1,4 +1,4 @@
-"""Clocks that only move when they are told to, for `topicstore.open`."""
+"""Clocks for `topicstore.open` that move only when a test moves them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import attrs
 __all__ = ["START", "Clock"]
 
 START = 1_700_000_000_000_000
-"""Where clocks begin: microseconds since 1970."""
+"""The time at which clocks begin: microseconds since 1970."""
 
 
 @attrs.define
 class Clock:
-    """Returns ``now``, which whoever made it sets: so much time passes, unless it is told to `jump`."""
+    """A clock that returns ``now``, which the test sets: that much time passes, unless the test calls `jump`."""
 
     now: int = START
     _jumped: int = attrs.field(default=0, init=False)
@@ -22,10 +22,10 @@ class Clock:
         return self.now
 
     def jump(self, by: int) -> None:
-        """Be set forward, or back: no time passes."""
+        """Set the clock forward or back, without time passing."""
         self.now += by
         self._jumped += by
 
     def monotonic(self) -> int:
-        """Return what has really passed."""
+        """Return the time that has really passed."""
         return self.now - self._jumped

@@ -1,10 +1,10 @@
-"""A child process that writes to a database and tells of every step, and kills itself in the middle of one.
+"""A child process that writes to a database and reports every step, and kills itself in the middle of one.
 
-The parent says by a `Job` what the child does and at which moment it dies, and reads from a pipe what
-it began and what was acknowledged. `Ledger` is what the parent knows: everything acknowledged, and the
+The parent says by a `Job` what the child does and at which moment it dies, and reads from a pipe which
+steps were begun and acknowledged. `Ledger` is what the parent knows: everything acknowledged, and the
 one step that was under way, of which a shard has all or nothing.
 
-Which messages a batch has follows from its number, so only numbers and positions travel.
+A batch's messages follow from its number, so only numbers and positions are sent.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from .threads import MOMENT, wait_until
 __all__ = ["MARKER", "Job", "Ledger", "Step", "messages_of", "run_and_kill"]
 
 MARKER = b"marker"
-"""State key under which each shard keeps the number of the last batch that touched it."""
+"""The state key under which each shard keeps the number of the last batch that touched it."""
 
 BULK = 1_000_000
-"""Number of the first batch of a bulk job."""
+"""The number of the first batch of a bulk job."""
 BULK_BATCHES = 12
-"""Batches between two pauses: more messages than those from which on the background looks for work."""
+"""The batches between two pauses: enough messages for the background to look for work."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child does: ``steps`` steps, chosen by ``seed``, the first of them numbered ``first``."""
+    """The work of a child: ``steps`` steps, chosen by ``seed``, the first of them numbered ``first``."""
 
     path: str
     backend: str
@@ -57,41 +57,42 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     steps: int = 10_000
     mixed: bool = True
-    """Generations and deletes too, not only batches."""
+    """Whether there are generations and deletes, too, not only batches."""
     churn: bool = False
-    """Mostly generations."""
+    """Whether most steps are additions and drops of generations."""
     beside: bool = False
-    """Another thread compacts all the time; else it is one of the steps."""
+    """Whether another thread compacts all the time; otherwise compaction is one of the steps."""
     bulk: bool = False
-    """Only batches, large ones, and a pause now and then, until the background has compacted what is worth it."""
+    """Whether there are only large batches, with a pause now and then until the background has compacted."""
     options: dict[str, Any] = {}
-    """Of the layout."""
+    """The options of the layout."""
     after: int = 0
-    """It counts `killing` moments from when it has told so much."""
+    """The number of reports after which the child begins to count `killing` moments."""
     moment: int = 0
-    """The number of the moment at which it dies. It must come to that."""
+    """The number of the moment at which the child dies, which it must reach."""
     counted: Literal["all", "engines", "background"] = "all"
-    """Which moments: those of engines and files, those of engines alone, or of engines that the background writes to.
+    """The moments that count: those of engines and files, of engines alone, or of engines that the background
+    writes to.
 
-    Engines have the same moments whatever backend they are of: one when they were opened, and three a write.
+    Engines of all backends have the same moments: one when they were opened, and three for each write.
     """
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child tells: that it begins something, or that it is done."""
+    """A report of a child: that it begins something, or that it is done."""
 
     kind: str
-    """``open``, ``store``, ``delete``, ``add``, ``drop``, ``compact``, ``pause`` or ``close``."""
+    """The kind: ``open``, ``store``, ``delete``, ``add``, ``drop``, ``compact``, ``pause`` or ``close``."""
     done: bool
     number: int = 0
-    """Of the batch, or of the generation."""
+    """The number of the batch, or of the generation."""
     topic_filter: str = ""
     ids: list[tuple[int, int]] = []
 
 
 @cache
 def messages_of(number: int) -> list[Message]:
-    """Return the messages of a batch; from number `BULK` on, thousands."""
+    """Return the messages of a batch: thousands of them from number `BULK` on."""
     draw = random.Random(number)
     size = draw.choice((1, 3, 10, 40, 100)) if number < BULK else 6_000
     return [
@@ -109,7 +110,7 @@ def messages_of(number: int) -> list[Message]:
 
 
 class _Teller:
-    """Tells the parent of steps, and starts the countdown when it has told enough."""
+    """Reports steps to the parent, and starts the countdown after enough reports."""
 
     def __init__(self, job: Job) -> None:
         self._left = job.after
@@ -138,7 +139,7 @@ class _Teller:
         backend.open_shard = opened  # type: ignore[method-assign]
 
     def _counts(self, *_: Any, **__: Any) -> bool:
-        """Say whether a write is one that is counted."""
+        """Return whether a write is one that is counted."""
         return self._counted != "background" or threading.current_thread() is not threading.main_thread()
 
     def _files_change(self, path: str, event: str, arguments: tuple[Any, ...]) -> None:
@@ -152,8 +153,8 @@ def _work(job: Job) -> None:
     draw, tell = random.Random(job.seed), _Teller(job)
     tell(Step(kind="open", done=False))
     options = {job.layout: job.options}
-    how: dict[str, Any] = {"backend": job.backend, "layout": job.layout, "shards": job.shards}
-    with ts.open(job.path, **how, durability=job.durability, options=options, auto_compact=job.bulk) as db:
+    how: dict[str, Any] = {name: getattr(job, name) for name in ("backend", "layout", "shards", "durability")}
+    with ts.open(job.path, **how, options=options, auto_compact=job.bulk) as db:
         tell(Step(kind="open", done=True))
         with _compacting(db) if job.beside else contextlib.nullcontext():
             for number in range(job.first, job.first + job.steps):
@@ -166,14 +167,14 @@ def _work(job: Job) -> None:
 
 
 def _chance(job: Job, draw: random.Random) -> float:
-    """Draw what the next step is."""
+    """Draw a number that decides what the next step is."""
     chance = draw.random() if job.mixed else 1.0
     return chance / 6 if job.churn else chance
 
 
 @contextlib.contextmanager
 def _compacting(db: ts.Database) -> Iterator[None]:
-    """Compact in another thread; what goes wrong there ends the process."""
+    """Compact in another thread; an error there ends the process."""
     done = threading.Event()
 
     def work() -> None:
@@ -241,7 +242,7 @@ def _store(tell: _Teller, db: ts.Database, number: int) -> None:
 
 
 def run_and_kill(job: Job, after: int, moment: int) -> Iterator[Step]:
-    """Run a child that dies at the moment number ``moment`` after it told ``after`` things; yield all it told."""
+    """Run a child that dies at the moment number ``moment`` after ``after`` reports; yield all its reports."""
     job = msgspec.structs.replace(job, after=after, moment=moment)
     command = [sys.executable, "-m", "topicstore_conformance.faults.crash", msgspec.json.encode(job).decode()]
     child = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -258,10 +259,10 @@ def run_and_kill(job: Job, after: int, moment: int) -> Iterator[Step]:
 
 @attrs.define
 class Ledger:
-    """What a database must hold, as far as its killed writers told."""
+    """The contents that a database must have, by the reports of its killed writers."""
 
     rows: dict[MessageId, tuple[int, int]] = attrs.field(factory=dict)
-    """(batch, index) of every message that was acknowledged and not deleted."""
+    """The (batch, index) of every message that was acknowledged and not deleted."""
     generation: dict[MessageId, int] = attrs.field(factory=dict)
     current: int = 1
     highest: dict[int, int] = attrs.field(factory=dict)
@@ -269,10 +270,10 @@ class Ledger:
     marker: dict[int, int] = attrs.field(factory=dict)
     next_number: int = 0
     pending: Step | None = None
-    """What was begun and not acknowledged."""
+    """The step that was begun and not acknowledged."""
 
     def hear(self, step: Step) -> None:
-        """Take in what a child told."""
+        """Take in a report of a child."""
         self.next_number = max(self.next_number, step.number + 1 if step.kind == "store" else 0)
         self.pending = None if step.done else step
         if not step.done:
@@ -296,7 +297,7 @@ class Ledger:
             self.generation[id_] = self.current
 
     def forget(self, ids: set[MessageId]) -> None:
-        """These are gone."""
+        """Remove messages that are gone."""
         for id_ in ids:
             self.rows.pop(id_, None)
             self.generation.pop(id_, None)
@@ -309,7 +310,7 @@ class Ledger:
     # --- judging ---
 
     def check(self, db: ts.Database, got: list[tuple[MessageId, Message]]) -> None:
-        """Hold what a database has after a crash against what was told, and take over how the open step ended."""
+        """Compare a database after a crash with the reports, and take over how the open step ended."""
         pending, self.pending = self.pending, None
         found = dict(got)
         assert len(found) == len(got)
@@ -328,7 +329,7 @@ class Ledger:
         self._check_generations(db, pending)
 
     def _may_be_gone(self, pending: Step | None, missing: set[MessageId]) -> set[MessageId]:
-        """Return what the step under way was about to remove; a generation goes as a whole."""
+        """Return the ids that the step under way was about to remove; a generation goes as a whole."""
         if pending is None or not missing:
             return set()
         if pending.kind == "delete":
@@ -342,7 +343,7 @@ class Ledger:
     def _check_new(
         self, db: ts.Database, pending: Step | None, new: list[MessageId], found: dict[MessageId, Message]
     ) -> None:
-        """What nobody acknowledged can only be the batch under way, a shard's whole part of it."""
+        """Check that unacknowledged messages can only be the batch under way, and a shard's whole part of it."""
         if not new:
             return
         assert pending is not None
@@ -362,7 +363,7 @@ class Ledger:
                 self.rows[id_], self.generation[id_] = (pending.number, index), self.current
 
     def _check_generations(self, db: ts.Database, pending: Step | None) -> None:
-        """An addition under way happened over all shards, or over none."""
+        """Check that an addition under way happened over all shards, or over none."""
         current = db.generations()[-1].number
         allowed = {self.current, self.current + 1} if pending is not None and pending.kind == "add" else {self.current}
         assert current in allowed
@@ -370,7 +371,7 @@ class Ledger:
 
 
 def main(arguments: list[str]) -> Any:
-    """Be a child."""
+    """Run the job that the arguments describe, as a child process."""
     _work(msgspec.json.decode(arguments[0], type=Job))
 
 

@@ -1,10 +1,10 @@
-"""Processes that kill themselves at a moment that is counted: how fast the machine is makes no difference.
+"""Processes that kill themselves at a counted moment, so that the speed of the machine makes no difference.
 
-A killed process leaves what the system calls left that it had made. So the moments that matter are
-those before, within and after a write of an engine, and those at changes of files. Before and after,
-it is SIGKILL that ends the process. Within a write, which is the engine's own code, it is an alarm of
-the kernel that nobody handles: it ends the process at once wherever its threads are, and can't be kept
-waiting by a thread that holds the interpreter. Wherever in the write it comes, the process does not
+A killed process leaves behind the effects of the system calls that it had made. So the moments that matter
+are those before, within and after a write of an engine, and those at changes of files. Before and after,
+the process is ended by SIGKILL. Within a write, which is the engine's own code, it is ended by an alarm of
+the kernel that has no handler: that ends the process at once wherever its threads are, and can't be delayed
+by a thread that holds the interpreter. At whatever point of the write it comes, the process does not
 outlive that write.
 """
 
@@ -32,14 +32,14 @@ PLACES = ("before", "within", "after")
 
 
 def moment_of(number: int, place: str) -> int:
-    """Return the number of the moment before, within or after the step of a number, which counts from 1."""
+    """Return the number of the moment before, within or after a step; steps are counted from 1."""
     return len(PLACES) * (number - 1) + PLACES.index(place)
 
 
 class Countdown:
-    """Kills this process at the moment number ``last`` after `start`; each step is three moments, as in `PLACES`.
+    """A countdown that kills this process at moment ``last`` after `start`; each step has the three moments `PLACES`.
 
-    ``share``: how far into the step the kill comes that comes within one, as a share of what the step before took.
+    ``share``: for a kill within a step, the time into it, as a share of the time that the step before took.
     """
 
     def __init__(self, last: int, share: float = 0.5) -> None:
@@ -51,18 +51,18 @@ class Countdown:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Count from now on."""
+        """Begin to count."""
         self._started = True
 
     def moment(self) -> None:
-        """Count a moment."""
+        """Count one moment."""
         if self._is_last():
             os.kill(os.getpid(), signal.SIGKILL)
 
     def counted(
         self, step: Callable[..., T], counts: Callable[..., object] = lambda *_, **__: True
     ) -> Callable[..., T]:
-        """Return a function that does the same, and counts the moments of calls for which ``counts`` is true."""
+        """Wrap a function so that the moments of calls for which ``counts`` is true are counted."""
 
         @wraps(step)
         def counted(*arguments: Any, **options: Any) -> T:
@@ -90,19 +90,19 @@ class Countdown:
 
 
 class HasFileno(Protocol):
-    """A pipe or a connection."""
+    """An object with a file descriptor, such as a pipe or a connection."""
 
     def fileno(self) -> int:
-        """Return its file descriptor."""
+        """Return the object's file descriptor."""
 
 
 def heard(pipe: IO[bytes]) -> Iterator[bytes]:
-    """Yield what a child writes to a pipe, until it ends; fail where it is silent so long that it must be stuck."""
+    """Yield the lines that a child writes to a pipe, until it ends; fail if it is silent so long that it is stuck."""
     return received(pipe, lambda: os.read(pipe.fileno(), 65_536))
 
 
 def received(pipe: HasFileno, receive: Callable[[], T]) -> Iterator[T]:
-    """Yield what ``receive`` returns each time that there is something, until the end: nothing, or an EOFError."""
+    """Yield the results of ``receive`` as something arrives, until the end: an empty result, or an EOFError."""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while True:

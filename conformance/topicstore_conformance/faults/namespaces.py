@@ -1,6 +1,7 @@
-"""Children that see file systems of their own: read-only, or small, or with the permissions of somebody else.
+"""Children that see file systems of their own: read-only, or small, or with the permissions of another user.
 
-A child of this kind is in new namespaces of the Linux kernel: what it mounts is seen by nobody else, and goes with it.
+Such a child runs in new namespaces of the Linux kernel: no other process sees its mounts, which end with it.
+Only `run_as_another_user` does without namespaces, which takes root.
 
 Source: unshare(1), user_namespaces(7), mount_namespaces(7).
 """
@@ -8,22 +9,35 @@ Source: unshare(1), user_namespaces(7), mount_namespaces(7).
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from .threads import PATIENCE
 
-__all__ = ["READ_ONLY", "SMALL", "run_mounted", "run_unprivileged", "why_not"]
+__all__ = [
+    "READ_ONLY",
+    "SMALL",
+    "run",
+    "run_as_another_user",
+    "run_mounted",
+    "run_unprivileged",
+    "why_no_other_user",
+    "why_not",
+]
 
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"'
-"""What makes a directory read-only for `run_mounted`."""
+"""The command that makes a directory read-only for `run_mounted`."""
 SMALL = 'mount -t tmpfs -o size="$2" tmpfs "$1"'
-"""What mounts an empty file system of so many bytes."""
+"""The command that mounts an empty file system of a given number of bytes."""
 
 _ROOT = ("unshare", "--user", "--map-root-user", "--mount")
 _NOBODY = ("unshare", "--user")
+_ANOTHER = 65534
+"""The id of a user, and of a group, that owns nothing."""
 _PROGRAM = """
 import json, sys
 arguments = sys.argv[1:]
@@ -34,24 +48,62 @@ exec(sys.stdin.read())
 print(json.dumps(said))
 """
 
+_REHEARSED = """
+import gc, os
+code, arguments = {code!r}, arguments[::-1]
+exec(code, dict(globals()))
+gc.collect()
+said.clear()
+arguments.reverse()
+os.setgroups([])
+os.setgid({user})
+os.setuid({user})
+exec(code)
+"""
+
+
+def run(code: str, *arguments: object) -> list[list[Any]]:
+    """Run code in a child that is like its parent; return what it passes to ``say(...)``."""
+    return _run((), code, arguments)
+
 
 def run_mounted(mount: str, where: object, size: int, code: str, *arguments: object) -> list[list[Any]]:
-    """Run code where something is mounted on the directory ``where``; return what it hands to ``say(...)``.
+    """Run code with something mounted on the directory ``where``; return what it passes to ``say(...)``.
 
-    It finds ``arguments``, as texts.
+    The code finds ``arguments``, as texts.
     """
     shell = ("sh", "-c", f'{mount} && shift 2 && exec "$@"', "sh", str(where), str(size))
     return _run((*_ROOT, *shell), code, arguments)
 
 
 def run_unprivileged(code: str, *arguments: object) -> list[list[Any]]:
-    """Run code without what makes root pass over permissions; return what it hands to ``say(...)``."""
+    """Run code without the privileges by which root ignores permissions; return what it passes to ``say(...)``."""
     return _run(_NOBODY, code, arguments)
+
+
+def run_as_another_user(code: str, path: Path, rehearsal: Path) -> list[list[Any]]:
+    """Run code as a user that owns nothing; return what it passes to ``say(...)``. Its ``arguments`` hold ``path``.
+
+    Before that the code runs as root, with ``rehearsal`` for the path: the other user may be unable to import anything.
+    """
+    return _run((), _REHEARSED.format(code=code, user=_ANOTHER), (path, rehearsal))
+
+
+@cache
+def why_no_other_user(directory: Path) -> str | None:
+    """Return why no child can run as another user that may enter a directory, or None if one can."""
+    if os.geteuid():
+        return "needs to run as root, to become another user"
+    try:
+        run_as_another_user("import os; os.listdir(arguments[0])", directory, directory)
+    except AssertionError as bad:
+        return f"another user can't be had here, or not enter {directory}: {str(bad)[-200:].strip()}"
+    return None
 
 
 @cache
 def why_not() -> str | None:
-    """Return why there are no such children here, or None."""
+    """Return why there are no such children on this machine, or None if there are."""
     if sys.platform != "linux":
         return f"there are no namespaces on {sys.platform}"
     try:

@@ -1,10 +1,11 @@
-"""What a power failure leaves of a directory, at any moment of a program that wrote to it.
+"""The possible states of a directory after a power failure, at any moment of a program that wrote to it.
 
 The program runs under strace, which records every system call that changes files, with its data. `Recording.image`
-then makes the directory as a disk could hold it had the power failed behind a given call. What was synced is there. Of
-what was not, each file may have kept all, nothing, or what came before any byte; and what its size then promises but
-the disk never got may be missing, zeros, or anything. New names, renamings and removals are kept in their order up to
-any of them, and those of a directory that was synced for certain.
+then makes the directory as a disk could hold it if the power had failed after a given call. Data that was synced is
+there. Of other data, each file may have kept all, nothing, or what came before any byte; and what its size then
+promises but the disk never got may be missing, zeros, or anything. Or pages in the middle never got there and later
+ones did, because file systems write pages back in any order. New names, renamings and removals are kept in their order
+up to any of them; those of a directory that was synced are certain.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _CALLS = (
     "open,openat,creat,lseek,write,pwrite64,writev,pwritev,pwritev2,ftruncate,truncate,fallocate,"
     "fsync,fdatasync,sync_file_range,msync,rename,renameat,renameat2,unlink,unlinkat,link,linkat,mkdir,mkdirat,rmdir"
 )
-_SECTOR = 4_096
-"""Bytes that a disk writes all or not at all."""
+_PAGE = 4_096
+"""The number of bytes that the system hands to the disk at once, and that the disk writes all or not at all."""
 _LINE = re.compile(r"(\d+) +(.*)")
 _WHOLE = re.compile(r"(\w+)\((.*)\) += (-?\d+)")
 _RESUMED = re.compile(r"<\.\.\. \w+ resumed>(.*)")
@@ -37,24 +38,24 @@ _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 @cache
 def why_no_tracing() -> str | None:
-    """Return why system calls can't be recorded here, or None."""
+    """Return why system calls can't be recorded on this machine, or None if they can."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     tried = subprocess.run(["strace", "-f", "--seccomp-bpf", "-o", "/dev/null", "true"], capture_output=True)
     return None if tried.returncode == 0 else f"tracing is not permitted: {tried.stderr.decode().strip()[:100]}"
 
 
-# --- what happened to files ---------------------------------------------------------------
+# --- changes of files ---------------------------------------------------------------------
 
 
 @attrs.frozen
 class _Write:
-    """Bytes came to stand in a file; ``data`` None: it was cut or made longer to ``offset`` bytes."""
+    """A write of bytes to a file. If ``data`` is None, the file was cut or extended to ``offset`` bytes instead."""
 
     offset: int
     data: bytes | None
     names: int = 0
-    """Changes of names before it. The system writes names and sizes in their order, so it needs those."""
+    """The number of changes of names before it, which must be on disk first: the system keeps their order."""
 
     def apply(self, content: bytearray) -> None:
         end = self.offset + len(self.data or b"")
@@ -67,12 +68,12 @@ class _Write:
 
 @attrs.define(eq=False)
 class _File:
-    """A file, whatever its name."""
+    """A file, independent of its names."""
 
     content: bytearray = attrs.field(factory=bytearray)
-    """What is on disk for certain."""
+    """The contents that are certainly on disk."""
     pending: list[_Write] = attrs.field(factory=list)
-    """What was written since the last sync."""
+    """The writes since the last sync."""
     size: int = 0
 
     def add(self, write: _Write, names: int) -> None:
@@ -87,27 +88,27 @@ class _File:
         del self.pending[:upto]
 
     def left(self, draw: random.Random, names: int) -> bytes:
-        """Return what the file may hold after the power failed, when so many changes of names are there."""
+        """Return possible contents of the file after the power failed, with this many changes of names on disk."""
         kept = bytearray(self.content)
         late = (number for number, write in enumerate(self.pending) if write.names > names)
         pending = self.pending[: next(late, len(self.pending))]
-        kind = draw.choice(("all", "nothing", "short", "zeros", "noise"))
+        kind = draw.choice(("all", "nothing", "short", "zeros", "noise", "holes"))
         size = sum(len(write.data or b"") for write in pending)
-        room = {"all": size, "nothing": 0}.get(kind, draw.randint(0, size))
-        if kind in ("short", "zeros", "noise") and draw.random() < 0.3:  # where a call ended, as files often do
+        room = {"all": size, "holes": size, "nothing": 0}.get(kind, draw.randint(0, size))
+        if kind in ("short", "zeros", "noise") and draw.random() < 0.3:  # at the end of a call, where files often end
             ends = [0]
             for write in pending:
                 ends.append(ends[-1] + len(write.data or b""))
             room = draw.choice(ends)
         for write in pending:
             if write.data is None:
-                if room > 0 or kind == "all":
+                if room > 0 or kind in ("all", "holes"):
                     write.apply(kept)
                 continue
             got = write.data[:room]
             room -= len(got)
             if write.offset < len(self.content) and len(got) < len(write.data):
-                got = got[: len(got) // _SECTOR * _SECTOR]  # what was there is overwritten by sectors
+                got = got[: len(got) // _PAGE * _PAGE]  # existing contents are overwritten by pages
             lost = len(write.data) - len(got)
             if got:
                 _Write(write.offset, got).apply(kept)
@@ -115,19 +116,39 @@ class _File:
             new = write.offset + len(write.data) - start
             if lost and new > 0 and kind in ("zeros", "noise"):
                 _Write(start, bytes(new) if kind == "zeros" else draw.randbytes(new)).apply(kept)
+        if kind == "holes":
+            self._lose_pages(kept, pending, draw)
         return bytes(kept)
+
+    def _lose_pages(self, kept: bytearray, pending: Sequence[_Write], draw: random.Random) -> None:
+        """Undo parts of some pages that were not synced, and fill the rest with zeros, noise, or another page.
+
+        The last page that was written is kept, so that something lies after each lost page.
+        """
+        if any(write.data is None and write.offset < len(self.content) for write in pending):
+            return  # the end that was cut off is not there any more
+        ends = ((write.offset, write.offset + len(write.data)) for write in pending if write.data)
+        written = sorted({page for start, end in ends for page in range(start // _PAGE, -(-end // _PAGE))})[:-1]
+        fill = draw.choice(("zeros", "noise", "stale"))
+        for page in draw.sample(written, min(len(written), draw.choice((1, 1, 2, 5)))):
+            old = bytes(self.content[page * _PAGE : (page + 1) * _PAGE])
+            new = {"zeros": bytes(_PAGE), "noise": draw.randbytes(_PAGE)}.get(fill)
+            if new is None:
+                other = draw.choice(written) * _PAGE
+                new = bytes(kept[other : other + _PAGE])
+            kept[page * _PAGE : (page + 1) * _PAGE] = old + new[len(old) :]
 
 
 @attrs.frozen
 class _Named:
-    """A name was given to a file (None: a directory), or taken (``gone``)."""
+    """A change of a name: given to a file (None: a directory), or removed (``gone``)."""
 
     path: str
     file: _File | None = None
     gone: bool = False
-    """The name is there no more."""
+    """Whether the name was removed."""
     was: str | None = None
-    """A directory's former name."""
+    """The former name of a directory that was renamed."""
 
 
 # --- the recording ---------------------------------------------------------------------------
@@ -145,15 +166,15 @@ class _Event:
 
 @attrs.define
 class Recording:
-    """All that a program did to the files below a directory, and the words that it wrote to its standard output."""
+    """All changes of a program to the files below a directory, and the lines on its standard output."""
 
     directory: str
     _events: list[_Event]
 
     def moments(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the numbers of all calls, and of those behind which the most files had ends that were not synced.
+        """Return the numbers of all calls, and of those after which the most files had ends that were not synced.
 
-        Where it is several of an engine's, a later write can be on disk and an earlier one not.
+        If several files of an engine have such ends, a later write can be on disk without an earlier one.
         """
         disk, unsynced = _Disk(self.directory), [0]
         for event in self._events:
@@ -163,7 +184,7 @@ class Recording:
         return range(1, len(unsynced)), most
 
     def words(self, upto: int | None = None) -> list[str]:
-        """Return the lines that the program had written when the power failed behind call number ``upto``."""
+        """Return the lines that the program had written when the power failed after call number ``upto``."""
         said = b""
         for event in self._events[:upto]:
             if event.call == "write" and event.text.startswith("1<"):
@@ -180,7 +201,7 @@ class Recording:
         for path, file in disk.names(upto_name).items():
             place = target / PurePosixPath(path).relative_to(self.directory)
             if not place.parent.is_dir() or place.exists():
-                continue  # a name in a directory that is not there itself
+                continue  # a name in a directory that is itself missing
             if file is None:
                 place.mkdir()
             else:
@@ -188,32 +209,32 @@ class Recording:
 
 
 class _Disk:
-    """The files of a directory, with what is on disk for certain and what may be."""
+    """The files of a directory, with their certain and their possible contents on disk."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._now: dict[str, _File | None] = {directory: None}
-        """What names stand for now; None for a directory."""
+        """The files that names stand for now; None for a directory."""
         self._changes: list[tuple[_Named, str]] = []
-        """Changes of names, in their order, and the directory whose sync makes each certain."""
+        """The changes of names, in their order, and the directory whose sync makes each certain."""
         self._certain: set[int] = set()
-        """Those of them that are on disk."""
+        """The indices of the changes that are on disk."""
         self._at: dict[int, int] = {}
-        """Where the next `write` to a descriptor goes."""
+        """The offset of the next `write` to each descriptor."""
         self._synchronous: set[int] = set()
-        """Descriptors to which each write is synced."""
+        """The descriptors to which each write is synced."""
         self._counts: list[dict[_File, int]] = []
 
     def unsynced(self) -> int:
-        """Return how many files are longer than what is synced of them."""
+        """Return how many files are longer than their synced part."""
         return sum(1 for file in self._now.values() if file is not None and file.size > len(file.content))
 
     def upto(self, draw: random.Random) -> int:
-        """Return how many changes of names may be there, beside those that are on disk for certain."""
+        """Draw how many changes of names are on disk, beside those that are certain."""
         return draw.choice((0, len(self._changes), draw.randint(0, len(self._changes))))
 
     def names(self, upto: int) -> dict[str, _File | None]:
-        """Return the names that are there then, directories before what is in them."""
+        """Return the names after this many changes, directories before their contents."""
         there: dict[str, _File | None] = {}
         for number, (change, _) in enumerate(self._changes):
             if number < upto or number in self._certain:
@@ -292,7 +313,7 @@ class _Disk:
         self._counts[-1][file] = 1
 
     def _fsync(self, event: _Event) -> None:
-        """What was written before the sync began is on disk; what came while it ran may be."""
+        """Record a sync: earlier writes are on disk; writes that came while it ran may be."""
         matched = _FILE.match(event.text)
         path = self._below(_decoded(matched[2])) if matched else None
         if path is None or path not in self._now:
@@ -356,7 +377,7 @@ class _Disk:
 
 
 def _rename(names: dict[str, _File | None], change: _Named) -> None:
-    """Apply a change to names; a directory takes what is below it along."""
+    """Apply a change to names; a directory takes everything below it along."""
     if change.gone:
         names.pop(change.path, None)
         return
@@ -373,7 +394,7 @@ def _rename(names: dict[str, _File | None], change: _Named) -> None:
 def record(command: Sequence[str], directory: Path, scratch: Path) -> Recording:
     """Run a program of one process and return what it did to the files of ``directory``, which must be there.
 
-    Each sync begins some milliseconds late, so that other threads come to write before it, as they do on a slow disk.
+    Each sync is delayed by some milliseconds, so that other threads write before it, as they do with a slow disk.
     """
     trace = scratch / "trace"
     tracer = ["strace", "-f", "--seccomp-bpf", "-y", "-xx", "-s", str(1 << 28), "-e", f"trace={_CALLS}"]
@@ -384,7 +405,7 @@ def record(command: Sequence[str], directory: Path, scratch: Path) -> Recording:
 
 
 def _concerns(event: _Event, directory: str) -> bool:
-    """Say whether a call is about a file below the directory, or the program's standard output."""
+    """Return whether a call is about a file below the directory, or the program's standard output."""
     found = _FILE.match(event.text)
     paths = [_decoded(found[2])] if found else _paths_of(event.text)
     return event.text.startswith("1<") or any(path.startswith(directory) for path in paths)

@@ -1,4 +1,4 @@
-"""Running things beside each other, so that what gets stuck fails."""
+"""Running functions in threads at the same time, so that one that gets stuck fails."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import FrameType, FunctionType
 from typing import Any, Self
 
-__all__ = ["MOMENT", "PATIENCE", "Beside", "begin", "together", "wait_until"]
+from topicstore.contract.forking import ProcessLock
+
+__all__ = ["MOMENT", "PATIENCE", "Beside", "begin", "held_elsewhere", "running", "together", "wait_until"]
 
 PATIENCE = 240.0
-"""Seconds after which something that should have happened is taken for stuck: met only by a real hang.
+"""The seconds after which an expected event is given up: only a real hang takes that long.
 
-Two of them fit into the time that pytest gives a test, which is 600 seconds in this repository.
+Two of these fit into the time that pytest gives a test, which is 600 seconds in this repository.
 """
 MOMENT = 0.001
-"""Seconds for which a thread waits that does something again and again, so that others come to the interpreter."""
+"""The seconds for which a thread that repeats something waits, so that others get the interpreter."""
 
 
 def begin(work: Callable[[], Any]) -> Future[Any]:
-    """Run in a thread of its own; return the future result."""
+    """Run a function in a thread of its own; return the future result."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -35,17 +38,37 @@ def begin(work: Callable[[], Any]) -> Future[Any]:
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
-    """Run in one thread each; return the results, or raise the first error. What gets stuck fails.
+    """Run each function in a thread; return the results, or raise the first error. One that gets stuck fails.
 
-    Working beside each other takes longer than anything alone, so all of it gets twice the patience.
+    Several at once take longer than any of them alone, so all of them get twice the patience.
     """
     deadline = time.monotonic() + 2 * PATIENCE
     futures = [begin(work) for work in works]
     return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
 
 
+def running(method: FunctionType) -> list[Any]:
+    """Return the objects whose method some thread runs at this moment."""
+    found = []
+    for frame in sys._current_frames().values():  # noqa: SLF001 - it is documented
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code is method.__code__:
+                found.append(at.f_locals["self"])
+            at = at.f_back
+    return found
+
+
+def held_elsewhere(lock: ProcessLock) -> bool:
+    """Return whether another thread holds a lock."""
+    if lock.acquire(blocking=False):
+        lock.release()
+        return False
+    return True
+
+
 def wait_until(holds: Callable[[], object], what: str) -> None:
-    """Return when something holds; fail if it doesn't in good time, and say by ``what`` for what this waited."""
+    """Return when a condition holds; fail if it doesn't in good time, naming ``what`` was awaited."""
     deadline = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} seconds for {what}"
@@ -53,9 +76,9 @@ def wait_until(holds: Callable[[], object], what: str) -> None:
 
 
 class Beside:
-    """Does each job in a thread, over and over, beside the body of a ``with`` statement; then raises what they raised.
+    """Runs each job repeatedly in a thread, beside the body of a ``with`` statement; then raises the jobs' errors.
 
-    The body begins when each has been done once, so that none begins when all is over. Threads take turns very often.
+    The body begins when each job was done once, so that no job starts only at the end. Threads switch very often.
     """
 
     def __init__(self, *jobs: Callable[[], object]) -> None:
@@ -90,7 +113,7 @@ class Beside:
         return self
 
     def _end(self) -> None:
-        """Let the threads end, and take turns as before."""
+        """Let the threads end, and restore the switch interval."""
         self._done.set()
         sys.setswitchinterval(self._interval)
 

@@ -1,1 +1,1 @@
-"""The suites for what is installed: ``pytest --pyargs topicstore_conformance.installed --backend NAME``."""
+"""The suites for installed plugins; `topicstore_conformance.runner.plugin` says how to run them."""

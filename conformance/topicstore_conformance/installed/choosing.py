@@ -1,4 +1,4 @@
-"""What the options of `topicstore_conformance.runner.plugin` choose."""
+"""The plugins and pairs that the options of `topicstore_conformance.runner.plugin` choose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def chosen_pairs(config: pytest.Config) -> list[Pair]:
 
 
 def chosen_backends(config: pytest.Config) -> list[str]:
-    """Return the backends that were asked for: none if only a layout was."""
+    """Return the backends that were asked for: none if only a layout was named."""
     backend, layout = _chosen(config)
     if backend is None and layout is None:
         return sorted({pair.backend for pair in pairs()})
@@ -32,7 +32,7 @@ def chosen_backends(config: pytest.Config) -> list[str]:
 
 
 def chosen_layouts(config: pytest.Config) -> list[str]:
-    """Return the layouts that were asked for: none if only a backend was."""
+    """Return the layouts that were asked for: none if only a backend was named."""
     backend, layout = _chosen(config)
     if backend is None and layout is None:
         return sorted({pair.layout for pair in pairs()})

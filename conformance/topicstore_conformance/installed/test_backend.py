@@ -1,7 +1,7 @@
-"""The suite of backends, for those that were chosen.
+"""The suite of backends, for the chosen ones.
 
-What goes around the API is not known of plugins in general, so the tests that need it are skipped:
-who writes a backend gives it in a subclass of the suite of their own.
+Ways around the API are not known for plugins in general, so the tests that need them are skipped;
+the author of a backend supplies them in a subclass of the suite.
 """
 
 from __future__ import annotations
@@ -28,4 +28,4 @@ def _subject(name: str) -> BackendSubject:
 
 
 class TestBackend(BackendSuite):
-    """Each backend in turn."""
+    """The suite for each backend in turn."""

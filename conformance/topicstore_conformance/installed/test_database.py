@@ -1,4 +1,4 @@
-"""The suite of whole databases, for the pairs that were chosen."""
+"""The suite of whole databases, for the chosen pairs."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class TestDatabase(DatabaseSuite):
-    """Each pair in turn."""
+    """The suite for each pair in turn."""

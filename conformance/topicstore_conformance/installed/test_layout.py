@@ -1,4 +1,4 @@
-"""The suite of layouts, for those that were chosen."""
+"""The suite of layouts, for the chosen ones."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def _subject(name: str) -> LayoutSubject:
 
 
 class TestLayout(LayoutSuite):
-    """Each layout in turn."""
+    """The suite for each layout in turn."""

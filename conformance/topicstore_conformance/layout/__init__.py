@@ -1,1 +1,1 @@
-"""`LayoutSuite`: the promises of `topicstore.contract.layout` as tests, one module a kind of promise."""
+"""`LayoutSuite`: the promises of `topicstore.contract.layout` as tests, with one module for each kind of promise."""

@@ -1,4 +1,4 @@
-"""Compaction: another form of the same messages, which nobody notices."""
+"""Promises about compaction: another form of the same messages, in which readers see no difference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Compacting(Fixtures):
     """Promises about `Slab.compact` and `Slab.backlog`."""
 
     def test_compaction_changes_nothing(self, stored: Stored) -> None:
-        """Compacted wholly or by what is worth it, once or again, a slab gives the same to every reader."""
+        """A slab gives every reader the same messages after compaction, whole or partial, once or repeatedly."""
         for round_ in range(4):
             for gap in (1, 30):
                 stored.put(numbered(TOPICS, 150), gap)
@@ -33,7 +33,7 @@ class Compacting(Fixtures):
         stored.check_all()
 
     def test_the_backlog_is_what_waits(self, stored: Stored) -> None:
-        """The backlog is none of an empty slab, never more than there is, and none after everything was compacted."""
+        """The backlog of an empty slab is zero, that of others at most their size, and zero after full compaction."""
         assert stored.slab.backlog(0) == 0
         for _ in range(5):
             stored.put(numbered(TOPICS, 100))
@@ -46,7 +46,7 @@ class Compacting(Fixtures):
         assert stored.slab.backlog(len(stored.rows)) == 0
 
     def test_steps_that_are_never_committed(self, stored: Stored) -> None:
-        """A step that is never committed changes nothing, and compaction can begin anew."""
+        """A step that is never committed changes nothing, and compaction can begin again."""
         for _ in range(6):
             stored.put(numbered(TOPICS, 100))
             steps = stored.slab.compact(stored.last, whole=True)
@@ -59,7 +59,7 @@ class Compacting(Fixtures):
         stored.check_all()
 
     def test_stores_beside_compaction(self, stored: Stored) -> None:
-        """What is stored between asking for a step and committing it stays, and so do places of readers."""
+        """Messages stored between asking for a step and committing it stay, and so do readers' places."""
         draw = random.Random(1)
         for _ in range(20):
             stored.put(numbered(TOPICS, 60), draw.choice([1, 20]))
@@ -77,7 +77,7 @@ class Compacting(Fixtures):
 
     @staticmethod
     def _commit(stored: Stored, step: CompactStep, readers: list[Reader]) -> None:
-        """Commit a step among stores and reads."""
+        """Commit a step while stores and reads go on."""
         stored.put(numbered(["f/x/1/t", "g"], 10))
         stored.end_epoch()
         for reader in readers:

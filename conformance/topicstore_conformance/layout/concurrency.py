@@ -1,4 +1,4 @@
-"""Threads: readers beside a writer, and beside compaction."""
+"""Promises about threads: readers beside a writer, and beside compaction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Concurrency"]
 
 
 def ending(work: Callable[[], None], done: Event) -> Callable[[], None]:
-    """Return work that, when it ends, well or not, ends that of all others."""
+    """Wrap work so that its end, with or without an error, ends that of all others."""
 
     def run() -> None:
         try:
@@ -36,16 +36,16 @@ class Concurrency(Fixtures):
     """Promises about threads."""
 
     def test_readers_beside_a_writer_and_compaction(self, stored: Stored) -> None:
-        """Readers beside a writer and a compaction get all that was committed before they began, each message once."""
+        """Readers beside a writer and a compaction get all messages committed before they began, each of them once."""
         commit, done, reads = Lock(), Event(), list[str]()
         committed: list[tuple[int, int]] = [(stored.last, 0)]
-        """A bound, and how many rows there are up to it."""
+        """Pairs of a bound and the number of rows up to it."""
 
         def write() -> None:
             least, number, seen = tries(25, 120, stored.subject.backend_capabilities), 0, 0
             while number < least or (len(reads) < 20 and not done.is_set()):
                 if number >= least and seen == len(reads):
-                    done.wait(MOMENT)  # readers read all there is: they would never catch up with one who doesn't wait
+                    done.wait(MOMENT)  # readers read everything, and would never catch up with a writer without pauses
                     continue
                 number, seen = number + 1, len(reads)
                 self._store(stored, numbered([*TOPICS, f"new/{number}/x"], 60), 1 + number % 5, commit)
@@ -77,7 +77,7 @@ class Concurrency(Fixtures):
 
     @staticmethod
     def _store(stored: Stored, messages: list[Any], gap: int, commit: Lock) -> None:
-        """Store as the logical layer does: the commit is serialised, and an epoch ended before it is read."""
+        """Store as the logical layer does: commits are serialised, and an epoch is ended before it is read."""
         batch, rows = stored.place(messages, gap)
         write = WriteBatch()
         stored.slab.store(batch, write)

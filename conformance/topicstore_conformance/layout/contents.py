@@ -1,4 +1,4 @@
-"""What was stored comes back: every field, any topic, any payload, batches of any size and form."""
+"""Promises about messages: every field, any topic, any payload, and batches of any size and form come back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Contents(Fixtures):
     """Promises about messages."""
 
     def test_every_field_comes_back(self, stored: Stored) -> None:
-        """Each field of a message comes back as it was stored: empty ones, each property, and none."""
+        """Each field of a message comes back as it was stored: empty fields, each property, and missing ones."""
         whole = Properties(1, 2**32 - 1, "text/plain", "answer/here", b"\0\xff", (("a", "1"), ("a", "2"), ("", "")))
         for properties in (None, Properties(), whole):
             for qos, retain in ((0, False), (1, True), (2, False)):
@@ -33,7 +33,7 @@ class Contents(Fixtures):
         stored.check_all()
 
     def test_any_messages_come_back(self, subject: LayoutSubject, fresh: Callable[[], Stored]) -> None:
-        """Any messages come back by any filter, from any position, up to any bound, in helpings of any size."""
+        """Any messages come back by any filter, from any position, up to any bound, with any limit of rows."""
 
         @settings(COSTLY, max_examples=tries(25, 100, subject.backend_capabilities))
         @given(
@@ -74,7 +74,7 @@ class Contents(Fixtures):
         try_it()
 
     def test_hostile_topics(self, stored: Stored) -> None:
-        """Topics at the edges of MQTT 5 come back and are told apart: empty levels, any Unicode, 65,535 bytes."""
+        """Topics at the edges of MQTT 5 come back and stay distinct: empty levels, any Unicode, 65,535 bytes."""
         messages = [Message(topic, b"%d" % n, f"c{n}") for n, topic in enumerate(strategies.EDGE_TOPICS)]
         for part in (messages[:5], messages[5:20], messages[20:]):
             stored.put(part, 10)
@@ -84,7 +84,7 @@ class Contents(Fixtures):
             stored.check(topic)
 
     def test_large_payloads(self, stored: Stored) -> None:
-        """Payloads of megabytes come back, beside small ones, whatever the limit of bytes."""
+        """Payloads of megabytes come back beside small ones, whatever the limit of bytes."""
         draw = random.Random(3)
         sizes = [10, 3 << 20, 0, 70_000, 2 << 20, 1, 1, 1 << 20]
         stored.put([Message(f"t/{n % 3}", draw.randbytes(size), "c") for n, size in enumerate(sizes)])
@@ -95,7 +95,7 @@ class Contents(Fixtures):
         assert stored.verify() == (9, [])
 
     def test_a_large_batch(self, stored: Stored) -> None:
-        """A batch of 20,000 messages comes back, by filters that want all, some and few of it."""
+        """A batch of 20,000 messages comes back, by filters that match all, some and few of it."""
         topics = [f"f/{place}/{device}/s" for place in "xyz" for device in range(40)]
         stored.put(numbered(topics, 20_000), 3)
         for topic_filter in ("#", "f/+/7/s", "f/y/+/s", "f/z/11/s", "f/z/11", "f/no/+/s"):

@@ -1,36 +1,39 @@
-"""Damaged values: told with their place; never messages that nobody stored."""
+"""Promises about damaged values: damage is reported with its place, and never read as messages that nobody stored."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
+import msgspec
 import pytest
+from topicstore import TopicFilter
 from topicstore.contract.engine import Key, Keyspace
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from topicstore_conformance.conditions.profiles import tries
 
-from .fixtures import Fixtures, Stored, numbered
+from .fixtures import Fixtures, Reader, Stored, numbered, rows_of
 from .reading import TOPICS
 
 __all__ = ["Damages"]
 
-Change = tuple[Keyspace, Key, bytes | None]
+Change = tuple[Keyspace[Any], Key, bytes | None]
 TOLD = (CorruptionError, NewerFormatError)
-"""A flipped bit of a version may look like a newer one."""
+"""The errors that report damage: a flipped bit of a version may look like a newer version."""
 FINE = (("told", "told"), ("right", "told"), ("right", "right"))
-"""What readers and verify may make of a flipped bit."""
+"""The outcomes, of readers and of verify, that are allowed for a flipped bit."""
 
 
 def flipped(value: bytes, at: int, bit: int) -> bytes:
-    """Return a value with one bit the other way."""
+    """Return a value with one bit inverted."""
     return value[:at] + bytes((value[at] ^ 1 << bit,)) + value[at + 1 :]
 
 
 def read(stored: Stored) -> str:
-    """Open the slab anew and read everything; say what came of it."""
+    """Open the slab again and read everything; return the outcome."""
     try:
         stored.reopen()
         stored.read_all()
@@ -42,7 +45,7 @@ def read(stored: Stored) -> str:
 
 
 def verified(stored: Stored) -> str:
-    """Open the slab anew and verify it; say what came of it."""
+    """Open the slab again and verify it; return the outcome."""
     try:
         stored.reopen()
         good, damages = stored.verify()
@@ -55,7 +58,7 @@ def verified(stored: Stored) -> str:
 
 
 class Damages(Fixtures):
-    """Promises about damage, of values that were changed around the slab."""
+    """Promises about damage, with values that were changed around the slab."""
 
     @pytest.fixture
     def damageable(self, stored: Stored) -> Stored:
@@ -70,7 +73,7 @@ class Damages(Fixtures):
         return stored
 
     def test_flipped_bits_are_told(self, damageable: Stored) -> None:
-        """A flipped bit in any value is told by readers and by verify, or changes nothing that is read."""
+        """A flipped bit in any value is reported by readers and by verify, or changes nothing that is read."""
         wrong = []
         for where, change in self._flips(damageable):
             outcome = self._outcome(damageable, change)
@@ -79,7 +82,7 @@ class Damages(Fixtures):
         assert wrong == []
 
     def test_flipped_bits_of_messages_are_told(self, damageable: Stored) -> None:
-        """A flipped bit in the value of a message is always told."""
+        """A flipped bit in the value of a message is always reported."""
         pairs = [pair for pair in damageable.pairs() if len(pair[2]) > 20]
         draw = random.Random(2)
         for keyspace, key, value in draw.sample(pairs, min(len(pairs), tries(12, 60))):
@@ -88,26 +91,26 @@ class Damages(Fixtures):
             assert self._outcome(damageable, (keyspace, key, changed)) == ("told", "told")
 
     def test_a_version_that_looks_newer_is_told_with_its_place(self, damageable: Stored) -> None:
-        """Whatever a bit of a value's first bytes, where versions are, is flipped to, errors of it name its place."""
+        """Errors name their place whichever bit of a value's first bytes, where versions are, is flipped."""
         for keyspace, key, value in {pair[0]: pair for pair in damageable.pairs() if pair[2]}.values():
             for at, bit in product((0, min(10, len(value) - 1)), (1, 4, 7)):
                 assert self._outcome(damageable, (keyspace, key, flipped(value, at, bit))) in FINE
 
     def test_cut_and_longer_values_are_told(self, damageable: Stored) -> None:
-        """A value that was cut, or that goes on, is told by readers and by verify."""
+        """A value that was cut or extended is reported by readers and by verify."""
         pairs = [pair for pair in damageable.pairs() if len(pair[2]) > 8]
         for keyspace, key, value in random.Random(3).sample(pairs, min(len(pairs), tries(6, 12))):
             for bad in (value[:-1], value[: len(value) // 2], b"", value + b"\0", value[1:]):
                 assert self._outcome(damageable, (keyspace, key, bad)) == ("told", "told")
 
     def test_missing_values_are_missed(self, damageable: Stored) -> None:
-        """Where a value is missing verify tells of it or counts fewer messages."""
+        """If a value is missing, verify reports it or counts fewer messages."""
         pairs = damageable.pairs()
         for keyspace, key, _ in random.Random(4).sample(pairs, min(len(pairs), tries(12, 60))):
             assert self._outcome(damageable, (keyspace, key, None))[1] in ("told", "fewer")
 
     def test_values_under_other_keys_are_told(self, damageable: Stored) -> None:
-        """A good value under a key that is not its own is told: it belongs where it was stored."""
+        """A good value under a key other than its own is reported, because its place is part of what it says."""
         pairs = [pair for pair in damageable.pairs() if len(pair[2]) > 20]
         draw = random.Random(5)
         for _ in range(tries(8, 40)):
@@ -116,7 +119,7 @@ class Damages(Fixtures):
                 assert self._outcome(damageable, (keyspace, key, other)) == ("told", "told")
 
     def test_damaged_structure_is_told(self, damageable: Stored) -> None:
-        """Of what a slab learned a flipped bit, a cut or a longer value is told, or changes nothing that is read."""
+        """In learned structure a flipped bit, a cut or an extension is reported, or changes nothing that is read."""
         draw = random.Random(6)
         learned = damageable.learned_pairs()
         for keyspace, key, value in draw.sample(learned, min(len(learned), tries(10, 60))):
@@ -125,7 +128,7 @@ class Damages(Fixtures):
                 assert self._outcome(damageable, (keyspace, key, changed))[0] in ("told", "right")
 
     def test_the_rest_stays_readable(self, stored: Stored) -> None:
-        """A damaged value keeps nobody from what lies before its position and behind it, in batches of their own."""
+        """A damaged value doesn't prevent reading the messages before and after it, in batches of their own."""
         parts = [stored.put(numbered(["a/b"], 20), 3) for _ in range(5)]
         pairs = [pair for pair in stored.pairs() if len(pair[2]) > 20]
         if not pairs:
@@ -140,6 +143,32 @@ class Damages(Fixtures):
         _, damages = stored.verify()
         assert len(damages) >= 1
 
+    def test_missing_writes_change_no_message(self, stored: Stored) -> None:
+        """If writes are missing in the middle, the readable messages are as they were stored: no name is another's."""
+        draw = random.Random(8)
+        for number in range(24):
+            topics = [f"t/{number % 3}", f"u/{number // 2}/x", f"v{number // 6}", f"$SYS/{number // 4}"]
+            messages = [msgspec.structs.replace(m, client_id=f"c{number // 2}") for m in numbered(topics, 8)]
+            if 6 <= number < 18 and draw.randrange(2):
+                stored.lose(messages)
+            else:
+                stored.put(messages)
+        stored.end_epoch()
+        try:
+            stored.reopen()
+        except TOLD:
+            return
+        by_position = dict(stored.rows)
+        filters = [*stored.everything(), *sorted({message.topic for message in by_position.values()})]
+        for topic_filter, (position, _) in product(filters, stored.rows[::5]):
+            try:
+                for stream in stored.slab.cover(TopicFilter(topic_filter), position):
+                    step = Reader(stored, stream, topic_filter, position).step(stored.last, limit=2)
+                    for at, message in rows_of(step.batch):
+                        assert message == by_position.get(at), "not as it was stored"
+            except TOLD:
+                continue
+
     @staticmethod
     def _flips(stored: Stored) -> Iterator[tuple[object, Change]]:
         draw = random.Random(1)
@@ -151,7 +180,7 @@ class Damages(Fixtures):
 
     @staticmethod
     def _outcome(stored: Stored, change: Change) -> tuple[str, str]:
-        """Change one value, say what readers and verify make of it, and change it back."""
+        """Change one value, return what readers and verify make of it, and change it back."""
         keyspace, key, changed = change
         good = stored.engine.get(keyspace, key)
         stored.replace(keyspace, key, changed)

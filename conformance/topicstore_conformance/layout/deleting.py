@@ -1,4 +1,4 @@
-"""Deletes: exactly what matches goes, in bounded steps, between which others may write."""
+"""Promises about deletes: exactly the matching messages go, in bounded steps, between which others may write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Deleting(Fixtures):
     """Promises about `Slab.delete`."""
 
     def test_exactly_what_matches_goes(self, stored: Stored) -> None:
-        """Matching messages from the first position to the last go, both included, and no others; told how many."""
+        """A delete removes the matching messages from its first to its last position inclusive, and counts them."""
         for gap in (1, 9, 1):
             stored.put(numbered(TOPICS, 120), gap)
         positions = [row[0] for row in stored.rows]
@@ -37,8 +37,29 @@ class Deleting(Fixtures):
         for topic_filter in FILTERS:
             stored.check(topic_filter)
 
+    def test_what_is_to_be_spared_stays(self, stored: Stored) -> None:
+        """Matching messages whose topics also match a filter to be spared, or one of several, stay as they were."""
+        stored.put(numbered(TOPICS, 200), 3)
+        stored.compact()
+        stored.put(numbered(TOPICS, 100), 3)
+        positions = [row[0] for row in stored.rows]
+        for topic_filter, first, last, spare in (
+            ("f/+/+/t", 0, positions[60], ["f/x/#"]),
+            ("f/y/#", positions[30], positions[250], ["+/+/3/+", "f/y/4/s"]),
+            ("#", positions[200], None, ["no/such/topic", "f/x/1/+", "g/#"]),
+            ("#", 0, positions[20], ["#"]),
+            ("#", 0, None, ["f/#"]),
+        ):
+            stored.delete(topic_filter, first, last, spare)
+            stored.check_all()
+            assert stored.delete(topic_filter, first, last, spare) == 0
+        stored.reopen()
+        stored.check_all()
+        for topic_filter in FILTERS:
+            stored.check(topic_filter)
+
     def test_everything_can_go(self, stored: Stored) -> None:
-        """After everything was deleted nothing is left that a reader or verify finds, and new messages are as ever."""
+        """After everything was deleted neither readers nor verify find anything, and new messages can be stored."""
         stored.put(numbered(TOPICS, 300), 5)
         stored.compact()
         stored.put(numbered(TOPICS, 100), 5)
@@ -64,7 +85,7 @@ class Deleting(Fixtures):
         stored.check_all()
 
     def test_others_write_between_steps(self, stored: Stored) -> None:
-        """What is stored between two steps stays, and the delete misses nothing of what it was to take."""
+        """Messages stored between two steps stay, and the delete misses none that it was to remove."""
         for _ in range(100):
             stored.put(numbered(TOPICS, 30))
         last = stored.last
@@ -78,7 +99,7 @@ class Deleting(Fixtures):
 
     @pytest.mark.parametrize("taken", [0, 1, 2])
     def test_a_delete_is_resumed(self, stored: Stored, taken: int) -> None:
-        """A delete that ended after some of its steps has taken those, and done again takes the rest."""
+        """A delete that ended after some of its steps has removed their messages, and a second one removes the rest."""
         for _ in range(150):
             stored.put(numbered(["a", "b", "c/d"], 20))
         gone = 0

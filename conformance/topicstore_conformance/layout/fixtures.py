@@ -36,15 +36,15 @@ __all__ = ["PLENTY", "SHARD", "START", "Fixtures", "Reader", "Row", "Stored", "n
 
 SHARD, GENERATION = 4, 2
 START = 1 << 60
-"""Below all positions; a multiple of every epoch that a test can wait for."""
+"""A position below all others; a multiple of every epoch that a test can wait for."""
 ABOUT = 1 << 20
-"""Bytes by which an answer may exceed its limit: a layout may end it between blocks of a megabyte."""
+"""The bytes by which an answer may exceed its limit: a layout may end it between blocks of a megabyte."""
 PLENTY: Mapping[str, Any] = {"limit": 100_000, "limit_bytes": 1 << 30, "deadline": None}
 VALUES = (DATA, INDEX, KEYS)
-"""Where a layout keeps its values; what it learned is in ``meta``."""
+"""The keyspaces in which a layout keeps its values; learned structure is in ``meta``."""
 
 Row = tuple[int, Message]
-"""A position and what was stored at it."""
+"""A position and the message stored at it."""
 
 
 def numbered(topics: Sequence[str], count: int, size: int = 8) -> list[Message]:
@@ -54,24 +54,25 @@ def numbered(topics: Sequence[str], count: int, size: int = 8) -> list[Message]:
     ]
 
 
-def span(keyspace: Keyspace, generation: int) -> tuple[Key, Key]:
-    """Return between which keys a generation's are."""
+def span(keyspace: Keyspace[Any], generation: int) -> tuple[Key, Key]:
+    """Return the bounds of a generation's keys."""
     if keyspace.shape is None:
         return prefix(generation), prefix(generation + 1)
     return (generation, 0, 0), (generation + 1, 0, 0)
 
 
 def rows_of(batch: MessageBatch) -> list[Row]:
-    """Return the rows that a slab gave."""
+    """Return the rows that a slab returned."""
     if not len(batch):
         return []
+    assert batch.shards is not None
     assert [SHARD] * len(batch) == to_list(batch.shards)
-    return list(zip(map(int, to_list(batch.positions)), batch.to_messages(), strict=True))
+    return list(zip(map(int, batch.positions), batch.to_messages(), strict=True))
 
 
 @attrs.define
 class Stored:
-    """What is put here is in the slab and in the list."""
+    """A slab and the list of its messages: a message that is put here is in both."""
 
     subject: LayoutSubject
     engine: Engine
@@ -80,7 +81,7 @@ class Stored:
     rows: list[Row] = attrs.field(factory=list)
     slab: Slab = attrs.field(init=False)
     as_rows: bool = False
-    """Something was stored as rows of a table, whose bytes can't be counted here."""
+    """Whether messages were stored as rows of a table, whose bytes can't be counted here."""
 
     def create(self, parent: Slab | None = None) -> None:
         """Make the slab, as the logical layer does when it adds a generation."""
@@ -90,7 +91,7 @@ class Stored:
         self.reopen()
 
     def reopen(self) -> None:
-        """Open the slab anew, by a layout object that knows of nothing."""
+        """Open the slab again with a new layout object."""
         self.slab = self.subject.make().open(self.engine, SHARD, self.generation)
 
     # --- writing ---
@@ -98,7 +99,7 @@ class Stored:
     def place(
         self, messages: Iterable[Message], gap: int = 1, *, arrow: bool = False
     ) -> tuple[MessageBatch, list[Row]]:
-        """Return a batch with positions behind the last one, ``gap`` apart, and its rows."""
+        """Return a batch with positions after the last one, ``gap`` apart, and its rows."""
         filled = [msgspec.structs.replace(m, timestamp=m.timestamp or self.last >> 11) for m in messages]
         batch = MessageBatch.from_messages(filled)
         if arrow:
@@ -119,28 +120,40 @@ class Stored:
         return rows
 
     def fail(self, messages: Iterable[Message], gap: int = 1) -> None:
-        """Store a batch whose commit fails: the slab never hears of it again."""
+        """Store a batch whose commit fails: the slab is not informed of it."""
         self.slab.store(self.place(messages, gap)[0], WriteBatch())
 
+    def lose(self, messages: Iterable[Message]) -> None:
+        """Store a batch whose write was committed, and then vanishes: the slab continues from it."""
+        batch, rows = self.place(messages)
+        self.slab.store(batch, WriteBatch())
+        self.slab.committed()
+        self.last = rows[-1][0]
+
     def end_epoch(self) -> None:
-        """Go on behind the epoch, so that everything stored can be seen."""
+        """Move on past the epoch, so that everything stored is visible."""
         self.last |= self.slab.epoch - 1
 
-    def delete(self, topic_filter: str, first: int = 0, last: int | None = None) -> int:
-        """Delete from the slab and from the list; return how many."""
+    def delete(self, topic_filter: str, first: int = 0, last: int | None = None, spare: Sequence[str] = ()) -> int:
+        """Delete from the slab and from the list all matches except those of ``spare``; return how many."""
         last, before, size, deleted = self.last if last is None else last, len(self.rows), self.size(), 0
-        for step in self.slab.delete(TopicFilter(topic_filter), first, last):
+        for step in self.slab.delete(TopicFilter(topic_filter), first, last, [*map(TopicFilter, spare)]):
             self.engine.write(step.write)
             deleted += step.messages
             size -= step.freed
-        self.forget(topic_filter, first, last)
+        self.forget(topic_filter, first, last, spare)
         assert before - len(self.rows) == deleted
         assert size == self.size() or self.as_rows, "what was freed is miscounted"
         return deleted
 
-    def forget(self, topic_filter: str, first: int, last: int) -> None:
-        """Delete from the list."""
-        self.rows = [row for row in self.rows if not (first <= row[0] <= last and match(topic_filter, row[1].topic))]
+    def forget(self, topic_filter: str, first: int, last: int, spare: Sequence[str] = ()) -> None:
+        """Delete from the list alone."""
+
+        def goes(position: int, topic: str) -> bool:
+            matching = match(topic_filter, topic) and not any(match(one, topic) for one in spare)
+            return matching and first <= position <= last
+
+        self.rows = [row for row in self.rows if not goes(row[0], row[1].topic)]
 
     def compact(self, *, whole: bool = True) -> int:
         """Take all steps of a compaction; return how many messages were rewritten."""
@@ -156,12 +169,12 @@ class Stored:
     # --- reading ---
 
     def wanted(self, topic_filter: str = "#", first: int = 0, bound: int | None = None) -> list[Row]:
-        """Return what a reader must get, in order of positions."""
+        """Return the rows that a reader must get, in order of positions."""
         bound = self.last if bound is None else bound
         return [row for row in self.rows if first <= row[0] <= bound and match(topic_filter, row[1].topic)]
 
     def check(self, topic_filter: str = "#", first: int = 0, bound: int | None = None, **limits: Any) -> None:
-        """Hold what readers of the covering streams get, together, against the list."""
+        """Compare the rows that readers of the covering streams get, together, with the list."""
         self.end_epoch()
         bound = self.last if bound is None else bound
         got: list[Row] = []
@@ -170,12 +183,12 @@ class Stored:
         assert self.wanted(topic_filter, first, bound) == sorted(got, key=lambda row: row[0])
 
     def read_all(self) -> None:
-        """Hold everything that readers get against the list."""
+        """Compare everything that readers get with the list."""
         for topic_filter in self.everything():
             self.check(topic_filter)
 
     def check_all(self) -> None:
-        """Hold everything, and what verify counts, against the list."""
+        """Compare everything that readers get, and the count of verify, with the list."""
         self.read_all()
         assert (len(self.rows), []) == self.verify()
 
@@ -185,7 +198,7 @@ class Stored:
         return ["#", *(f"{level}/#" for level in sorted(levels) if level.startswith("$"))]
 
     def streams_of(self, topic_filter: str) -> dict[int, list[Row]]:
-        """Return what each of a filter's streams holds of it."""
+        """Return the matching rows in each of a filter's streams."""
         self.end_epoch()
         listed = self.slab.streams(TopicFilter(topic_filter))
         assert len({info.stream for info in listed}) == len(listed)
@@ -198,8 +211,8 @@ class Stored:
 
     # --- around the slab ---
 
-    def pairs(self, keyspaces: Iterable[Keyspace] = VALUES) -> list[tuple[Keyspace, Key, bytes]]:
-        """Return what the slab keeps in the engine."""
+    def pairs(self, keyspaces: Iterable[Keyspace[Any]] = VALUES) -> list[tuple[Keyspace[Any], Key, bytes]]:
+        """Return the values that the slab keeps in the engine."""
         return [
             (keyspace, key, value)
             for keyspace in keyspaces
@@ -211,12 +224,12 @@ class Stored:
         """Return the bytes of all values."""
         return sum(len(value) for _, _, value in self.pairs())
 
-    def learned_pairs(self) -> list[tuple[Keyspace, Key, bytes]]:
-        """Return what the slab keeps of what it learned."""
+    def learned_pairs(self) -> list[tuple[Keyspace[Any], Key, bytes]]:
+        """Return the values that hold the slab's learned structure."""
         return self.pairs((META,))
 
-    def replace(self, keyspace: Keyspace, key: Key, value: bytes | None) -> None:
-        """Put or delete behind the slab's back."""
+    def replace(self, keyspace: Keyspace[Any], key: Key, value: bytes | None) -> None:
+        """Put or delete a value around the slab."""
         write = WriteBatch()
         if value is None:
             write.delete(keyspace, key)
@@ -226,7 +239,7 @@ class Stored:
 
 
 class Reader:
-    """Reads one stream for one filter, from a place that it keeps as bytes."""
+    """A reader of one stream for one filter, from a place that it keeps as bytes."""
 
     def __init__(self, stored: Stored, stream: int, topic_filter: str, first: int = 0) -> None:
         self.stored, self.stream, self.first = stored, stream, first
@@ -238,7 +251,7 @@ class Reader:
         self.highest = -1
 
     def step(self, bound: int, **limits: Any) -> SlabStep:
-        """Ask once; check what holds of every answer."""
+        """Read one step; check the promises that hold for every answer."""
         asked = {**PLENTY, **limits}
         step = self.stored.slab.next(self.stream, self.filter, self.place, bound=bound, **asked)
         rows = rows_of(step.batch)
@@ -255,7 +268,7 @@ class Reader:
         return step
 
     def read(self, bound: int, **limits: Any) -> list[Row]:
-        """Ask until it is exhausted; see that it is; return what came."""
+        """Read until the stream is exhausted; check that it is; return the rows."""
         before, calls = len(self.got), 0
         self.exhausted = False
         while not self.exhausted:
@@ -269,7 +282,7 @@ class Reader:
         return self.got[before:]
 
     def _check_order(self, rows: list[Row]) -> None:
-        """See that a stream goes upwards: by position, or by epoch where the layout has an order of its own."""
+        """Check that a stream is ascending: by position, or by epoch where the layout has an order of its own."""
         epoch = 1 if "position_order" in self.stored.subject.capabilities else self.stored.slab.epoch
         for position, _ in rows:
             assert self.highest // epoch <= position // epoch, "not in order"
@@ -286,7 +299,7 @@ class Fixtures:
 
     @pytest.fixture(autouse=True)
     def _declared(self, request: pytest.FixtureRequest, subject: LayoutSubject) -> None:
-        check_capabilities(request.node, subject.capabilities)
+        check_capabilities(request.function, subject.capabilities)
 
     @pytest.fixture
     def engine(self, subject: LayoutSubject) -> Iterator[Engine]:
@@ -306,7 +319,7 @@ class Fixtures:
 
     @pytest.fixture
     def fresh(self, subject: LayoutSubject) -> Iterator[Callable[[], Stored]]:
-        """Return what makes empty slabs, for tests that try one thing many times."""
+        """Return a function that makes empty slabs, for tests that try one thing many times."""
         backend = subject.backend()
         with quick_directory() as name:
             engines: list[Engine] = []

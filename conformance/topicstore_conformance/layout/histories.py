@@ -24,7 +24,7 @@ GAPS = st.sampled_from((1, 1, 7, 900))
 
 
 class SlabMachine(RuleBasedStateMachine):
-    """Subclass it with ``make`` set, which returns an empty slab."""
+    """A state machine over one slab. Subclass it with ``make`` set, which returns an empty slab."""
 
     make: Callable[[], Stored]
 
@@ -35,11 +35,11 @@ class SlabMachine(RuleBasedStateMachine):
         self.readers: list[Reader] = []
         self.deleted: set[int] = set()
         self.failed = False
-        """Streams may be listed that no commit has stored yet; nobody begins to read those."""
+        """Whether streams may be listed that no commit has stored yet; no reader begins with those."""
         self.stored.put(first)
 
     def teardown(self) -> None:
-        """Everything is as the list has it, and readers come to have seen it all."""
+        """Check that everything is as the list has it, and that readers get to the end."""
         if not hasattr(self, "stored"):
             return
         self.stored.check_all()
@@ -48,7 +48,7 @@ class SlabMachine(RuleBasedStateMachine):
         self.finish()
 
     def _filter(self, data: st.DataObject) -> str:
-        """Draw a filter, mostly one that some stored message matches."""
+        """Draw a filter, usually one that some stored message matches."""
         near = strategies.filters()
         if self.stored.rows:
             topics = sorted({message.topic for _, message in self.stored.rows})
@@ -69,7 +69,7 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), some=st.booleans())
     def delete(self, data: st.DataObject, some: bool) -> None:
-        """Delete, of all positions or of some."""
+        """Delete the messages of a filter, at all positions or at some."""
         before = {position for position, _ in self.stored.rows}
         first, last = 0, self.stored.last
         if some and before:
@@ -80,12 +80,12 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule(whole=st.booleans())
     def compact(self, whole: bool) -> None:
-        """Compact."""
+        """Take all steps of a compaction."""
         self.stored.compact(whole=whole)
 
     @rule()
     def reopen(self) -> None:
-        """Open the slab anew."""
+        """Open the slab again."""
         self.stored.reopen()
 
     @rule()
@@ -95,7 +95,7 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), limit=st.sampled_from((1, 3, 1_000)), late=st.booleans())
     def read(self, data: st.DataObject, limit: int, late: bool) -> None:
-        """Read what some filter wants, from the beginning or from the middle."""
+        """Read the messages of some filter, from the beginning or from the middle."""
         first = 0
         if late and self.stored.rows:
             first = data.draw(st.sampled_from([position for position, _ in self.stored.rows]))
@@ -104,14 +104,14 @@ class SlabMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.readers) < 12 and not self.failed)
     @rule(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        """Somebody begins to read each stream of a filter."""
+        """Add a reader for each stream of a filter."""
         text = self._filter(data)
         self.readers += [Reader(self.stored, i.stream, text) for i in self.stored.slab.streams(TopicFilter(text))][:4]
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data(), limit=st.sampled_from((1, 2, 5, 1_000)), deadline=st.sampled_from((None, 0.0)))
     def advance(self, data: st.DataObject, limit: int, deadline: float | None) -> None:
-        """A reader goes on, as far as it may see."""
+        """Let a reader go on, as far as messages are visible."""
         reader = data.draw(st.sampled_from(self.readers))
         before = len(reader.got)
         reader.step(self.stored.slab.visible(reader.stream, self.stored.last), limit=limit, deadline=deadline)
@@ -119,7 +119,7 @@ class SlabMachine(RuleBasedStateMachine):
         assert [live.get(position) for position, _ in reader.got[before:]] == [m for _, m in reader.got[before:]]
 
     def finish(self) -> None:
-        """Each reader comes to have seen all of its stream that was not deleted, each message once."""
+        """Check that each reader gets every message of its stream that was not deleted, once."""
         self.stored.end_epoch()
         for reader in self.readers:
             reader.read(self.stored.last, limit=50)
@@ -131,10 +131,10 @@ class SlabMachine(RuleBasedStateMachine):
 
 
 class Histories(Fixtures):
-    """The promise that everything else comes down to."""
+    """The promise that covers all others."""
 
     def test_random_histories(self, subject: LayoutSubject, fresh: Callable[[], Stored]) -> None:
-        """Whatever is stored, lost, deleted, compacted and opened anew, in any order, readers get what a list gives."""
+        """Whatever is stored, lost, deleted, compacted and opened again, in any order, readers get what a list has."""
         attributes: dict[str, Any] = {"make": staticmethod(fresh)}
         machine = type("Machine", (SlabMachine,), attributes)
         chosen = settings(

@@ -1,4 +1,4 @@
-"""What a slab learned of its topics: it lasts, it is inherited, and no topic moves because of it."""
+"""Promises about the learned structure of topics: it persists, it is inherited, and no topic moves because of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLEET = [f"fleet/{n % 4}/{n}/speed" for n in range(200)]
 
 
 def homes(stored: Stored) -> dict[str, set[int]]:
-    """Return the streams in which each topic's messages are."""
+    """Return the streams that have each topic's messages."""
     found: dict[str, set[int]] = {}
     for topic_filter in stored.everything():
         for stream, rows in stored.streams_of(topic_filter).items():
@@ -26,7 +26,7 @@ def homes(stored: Stored) -> dict[str, set[int]]:
 
 
 class Structure(Fixtures):
-    """Promises about streams and what they are made of."""
+    """Promises about streams and their structure."""
 
     @requires("few_streams")
     def test_few_streams_serve_many_topics(self, stored: Stored) -> None:
@@ -36,7 +36,7 @@ class Structure(Fixtures):
         stored.check("fleet/+/77/speed")
 
     def test_no_topic_moves(self, stored: Stored) -> None:
-        """A topic's messages are all in one stream, also after the slab learned more, and after it was opened anew."""
+        """A topic's messages are all in one stream, also after the slab learned more, and after it was opened again."""
         before: dict[str, set[int]] = {}
         for count in (2, 4, 50, 50, 200, 200):
             stored.put(numbered([*FLEET[:count], "$SYS/x", "other/a", "other/b"], count + 20))
@@ -48,7 +48,7 @@ class Structure(Fixtures):
             before = after
 
     def test_the_structure_is_there_after_reopening(self, stored: Stored) -> None:
-        """Opened anew a slab has the same streams, with the same numbers and patterns, and knows the same structure."""
+        """A slab that is opened again has the same streams, numbers and patterns, and the same structure."""
         for count in (1, 30, 200):
             stored.put(numbered([*FLEET[:count], "$SYS/a", "$SYS/b"], 230))
             asked = [TopicFilter(t) for t in ("#", "$SYS/#", "fleet/1/#", "fleet/+/7/+")]
@@ -73,7 +73,7 @@ class Structure(Fixtures):
     # --- from one generation to the next ---
 
     def test_a_generation_inherits(self, stored: Stored, subject: LayoutSubject, engine: Engine) -> None:
-        """What a new generation takes over of the one before is stored: opened anew it has lost nothing by it."""
+        """The structure that a new generation inherits is stored: it is complete after the slab is opened again."""
         stored.put(numbered([*FLEET, "$SYS/a", "$SYS/b", "$SYS/c", "$SYS/d"], 300))
         heir = Stored(subject, engine, stored.generation + 1, stored.last)
         heir.create(stored.slab)
@@ -102,7 +102,7 @@ class Structure(Fixtures):
         stored.check_all()
 
     def test_generations_keep_apart(self, subject: LayoutSubject, engine: Engine) -> None:
-        """Slabs of one engine don't see each other, though they hold the same positions and topics."""
+        """Slabs of one engine don't see each other's messages, even at the same positions and topics."""
         slabs = []
         for generation in (1, 2, 3, 2**32 - 2):
             slab = Stored(subject, engine, generation)
@@ -117,7 +117,7 @@ class Structure(Fixtures):
             slab.check_all()
 
     def test_a_generation_goes_by_range_deletes(self, subject: LayoutSubject, engine: Engine) -> None:
-        """All that a slab stores lies below its own generation: four range deletes take it and leave the others."""
+        """All that a slab stores lies under its own generation: four range deletes remove it and leave the others."""
         slabs = [Stored(subject, engine, generation) for generation in (1, 2, 3)]
         for slab in slabs:
             slab.create()

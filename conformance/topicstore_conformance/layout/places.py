@@ -1,4 +1,4 @@
-"""Places: bytes that name where a reader is, and stay valid whatever happens to the slab."""
+"""Promises about places: bytes that name a reader's place, and stay valid whatever happens to the slab."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Places"]
 
 
 def half_read(stored: Stored) -> list[Reader]:
-    """Return readers that stopped in the middle of what there is."""
+    """Return readers that stopped in the middle of the messages."""
     stored.end_epoch()
     readers = [
         Reader(stored, stream, topic_filter)
@@ -27,7 +27,7 @@ def half_read(stored: Stored) -> list[Reader]:
 
 
 def finish(stored: Stored, readers: list[Reader], deleted: set[int] | None = None) -> None:
-    """Read on; each message that was not deleted came once."""
+    """Read on; check that each message that was not deleted came once."""
     stored.end_epoch()
     for reader in readers:
         reader.read(stored.last, limit=29)
@@ -43,13 +43,13 @@ class Places(Fixtures):
 
     @pytest.fixture
     def half_full(self, stored: Stored) -> Stored:
-        """Return a slab of some batches."""
+        """Return a slab with some batches."""
         for gap in (1, 40, 7, 3, 1):
             stored.put(numbered(TOPICS, 60), gap)
         return stored
 
     def test_places_survive_reopening(self, half_full: Stored) -> None:
-        """A reader goes on at its place after the slab was opened anew, and skips and repeats nothing."""
+        """A reader continues at its place after the slab was opened again, and skips and repeats nothing."""
         readers = half_read(half_full)
         half_full.reopen()
         half_full.put(numbered(TOPICS, 60))
@@ -57,14 +57,14 @@ class Places(Fixtures):
         finish(half_full, readers)
 
     def test_places_survive_stores(self, half_full: Stored) -> None:
-        """A reader goes on at its place whatever was stored meanwhile, new topics too, and gets it in its turn."""
+        """A reader continues at its place after any stores, also of new topics, and gets those messages in turn."""
         readers = half_read(half_full)
         for number in range(10):
             half_full.put(numbered(TOPICS, 30), 1 + number)
         finish(half_full, readers)
 
     def test_places_survive_deletes(self, half_full: Stored) -> None:
-        """A reader goes on at its place though the messages around it were deleted, and gets none of those."""
+        """A reader continues at its place after the messages around it were deleted, and gets none of those."""
         readers = half_read(half_full)
         before = {row[0] for row in half_full.rows}
         middle = [row[0] for row in half_full.rows]
@@ -78,7 +78,7 @@ class Places(Fixtures):
         assert [position for position in late if position in deleted] == []
 
     def test_places_survive_compaction(self, half_full: Stored) -> None:
-        """A reader goes on at its place after everything was compacted, and skips and repeats nothing."""
+        """A reader continues at its place after everything was compacted, and skips and repeats nothing."""
         readers = half_read(half_full)
         half_full.compact()
         half_full.put(numbered(TOPICS, 60))
@@ -89,7 +89,7 @@ class Places(Fixtures):
         finish(half_full, readers)
 
     def test_streams_that_are_not_there(self, half_full: Stored) -> None:
-        """A stream that there is not raises KeyError when a reader begins, and an error when it reads."""
+        """A stream that does not exist raises KeyError when a reader begins, and an error when it reads."""
         topic_filter = TopicFilter("#")
         known = {info.stream for t in half_full.everything() for info in half_full.slab.streams(TopicFilter(t))}
         known |= set(half_full.slab.cover(topic_filter))
@@ -101,7 +101,7 @@ class Places(Fixtures):
                 half_full.slab.next(stream, topic_filter, place, bound=half_full.last, **PLENTY)
 
     def test_places_that_are_none(self, half_full: Stored) -> None:
-        """Bytes that are no place of the slab's raise ValueError."""
+        """Bytes that are not a place of the slab raise ValueError."""
         topic_filter = TopicFilter("f/#")
         for info in half_full.slab.streams(topic_filter):
             place = half_full.slab.begin(info.stream, topic_filter, half_full.rows[9][0])

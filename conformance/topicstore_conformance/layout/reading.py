@@ -1,4 +1,4 @@
-"""Readers: limits, bounds and deadlines, the end, the order, and how streams share the messages."""
+"""Promises about readers: limits, bounds and deadlines, the end, the order, and how streams share the messages."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Reading(Fixtures):
 
     @pytest.fixture
     def filled(self, stored: Stored) -> Stored:
-        """Return a slab of some batches."""
+        """Return a slab with some batches."""
         for gap in (1, 40, 7):
             stored.put(numbered(TOPICS, 120), gap)
         return stored
 
     def test_the_limit_of_rows(self, filled: Stored) -> None:
-        """A call returns at most as many rows as its limit, and the calls together everything once."""
+        """A call returns at most as many rows as its limit, and the calls together return everything once."""
         count = tries(len(FILTERS), len(FILTERS), filled.subject.backend_capabilities)
         for topic_filter in FILTERS[:count]:
             for limit in (1, 2, 7, 120, 10_000):
                 filled.check(topic_filter, limit=limit)
 
     def test_the_limit_of_bytes(self, filled: Stored) -> None:
-        """A call ends within about a megabyte of its limit of bytes, and has one row at least."""
+        """A call ends within about a megabyte of its limit of bytes, and returns at least one row."""
         filled.put(numbered(["big"], 40, size=100_000))
         filled.end_epoch()
         (stream,) = filled.slab.cover(TopicFilter("big"))
@@ -49,14 +49,14 @@ class Reading(Fixtures):
             filled.check("#", limit_bytes=limit_bytes)
 
     def test_the_bound(self, filled: Stored) -> None:
-        """No row lies behind the bound, and all up to it come: also at a row's very position, or in front of all."""
+        """All rows up to the bound come, and none after it, also for a bound at a row's position or before all rows."""
         positions = [row[0] for row in filled.rows]
         for bound in (0, START, positions[0], positions[0] - 1, positions[100], positions[200] + 3, positions[-1]):
             for topic_filter in ("#", "f/+/+/t", "f/y/3/s", "g"):
                 filled.check(topic_filter, 0, bound, limit=50)
 
     def test_the_start_is_inclusive(self, filled: Stored) -> None:
-        """A place begins with the first message at or behind its position, and none in front of it comes."""
+        """A place begins with the first message at or after its position, and none before it comes."""
         positions = [row[0] for row in filled.rows]
         for first in (0, START, positions[0], positions[0] + 1, positions[150], positions[150] + 1, positions[-1]):
             for topic_filter in ("#", "f/+/+/t", "f/y/3/s", "g"):
@@ -65,13 +65,13 @@ class Reading(Fixtures):
         filled.check("#", positions[150], positions[150])
 
     def test_a_deadline_that_is_past(self, filled: Stored) -> None:
-        """Past its deadline a call returns what it has, having moved on; the calls together miss nothing."""
+        """A call after its deadline returns what it has, having advanced; the calls together miss nothing."""
         for topic_filter in FILTERS:
             filled.check(topic_filter, deadline=0.0)
             filled.check(topic_filter, deadline=time.monotonic() + 1_000, limit=30)
 
     def test_exhausted_is_not_said_too_early(self, filled: Stored) -> None:
-        """Exhausted means that nothing up to the bound lies behind the place, and what is stored later comes still."""
+        """Exhausted means that nothing up to the bound lies after the place, and messages stored later still come."""
         filled.end_epoch()
         readers = [Reader(filled, s, t) for t in FILTERS for s in filled.slab.cover(TopicFilter(t))]
         for limit in (3, 1_000):
@@ -86,7 +86,7 @@ class Reading(Fixtures):
             assert filled.wanted(topic_filter) == sorted(got, key=lambda row: row[0])
 
     def test_bounds_that_grow_step_by_step(self, stored: Stored) -> None:
-        """Read up to what is visible after each batch, a stream gives each message once, in its order."""
+        """A stream that is read up to the visible end after each batch gives each message once, in its order."""
         readers: dict[int, Reader] = {}
         for number in range(30):
             stored.put(numbered(TOPICS, 20), 1 + 300 * (number % 3))
@@ -126,7 +126,7 @@ class Reading(Fixtures):
                 assert sorted(positions) == positions
 
     def test_what_is_visible_never_changes(self, filled: Stored) -> None:
-        """Nothing behind the watermark is visible, and all epochs that have ended are."""
+        """Nothing after the watermark is visible, and all epochs that have ended are."""
         epoch = filled.slab.epoch
         assert epoch >= 1
         assert epoch & (epoch - 1) == 0
@@ -145,7 +145,7 @@ class Reading(Fixtures):
             filled.check(topic_filter)
 
     def test_cover_with_a_start_leaves_nothing_out(self, filled: Stored) -> None:
-        """Covering streams may end in front of a start, but what lies behind it is in those that are left."""
+        """Covering streams may leave out those that end before a start, but all messages after it are in the others."""
         filled.put([Message("late/1", b"", "c")], 1_000)
         filled.reopen()
         filled.put([Message("late/2", b"", "c"), *numbered(TOPICS[:2], 3)], 1_000)
@@ -162,7 +162,7 @@ class Reading(Fixtures):
                     assert matches_pattern(patterns[stream], topic), (patterns[stream], topic)
 
     def test_counters_count_rows(self, filled: Stored) -> None:
-        """The counters say how many messages were returned, and that something was looked at for them."""
+        """The counters say how many messages were returned, and that something was examined for them."""
         filled.reopen()
         before = filled.slab.counters.rows
         filled.check("f/#")
@@ -178,7 +178,7 @@ class Reading(Fixtures):
 
 
 def matches_pattern(pattern: str, topic: str) -> bool:
-    """Say whether a topic is of a stream with this pattern; wildcards of patterns match ``$`` in first levels too."""
+    """Return whether a topic matches a stream's pattern, whose wildcards match ``$`` in first levels too."""
     wanted, levels = pattern.split("/"), topic.split("/")
     for number, want in enumerate(wanted):
         if want == "#":

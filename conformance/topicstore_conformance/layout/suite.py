@@ -1,4 +1,4 @@
-"""All that is promised of a layout."""
+"""The suite of all promises about a layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters: which topics they match, over a slab that has learned of them."""
+"""Promises about filters: which topics they match, over a slab that has learned of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Topics(Fixtures):
             stored.reopen()
 
     def test_empty_levels_are_levels(self, stored: Stored) -> None:
-        """An empty level is a level like others: ``/a``, ``a/``, ``a//b`` and ``/`` are four topics of their own."""
+        """An empty level is a level like others: ``/a``, ``a/``, ``a//b`` and ``/`` are four different topics."""
         stored.put(numbered(["a", "/a", "a/", "a//b", "a/b", "/", "//", "/a/", "a/x/b", "a///b"], 100))
         for topic_filter in (
             "+",
@@ -48,14 +48,14 @@ class Topics(Fixtures):
             stored.check(topic_filter)
 
     def test_a_filter_matches_the_level_above_its_hash(self, stored: Stored) -> None:
-        """``a/#`` matches ``a`` too, and levels of any depth below."""
+        """The filter ``a/#`` matches ``a`` too, and levels of any depth below."""
         topics = ["a", "a/b", "a/b/c", "ab", "a/b/c/" + "/".join("d" * 60), "b/a"]
         stored.put(numbered(topics, 60))
         for topic_filter in ("a/#", "a/b/#", "a/b/c/#", "a/b/c/d/#", "+/#", "+/b/#", "#"):
             stored.check(topic_filter)
 
     def test_filters_made_of_topics(self, stored: Stored) -> None:
-        """A filter made of any topic, with ``+`` for one level or ``#`` for the rest, finds exactly what it matches."""
+        """A filter made of any topic, with ``+`` for one level or ``#`` for the rest, finds exactly its matches."""
         topics = [*EDGE_TOPICS[:24], *(f"f/{n % 5}/{n}/{n % 2}" for n in range(40))]
         stored.put(numbered(topics, 150), 11)
         stored.reopen()
@@ -69,7 +69,7 @@ class Topics(Fixtures):
                 stored.check("/".join([*levels[:depth], "#"]))
 
     def test_topics_nobody_published_to(self, stored: Stored) -> None:
-        """A filter finds nothing where nothing matches: in a slab that is empty, and in one that is not."""
+        """A filter that matches no stored topic finds nothing, in an empty slab and in others."""
         for _ in range(2):
             for topic_filter in ("no/such/topic", "no/#", "f/1/no", "f/1/x/no", "f/+/no/+", "$SYS/no", "+/+/+/+/+/+"):
                 stored.check(topic_filter)

@@ -1,4 +1,4 @@
-"""Commits that fail: they leave nothing behind, and what they would have kept is kept by the next."""
+"""Promises about failed commits: they leave nothing behind, and the next one stores what they would have stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Writing(Fixtures):
     """Promises about `Slab.store` and `Slab.committed`."""
 
     def test_a_failed_write_leaves_nothing(self, stored: Stored) -> None:
-        """Of a batch whose commit failed nothing is read, though the next one has the same positions."""
+        """No message of a batch whose commit failed is read, even if the next batch has the same positions."""
         stored.put(numbered(FLEET[:5], 20))
         stored.fail(numbered(["lost/1", "lost/2", *FLEET[:3]], 30))
         stored.check_all()
@@ -26,7 +26,7 @@ class Writing(Fixtures):
         stored.check("kept/1")
 
     def test_what_a_failed_write_learned_is_stored_by_the_next(self, stored: Stored) -> None:
-        """What a failed batch would have stored of names and structure is stored by the next, whatever its topics."""
+        """Names and structure that a failed batch would have stored are stored by the next, whatever its topics."""
         for number, kept in enumerate((["x/1"], [*FLEET[:30]], ["x/2", "$SYS/a"], FLEET[20:60:3])):
             stored.fail(numbered([*FLEET[: 20 * (number + 1)], f"lost/{number}", "$SYS/a", "$SYS/b"], 120))
             stored.put(numbered(kept, 40))
@@ -38,7 +38,7 @@ class Writing(Fixtures):
         stored.check_all()
 
     def test_several_failures_in_a_row(self, stored: Stored) -> None:
-        """Any number of failed batches, of one slab or of it opened anew, change nothing."""
+        """Any number of failed batches change nothing, whether or not the slab is opened again between them."""
         for number in range(6):
             stored.fail(numbered(FLEET[number * 9 : number * 9 + 30], 50))
             if number % 3 == 2:
@@ -49,7 +49,7 @@ class Writing(Fixtures):
         stored.check_all()
 
     def test_storing_changes_nothing_until_the_commit(self, stored: Stored) -> None:
-        """Store only adds to the write it is given: the engine is as it was until that is committed."""
+        """Store only adds to the write it is given: the engine is unchanged until that is committed."""
         stored.put(numbered(FLEET[:9], 30))
         before = stored.pairs(), stored.learned_pairs()
         write = WriteBatch()

@@ -1,1 +1,1 @@
-"""What is right: a model of the database, the comparison with it, and what is drawn to be stored and asked for."""
+"""The oracle: a model of the database, the comparison with it, and strategies that draw messages and filters."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import topicstore as ts
 from topicstore import Message, MessageId
+from topicstore.contract.replay_plan import Order
 
 from .model import Model, in_order
 
@@ -34,7 +35,7 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[MessageId, Message]
 def replayed(
     db: ts.Database, topic_filter: str = "#", *times: int | None, **arguments: Any
 ) -> list[tuple[MessageId, Message]]:
-    """Return what a replay gives, with ids."""
+    """Return the messages that a replay gives, with ids."""
     return rows_of(db.replay_arrow(topic_filter, *times, ids=True, **arguments))  # type: ignore[arg-type]
 
 
@@ -44,10 +45,10 @@ def check_replay(
     topic_filter: str,
     start: int = 0,
     until: int | None = None,
-    order: Literal["time"] | None = None,
+    order: Order = "any",
     batch_size: int = 100,
 ) -> None:
-    """Hold a replay, in both its forms, against the model."""
+    """Compare a replay, in both its forms, with the model."""
     batches = list(db.replay_arrow(topic_filter, start, until, order=order, batch_size=batch_size, ids=True))
     assert all(0 < batch.num_rows <= batch_size for batch in batches)
     got = rows_of(batches)
@@ -60,10 +61,16 @@ def check_replay(
     assert in_order(by_id[id_] for id_, _ in got)
     again = list(db.replay(topic_filter, start, until, order=order, batch_size=batch_size))
     assert [message for _, message in got] == again
+    if order == "time":
+        few = len(got) // 3
+        back = db.replay_arrow(topic_filter, start, until, reverse=True, batch_size=batch_size, ids=True)
+        assert got[::-1] == rows_of(back)
+        assert again[::-1][:few] == list(db.replay(topic_filter, start, until, reverse=True, limit=few))
+        assert again[:few] == list(db.replay(topic_filter, start, until, order=order, limit=few))
 
 
 def check_all(db: ts.Database, model: Model) -> None:
-    """Hold everything that a database says of itself against the model."""
+    """Compare everything that a database reports of itself with the model."""
     check_replay(db, model, "#")
     check_replay(db, model, "$x/#", order="time")
     live = model.live_generations()
@@ -82,7 +89,7 @@ def check_all(db: ts.Database, model: Model) -> None:
 
 
 def follow_epochs(db: ts.Database, model: Model) -> None:
-    """Move the model's last positions where a reader had an epoch ended: to the epoch's end, and nowhere else."""
+    """Move the model's last positions where a reader ended an epoch: to the epoch's end, and nowhere else."""
     for shard in db.storage.shards:
         ended = model.last[shard.number] | (shard.slab(shard.current).epoch - 1)
         if shard.last_position == ended:
@@ -90,22 +97,22 @@ def follow_epochs(db: ts.Database, model: Model) -> None:
 
 
 def drain(
-    db: ts.Database, iterator: ts.Iterator, limit: int = 1_000
-) -> tuple[list[tuple[MessageId, Message]], ts.Iterator, bool]:
-    """Read an iterator until nothing more is visible; return the rows, where to go on, and whether it ended."""
+    db: ts.Database, cursor: ts.Cursor, limit: int = 1_000
+) -> tuple[list[tuple[MessageId, Message]], ts.Cursor, bool]:
+    """Read a cursor until nothing more is visible; return the rows, the next cursor, and whether it ended."""
     rows: list[tuple[MessageId, Message]] = []
     while True:
-        result = db.next(iterator, limit)
+        result = db.read(cursor, limit)
         assert len(result.batch) <= limit
         if len(result.batch):
             rows.extend(zip(result.batch.ids(), result.batch.to_messages(), strict=True))
-        iterator = result.iterator
+        cursor = result.cursor
         if result.caught_up or result.end_of_stream:
-            return rows, iterator, result.end_of_stream
+            return rows, cursor, result.end_of_stream
 
 
 def check_publishers(rows: list[tuple[MessageId, Message]]) -> None:
-    """Each publisher's messages of each topic come in order of position, in one shard."""
+    """Check that each publisher's messages of each topic come in order of position, in one shard."""
     last: dict[tuple[str, str], MessageId] = {}
     for id_, message in rows:
         before = last.get((message.client_id, message.topic))

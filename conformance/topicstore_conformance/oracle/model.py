@@ -1,7 +1,7 @@
-"""The oracle: what a database must answer, written so that it is obviously right.
+"""The oracle: the answers that a database must give, written so that they are obviously right.
 
-A list of rows, a filter matcher by recursion, and positions counted one by one. Nothing
-here is shared with what it judges, but for `Message` and the map from publishers to shards.
+It consists of a list of rows, a filter matcher by recursion, and positions counted one by one. Nothing
+here is shared with the code under test, except `Message` and the map from publishers to shards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LAST_TIME = 2**53 - 2**32
 
 
 def match(topic_filter: str, topic: str) -> bool:
-    """Say whether a topic matches a filter, by MQTT 5, section 4.7."""
+    """Return whether a topic matches a filter, by MQTT 5, section 4.7."""
     if topic.startswith("$") and topic_filter[0] in "+#":
         return False
     wanted, levels = topic_filter.split("/"), topic.split("/")
@@ -39,7 +39,7 @@ def first_of(time: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """A stored message, with the time that it got where it had none."""
+    """A stored message, with the time that it was given if it had none."""
 
     shard: int
     position: int
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def id(self) -> MessageId:
-        """Return what names it."""
+        """Return the message's id."""
         return MessageId(self.shard, self.position)
 
 
@@ -63,7 +63,7 @@ class Generation:
 
 @attrs.define(kw_only=True)
 class Model:
-    """A database as it should be."""
+    """The expected state of a database."""
 
     shards: int
     shard_of: Callable[[str], int]
@@ -88,13 +88,13 @@ class Model:
 
     @property
     def current(self) -> int:
-        """Return the number of the generation that is written."""
+        """Return the number of the generation that is written to."""
         return max(self.generations)
 
     # --- writing ---
 
     def refusal(self, messages: Sequence[Message], now: int) -> set[tuple[str, int]]:
-        """Return (name of the error, index) of each message for which the batch may be refused."""
+        """Return the (name of the error, index) of each message for which the batch may be refused."""
         found: set[tuple[str, int]] = set()
         if self.timestamps == "commit":
             return found
@@ -103,7 +103,7 @@ class Model:
             shard = self.shard_of(message.client_id)
             time = max(now, newest[shard]) if message.timestamp is None else message.timestamp
             if message.timestamp is None:
-                pass  # never refused: it follows what came before it
+                pass  # never refused: it follows the message before it
             elif time > now + int(self.max_skew * 1_000_000):
                 found.add(("TimestampAheadError", index))
             elif time < newest[shard] and self.late == "raise":
@@ -112,7 +112,7 @@ class Model:
         return found
 
     def store(self, messages: Iterable[Message], now: int) -> list[Row]:
-        """Store messages that are not to be refused; return their rows in the order handed in."""
+        """Store messages that are not to be refused; return their rows in the order of the call."""
         stored = []
         for message in messages:
             shard = self.shard_of(message.client_id)
@@ -179,7 +179,7 @@ class Model:
 
 
 def in_order(rows: Iterable[Row]) -> bool:
-    """Say whether each publisher's messages of each topic come in the order stored, and no generation too early."""
+    """Return whether each publisher's messages of each topic come in the order stored, and no generation too early."""
     last: dict[Any, int] = {}
     oldest: dict[int, int] = {}
     for row in rows:

@@ -1,7 +1,7 @@
-"""Hypothesis strategies: topics nobody would choose, filters that nearly match them, and messages.
+"""Hypothesis strategies: unusual topics, filters that nearly match them, and messages.
 
 Most topics come from a few short levels, so that filters, learned structure and several
-publishers meet on the same topics; the rest are what the standard allows at its edges.
+publishers meet on the same topics; the rest are edge cases that the standard permits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EDGE_TOPICS = (
     "\U0001f68c" * 16_383,
     "/" * 65_535,
 )
-"""Each is a topic by MQTT 5: empty levels, ``$``, Unicode of every length, 128 levels, 65,535 bytes."""
+"""Topics that are valid by MQTT 5: empty levels, ``$``, Unicode of every length, 128 levels, 65,535 bytes."""
 
 _LEVELS = ("a", "b", "c", "", "$x", "é", "1", "2", "3", "4", "5", "6", "7", "8")
 _TEXT = st.characters(codec="utf-8", exclude_characters="\0+#")
@@ -62,18 +62,18 @@ _any = st.lists(st.text(_TEXT, max_size=4), min_size=1, max_size=5).map("/".join
 
 
 def topics() -> st.SearchStrategy[str]:
-    """Topics that often meet, and some that are odd."""
+    """Return a strategy for topics that often coincide, and some that are unusual."""
     return st.one_of(_short, _short, _short, st.sampled_from(EDGE_TOPICS[:19]), _any)
 
 
 def hostile_topics() -> st.SearchStrategy[str]:
-    """Topics at the edges of the standard, the longest among them."""
+    """Return a strategy for topics at the edges of the standard, the longest among them."""
     return st.one_of(st.sampled_from(EDGE_TOPICS), _any, _short)
 
 
 @st.composite
 def filters_of(draw: st.DrawFn, topic: str) -> str:
-    """Filters made from a topic: some levels become ``+``, the end perhaps ``#``, one level perhaps another."""
+    """Draw a filter made from a topic: some levels become ``+``, the end perhaps ``#``, one level perhaps another."""
     levels = topic.split("/")
     kind = draw(st.sampled_from(("same", "plus", "plus", "rest", "rest", "other")))
     if kind != "same":
@@ -88,18 +88,18 @@ def filters_of(draw: st.DrawFn, topic: str) -> str:
 
 
 def filters(of: st.SearchStrategy[str] | None = None) -> st.SearchStrategy[str]:
-    """Filters that match some of such topics; everything and nothing among them."""
+    """Return a strategy for filters that match some of such topics, among them everything and nothing."""
     derived = (topics() if of is None else of).flatmap(filters_of)
     return st.one_of(st.sampled_from(("#", "+", "+/#", "+/+", "/#", "$x/#", "$SYS/#", "a/#", "no/such/topic")), derived)
 
 
 def client_ids() -> st.SearchStrategy[str]:
-    """Few publishers, so that each has several messages, over several shards."""
+    """Return a strategy for few publishers, so that each has several messages, over several shards."""
     return st.sampled_from(("", "c1", "c2", "c3", "c4", "bus-\U0001f68c", "x" * 300))
 
 
 def payloads() -> st.SearchStrategy[bytes]:
-    """Empty, short, and long enough for a length of two and of four bytes."""
+    """Return a strategy for payloads: empty, short, and long enough for a length of two and of four bytes."""
     long = st.builds(
         lambda byte, length: bytes([byte]) * length, st.integers(0, 255), st.sampled_from((255, 256, 70_000))
     )
@@ -110,7 +110,7 @@ _name = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 
 
 def properties() -> st.SearchStrategy[Properties]:
-    """Every property of MQTT 5 that belongs to a message, repeated user properties among them."""
+    """Return a strategy for every property of MQTT 5 that belongs to a message, with repeated user properties."""
     return st.builds(
         Properties,
         st.none() | st.integers(0, 1),
@@ -125,7 +125,7 @@ def properties() -> st.SearchStrategy[Properties]:
 def messages(
     of: st.SearchStrategy[str] | None = None, times: st.SearchStrategy[int | None] | None = None
 ) -> st.SearchStrategy[Message]:
-    """Messages with topics from ``of`` and timestamps from ``times``."""
+    """Return a strategy for messages with topics from ``of`` and times from ``times``, by default none like seconds."""
     return st.builds(
         Message,
         topics() if of is None else of,
@@ -133,6 +133,6 @@ def messages(
         client_ids(),
         st.integers(0, 2),
         st.booleans(),
-        st.none() | st.integers(0, 2**40) if times is None else times,
+        st.none() | st.integers(0, 10**9 - 1) | st.integers(2**43, 2**50) if times is None else times,
         st.none() | st.none() | properties(),
     )

@@ -1,1 +1,1 @@
-"""What runs the suites against plugins and pairs, and tells what became of them."""
+"""The command that runs the suites against plugins and pairs, and reports their results."""

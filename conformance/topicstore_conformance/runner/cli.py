@@ -1,4 +1,4 @@
-"""``topicstore conformance``."""
+"""The command ``topicstore conformance``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from topicstore.cli.terminal.completion import backend_names, layout_names
 from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
 from topicstore.cli.terminal.options import json_option
 
@@ -21,8 +22,18 @@ _NEEDS = ("pytest", "hypothesis")
 
 
 @click.command()
-@click.option("--backend", metavar="NAME", help="Test this backend, by itself and under each layout that fits.")
-@click.option("--layout", metavar="NAME", help="Test this layout, by itself and on each backend that fits.")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    shell_complete=backend_names,
+    help="Test this backend, by itself and under each layout that fits.",
+)
+@click.option(
+    "--layout",
+    metavar="NAME",
+    shell_complete=layout_names,
+    help="Test this layout, by itself and on each backend that fits.",
+)
 @click.option("--all", "all_", is_flag=True, help="Test everything that is installed, each pair once.")
 @click.option("--quick", is_flag=True, help="Try everything less often, and leave out what takes long anyway.")
 @click.option("--markdown", is_flag=True, help="Print tables of capabilities and results in Markdown instead.")
@@ -69,7 +80,7 @@ def conformance(
 
 
 def _tell(run: Run) -> None:
-    """Tell that a run is over, for who waits."""
+    """Report that a run is over, for the person who waits."""
     click.echo(f"{_name(run)}, {run.plan.mode}: {_result(run)}, {run.seconds:.0f} s", err=True)
 
 
@@ -151,7 +162,7 @@ def _print(runs: Sequence[Run], left_out: dict[str, str], *, brief: bool) -> Non
 
 
 def _row(run: Run) -> tuple[Any, ...]:
-    """Return a row of a run; the capabilities of a pair are those of its parts."""
+    """Return the table row of a run; the capabilities of a pair are those of its parts."""
     declared = "" if run.plan.suite == "database" else ", ".join(run.plan.capabilities) or None
     return run.plan.suite, str(run.plan), _mode(run), *_counts(run.outcomes, run.seconds), declared
 

@@ -1,4 +1,4 @@
-"""What became of a promise, as it is told from one process to another."""
+"""The result of a promise, as one process reports it to another."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ __all__ = ["Begun", "Outcome", "Record", "decode"]
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """A test has begun."""
+    """The record that a test has begun."""
 
     test: str
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A test is over."""
+    """The record that a test is over."""
 
     group: str
-    """The module that the promise is from: ``iterators``."""
+    """The module that the promise is from, such as ``cursors``."""
     test: str
-    """Its name, with the case in brackets."""
+    """The name of the test, with the case in brackets."""
     promise: str
-    """The docstring."""
+    """The docstring of the test."""
     outcome: str
-    """``passed``, ``failed`` or ``skipped``."""
+    """The result: ``passed``, ``failed`` or ``skipped``."""
     reason: str = ""
-    """Why it was skipped, or in one line how it failed."""
+    """The reason why the test was skipped, or in one line how it failed."""
     where: str = ""
-    """File and line of the failure."""
+    """The file and line of the failure."""
     seconds: float
 
 

@@ -1,9 +1,8 @@
-"""The pytest plugin: the marks, readable assertions, and the choice of what is tested.
+"""The pytest plugin with the options that choose which installed plugins are tested.
 
-It is loaded in every run of pytest where topicstore is installed. So it imports nothing of the
-suites, and adds its options to those runs only that name the suites for what is installed::
+It is loaded only in runs that ask for it. The suites themselves need no plugin::
 
-    pytest --pyargs topicstore_conformance.installed --backend NAME [--layout NAME] [--quick]
+    pytest -p topicstore_conformance.runner.plugin --pyargs topicstore_conformance.installed --backend NAME
 """
 
 from __future__ import annotations
@@ -12,31 +11,21 @@ import os
 
 import pytest
 
-from topicstore_conformance.conditions.capabilities import MARKERS
 from topicstore_conformance.conditions.modes import VARIABLE
 
-__all__ = ["pytest_configure", "pytest_load_initial_conftests"]
-
-_PACKAGE = "topicstore_conformance"
-
-pytest.register_assert_rewrite(
-    *(f"{_PACKAGE}.{name}" for name in ("backend", "database", "faults", "layout", "oracle"))
-)
+__all__ = ["pytest_addoption", "pytest_configure"]
 
 
-def pytest_load_initial_conftests(args: list[str], parser: pytest.Parser) -> None:
-    """Add options to runs that name `topicstore_conformance.installed`."""
-    if any(argument.startswith(f"{_PACKAGE}.installed") for argument in args):
-        group = parser.getgroup("topicstore conformance")
-        group.addoption("--backend", metavar="NAME", help="test this installed backend only")
-        group.addoption("--layout", metavar="NAME", help="test this installed layout only")
-        group.addoption("--quick", action="store_true", help=f"the same as {VARIABLE}=quick")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that `topicstore_conformance.installed` reads."""
+    group = parser.getgroup("topicstore conformance")
+    group.addoption("--backend", metavar="NAME", help="test this installed backend only")
+    group.addoption("--layout", metavar="NAME", help="test this installed layout only")
+    group.addoption("--quick", action="store_true", help=f"the same as {VARIABLE}=quick")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell pytest of the marks; choose the mode before any suite, or what a ``conftest.py`` wants, is imported."""
-    for mark, meaning in MARKERS.items():
-        config.addinivalue_line("markers", f"{mark}: {meaning}")
-    if config.getoption("quick", default=False):
+    """Choose the mode before any suite, or anything that a ``conftest.py`` needs, is imported."""
+    if config.getoption("quick"):
         os.environ[VARIABLE] = "quick"

@@ -1,4 +1,4 @@
-"""The tables in which a README tells what plugins declare, and what became of their promises.
+"""The tables in which a README states what plugins declare, and the results of their promises.
 
 They stand between two marks, so that a test can compare what is published with what plugins declare now.
 """

@@ -1,4 +1,4 @@
-"""The pytest plugin by which `running` hears what becomes of every promise, while the tests run."""
+"""The pytest plugin that reports the result of every promise to `running` while the tests run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .outcomes import Begun, Outcome, Record
 __all__ = ["Reporter", "pytest_addoption", "pytest_configure"]
 
 _LONGEST = 500
-"""Characters of a reason: what was compared may be large."""
+"""The longest reason, in characters: compared values may be large."""
 
 
 class Reporter:
-    """Writes a line a record to a file descriptor."""
+    """Writes one line for each record to a file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -30,7 +30,7 @@ class Reporter:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Tell that a test begins, and how it ended."""
+        """Report that a test begins, and how it ended."""
         self._write(Begun(item.name))
         self._reports = []
         result = yield
@@ -38,7 +38,7 @@ class Reporter:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what became of setup, call and teardown."""
+        """Keep the results of setup, call and teardown."""
         self._reports.append(report)
 
 
@@ -76,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to report, if it was asked for."""
+    """Begin to report, if the option was given."""
     descriptor = config.getoption("--report-to")
     if descriptor is not None:
         config.pluginmanager.register(Reporter(descriptor))

@@ -1,4 +1,4 @@
-"""Running the suites for what is installed, each in a process of its own, and telling what became of every promise.
+"""Runs the suites for installed plugins, each in a process of its own, and collects the result of every promise.
 
 A backend or a layout that hangs or takes its process down is a broken promise like any other: the
 others are run, and the one under way is named.
@@ -39,10 +39,10 @@ from .outcomes import Outcome, Record, decode
 __all__ = ["LIMIT", "Mode", "Plan", "Run", "everything", "plans_for", "run_all"]
 
 LIMIT = 3 * PATIENCE
-"""Seconds without a word after which a process is taken for stuck: more than any test waits by itself."""
+"""The seconds of silence after which a process is taken for stuck: more than any test waits by itself."""
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 SIDE_BY_SIDE = min(4, CORES)
-"""How many processes run at a time: each wants a core, of those that this one may use."""
+"""The number of processes that run at a time: each needs one of the cores that this process may use."""
 _INI = Path(__file__).parents[1] / "installed" / "pytest.ini"
 _LAST_LINES = 15
 
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def capabilities(self) -> list[str]:
-        """What is declared by what is tested."""
+        """The capabilities that the tested plugins declare."""
         declared: frozenset[str] = frozenset()
         if self.backend:
             declared |= registry().backend(self.backend).capabilities
@@ -74,20 +74,20 @@ class Plan:
 
     @property
     def seldom(self) -> bool:
-        """Whether what is tried with other data every time is tried less often: see `profiles.tries`."""
+        """Whether tests whose data differ with every try make fewer tries: see `profiles.tries`."""
         backend = self.backend or backend_for(self.layout)
         return "fast_seek" not in registry().backend(backend).capabilities
 
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """What became of a plan."""
+    """The result of a plan."""
 
     plan: Plan
     outcomes: tuple[Outcome, ...]
     seconds: float
     failure: str = ""
-    """Why the run didn't come to its end, if it didn't."""
+    """The reason why the run didn't come to its end, if it didn't."""
 
     def of(self, outcome: str) -> list[Outcome]:
         """Return the tests that ``passed``, ``failed`` or were ``skipped``."""
@@ -103,7 +103,7 @@ class Run:
 
 
 def plans_for(backend: str | None, layout: str | None, mode: Mode) -> list[Plan]:
-    """Return the suites of a backend, of a layout, and of databases of them; a missing name is all that fit.
+    """Return the suites of a backend, of a layout, and of databases of both; a missing name stands for all that fit.
 
     Raises `UnknownPluginError`, `IncompatibleError`, `BackendUnavailableError` or `PluginError`.
     """
@@ -147,7 +147,7 @@ def _database(pair: Pair, mode: Mode) -> Plan:
 
 
 def run_all(plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: None) -> list[Run]:
-    """Run all, some side by side, the longest first; return the runs in the order of their plans."""
+    """Run all plans, some in parallel, the longest first; return the runs in the order of their plans."""
     wanted = list(plans)
     stop, waking = os.pipe()
     runs: dict[Plan, Run] = {}
@@ -159,7 +159,7 @@ def run_all(plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: Non
                     runs[future.result().plan] = future.result()
                     done(future.result())
             except BaseException:
-                os.write(waking, b"x")  # nobody reads it: it wakes all that wait
+                os.write(waking, b"x")  # the byte is never read: it wakes all that wait
                 for future in begun:
                     future.cancel()
                 raise
@@ -175,7 +175,7 @@ def _shortness(plan: Plan) -> tuple[bool, bool, bool, bool]:
 
 
 def _run(plan: Plan, stop: int) -> Run:
-    """Run one suite; end it if nothing is heard of it, or when ``stop`` becomes readable."""
+    """Run one suite; end it if it is silent too long, or when ``stop`` becomes readable."""
     began = time.monotonic()
     reading, writing = os.pipe()
     with quick_directory() as directory, Path(directory, "output").open("w+b") as output:
@@ -218,7 +218,7 @@ def _start(plan: Plan, descriptor: int, directory: Path, output: IO[bytes]) -> s
     environment |= {
         VARIABLE: plan.mode,
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "TMPDIR": str(directory),  # what a process leaves behind that is killed goes with its directory
+        "TMPDIR": str(directory),  # the temporary files of a killed process are removed with its directory
         "HYPOTHESIS_STORAGE_DIRECTORY": str(directory / "hypothesis"),
     }
     return subprocess.Popen(
@@ -234,7 +234,7 @@ def _start(plan: Plan, descriptor: int, directory: Path, output: IO[bytes]) -> s
 
 
 def _listen(reading: int, stop: int, records: list[Record]) -> bool:
-    """Take in what a process tells; say whether it came to its end, before it was silent too long or to be stopped."""
+    """Collect a process's records; return whether it came to its end before it was silent too long or to be stopped."""
     heard = b""
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)
@@ -251,7 +251,7 @@ def _listen(reading: int, stop: int, records: list[Record]) -> bool:
 
 
 def _end(child: subprocess.Popen[bytes], patience: float) -> None:
-    """Give a process that has told everything a moment to end; kill what is left, its children too."""
+    """Give a process that has reported everything a moment to end; kill the rest, its children too."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(patience)
     with contextlib.suppress(ProcessLookupError):
@@ -260,7 +260,7 @@ def _end(child: subprocess.Popen[bytes], patience: float) -> None:
 
 
 def _failure(code: int, finished: bool, records: Sequence[Record], output: IO[bytes]) -> str:
-    """Return why a process didn't come to its end: nothing for one that ran its tests, passed or failed."""
+    """Return why a process didn't come to its end, or an empty text if it ran its tests, passed or failed."""
     if code in (0, 1) and records:
         return ""
     under_way = f", in {records[-1].test}" if records and not isinstance(records[-1], Outcome) else ""

@@ -1,1 +1,1 @@
-"""What is tested: plugins, pairs of them, and real messages to store."""
+"""The subjects of tests: plugins, pairs of them, and real messages to store."""

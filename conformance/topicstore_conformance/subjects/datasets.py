@@ -1,4 +1,4 @@
-"""Real message data, for tests that want more than what a generator thinks of.
+"""Real message data, for tests that need more than generated messages.
 
 Two sets, ``bus`` and ``home``, as ``NAME.parquet`` in the folder named by ``TOPICSTORE_DATA``
 (default: ``../shared/data`` beside the repository), in time order.
@@ -9,25 +9,26 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["NAMES", "VARIABLE", "folder", "is_there", "load", "why_absent"]
 
 NAMES = ("bus", "home")
 VARIABLE = "TOPICSTORE_DATA"
-"""Environment variable that names the folder."""
+"""The environment variable that names the folder."""
 _REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def folder() -> Path:
-    """Return where the data would be."""
+    """Return the path of the folder, which may not exist."""
     return Path(os.environ.get(VARIABLE) or _REPOSITORY.parent / "shared" / "data")
 
 
 def is_there(path: Path) -> bool:
-    """Say whether there is a file that can be read, and so not one in a folder that is another user's."""
+    """Return whether there is a readable file, which excludes files in a folder of another user."""
     return os.access(path, os.R_OK) and path.is_file()
 
 
@@ -39,4 +40,6 @@ def why_absent(name: str) -> str | None:
 @cache
 def load(name: str) -> pa.Table:
     """Return a whole set: timestamp, topic, client_id, qos, retain and payload of every message."""
+    import pyarrow.parquet as pq  # imported here, because callers of the other functions don't need it
+
     return pq.read_table(folder() / f"{name}.parquet").combine_chunks()

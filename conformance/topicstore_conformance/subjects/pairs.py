@@ -1,7 +1,7 @@
-"""Which backends and layouts are tested together: one pair by its names, or all that are installed and fit.
+"""The backends and layouts that are tested together: one pair by its names, or all that are installed and fit.
 
 `pairs` asks the registry for capabilities, never for engines; its result changes with what is
-installed: a plugin of yours is among the pairs.
+installed: an installed third-party plugin is among the pairs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Pair:
     backend: str
     layout: str
     capabilities: frozenset[str] = attrs.field(order=False)
-    """What both of them declare."""
+    """The capabilities that both of them declare."""
 
     def __str__(self) -> str:
         return f"{self.backend}-{self.layout}"
@@ -53,7 +53,7 @@ class Pair:
     def open(
         self, path: Path, *, options: Mapping[str, Mapping[str, Any]] | None = None, **arguments: Any
     ) -> ts.Database:
-        """Open a database of this pair; unless told otherwise, with options that let tests run fast."""
+        """Open a database of this pair, by default with options that let tests run fast."""
         merged = {self.layout: quick_options(self.layout), **(options or {})}
         return ts.open(path, backend=self.backend, layout=self.layout, options=merged, **arguments)
 
@@ -63,28 +63,29 @@ class Pair:
 
     def raw(self, path: Path, shard: int = 0) -> contextlib.closing[Engine]:
         """Open the engine of a shard without the database around it, to put or damage what it keeps."""
+        (path / "closed").unlink(missing_ok=True)  # as if killed: otherwise the files would be missed
         backend = make_backend(self.backend)
         return contextlib.closing(backend.open_shard(path / f"shard-{shard:04}", KEYSPACES, create=False))
 
     def scans_all(self, db: ts.Database) -> bool:
-        """Say whether the layout reads everything for every filter, and so takes long for large sets.
+        """Return whether the layout reads everything for every filter, and so takes long for large sets.
 
-        The way to tell: it has streams even for a topic that nobody ever published to.
+        The test is whether it has streams even for a topic to which nothing was published.
         """
         return bool(db.streams("no such topic/was ever/published to"))
 
     def merges(self, db: ts.Database) -> bool:
-        """Say whether the layout has anything to compact in a database with messages that were never compacted."""
+        """Return whether the layout has anything to compact in a database with messages that were never compacted."""
         return any(shard.backlog() for shard in db.storage.shards)
 
 
 def quick_options(layout: str) -> dict[str, Any]:
-    """Return options with which nobody waits: epochs of a millisecond, if the layout has epochs."""
+    """Return options that make waits short: epochs of a millisecond, if the layout has epochs."""
     return _known(layout, {"epoch_bits": 10})
 
 
 def small_options(layout: str, **changes: Any) -> dict[str, Any]:
-    """Return options with which a layout learns from a handful of topics, and hashes collide, if it does either."""
+    """Return options with which a layout learns from few topics, and its hashes collide, if it does either."""
     return _known(layout, {"thresholds": [3, 2], "epoch_bits": 10, "bits_per_topic_level": 2, **changes})
 
 
@@ -145,7 +146,7 @@ def backends_under(layout: str) -> list[str]:
 
 
 def backend_for(layout: str) -> str:
-    """Return the backend that a layout is tested on by itself: in memory, if that bears it."""
+    """Return the backend on which a layout is tested by itself: in memory, if it supports the layout."""
     fitting = backends_under(layout)
     return "memory" if "memory" in fitting else fitting[0]
 
@@ -181,7 +182,7 @@ def known(*required: str) -> list[Pair]:
 
 
 def pairs(*required: str) -> list[Pair]:
-    """Return those of the `known` pairs that are installed."""
+    """Return the `known` pairs that are installed."""
     missing = absent()
     return [pair for pair in known(*required) if missing.keys().isdisjoint({pair.backend, pair.layout})]
 
@@ -189,7 +190,7 @@ def pairs(*required: str) -> list[Pair]:
 def covering(*required: str) -> list[Pair]:
     """Return as few pairs as it takes to have every layout in one, persistent if possible, and every backend.
 
-    Of those pairs whose backend or layout declares what is required.
+    Only pairs whose backend or layout declares the required capabilities are counted.
     """
     installed, chosen = pairs(*required), dict[str, Pair]()
 

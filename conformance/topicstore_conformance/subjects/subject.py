@@ -1,4 +1,4 @@
-"""What a suite is run against: how to make it, what it declares, and ways around the API under test."""
+"""The subjects of suites: how to make one, what it declares, and ways around the API under test."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class BackendSubject:
     """
 
     make: Callable[[], Backend]
-    """A new backend object. A function at the top of a module, or `functools.partial` of one with
-    plain values: child processes import it."""
+    """A function that returns a new backend object: one at the top of a module, or `functools.partial` of one with
+    plain values, because child processes import it."""
     capabilities: frozenset[str] = attrs.field(converter=_frozenset)
-    """What the plugin declares."""
-    raw_get: Callable[[Any, Keyspace, Key], bytes | None] | None = None
-    raw_put: Callable[[Any, Keyspace, Key, bytes], None] | None = None
+    """The capabilities that the plugin declares."""
+    raw_get: Callable[[Any, Keyspace[Any], Key], bytes | None] | None = None
+    raw_put: Callable[[Any, Keyspace[Any], Key, bytes], None] | None = None
 
 
 def _memory() -> Backend:
@@ -44,11 +44,11 @@ class LayoutSubject:
     """A layout under test, over an engine that is known to be right."""
 
     make: Callable[[], Layout]
-    """A new layout object with its options: small ones, so that it learns from a few topics and its
+    """A function that returns a new layout object, with small options, so that it learns from a few topics and its
     hashes collide, if it has any."""
     capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
-    """What the plugin declares."""
+    """The capabilities that the plugin declares."""
     backend: Callable[[], Backend] = _memory
-    """The engine under it. What it keeps is read and damaged through this, around the layout."""
+    """A function that returns the engine's backend, through which values are read and damaged around the layout."""
     backend_capabilities: frozenset[str] = attrs.field(default=frozenset(("fast_seek",)), converter=_frozenset)
-    """What that engine's plugin declares."""
+    """The capabilities that the engine's plugin declares."""

@@ -1,4 +1,4 @@
-"""LMDB through topicstore's conformance suite: as an engine by itself, and under a layout."""
+"""LMDB in topicstore's conformance suite: as an engine by itself, and under a layout."""
 
 import struct
 
@@ -13,25 +13,25 @@ FORMATS = {4: "I", 8: "Q"}
 
 
 def make():
-    """Return a new backend."""
+    """Return a new backend object."""
     return LmdbBackend(LmdbOptions())
 
 
 def entry(keyspace, key):
-    """Return where LMDB has a short key."""
+    """Return LMDB's key for a short key."""
     if keyspace.shape is not None:
         key = struct.pack(">" + "".join(FORMATS[width] for width in keyspace.shape), *key)
     return b"k" + key
 
 
 def raw_get(path, keyspace, key):
-    """Read with LMDB alone."""
+    """Read a value with LMDB alone."""
     with lmdb.open(str(path), max_dbs=8) as env, env.begin(db=env.open_db(keyspace.name.encode())) as transaction:
         return transaction.get(entry(keyspace, key))
 
 
 def raw_put(path, keyspace, key, value):
-    """Write with LMDB alone."""
+    """Write a value with LMDB alone."""
     with (
         lmdb.open(str(path), max_dbs=8, map_size=1 << 30) as env,
         env.begin(db=env.open_db(keyspace.name.encode()), write=True) as transaction,
@@ -40,7 +40,7 @@ def raw_put(path, keyspace, key, value):
 
 
 class TestEngine(BackendSuite):
-    """Everything an engine promises."""
+    """All promises about an engine."""
 
     @pytest.fixture
     def subject(self):
@@ -48,7 +48,7 @@ class TestEngine(BackendSuite):
 
 
 class TestDatabase(DatabaseSuite):
-    """Everything a database promises, with the layout that asks most of an engine."""
+    """All promises about a database, with the layout that asks most of an engine."""
 
     @pytest.fixture
     def pair(self):

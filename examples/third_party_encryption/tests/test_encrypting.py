@@ -1,4 +1,4 @@
-"""No payload is on disk in plaintext, and every way of reading gives it back."""
+"""No payload is on disk in plaintext, and every way of reading returns it."""
 
 import io
 import json
@@ -18,14 +18,14 @@ MESSAGES = [ts.Message(f"house/{number % 3}", SECRET + b" %d" % number, f"c{numb
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
-    """A key in the environment."""
+    """Put a key into the environment."""
     monkeypatch.setenv(KEY_VARIABLE, new_key())
 
 
 @pytest.fixture(params=["block", "skipstream", "wildcard_optimized", "reference"])
 def path(request, tmp_path):
     """A database with messages, stored as objects and as Arrow, some of them merged."""
-    with ts.create(tmp_path / "db", layout=request.param, plugins=["encrypting"], shards=2) as db:
+    with ts.open(tmp_path / "db", mode="x", layout=request.param, plugins=["encrypting"], shards=2) as db:
         db.store(MESSAGES[:100])
         db.compact()
         db.store(ts.MessageBatch.from_messages(MESSAGES[100:]).to_arrow())
@@ -38,14 +38,14 @@ def payloads(messages):
 
 
 def test_no_payload_is_on_disk(path):
-    """Neither in tables nor in logs, nor in the files of the shard's neighbours."""
+    """No payload is in tables, in logs, or in the files beside the shard."""
     files = [each for each in path.rglob("*") if each.is_file()]
     assert sum(each.stat().st_size for each in files) > 200 * len(SECRET)
     assert not [each for each in files if SECRET[:12] in each.read_bytes()]
 
 
 def test_every_way_of_reading_gives_it_back(path):
-    """Objects, in either order; Arrow; iterators; explain; the command line."""
+    """Payloads come back as objects, in either order, as Arrow, by cursors, by explain, and on the command line."""
     expected = payloads(MESSAGES)
     with ts.open(path) as db:
         assert payloads(db.replay("#")) == expected
@@ -54,11 +54,11 @@ def test_every_way_of_reading_gives_it_back(path):
         assert sorted(arrow.column("payload").to_pylist()) == expected
         found = []
         for stream in db.streams("#"):
-            iterator, ended = db.iterate(stream, "#"), False
+            cursor, ended = db.cursor(stream, "#"), False
             while not ended:
-                result = db.next(iterator, 30)
+                result = db.read(cursor, 30)
                 found += result.batch.to_messages()
-                iterator, ended = result.iterator, result.caught_up
+                cursor, ended = result.cursor, result.caught_up
         assert set(payloads(found)) <= set(expected)
         assert db.explain("#").messages == len(expected)
     lines = command("replay", path, "--format", "jsonl")
@@ -66,7 +66,7 @@ def test_every_way_of_reading_gives_it_back(path):
 
 
 def test_what_the_database_counts_and_deletes(path):
-    """Topics stay readable: filters, deletes and verify work as ever."""
+    """Topics stay readable: filters, deletes and verify work as usual."""
     with ts.open(path) as db:
         assert db.delete("house/1") == len([message for message in MESSAGES if message.topic == "house/1"])
         assert payloads(db.replay("#")) == payloads(message for message in MESSAGES if message.topic != "house/1")
@@ -74,7 +74,7 @@ def test_what_the_database_counts_and_deletes(path):
 
 
 def test_the_wrong_key(path, monkeypatch):
-    """Nothing is read with another key, and nothing is lost by trying."""
+    """No message can be read with another key, and trying it loses nothing."""
     right = os.environ[KEY_VARIABLE]
     monkeypatch.setenv(KEY_VARIABLE, new_key())
     with ts.open(path) as db, pytest.raises(DecryptionError, match="can't be decrypted"):
@@ -89,7 +89,7 @@ def test_the_wrong_key(path, monkeypatch):
 
 
 def command(*arguments):
-    """Run the program, and return what it prints."""
+    """Run the program, and return its output."""
     done = subprocess.run(
         [Path(sys.executable).parent / "topicstore", *map(str, arguments)], capture_output=True, text=True, check=True
     )

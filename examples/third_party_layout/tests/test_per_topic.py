@@ -1,4 +1,4 @@
-"""The layout through topicstore's conformance suite: by itself, and in whole databases."""
+"""The layout in topicstore's conformance suite: by itself, and in whole databases."""
 
 import pytest
 from topicstore.contract.options import NoOptions
@@ -10,12 +10,12 @@ from topicstore_per_topic.plugin import topicstore_layouts
 
 
 def make():
-    """Return a new layout."""
+    """Return a new layout object."""
     return PerTopicLayout(NoOptions())
 
 
 class TestLayout(LayoutSuite):
-    """Everything a layout promises."""
+    """All promises about a layout."""
 
     @pytest.fixture
     def subject(self):
@@ -23,7 +23,7 @@ class TestLayout(LayoutSuite):
 
 
 class TestDatabase(DatabaseSuite):
-    """Everything a database promises, on RocksDB."""
+    """All promises about a database, on RocksDB."""
 
     @pytest.fixture
     def pair(self):

@@ -45,7 +45,7 @@ def document() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """An empty database of two shards."""
-    with ts.create(tmp_path / "db", shards=2):
+    with ts.open(tmp_path / "db", mode="x", shards=2):
         return tmp_path / "db"
 
 
@@ -58,6 +58,6 @@ def rows() -> list[ts.Message]:
 @pytest.fixture
 def db(tmp_path: Path, rows: list[ts.Message]) -> Path:
     """A database of two shards that has them."""
-    with ts.create(tmp_path / "db", shards=2, timestamps="message") as opened:
+    with ts.open(tmp_path / "db", mode="x", shards=2, timestamps="message") as opened:
         opened.store(rows)
     return tmp_path / "db"

@@ -72,8 +72,8 @@ def test_what_is_not_a_database(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_database_that_is_open_elsewhere(run: Run, db: Path) -> None:
-    with ts.open_existing(db):
-        assert "is open elsewhere" in run("info", db, code=4).stderr
+    with ts.open(db, mode="r+"):
+        assert "is open elsewhere" in run("compact", db, code=4).stderr
         run("import", db, "-", code=4)
 
 
@@ -123,7 +123,7 @@ def test_commands_of_other_packages(run: Run, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "extra_commands.py").write_text(
         "import click\nimport topicstore\nodd = 1\n"
         "@click.command()\n@click.argument('path')\n"
-        "def greet(path):\n    '''Greet.'''\n    click.echo(f'hello {path}')\n    topicstore.open_existing(path)\n"
+        "def greet(path):\n    '''Greet.'''\n    click.echo(f'hello {path}')\n    topicstore.open(path, 'r+')\n"
     )
     (tmp_path / "extra_commands_broken.py").write_text("import no_such_module_anywhere\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -49,3 +49,12 @@ def test_creation_options(run: Run, document: Document, tmp_path: Path) -> None:
     for bad in ("level=2", "block.level", "block.colour=1", "rocksdb.compression=rar", "other.x=1"):
         run("create", tmp_path / "bad", "--option", bad, code=2)
     assert not (tmp_path / "bad").exists()
+
+
+def test_a_backend_that_keeps_nothing_is_warned_of(run: Run, tmp_path: Path) -> None:
+    """By each command that creates a database; whoever takes memory for a disk loses no messages unawares."""
+    (tmp_path / "x.jsonl").write_text('{"topic": "a", "payload": "1"}\n')
+    warning = "warning: backend 'memory' keeps nothing: this database is gone when the command ends\n"
+    assert warning == run("create", tmp_path / "db", "--backend", "memory").stderr
+    assert warning == run("import", tmp_path / "db", tmp_path / "x.jsonl", "--backend", "memory").stderr
+    assert "" == run("create", tmp_path / "kept", "--backend", "rocksdb").stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import chain
 from pathlib import Path
 
@@ -13,16 +15,20 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.cli import cli
+from topicstore.cli.demo import mqtt_act
 from topicstore.cli.demo.audit import Audit, choose_filter
+from topicstore.cli.demo.clients import Progress, Subscriber
 from topicstore.cli.demo.fleet import fleet
-from topicstore.cli.files.formats import encode_lines
+from topicstore.files.formats import encode_lines
 from topicstore_conformance.conditions import profiles
 from topicstore_conformance.conditions.skipping import need_data
 from topicstore_conformance.subjects import datasets
 
 
-def demo(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner(env={"COLUMNS": None}).invoke(cli, ["demo", *map(str, arguments)])
+def demo(*arguments: object, code: int = 0, published: int = 0) -> Result:
+    """Run the demo, without its second act unless some messages are to be published."""
+    options = ["demo", "--published", str(published), *map(str, arguments)]
+    result = CliRunner(env={"COLUMNS": None}).invoke(cli, options)
     assert result.exit_code == code, result.output
     return result
 
@@ -33,8 +39,51 @@ def test_a_made_up_fleet(tmp_path: Path) -> None:
         shown = demo("--directory", tmp_path / "demo", "--messages", 6_000).stdout
         for words in ("killed the import", "resumed the import", "nothing lost", "nothing is damaged", "replay "):
             assert words in shown
-    with ts.open_existing(tmp_path / "demo" / "database") as db:
+    with ts.open(tmp_path / "demo" / "database", mode="r+") as db:
         assert list(db.replay("#", order="time")) == list(chain.from_iterable(fleet(6_000)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("published", [1, 2_000])
+def test_the_second_act(tmp_path: Path, published: int) -> None:
+    """A server is killed beside MQTT clients, and each subscriber gets what its quality of service promises."""
+    if (reason := mqtt_act.missing()) is not None:
+        pytest.skip(reason)
+    shown = demo("--directory", tmp_path / "demo", "--messages", 100, published=published).stdout
+    for words in ("killed the server", "started it again", "nothing lost, each came once"):
+        assert words in shown
+    half = max(published, 4) // 2
+    assert shown.count(f"{half:,} messages published, {half:,} arrived: nothing lost") == 2
+    with ts.open(tmp_path / "demo" / "served", mode="r") as db:
+        assert half == sum(1 for message in db.replay("demo/+/2"))
+
+
+def test_the_second_act_finds_doubles() -> None:
+    """And says so, instead of what it is proud of."""
+    if (reason := mqtt_act.missing()) is not None:
+        pytest.skip(reason)
+    readers = [Subscriber(f"reader-{qos}", 4, Progress(), qos, "#") for qos in (1, 2)]
+    told: list[tuple[object, ...]] = []
+    for reader in readers:
+        reader.found.update({("a", b"1"): 1, ("a", b"2"): 2})
+    assert not mqtt_act._compare(lambda *words, **_: told.append(words), readers, 2)
+    assert told == [
+        ("QoS 1", "2 messages published, 2 arrived: nothing lost; 1 came again, as QoS 1 allows"),
+        ("QoS 2", "1 of 2 messages came TWICE"),
+    ]
+
+
+def test_without_the_clients_the_second_act_is_left_out(tmp_path: Path) -> None:
+    """With the command that installs them; the first act runs."""
+    program = (
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name: None if name == 'paho' else find(name)\n"
+        "from topicstore.cli import main; import sys; sys.argv[1:] = ['demo', '--messages', '100']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert 0 == done.returncode, done.stderr
+    assert 'needs paho-mqtt: pip install "topicstore[demo]"' in " ".join(done.stdout.split())
+    assert "nothing lost" in done.stdout
 
 
 @pytest.mark.parametrize("messages", [1, 3, 100])
@@ -78,12 +127,35 @@ def test_it_deletes_nothing_that_it_did_not_make(tmp_path: Path) -> None:
     (mine / "notes").write_text("y")
     demo("--directory", mine, "--messages", 1)
     assert (mine / "notes").read_text() == "y"
-    inside = mine / "fleet.jsonl"
-    demo("--directory", mine, "--input", inside, code=2)
+    inside = mine / "database" / "topicstore.json"
+    assert "which the demo removes first" in demo("--directory", mine, "--input", inside, code=2).stderr
     assert inside.exists()
-    with ts.open_existing(mine / "database"):
+    with ts.open(mine / "database", mode="r+"):
         demo("--directory", mine, "--messages", 1, code=4)
     assert (mine / "database" / "topicstore.json").exists()
+
+
+def test_the_sample_stays(tmp_path: Path) -> None:
+    """A demo with a file of one's own leaves the fleet of an earlier one, which may be that file."""
+    place, mine = tmp_path / "demo", tmp_path / "x.jsonl"
+    demo("--directory", place, "--messages", 500)
+    made = (place / "fleet.jsonl").read_bytes()
+    mine.write_bytes(encode_lines([ts.Message("a", b"1", timestamp=5)]))
+    demo("--directory", place, "--input", mine)
+    assert made == (place / "fleet.jsonl").read_bytes()
+    assert "500 messages, topic by topic" in demo("--directory", place, "--input", place / "fleet.jsonl").stdout
+
+
+def test_a_missing_engine_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    """With the one command that installs it."""
+    program = (
+        "import sys; sys.modules['rocksdict'] = None\n"
+        "from topicstore.cli import main; sys.argv[1:] = ['demo', '--directory', 'demo']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "error: backend 'rocksdb' needs rocksdict: pip install \"topicstore[rocksdb]\"\n" == done.stderr
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_the_fleet_is_the_same_every_time() -> None:

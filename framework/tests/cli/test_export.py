@@ -43,7 +43,7 @@ def numbered(first: int, count: int) -> list[ts.Message]:
 
 
 def everything(path: Path) -> list[list[ts.Message]]:
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         assert db.verify().ok
         return [list(db.replay(text, order="time")) for text in ("#", "$SYS/#")]
 
@@ -66,7 +66,7 @@ def test_export_writes_what_is_missing(path: Path, tmp_path: Path) -> None:
     target = tmp_path / "export"
     first = document("export", path, target, "--generation", 2)
     assert (first["generations"], first["messages"], first["slabs"], first["dropped"]) == ([2], 500, 3, False)
-    assert "generation 1, 2: 500 messages" in run("export", path, target).stdout
+    assert "generations 1, 2: 500 messages" in run("export", path, target).stdout
     assert f"already in {target}" in run("export", path, target).stdout
     assert len(everything(path)[0]) == 989
 
@@ -87,7 +87,7 @@ def test_drop_leaves_them_in_the_export_only(path: Path, tmp_path: Path) -> None
     assert "nothing is damaged" in run("verify", path).stdout
     assert "(block)" in run("explain", path, "fleet/bus-1").stdout
     run("delete", path, "fleet/bus-1", "--yes", code=2)
-    run("topics", path)
+    run("learned-topics", path)
     run("streams", path)
     run("compact", path)
     assert everything(path) == before
@@ -138,7 +138,7 @@ def test_retention_archives(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_import_puts_back_every_row(path: Path, tmp_path: Path) -> None:
     """Into a new database, which gets as many shards; positions by the messages' own times are those of before."""
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         db.add_generation()
         positions = [
             one for batch in db.replay_arrow("#", order="time", ids=True) for one in batch["position"].to_pylist()
@@ -150,7 +150,7 @@ def test_import_puts_back_every_row(path: Path, tmp_path: Path) -> None:
     assert [one["outcome"] for one in told["sources"]] == ["imported"] * 3
     assert told["messages"] == 1_010
     assert everything(tmp_path / "new") == before
-    with ts.open_existing(tmp_path / "new") as db:
+    with ts.open(tmp_path / "new", mode="r+") as db:
         assert db.manifest.shards == 3
         assert [
             one for b in db.replay_arrow("#", order="time", ids=True) for one in b["position"].to_pylist()
@@ -217,7 +217,7 @@ def test_only_what_was_dropped_comes_back_to_where_it_was(tmp_path: Path) -> Non
 def test_an_export_grows_and_so_does_the_copy(path: Path, tmp_path: Path) -> None:
     run("export", path, tmp_path / "export")
     run("import", tmp_path / "new", tmp_path / "export")
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         db.add_generation()
     run("export", path, tmp_path / "export")
     told = document("import", tmp_path / "new", tmp_path / "export")
@@ -242,11 +242,11 @@ def test_a_row_that_is_not_stored_as_exported_is_told(path: Path, tmp_path: Path
     part.write_bytes(whole[:2_000] + bytes([whole[2_000] ^ 1]) + whole[2_001:])
     run("import", tmp_path / "new", tmp_path / "export", code=5)
     part.write_bytes(whole)
-    with ts.open_existing(tmp_path / "new") as db:
+    with ts.open(tmp_path / "new", mode="r+") as db:
         assert db.delete("fleet/bus-3", 0, FIRST + 400_000) > 0
     run("import", tmp_path / "new", tmp_path / "export")
     run("import", tmp_path / "other", tmp_path / "export", "--limit", 600, "--batch-size", 100)
-    with ts.open_existing(tmp_path / "other") as db:
+    with ts.open(tmp_path / "other", mode="r+") as db:
         assert db.delete("fleet/bus-3", FIRST + 510_000, FIRST + 540_000) > 0
     told = run("import", tmp_path / "other", tmp_path / "export", code=5).stderr
     assert "is not in the database as it was exported" in told
@@ -266,7 +266,7 @@ def test_what_can_not_be_imported(path: Path, tmp_path: Path) -> None:
 def test_a_file_of_it_is_imported_like_any_other(path: Path, tmp_path: Path) -> None:
     run("export", path, tmp_path / "export")
     part = tmp_path / "export" / "shard=0001" / "generation=0002" / "part-00000.parquet"
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         expected = next(one.messages for one in db.storage.shards[1].generations() if one.number == 2)
     assert document("import", tmp_path / "new", part)["messages"] == expected
 
@@ -287,7 +287,7 @@ def test_a_killed_import_goes_on(tmp_path: Path, run_until: Callable[..., object
     resumed = []
     for write in (3, 5, 8, 4):
         run_until((write, moment), IMPORTING, tmp_path / "new", tmp_path / "export")
-        with ts.open_existing(tmp_path / "new") as db:
+        with ts.open(tmp_path / "new", mode="r+") as db:
             resumed.append(db.info().messages)
     assert 0 < resumed[1] < resumed[2] < resumed[3] < 2_000
     told = document("import", tmp_path / "new", tmp_path / "export")

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.cli import cli
-from topicstore.cli.files.formats import CSV_COLUMNS, csv_parser, csv_record, decode_line, decode_lines, encode_lines
 from topicstore.contract.positions import MAX_TIME
+from topicstore.files.formats import CSV_COLUMNS, csv_parser, csv_record, decode_line, decode_lines, encode_lines
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 topics = text.map(lambda t: t.replace("#", "").replace("+", "") or "/")
@@ -65,7 +65,7 @@ def run(*arguments: object, stdin: bytes | None = None, code: int = 0) -> Result
 
 
 def stored(path: Path) -> list[ts.Message]:
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         return [*db.replay("#", order="time"), *db.replay("$SYS/#")]
 
 
@@ -87,7 +87,7 @@ def test_csv_keeps_messages(rows: list[ts.Message]) -> None:
 
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
-    with ts.create(tmp_path / "original", timestamps="message") as db:
+    with ts.open(tmp_path / "original", mode="x", timestamps="message") as db:
         db.store(AWKWARD)
     return tmp_path / "original"
 
@@ -133,7 +133,7 @@ def test_parquet_has_the_published_schema(original: Path, tmp_path: Path) -> Non
 
 
 def test_a_table_shows_nothing_that_acts_on_the_terminal(tmp_path: Path) -> None:
-    with ts.create(tmp_path / "db") as db:
+    with ts.open(tmp_path / "db", mode="x") as db:
         db.store([ts.Message("a/\x1b[2J", b"\x1b[31m[bold]", "c"), ts.Message("b", b"\xff", "c")])
     shown = run("replay", tmp_path / "db", "--format", "table").stdout
     assert "\x1b" not in shown
@@ -143,10 +143,10 @@ def test_a_table_shows_nothing_that_acts_on_the_terminal(tmp_path: Path) -> None
 
 def test_limits_and_times(tmp_path: Path) -> None:
     rows = [ts.Message("a", b"%d" % n, "c", timestamp=n * 1_000_000) for n in range(10)]
-    with ts.create(tmp_path / "db", timestamps="message") as db:
+    with ts.open(tmp_path / "db", mode="x", timestamps="message") as db:
         db.store(rows)
     span = ("--start", "1970-01-01T00:00:02", "--until", "1970-01-01T01:00:08+01:00")
-    for order in ("time", "none"):
+    for order in ("time", "any"):
         written = run("replay", tmp_path / "db", "a", *span, "--limit", 4, "--order", order).stdout_bytes
         assert decode_lines(written) == rows[2:6]
     assert decode_lines(run("replay", tmp_path / "db", "+", *span).stdout_bytes) == rows[2:8]

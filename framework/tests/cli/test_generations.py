@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import topicstore as ts
 from click.testing import Result
-from topicstore.cli.files.formats import encode_lines
+from topicstore.files.formats import encode_lines
 from topicstore_conformance.subjects.pairs import layouts_on
 
 Run = Callable[..., Result]

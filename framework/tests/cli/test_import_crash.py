@@ -17,7 +17,7 @@ import topicstore as ts
 from click.testing import CliRunner
 from topicstore.cli import cli
 from topicstore.cli.demo.fleet import fleet
-from topicstore.cli.files.formats import encode_lines
+from topicstore.files.formats import encode_lines
 from topicstore_conformance.faults.threads import PATIENCE
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ class Import:
 
 def rows(db: Path) -> list[list[ts.Message]]:
     """Return everything in a database, shard by shard, after checking it."""
-    with ts.open_existing(db) as opened:
+    with ts.open(db, mode="r+") as opened:
         report = opened.verify()
         assert (report.damages, report.messages) == ([], opened.info().messages)
         found: list[list[ts.Message]] = [[] for _ in range(opened.manifest.shards)]
@@ -125,7 +125,7 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(
         told = [int(line) for line in reports.read_text().splitlines()]
         assert safe < told[-1] < MESSAGES
         safe = told[-1]
-        with ts.open_existing(db) as opened:
+        with ts.open(db, mode="r+") as opened:
             assert safe <= opened.info().messages < MESSAGES
     assert CliRunner().invoke(cli, ["import", *map(str, how[:-1])]).exit_code == 0
     assert rows(db) == clean[shards]
@@ -149,7 +149,7 @@ def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(
     with Import(tmp_path / "db", file) as child:
         code, out, error = child.end()
     assert (code, error) == (0, "")
-    assert f"went on behind row {stored:,}" in out
+    assert f"went on after row {stored:,}" in out
     assert rows(tmp_path / "db") == clean[4]
 
 

@@ -8,8 +8,8 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner
 from topicstore.cli import cli
-from topicstore.cli.files.formats import decode_lines
 from topicstore.cli.files.source_detection import open_source
+from topicstore.files.formats import decode_lines
 from topicstore_conformance.conditions.skipping import need_data
 from topicstore_conformance.subjects import datasets
 
@@ -31,7 +31,7 @@ def test_row_for_row(tmp_path: Path, name: str, ending: str) -> None:
     """What is replayed is what the file holds, in its order."""
     file = sample(name + ending)
     run("import", tmp_path / "db", file)
-    with open_source(file) as source, ts.open_existing(tmp_path / "db") as db:
+    with open_source(file) as source, ts.open(tmp_path / "db", mode="r+") as db:
         stored = db.replay("#", order="time")
         for rows in source.read(0, 8_192):
             batch = rows.messages if isinstance(rows.messages, list) else ts.MessageBatch.from_arrow(rows.messages)

@@ -14,7 +14,7 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore.cli.files.formats import encode_lines
+from topicstore.files.formats import encode_lines
 from topicstore_conformance.faults.threads import PATIENCE
 
 ROWS = [
@@ -107,7 +107,7 @@ def test_the_next_step_can_be_taken(sample: Path, tmp_path: Path) -> None:
         assert "topicstore" == program
         done = CliRunner().invoke(cli, arguments)
         assert (0, "") == (done.exit_code, done.stderr)
-    with ts.open_existing(tmp_path / "db") as db:
+    with ts.open(tmp_path / "db", mode="r+") as db:
         assert [best, best] == [one.layout for one in db.generations()]
         assert {"compression": "zstd"} == db.manifest.options["rocksdb"]
 

@@ -1,7 +1,8 @@
-"""``topicstore replay`` where nothing matches; `test_formats` has what it writes."""
+"""``topicstore replay`` where nothing matches, as Arrow, and by timestamps; `test_formats` has what else it writes."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import topicstore as ts
 from click.testing import Result
 from topicstore_conformance.faults.threads import PATIENCE
 
@@ -39,3 +42,77 @@ def test_a_replay_of_nothing(run: Run, db: Path, tmp_path: Path) -> None:
     run("create", tmp_path / "empty")
     assert "no messages: the database holds none\r\n" == on_a_terminal("replay", tmp_path / "empty")
     assert ("", "") == (run("replay", db, "nosuch").stdout, run("replay", db, "nosuch").stderr)
+
+
+def test_arrow_goes_through_pipes(run: Run, db: Path, tmp_path: Path) -> None:
+    """As a stream that has what the replay has, in its order; also one of nothing, and to a file."""
+    with ts.open(db, mode="r") as opened:
+        expected = list(opened.replay("fleet/1/#", order="time"))
+    stream = run("replay", db, "fleet/1/#", "--format", "arrow").stdout_bytes
+    table = pa.ipc.open_stream(stream).read_all()
+    assert table.schema == ts.SCHEMA
+    assert expected == [m for batch in table.to_batches() for m in ts.MessageBatch.from_arrow(batch).to_messages()]
+    followed = run("replay", db, "fleet/1/#", "--format", "arrow", "--follow", "--limit", 7).stdout_bytes
+    assert pa.ipc.open_stream(followed).read_all() == table.slice(0, 7)
+    assert 0 == pa.ipc.open_stream(run("replay", db, "none", "--format", "arrow").stdout_bytes).read_all().num_rows
+    run("replay", db, "--format", "arrow", "--reverse", "--limit", 2, "--output", tmp_path / "two.arrows")
+    with (tmp_path / "two.arrows").open("rb") as file:
+        assert [b"59", b"58"] == pa.ipc.open_stream(file).read_all()["payload"].to_pylist()
+
+
+def test_arrow_is_not_printed_on_a_terminal(db: Path) -> None:
+    """Which it would leave unusable."""
+    ours, theirs = pty.openpty()
+    program = [sys.executable, "-m", "topicstore.cli", "replay", str(db), "--format", "arrow"]
+    done = subprocess.run(program, stdout=theirs, stderr=subprocess.PIPE, timeout=PATIENCE, check=False)
+    os.close(theirs)
+    os.close(ours)
+    assert 2 == done.returncode
+    assert b"--output FILE" in done.stderr
+
+
+def test_a_reader_of_arrow_that_goes_is_no_error(tmp_path: Path) -> None:
+    """As with text: the rest is not written, and nothing is said."""
+    with ts.open(tmp_path / "db") as opened:
+        opened.store([ts.Message("a", bytes(100_000)) for _ in range(100)])
+    program = [sys.executable, "-m", "topicstore.cli", "replay", str(tmp_path / "db"), "--format", "arrow"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        said = process.stderr.read()
+        assert (0, b"") == (process.wait(PATIENCE), said)
+
+
+def test_by_timestamp(run: Run, tmp_path: Path) -> None:
+    """What came late is found by its own time, whatever is written; positions are what `--follow` goes by."""
+    hour, start = 3_600_000_000, 1_700_000_000_000_000
+    times = [0, 1, 2, 1, 5]
+    with ts.open(tmp_path / "db", layout="block") as db:
+        db.store([ts.Message("a", b"%d" % n, "c", timestamp=start + at * hour) for n, at in enumerate(times)])
+    asked = ("replay", tmp_path / "db", "a", "--start", start + hour, "--until", start + 2 * hour)
+    assert "" == run(*asked, "--format", "jsonl").stdout
+    lines = run(*asked, "--by", "timestamp", "--format", "jsonl").stdout.splitlines()
+    assert ["1", "3"] == [json.loads(line)["payload"] for line in lines]
+    (newest,) = run(*asked, "--by", "timestamp", "--reverse", "--limit", 1, "--format", "jsonl").stdout.splitlines()
+    assert "3" == json.loads(newest)["payload"]
+    run(*asked, "--by", "timestamp", "--output", tmp_path / "late.parquet")
+    run("import", tmp_path / "copy", tmp_path / "late.parquet")
+    with ts.open(tmp_path / "copy", mode="r") as copy:
+        assert [b"1", b"3"] == [message.payload for message in copy.replay("#")]
+    told = run("explain", tmp_path / "db", "a", "--by", "timestamp", "--start", start + 20 * hour, "--json")
+    assert (0, 1, 0) == tuple(json.loads(told.stdout)[name] for name in ("zones", "all_zones", "messages"))
+    assert (
+        "0 of 1 zones" in run("explain", tmp_path / "db", "a", "--by", "timestamp", "--start", start + 20 * hour).stdout
+    )
+    refused = run("replay", tmp_path / "db", "--follow", "--by", "timestamp", code=2)
+    assert "--follow goes by positions" in refused.stderr
+
+
+def test_times_before_1970_are_before_all_messages(run: Run, db: Path) -> None:
+    """They are times like others, though no message is of one."""
+    everything = run("replay", db).stdout
+    assert everything
+    assert everything == run("replay", db, "--start", "1960-01-01").stdout
+    assert "" == run("replay", db, "--until", "1969-12-31T23:59:59.5").stdout

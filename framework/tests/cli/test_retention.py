@@ -76,8 +76,46 @@ def test_a_run_says_what_went(run: Run, document: Document, tmp_path: Path) -> N
         expiring = ts.Properties(message_expiry_interval=1)
         db.publish([ts.Message("r", b"x", retain=True, properties=expiring)])
     assert "1 retained message had expired\n" == run("retention", "run", path).stdout
-    assert "nothing was to be done\n" == run("retention", "run", path).stdout
+    said = run("retention", "run", path).stdout
+    assert "nothing was to be done:\n  no limit is set, so nothing goes\n" == said
     run("retention", "set", path, "--max-age", "7d")
     said = run("retention", "run", path).stdout
     assert "generation 2 begins\ndropped: generation 1, with 3 messages of " in said
     assert document("retention", "run", path)["dropped"] == []
+
+
+def test_filters_are_changed_one_by_one(run: Run, document: Document, path: Path) -> None:
+    """What others say stays; ``none`` takes one away, ``forever`` is for ever. Equals signs may be in a filter."""
+    run("retention", "set", path, "--filter", "debug/#=1h", "--filter", "alarms/#=forever", "--filter", "a=b/+=90")
+    assert {"debug/#": 3600, "alarms/#": None, "a=b/+": 90} == document("retention", path)["filters"]
+    changed = document("retention", "set", path, "--filter", "debug/#=2h", "--filter", "a=b/+=none")
+    assert {"debug/#": 7200, "alarms/#": None} == changed["filters"]
+    assert "what matches alarms/#  for ever\n" in run("retention", path).stdout
+    assert "what matches debug/#" in run("info", path).stdout
+
+
+@pytest.mark.parametrize("text", ["debug/#", "=1h", "debug/#=", "debug/#=soon", "a/#/b=1h", "debug/#=0"])
+def test_filters_that_are_none(run: Run, document: Document, path: Path, text: str) -> None:
+    run("retention", "set", path, "--filter", text, code=2)
+    assert {} == document("retention", path)["filters"]
+
+
+def test_show_says_what_goes_when_and_a_run_why_nothing_does(run: Run, document: Document, tmp_path: Path) -> None:
+    """A generation with its time, the current one, and what goes by filter; a run says what it deleted."""
+    path, clock = tmp_path / "db", Clock(START)
+    with ts.open(path, clock=clock) as db:
+        db.retention.set(max_age=10**9 - 1, filters={"debug/#": 10, "alarms/#": None})
+        db.store([ts.Message(topic, b"x") for topic in ("debug/a", "alarms/a", "b")])
+        db.add_generation()
+    first, current, debug, other = document("retention", "show", path)["outlook"]
+    assert (1, 3, None) == (first["generation"], first["messages"], first["when"])
+    assert "what matches alarms/# stays for ever" in first["why"]
+    assert "empty" in current["why"]
+    assert ("what matches debug/#", "what no filter matches") == (debug["what"], other["what"])
+    assert "what matches debug/#" in run("retention", path).stdout
+    assert "deleted: 1 message matching debug/#\n" == run("retention", "run", path).stdout
+    said = run("retention", "run", path).stdout
+    assert said.startswith("nothing was to be done:\n  generation 1: what matches alarms/# stays for ever")
+    run("retention", "set", path, "--filter", "alarms/#=none", "--filter", "debug/#=none")
+    (first, _) = document("retention", "show", path)["outlook"]
+    assert START + (10**9 - 1) * 10**6 + 1 == first["when"]

@@ -49,3 +49,26 @@ def test_groups_are_listed(run: Run, document: Document, tmp_path: Path) -> None
     assert [("cars", "fleet/#")] == [(group["name"], group["topic_filter"]) for group in found]
     assert ["one", "two"] == [member["client_id"] for member in found[0]["members"]]
     assert "one, two" in run("sessions", "groups", tmp_path / "db").output
+
+
+def test_what_is_behind_is_told_by_filter(run: Run, document: Document, path: Path) -> None:
+    """In messages and in seconds, summed in the list."""
+    with ts.open(path) as db:
+        session = db.sessions.open("display", expiry_interval=None)
+        for topic_filter in ("a/#", "a/b", "b"):
+            session.subscribe(topic_filter, 1)
+        db.store([ts.Message(f"a/{'bc'[number % 2]}", b"", "p", 1) for number in range(1_500)])
+        session.disconnect()
+    shown = document("sessions", "show", path, "display")["subscriptions"]
+    counted = {one["filter"]: (one["lag"]["messages"], one["lag"]["exact"]) for one in shown}
+    assert {"a/#": (1_500, True), "a/b": (750, True), "b": (0, True)} == counted
+    listed = next(one for one in document("sessions", path)["sessions"] if one["client_id"] == "display")
+    assert shown == listed["subscriptions"]
+    assert "2,250" in run("sessions", path).stdout
+    assert "behind" not in run("sessions", "list", "--no-lag", path).stdout
+    assert {None} == {
+        subscription["lag"]
+        for one in document("sessions", "list", "--no-lag", path)["sessions"]
+        for subscription in one["subscriptions"]
+    }
+    assert [True, True] == [part in run("sessions", "show", path, "display").stdout for part in ("1,500", "750")]

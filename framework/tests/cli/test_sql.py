@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore import Message
 from topicstore.cli import cli
+from topicstore.cli.commands.sql import sql
 
 pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
 
@@ -31,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_rows_of_all_shards_as_a_table(path: Path) -> None:
     """With the number of rows below."""
-    done = run(COUNTS, str(path))
+    done = run(str(path), COUNTS)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert 0 == done.exit_code, done.output
     assert ["topic", "n"] in lines
@@ -39,13 +41,23 @@ def test_rows_of_all_shards_as_a_table(path: Path) -> None:
     assert ["2", "rows"] == lines[-1]
 
 
+def test_both_times_of_a_message(path: Path) -> None:
+    """Its position's, and its own, by which what came late is found."""
+    moment = 1_748_779_200_000_000
+    with ts.open(path) as db:
+        db.store([Message("late", b"", timestamp=moment + n) for n in (-1, 0, 3_600_000_000)])
+    among = "timestamp >= '2025-06-01 12:00:00+00' AND timestamp < '2025-06-01 13:00:00+00'"
+    assert [moment] == ts_sql(path, f"SELECT epoch_us(timestamp) FROM messages WHERE {among}")
+    assert [3] == ts_sql(path, "SELECT count(*) FROM messages WHERE topic = 'late' AND time > '2026-01-01 00:00:00+00'")
+
+
 def test_json_and_csv(path: Path) -> None:
     """For programs: bytes that are not text in hexadecimal, sums as numbers, values within values as JSON."""
     query = "SELECT payload, sum(qos), [count(*)] AS counts, NULL AS nothing FROM messages GROUP BY 1 ORDER BY 3 DESC"
     expected = [["0xff", 0, [9], None], ["é,\n", 0, [1], None]]
-    document = json.loads(run(query, str(path), "--json").stdout)
+    document = json.loads(run(str(path), query, "--json").stdout)
     assert {"columns": ["payload", "sum(qos)", "counts", "nothing"], "rows": expected} == document
-    rows = list(csv.reader(io.StringIO(run(query, str(path), "--csv").stdout)))
+    rows = list(csv.reader(io.StringIO(run(str(path), query, "--csv").stdout)))
     assert [["payload", "sum(qos)", "counts", "nothing"], ["0xff", "0", "[9]", ""], ["é,\n", "0", "[1]", ""]] == rows
 
 
@@ -54,11 +66,39 @@ def test_json_and_csv(path: Path) -> None:
 )
 def test_what_is_not_a_read_is_refused(path: Path, statement: str) -> None:
     """In one line, as bad usage; nothing has changed."""
-    done = run(statement, str(path))
+    done = run(str(path), statement)
     assert 2 == done.exit_code
     assert done.stderr.startswith("error: ")
     assert 1 == len(done.stderr.splitlines())
     assert [10] == ts_sql(path, "SELECT count(*) FROM messages")
+
+
+def test_the_examples_of_the_help_print_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts by topic, the newest first with their text, and the columns; all with times in UTC."""
+    monkeypatch.chdir(tmp_path)
+    with ts.open("data", backend="duckdb", layout="table", timestamps="message", shards=2) as db:
+        rows = [Message(f"fleet/{n % 4 // 2}/speed", f"é{n}".encode(), f"c{n}", timestamp=10**15 + n) for n in range(9)]
+        db.store(rows)
+    examples = [
+        shlex.split(line) for line in (sql.help or "").splitlines() if line.strip().startswith("topicstore sql")
+    ]
+    counts, newest, own, columns = (json.loads(run(*words[2:], "--json").stdout) for words in examples)
+    assert [["fleet/0/speed", 5], ["fleet/1/speed", 4]] == counts["rows"]
+    expected = [[f"2001-09-09T01:46:40.{n:06}Z", f"fleet/{n % 4 // 2}/speed", f"é{n}"] for n in range(8, 3, -1)]
+    assert expected == newest["rows"]
+    assert [] == own["rows"]
+    assert {"time", "topic", "payload", "payload_bytes", "position"} <= {row[0] for row in columns["rows"]}
+    for words in examples:
+        shown = run(*words[2:])
+        assert (0, "") == (shown.exit_code, shown.stderr)
+    assert "2001-09-09T01:46:40.000008Z" in run(*examples[1][2:], "--csv").stdout
+
+
+def test_times_have_a_zone(path: Path) -> None:
+    """Those with one of their own are turned; dates are none."""
+    query = "SELECT TIMESTAMP '2024-01-01 12:00', TIMESTAMPTZ '2024-01-01 12:00+02', DATE '2024-01-01'"
+    found = json.loads(run(str(path), query, "--json").stdout)
+    assert [["2024-01-01T12:00:00Z", "2024-01-01T10:00:00Z", "2024-01-01"]] == found["rows"]
 
 
 def ts_sql(path: Path, statement: str) -> list[object]:

@@ -26,7 +26,7 @@ def test_streams(run: Run, document: Document, db: Path) -> None:
 def test_streams_are_in_the_order_of_people(document: Document, tmp_path: Path) -> None:
     """By topic, and by number where topics have some."""
     topics = ["b", "a/10/x", "a/9/x", "a/010/x", "a", "/", "a/9", "a/" + "9" * 5_000]
-    with ts.create(tmp_path / "db") as opened:
+    with ts.open(tmp_path / "db", mode="x") as opened:
         opened.store([ts.Message(topic, b"") for topic in topics])
     ordered = ["/", "a", "a/9", "a/9/x", "a/010/x", "a/10/x", "a/" + "9" * 5_000, "b"]
     assert ordered == [stream["pattern"] for stream in document("streams", tmp_path / "db")["streams"]]

@@ -17,7 +17,7 @@ Document = Callable[..., dict[str, Any]]
 
 def damage(path: Path) -> None:
     """Flip a byte in the middle of a stored value."""
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         engine = db.storage.shards[0].engine()
         key, value = next(iter(engine.scan(DATA, (0, 0, 0), (2**32 - 1, 0, 0))))[0]
         write = WriteBatch()

@@ -81,7 +81,7 @@ def test_messages_come_back_from_a_batch(rows: list[Message]) -> None:
 
 @pytest.mark.parametrize("kind", [list, tuple, iter, lambda rows: (row for row in rows)])
 def test_any_iterable_of_messages_will_do(kind: Any) -> None:
-    """Lists, tuples, iterators and generators are read once."""
+    """Lists, tuples, cursors and generators are read once."""
     rows = [GOOD, changed("qos", 2)]
     assert rows == MessageBatch.from_messages(kind(rows)).to_messages()
     assert MessageBatch.from_messages(kind([])).to_messages() == []
@@ -499,7 +499,7 @@ def formed(rows: list[Message], form: str) -> MessageBatch:
         values = [getattr(row, field) for row in rows]
         columns.append(np.array(values, numpy_kind) if form == "numpy" else pa.array(values, arrow_kind))
     positions = np.arange(2**63, 2**63 + len(rows), dtype=np.uint64)
-    return MessageBatch(*columns, [row.properties for row in rows], positions, Constant(1, len(rows)))
+    return MessageBatch(*columns, [row.properties for row in rows], positions=positions, shards=Constant(1, len(rows)))
 
 
 @given(lists, lists, st.sampled_from(["numpy", "arrow"]), st.data())
@@ -579,10 +579,31 @@ def test_messages_without_a_position_have_no_id() -> None:
         MessageBatch.from_messages([GOOD]).ids()
 
 
+def test_messages_have_positions_once_they_are_stored() -> None:
+    """A batch says whether it is, and asked for positions before, it says why there are none."""
+    batch = MessageBatch.from_messages([GOOD, GOOD])
+    assert (batch.stored, stored([GOOD]).stored) == (False, True)
+    with pytest.raises(InvalidMessageError, match="once they are stored"):
+        _ = batch.positions
+    placed = batch.placed(np.array([4, 5], dtype=np.uint64), [7, 7], 2)
+    for part in (placed, placed[:1], placed.take(np.array([0])), placed.replace(qos=[1, 1])):
+        assert part.stored
+        assert part.positions.tolist() == [4, 5][: len(part)]
+
+
+def test_stored_and_other_messages_dont_join() -> None:
+    """Rows would stand beside positions that are not theirs."""
+    batches = [stored([GOOD]), MessageBatch.from_messages([GOOD])]
+    for joined in (batches, batches[::-1]):
+        with pytest.raises(InvalidMessageError, match="some of the messages are stored"):
+            MessageBatch.concat(joined)
+
+
 def test_an_empty_batch_is_empty() -> None:
     """No rows, no messages, no bytes, and every slice of it is as empty."""
     batch = MessageBatch.empty()
     assert (len(batch), batch.to_messages(), batch.payload_bytes()) == (0, [], 0)
+    assert (batch.ids(), batch.positions.tolist()) == ([], [])
     assert batch[0:5].to_messages() == []
     assert batch.take(np.array([], dtype=np.intp)).to_messages() == []
     assert "<MessageBatch of 0>" in repr(batch)

@@ -1,4 +1,4 @@
-"""PLUGINS.md documents every hook with its arguments, and no other."""
+"""The guide to plugins documents every hook with its arguments, and no other."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 from topicstore.contract import hookspecs
-from topicstore.contract.requests import IterateRequest, ReplayRequest, StoreRequest, StreamsRequest
+from topicstore.contract.requests import ReadRequest, ReplayRequest, StoreRequest, StreamsRequest
 
-DOCUMENT = (Path(__file__).parents[2] / "PLUGINS.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "guides" / "plugins.md").read_text()
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("topicstore_")}
 REQUESTS = {
     "topicstore_store": StoreRequest,
     "topicstore_streams": StreamsRequest,
-    "topicstore_iterate": IterateRequest,
+    "topicstore_read": ReadRequest,
     "topicstore_replay": ReplayRequest,
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from datetime import UTC
 from typing import Any
 
 import msgspec
 import pytest
 from topicstore.contract.model import MAX_PAYLOAD, Message, MessageId, Properties
+from topicstore.contract.positions import MAX_TIME, to_microseconds
 
 FULL = Properties(1, 60, "text/plain", "reply/to", b"\x00\x01", (("k", "1"), ("j", ""), ("k", "1")))
 
@@ -27,6 +29,19 @@ def test_the_arguments_of_a_message_have_a_fixed_order() -> None:
     names = ("topic", "payload", "client_id", "qos", "retain", "timestamp", "properties")
     assert names == Message.__struct_fields__
     assert Message(**dict(zip(names, values, strict=True))) == Message(*values)
+
+
+@pytest.mark.parametrize("timestamp", [0, 1_700_000_000_123_456, MAX_TIME])
+def test_the_time_of_a_message_is_its_timestamp(timestamp: int) -> None:
+    """It has a time zone, and no microsecond is lost over the whole range."""
+    time = Message("a", b"", timestamp=timestamp).time
+    assert time is not None
+    assert (UTC, timestamp) == (time.tzinfo, to_microseconds(time))
+
+
+def test_a_message_without_a_timestamp_has_no_time() -> None:
+    """It gets one when it is stored."""
+    assert Message("a", b"").time is None
 
 
 def test_properties_are_stored_in_this_order() -> None:

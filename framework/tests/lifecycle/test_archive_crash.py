@@ -18,7 +18,7 @@ import topicstore as ts
 from topicstore.lifecycle import exporting
 exporting._BATCH, exporting._GROUP_ROWS, exporting._PART_BYTES = 20, 40, 1_500
 path, method, target = arguments
-with ts.open_existing(path) as db:
+with ts.open(path, mode="r+") as db:
     for name in ("fsync", "mkdir", "rename", "replace"):
         counts(os, name)
     counts(RocksdbEngine, "write")
@@ -28,7 +28,7 @@ with ts.open_existing(path) as db:
 KILLED_AROUND_THE_WRITE = """
 import topicstore as ts
 path, target = arguments
-with ts.open_existing(path) as db:
+with ts.open(path, mode="r+") as db:
     counts(db.storage.shards[0].engine(), "write", lambda batch, **_: batch.ranges)
     db.archives.archive(target)
 """
@@ -44,33 +44,34 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["export", "archive"])
 def test_killed_again_and_again_it_ends_like_one_that_was_not(
     path: Path, tmp_path: Path, run_until: RunUntil, method: str
 ) -> None:
     """Every message is there at every moment, and what was done is not done again."""
     target = tmp_path / "export"
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         before = list(db.replay("#", order="time"))
         db.archives.export(tmp_path / "whole")
     archived: dict[int, Path] = {}
     written: set[Path] = set()
     for death in zip((2, 5, 11, 14, 19, 8, 23, 13), ["before", "after"] * 4, strict=True):
         run_until(death, KILLED, path, method, target)
-        with ts.open_existing(path) as db:
+        with ts.open(path, mode="r+") as db:
             assert list(db.replay("#", order="time")) == before
-            assert archived.items() <= db.archives.list().items()
-            archived = db.archives.list()
+            assert archived.items() <= {one.generation: one.path for one in db.archives}.items()
+            archived = {one.generation: one.path for one in db.archives}
             report = db.verify()
             assert (report.damages, report.messages) == ([], len(before))
         assert written <= set(_slabs(target))
         written = set(_slabs(target))
     assert 3 <= len(written) < 2 * GENERATIONS
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         report = getattr(db.archives, method)(target)
         assert report.slabs_before >= 3 if method == "export" else len(archived) >= 1
         assert list(db.replay("#", order="time")) == before
-        assert len(db.archives.list()) == (GENERATIONS if method == "archive" else 0)
+        assert len(db.archives) == (GENERATIONS if method == "archive" else 0)
         assert db.archives.export(target).slabs == 0
     assert list(target.glob(".unfinished-*")) == []
     assert _slabs(target) == _slabs(tmp_path / "whole")
@@ -84,11 +85,11 @@ def _slabs(target: Path) -> list[Path]:
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_around_the_write_that_drops(path: Path, tmp_path: Path, run_until: RunUntil, moment: str) -> None:
     """Nothing is local or all is, and where the export is was noted just then."""
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         before = list(db.replay("#", order="time"))
         local = db.generations()[0].live_bytes
     run_until((1, moment), KILLED_AROUND_THE_WRITE, path, tmp_path / "export")
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         first = [shard.generations()[0] for shard in db.storage.shards]
         assert [one.archive is None for one in first] == [moment == "before", True]
         held = [sum(1 for _ in keys(shard)) for shard in db.storage.shards]
@@ -109,11 +110,11 @@ def keys(shard: Shard) -> Iterator[object]:
 def test_killed_between_shards_it_is_whole_and_goes_on(path: Path, tmp_path: Path) -> None:
     """Each shard notes by itself where its part is."""
     target = tmp_path / "export"
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         before = list(db.replay("#", order="time"))
         db.archives.export(target, generations=[1])
         db.storage.shards[0].archive(1, str(target), next(one.messages for one in db.storage.shards[0].generations()))
-    with ts.open_existing(path) as db:
+    with ts.open(path, mode="r+") as db:
         assert list(db.replay("#", order="time")) == before
         assert db.archives.archive(target).generations == tuple(range(1, GENERATIONS + 1))
         assert list(db.replay("#", order="time")) == before

@@ -40,7 +40,7 @@ def test_what_is_too_old_is_archived_and_stays(db: ts.Database, tmp_path: Path, 
     assert (report.rotated, report.dropped, report.archived) == (3, (), (1,))
     assert (report.messages, report.live_bytes) == (10, held.live_bytes)
     assert stored(db) == before
-    assert db.archives.list() == {1: tmp_path / "export"}
+    assert {one.generation: one.path for one in db.archives} == {1: tmp_path / "export"}
     clock.now += 1_000 * SECOND
     assert db.retention.run().archived == (2,)
     assert db.retention.run() == ts.RetentionReport(
@@ -85,7 +85,7 @@ def test_where_it_can_not_be_archived_it_stays_and_says_so(db: ts.Database, tmp_
     db.retention.set(max_age=1, archive_to=str(tmp_path / "export"))
     with pytest.raises(OSError, match="export"):
         db.retention.run(db.clock() + 10 * SECOND)
-    assert (stored(db), db.archives.list()) == (before, {})
+    assert (stored(db), {one.generation: one.path for one in db.archives}) == (before, {})
     (tmp_path / "export").unlink()
     assert db.retention.run(db.clock() + 10 * SECOND).archived == (1,)
     assert stored(db) == before
@@ -97,12 +97,12 @@ def test_a_relative_place_lies_from_the_database(db: ts.Database, tmp_path: Path
     before = stored(db)
     db.retention.set(max_age=1, archive_to="../cold")
     db.retention.run(db.clock() + 10 * SECOND)
-    assert db.archives.list() == {1: tmp_path / "cold"}
+    assert {one.generation: one.path for one in db.archives} == {1: tmp_path / "cold"}
     db.close()
     (tmp_path / "new").mkdir()
     for name in ("db", "cold"):
         shutil.move(tmp_path / name, tmp_path / "new" / name)
-    with ts.open_existing(tmp_path / "new" / "db") as moved:
+    with ts.open(tmp_path / "new" / "db", mode="r+") as moved:
         assert stored(moved) == before
         assert moved.retention.settings.archive_to == "../cold"
 
@@ -117,7 +117,7 @@ def test_it_is_archived_by_itself_when_something_is_stored(tmp_path: Path, clock
         fill(db, 1)
         assert db.retention._task._thread is not None
         db.retention._task.wake()
-        wait_until(lambda: db.archives.list() or db.retention.failure, "the generation to be archived")
+        wait_until(lambda: len(db.archives) or db.retention.failure, "the generation to be archived")
         assert db.retention.failure is None
         assert len(stored(db)) == 45
 
@@ -127,5 +127,5 @@ def test_settings_are_kept_and_checked(db: ts.Database) -> None:
         db.retention.set(max_age=1, archive_to=3)  # type: ignore[arg-type]
     db.retention.set(max_age=5, archive_to="/cold")
     db.close()
-    with ts.open_existing(db.path) as again:
+    with ts.open(db.path, mode="r+") as again:
         assert again.retention.settings == ts.RetentionSettings(max_age=5, archive_to="/cold")

@@ -20,14 +20,14 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.cli.files.export_source import open_export
-from topicstore.contract.requests import IterateRequest, StoreRequest
+from topicstore.contract.requests import ReadRequest, StoreRequest
 from topicstore.lifecycle import archive_slab as archive
 from topicstore.lifecycle import exporting
-from topicstore.sessions import Delivery
+from topicstore.sessions import Publish
 from topicstore.shard.records import ranges_of
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, wait_until
+from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, held_elsewhere, wait_until
 from topicstore_conformance.oracle import strategies
 
 SMALL = pytest.mark.usefixtures("small")
@@ -111,12 +111,12 @@ def _archive_and_compare(directory: Path, backend: str, history: History) -> Non
         before = list(_answers(db, history))
         held = db.info().messages
         db.archives.archive(directory / "export", generations=sorted(history.archived & sealed))
-        assert set(db.archives.list()) == history.archived & sealed
+        assert {one.generation for one in db.archives} == history.archived & sealed
         assert list(_answers(db, history)) == before
         report = db.verify()
         assert (report.damages, report.messages, db.info().messages) == ([], held, held)
     if backend != "memory":
-        with ts.open_existing(directory / "db", clock=clock, read_only=True) as reader:
+        with ts.open(directory / "db", mode="r", clock=clock) as reader:
             assert list(_answers(reader, history)) == before
 
 
@@ -134,13 +134,13 @@ def _answers(db: ts.Database, history: History) -> Iterator[object]:
 def test_each_stream_is_in_order_of_positions_and_ends(db: ts.Database, tmp_path: Path) -> None:
     db.archives.archive(tmp_path / "export")
     for stream in db.streams("#"):
-        iterator = db.iterate(stream, "fleet/+/speed")
+        cursor = db.cursor(stream, "fleet/+/speed")
         positions: list[int] = []
         ended = False
         while not ended and len(positions) < 1_000:
-            result = db.next(iterator, 3)
+            result = db.read(cursor, 3)
             positions += [one.position for one in result.batch.ids()]
-            iterator = ts.Iterator.from_bytes(result.iterator.to_bytes())
+            cursor = ts.Cursor.from_bytes(result.cursor.to_bytes())
             ended = result.end_of_stream or (result.caught_up and not stream.sealed)
         assert ended
         assert positions == sorted(set(positions))
@@ -151,23 +151,21 @@ def test_batches_keep_to_their_limits(db: ts.Database, tmp_path: Path) -> None:
     """Rows, payload bytes, an end in time, and a timeout that still lets it move on."""
     db.archives.archive(tmp_path / "export")
     stream = next(one for one in db.streams("#") if one.generation == 1)
-    iterator = db.iterate(stream, "#")
-    assert len(db.next(iterator, 5).batch) == 5
+    cursor = db.cursor(stream, "#")
+    assert len(db.read(cursor, 5).batch) == 5
     slab = db.storage.shards[stream.shard].slab(1)
     parsed = ts.TopicFilter("#")
     bound = db.storage.shards[stream.shard].watermark
-    step = slab.next(0, parsed, iterator.place, limit=1_000, limit_bytes=5, bound=bound, deadline=None)
+    step = slab.next(0, parsed, cursor.place, limit=1_000, limit_bytes=5, bound=bound, deadline=None)
     sizes = [len(payload) for payload in step.batch.payloads]
     assert sum(sizes[:-1]) < 5 <= sum(sizes)
-    late = slab.next(
-        0, parsed, iterator.place, limit=1_000, limit_bytes=1 << 20, bound=bound, deadline=time.monotonic()
-    )
+    late = slab.next(0, parsed, cursor.place, limit=1_000, limit_bytes=1 << 20, bound=bound, deadline=time.monotonic())
     assert 0 < len(late.batch) < 100
     assert not late.exhausted
     first = int(late.batch.positions[0])
-    none = slab.next(0, parsed, iterator.place, limit=9, limit_bytes=9, bound=first - 1, deadline=None)
+    none = slab.next(0, parsed, cursor.place, limit=9, limit_bytes=9, bound=first - 1, deadline=None)
     assert (len(none.batch), none.exhausted) == (0, True)
-    one = slab.next(0, parsed, iterator.place, limit=9, limit_bytes=1 << 20, bound=first, deadline=None)
+    one = slab.next(0, parsed, cursor.place, limit=9, limit_bytes=1 << 20, bound=first, deadline=None)
     assert (one.batch.positions.tolist(), one.exhausted) == ([first], True)
 
 
@@ -221,22 +219,22 @@ def test_the_memory_of_row_groups_is_bounded(monkeypatch: pytest.MonkeyPatch, tm
         assert archive._kept._size == sum(size for _, size in archive._kept._groups.values()) <= 1_000_000
 
 
-# --- iterators of before ----------------------------------------------------------------
+# --- cursors of before ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["reference", "block", "skipstream", "wildcard_optimized"])
-def test_iterators_and_replays_of_before_say_so(tmp_path: Path, layout: str, fill: Fill, clock: Clock) -> None:
+def test_cursors_and_replays_of_before_say_so(tmp_path: Path, layout: str, fill: Fill, clock: Clock) -> None:
     """They never return less, or anything twice."""
     with ts.open(tmp_path / "db", backend="memory", layout=layout, clock=clock) as db:
         fill(db)
         db.add_generation()
-        iterators = [db.iterate(stream, "#") for stream in db.streams("#") if stream.sealed]
-        replay = db.replay("#", batch_size=4)
+        cursors = [db.cursor(stream, "#") for stream in db.streams("#") if stream.sealed]
+        replay = db.replay("#", order="any", batch_size=4)
         next(replay)
         db.archives.archive(tmp_path / "export")
-        for iterator in iterators:
+        for cursor in cursors:
             with pytest.raises(ts.GenerationArchivedError):
-                db.next(iterator)
+                db.read(cursor)
         with pytest.raises(ts.GenerationArchivedError):
             list(replay)
 
@@ -292,7 +290,7 @@ def test_a_dropped_one_is_forgotten_and_its_files_stay(db: ts.Database, tmp_path
     assert db.drop_generation(1)
     assert not db.drop_generation(1)
     assert list(db.replay("#", order="time")) == left
-    assert list(db.archives.list()) == [2]
+    assert [one.generation for one in db.archives] == [2]
     assert sorted(target.rglob("*")) == files
 
 
@@ -306,7 +304,7 @@ def test_local_bytes_go_and_it_says_where_they_are(db: ts.Database, tmp_path: Pa
     after = db.generations()
     assert [one.live_bytes for one in after] == [0, *(one.live_bytes for one in before[1:])]
     assert [one.messages for one in after] == [one.messages for one in before]
-    assert db.archives.list() == {1: target}
+    assert {one.generation: one.path for one in db.archives} == {1: target}
     details = db.info().shards[1].slabs[1].details
     assert details["exported to"] == str(target / "shard=0001" / "generation=0001")
     keys = [
@@ -328,9 +326,9 @@ def test_a_relative_export_moves_with_its_database(tmp_path: Path, monkeypatch: 
         before = everything(db)
         db.archives.archive("here/export")
     Path("here").rename("there")
-    with ts.open_existing(tmp_path / "there" / "db") as db:
+    with ts.open(tmp_path / "there" / "db", mode="r+") as db:
         assert everything(db) == before
-        assert db.archives.list() == {1: tmp_path / "there" / "export"}
+        assert {one.generation: one.path for one in db.archives} == {1: tmp_path / "there" / "export"}
 
 
 def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: Fill) -> None:
@@ -346,10 +344,13 @@ def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.chdir("elsewhere")
         db.archives.archive("cold", generations=[2])
         db.checkpoint("../copy")
-        assert db.archives.list() == {1: tmp_path / "cold", 2: tmp_path / "elsewhere" / "cold"}
+        assert {one.generation: one.path for one in db.archives} == {
+            1: tmp_path / "cold",
+            2: tmp_path / "elsewhere" / "cold",
+        }
         assert everything(db) == before
     for name in ("db", "copy"):
-        with ts.open_existing(tmp_path / name) as again:
+        with ts.open(tmp_path / name, mode="r+") as again:
             assert everything(again) == before
 
 
@@ -367,7 +368,7 @@ def test_a_checkpoint_that_looks_elsewhere_for_exports_says_so(
             db.checkpoint("backup/db")
     shutil.copytree("cold", "backup/cold")
     for name in ("beside", "backup/db"):
-        with ts.open_existing(name) as copy:
+        with ts.open(name, mode="r+") as copy:
             assert everything(copy) == before
 
 
@@ -380,7 +381,7 @@ def test_an_archived_one_can_be_archived_elsewhere(db: ts.Database, tmp_path: Pa
     assert db.archives.archive(tmp_path / "new", generations=[1, 2]).slabs == 4
     shutil.rmtree(tmp_path / "old")
     assert everything(db) == before
-    assert set(db.archives.list().values()) == {tmp_path / "new"}
+    assert {one.path for one in db.archives} == {tmp_path / "new"}
     assert db.verify().ok
 
 
@@ -397,12 +398,12 @@ def test_another_process_sees_it_when_it_looks_again(tmp_path: Path, fill: Fill)
         fill(db)
         db.add_generation()
         before = everything(db)
-        with ts.open_existing(tmp_path / "db", read_only=True) as reader:
+        with ts.open(tmp_path / "db", mode="r") as reader:
             db.archives.archive(tmp_path / "export")
             assert everything(reader) == before
             reader.refresh()
             assert everything(reader) == before
-            assert reader.archives.list() == {1: tmp_path / "export"}
+            assert {one.generation: one.path for one in reader.archives} == {1: tmp_path / "export"}
 
 
 # --- beside other work ------------------------------------------------------------------
@@ -430,16 +431,16 @@ def test_a_session_reads_on_and_its_flight_too(db: ts.Database, tmp_path: Path) 
     session = db.sessions.open("me", expiry_interval=None, receive_maximum=4)
     session.subscribe("jobs/#", 1)
     db.publish([ts.Message("jobs/1", b"%d" % number, "c1", 1) for number in range(12)])
-    sent = [one for one in session.deliver() if isinstance(one, Delivery)]
+    sent = [one for one in session.deliver() if isinstance(one, Publish)]
     assert [one.message.payload for one in sent] == [b"0", b"1", b"2", b"3"]
     db.add_generation()
     db.archives.archive(tmp_path / "export")
     db._sessions = None  # as the next process would find it
     again = db.sessions.open("me", receive_maximum=4, expiry_interval=None)
     got: list[bytes] = []
-    while deliveries := [one for one in again.deliver() if isinstance(one, Delivery)]:
+    while deliveries := [one for one in again.deliver() if isinstance(one, Publish)]:
         got += [one.message.payload for one in deliveries]
-        again.puback_many([one.packet_id for one in deliveries])
+        again.puback(*[one.packet_id for one in deliveries])
     assert got == [b"%d" % number for number in range(12)]
 
 
@@ -490,7 +491,7 @@ def test_a_delete_waits_and_then_is_refused(db: ts.Database, tmp_path: Path, mon
     def write_and_delete(*arguments: object) -> object:
         if not deleting:
             deleting.append(begin(lambda: db.delete("fleet/#")))
-            wait_until(db.storage.shards[0].rewriting._turn.locked, "the delete to wait for the shard")
+            wait_until(lambda: held_elsewhere(db.storage.shards[0].rewriting._turn), "the delete to wait for the shard")
         return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(exporting, "_write", write_and_delete)
@@ -506,7 +507,8 @@ def test_an_export_ends_with_its_database(db: ts.Database, tmp_path: Path, monke
     compare = exporting._compare
 
     def close_and_compare(*arguments: object) -> None:
-        db.close()
+        db.close()  # within another call, so that another thread closes it
+        wait_until(lambda: db.storage.closed, "the other thread to begin closing")
         compare(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(exporting, "_compare", close_and_compare)
@@ -527,7 +529,7 @@ class _Secret:
         return (yield)
 
     @ts.hookimpl(wrapper=True)
-    def topicstore_iterate(self, request: IterateRequest):  # type: ignore[no-untyped-def]
+    def topicstore_read(self, request: ReadRequest):  # type: ignore[no-untyped-def]
         result = yield
         return attrs.evolve(result, batch=_turned(result.batch))
 

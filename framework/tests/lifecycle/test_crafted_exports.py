@@ -64,6 +64,7 @@ def test_a_part_is_a_file_of_the_export(target: Path, tmp_path: Path, name: str)
     assert "$.parts[0]" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [HEAD, SLAB])
 def test_whatever_is_crafted_is_told(target: Path, tmp_path: Path, name: str) -> None:
     """An export that says something wrong of itself is imported, where that makes no difference, or refused clearly."""

@@ -31,6 +31,34 @@ def files(target: Path) -> dict[str, bytes]:
     return {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
 
 
+# --- how far it is ---
+
+
+def test_an_export_tells_its_parts_and_ends_where_that_raises(db: ts.Database, tmp_path: Path) -> None:
+    """Another one writes the parts that are missing."""
+    told: list[tuple[int, int]] = []
+
+    def end(done: int, parts: int) -> None:
+        told.append((done, parts))
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        db.archives.export(tmp_path / "export", progress=end)
+    parts = told[0][1]
+    assert [(0, parts), (1, parts)] == told
+    report = db.archives.export(tmp_path / "export", progress=lambda done, _: told.append((done, -1)))
+    assert (parts - 1, 1) == (report.slabs, report.slabs_before)
+    assert [(done, -1) for done in range(parts + 1)] == told[2:]
+
+
+def test_archiving_tells_generations(db: ts.Database, tmp_path: Path) -> None:
+    """Before each, and at the end."""
+    told: list[tuple[int, int]] = []
+    db.archives.archive(tmp_path / "export", progress=lambda *done: told.append(done))
+    assert [(0, 2), (1, 2), (2, 2)] == told
+
+
 # --- what is on disk ---
 
 
@@ -156,7 +184,7 @@ def test_a_full_disk_leaves_nothing(db: ts.Database, tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(ts.StorageFullError, match="no space"):
             db.archives.export(tmp_path / "export")
     assert files(tmp_path / "export") == {}
     assert db.archives.export(tmp_path / "export").slabs == 4
@@ -229,7 +257,7 @@ def test_an_export_of_messages_that_were_deleted_since_is_not_replaced(db: ts.Da
     with pytest.raises(ts.ManifestMismatchError, match="deleted since"):
         db.archives.archive(target)
     assert files(target) == before
-    assert db.archives.list() == {}
+    assert [] == list(db.archives)
     assert db.archives.archive(tmp_path / "again").messages == sum(one.messages for one in db.generations()[:2])
 
 
@@ -239,7 +267,7 @@ def test_several_processes_export_to_one_target(tmp_path: Path) -> None:
         for generation in range(6):
             db.store([ts.Message("a", b"%d" % n, f"c{generation + n}") for n in range(300)])
             db.add_generation()
-        readers = [ts.open_existing(tmp_path / "db", read_only=True) for _ in range(3)]
+        readers = [ts.open(tmp_path / "db", mode="r") for _ in range(3)]
         reports = together(*(partial(reader.archives.export, tmp_path / "export") for reader in readers))
         assert sum(report.slabs for report in reports) == 12
         assert sum(report.messages for report in reports) == 1_800
@@ -261,7 +289,7 @@ def test_a_reader_exports_beside_the_writer(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db") as db:
         db.store([ts.Message("a", b"1")])
         db.add_generation()
-        with ts.open_existing(tmp_path / "db", read_only=True) as reader:
+        with ts.open(tmp_path / "db", mode="r") as reader:
             assert reader.archives.export(tmp_path / "export").messages == 1
             with pytest.raises(ts.ReadOnlyDatabaseError):
                 reader.archives.archive(tmp_path / "export")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
+import attrs
 import pytest
 import topicstore as ts
 from hypothesis import given, settings
@@ -68,9 +70,9 @@ def test_what_is_set_while_it_is_first_read_holds(
     with ts.open(tmp_path / "db", clock=clock) as db:
         setting = []
 
-        def decode(stored: bytes) -> RetentionSettings:
+        def decode(key: bytes, stored: bytes) -> RetentionSettings:
             """Decode what was stored, and have somebody set something else meanwhile."""
-            older = whole(stored)
+            older = whole(key, stored)
             setting.append(begin(lambda: db.retention.set(max_age=2.0)))
             if not owned(db.retention._running):  # it can come in between
                 setting[0].result(PATIENCE)
@@ -99,14 +101,31 @@ def test_settings_are_there_after_a_restart(tmp_path: Path) -> None:
         assert wanted == db.retention.settings
     with ts.open(tmp_path / "db") as db:
         assert wanted == db.retention.settings
-        assert RetentionSettings(max_bytes=5) == db.retention.set(max_bytes=5)
+        assert attrs.evolve(wanted, max_bytes=5) == db.retention.set(max_bytes=5)
     with ts.open(tmp_path / "db") as db:
-        assert RetentionSettings(max_bytes=5) == db.retention.settings
+        assert attrs.evolve(wanted, max_bytes=5) == db.retention.settings
+
+
+def test_what_is_not_named_stays_and_none_lifts_a_limit(db: ts.Database) -> None:
+    """Lengths of time may be timedeltas."""
+    set_ = db.retention.set(max_age=timedelta(days=1), rotate_every=timedelta(hours=1), max_bytes=7, when_full="drop")
+    assert RetentionSettings(max_age=86_400, rotate_every=3_600, max_bytes=7, when_full="drop") == set_
+    assert set_ == db.retention.set()
+    assert RetentionSettings(max_age=86_400, max_bytes=7, when_full="drop") == db.retention.set(rotate_every=None)
+    assert RetentionSettings() == db.retention.set(max_age=None, max_bytes=None, when_full="refuse")
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"max_age": 0}, {"max_age": "1d"}, {"rotate_every": -1}, {"max_bytes": 0}, {"max_bytes": 1.5}, {"when_full": "x"}],
+    [
+        {"max_age": 0},
+        {"max_age": "1d"},
+        {"rotate_every": -1},
+        {"max_age": timedelta(0)},
+        {"max_bytes": 0},
+        {"max_bytes": 1.5},
+        {"when_full": "x"},
+    ],
 )
 def test_settings_that_are_none_are_refused(db: ts.Database, arguments: dict[str, object]) -> None:
     with pytest.raises(ts.InvalidArgumentError):

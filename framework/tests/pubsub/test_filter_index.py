@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import TopicFilter
+from topicstore.pubsub import filter_index
 from topicstore.pubsub.filter_index import FilterIndex
 
 LEVELS = st.sampled_from(["a", "b", "", "$x"])
@@ -24,7 +26,8 @@ def test_matches_what_each_filter_matches(pairs: list[tuple[str, int]], gone: li
     for text, value in pairs:
         assert routes.add(TopicFilter(text), value) is ((text, value) not in held)
         held.add((text, value))
-        routes.match(topics[0])
+        for topic in topics:
+            assert set(routes.match(topic)) == {other for one, other in held if TopicFilter(one).matches(topic)}
     for number in gone:
         if number < len(pairs):
             text, value = pairs[number]
@@ -55,3 +58,78 @@ def test_removed_filters_leave_nothing() -> None:
         routes.add(TopicFilter(f"client/{number}/+/#"), number)
         routes.remove(TopicFilter(f"client/{number}/+/#"), number)
     assert not routes._root.children
+
+
+def test_removed_literal_filters_leave_nothing() -> None:
+    """Filters without wildcards are kept beside the tree, and leave nothing either."""
+    routes: FilterIndex[int] = FilterIndex()
+    for number in range(1_000):
+        routes.add(TopicFilter(f"client/{number}"), number)
+        routes.remove(TopicFilter(f"client/{number}"), number)
+    assert not routes._literal
+    assert not routes._root.children
+
+
+def _walks(routes: FilterIndex[int], topics: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return for how many topics the filters themselves were looked at."""
+    walked: list[str] = []
+    match = filter_index._match
+    with monkeypatch.context() as patched:
+        patched.setattr(filter_index, "_match", lambda root, topic: walked.append(topic) or match(root, topic))
+        for topic in topics:
+            routes.match(topic)
+    return len(walked)
+
+
+@pytest.mark.slow
+def test_routes_of_a_hundred_thousand_topics_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over 65,536 live topics nothing is forgotten at once: 100,000 topics are found again without a walk."""
+    routes: FilterIndex[int] = FilterIndex()
+    routes.add(TopicFilter("#"), 1)
+    topics = [f"t/{number}" for number in range(100_000)]
+    assert _walks(routes, topics, monkeypatch) == len(topics)
+    assert _walks(routes, topics, monkeypatch) == 0
+    assert _walks(routes, [f"u/{number}" for number in range(300_000)], monkeypatch) == 300_000
+    assert len(routes._memo._younger.routes) + len(routes._memo._older.routes) <= 2 * 131_072
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/#", "{}/+/x"])
+def test_a_filter_that_comes_or_goes_costs_other_topics_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While clients subscribe to topics of their own, the routes of the other topics stay known."""
+    routes: FilterIndex[int] = FilterIndex()
+    routes.add(TopicFilter("#"), -1)
+    topics = [f"t/{number}/{end}" for number in range(1_000) for end in ("a", "b/x")]
+    _walks(routes, topics, monkeypatch)
+    for number in range(200):
+        routes.add(TopicFilter(form.format(f"t/{number}")), number)
+    assert _walks(routes, topics, monkeypatch) <= 2 * 200
+    for number in range(100):
+        routes.remove(TopicFilter(form.format(f"t/{number}")), number)
+    assert _walks(routes, topics, monkeypatch) <= 2 * 100
+
+
+def test_a_filter_over_many_topics_is_found_at_once() -> None:
+    """A filter that may match more topics than are removed one by one makes all routes stale."""
+    routes: FilterIndex[int] = FilterIndex()
+    topics = [f"t/{number}/a" for number in range(1_000)]
+    assert not any(map(routes.match, topics))
+    for number, text in enumerate(["t/#", "t/+/a", "+/+/a", "#"]):
+        routes.add(TopicFilter(text), number)
+        assert all(number in routes.match(topic) for topic in topics)
+    for number, text in enumerate(["t/#", "t/+/a", "+/+/a", "#"]):
+        routes.remove(TopicFilter(text), number)
+        assert all(number not in routes.match(topic) for topic in topics)
+
+
+def test_long_topics_are_matched_and_not_kept() -> None:
+    """Hundreds of thousands of them would fill gigabytes."""
+    routes: FilterIndex[int] = FilterIndex()
+    long = "a/" + "x" * 60_000
+    for text in ("a/#", "+/+", long):
+        routes.add(TopicFilter(text), len(text))
+    assert set(routes.match(long)) == {3, len(long)}
+    routes.remove(TopicFilter("+/+"), 3)
+    assert set(routes.match(long)) == {3, len(long)}
+    routes.remove(TopicFilter(long), len(long))
+    assert routes.match(long) == (3,)
+    assert not routes._memo._younger.routes

@@ -50,8 +50,10 @@ def test_what_the_rules_say(changes: list[tuple[bool, PersistenceRule]]) -> None
             ]
             assert expected == db.persistence.matching(batch).tolist()
             assert expected[::7] == [bool(db.persistence.matching(batch[n : n + 1])[0]) for n in range(0, len(rows), 7)]
-        assert rules == set(db.persistence.list())
-        assert rules == set(PersistenceRules(db.state(0)).list())
+        assert rules == set(db.persistence)
+        assert rules == set(PersistenceRules(db.state(0)))
+        assert len(rules) == len(db.persistence)
+        assert all((rule in rules) == (rule in db.persistence) for rule in [*rules, PersistenceRule("never/added")])
 
 
 def test_they_are_there_after_a_restart(tmp_path: Path) -> None:
@@ -60,11 +62,11 @@ def test_they_are_there_after_a_restart(tmp_path: Path) -> None:
         rule = db.persistence.add("a/#", least_qos=1)
         db.persistence.add("a/#", least_qos=1)
     with ts.open(tmp_path / "db") as db:
-        assert [rule, long] == db.persistence.list()
+        assert [rule, long] == list(db.persistence)
         assert [False, True] == [bool(db.publish([ts.Message("a/b", b"", qos=qos)]).stored) for qos in (0, 1)]
         assert db.persistence.remove(rule)
     with ts.open(tmp_path / "db") as db:
-        assert [long] == db.persistence.list()
+        assert [long] == list(db.persistence)
 
 
 @pytest.mark.parametrize(
@@ -91,4 +93,4 @@ def test_a_damaged_rule_is_an_error(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.state(0).write([FrameworkWrite(b"\1prx", b"damaged")])
         with pytest.raises(ts.CorruptionError, match="persistence rule"):
-            db.persistence.list()
+            list(db.persistence)

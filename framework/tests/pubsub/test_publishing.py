@@ -61,7 +61,7 @@ def test_nobody_asks_nothing_is_stored(db: ts.Database) -> None:
     """It goes to who listens, with a time, and is gone; who listens to something else hears nothing."""
     ears = {text: Ear() for text in ("a/#", "b")}
     for text, ear in ears.items():
-        db.hub.listen(db.hub.feed(ts.TopicFilter(text)), ear)
+        db._hub.listen(db._hub.feed(ts.TopicFilter(text)), ear)
     result = db.publish([ts.Message("a/1", b"1", "me"), ts.Message("a/2", b"2", timestamp=5), ts.Message("c", b"3")])
     assert (3, 0, 3, []) == (result.count, result.stored, result.routed, result.ids)
     assert [] == stored(db)
@@ -85,7 +85,7 @@ def test_a_rule_or_a_durable_subscription_decides(db: ts.Database, monkeypatch: 
     db.persistence.add("both")
     db.persistence.add("both", least_qos=0, client_id="me")
     ear = Ear()
-    db.hub.listen(db.hub.feed(ts.TopicFilter("#")), ear)
+    db._hub.listen(db._hub.feed(ts.TopicFilter("#")), ear)
     topics = ["live", "ruled", "wanted", "both", "live", "both"]
     rows = [
         ts.Message(topic, b"%d" % n, "me", properties=asking() if topic == "both" else None)
@@ -132,7 +132,7 @@ def test_what_fails_is_neither_stored_nor_retained_nor_handed_on(db: ts.Database
     """A bad message, or a condition that doesn't hold, keeps the whole batch back."""
     db.persistence.add("s")
     ear = Ear()
-    db.hub.listen(db.hub.feed(ts.TopicFilter("#")), ear)
+    db._hub.listen(db._hub.feed(ts.TopicFilter("#")), ear)
     rows = [ts.Message("l", b"1", retain=True), ts.Message("s", b"2")]
     with pytest.raises(ts.InvalidMessageError) as refused:
         db.publish([*rows, ts.Message("+", b"")])
@@ -181,7 +181,7 @@ def test_every_message_goes_where_it_belongs(batches: list[list[ts.Message]], sh
         db.persistence.add("#", client_id="you", least_qos=2)
         ear = Ear()
         for text in ("#", "$s"):
-            db.hub.listen(db.hub.feed(ts.TopicFilter(text)), ear)
+            db._hub.listen(db._hub.feed(ts.TopicFilter(text)), ear)
         live: list[tuple[str, bytes]] = []
         kept: list[tuple[str, bytes]] = []
         retained: dict[str, bytes] = {}

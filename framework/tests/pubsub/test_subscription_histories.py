@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore.pubsub.subscription import Subscription
+from topicstore.storage.lag import Lag
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 
 SHARDS = 2
@@ -149,6 +150,14 @@ class Histories(RuleBasedStateMachine):
             status = follower.subscription.status()
             waiting = any(self.behind(follower, shard) for shard in range(SHARDS))
             assert status.lagging or not waiting
+
+    @invariant()
+    def lag_is_what_is_left_to_fetch(self) -> None:
+        for follower in self.followers:
+            left = [row for shard in range(SHARDS) for row in self.behind(follower, shard)]
+            newest = max((shard.watermark for shard in self.db.storage.shards), default=0)
+            seconds = max([0, *(((newest >> 11) - (position >> 11)) / 1e6 for position, _, _ in left)])
+            assert Lag(messages=len(left), exact=True, seconds=seconds) == follower.subscription.lag()
 
     def behind(self, follower: Follower, shard: int) -> list[tuple[int, int, ts.Message]]:
         matches, place = follower.topic_filter.matches, follower.place[shard]

@@ -8,8 +8,9 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ import topicstore as ts
 from topicstore.pubsub.bell import Bell, ListeningThread
 from topicstore.pubsub.subscription import Subscription, _Inbox
 from topicstore.shard.locks import owned
-from topicstore_conformance.faults.threads import PATIENCE, begin, together, wait_until
+from topicstore_conformance.faults.threads import PATIENCE, begin, running, together, wait_until
 
 LAYOUTS = ["reference", "block", "skipstream", "wildcard_optimized"]
 EPOCHS = {"wildcard_optimized": {"wildcard_optimized": {"epoch_bits": 14}}}
@@ -60,8 +61,7 @@ def take(subscription: Subscription, count: int, limit: int | None = None) -> li
 
 def blocked(bell: Bell) -> int:
     """Return how many threads wait for a bell at this moment."""
-    threads = [one for one in list(bell.listening) if isinstance(one, ListeningThread)]
-    return sum(bool(thread._woken._cond._waiters) for thread in threads)  # type: ignore[attr-defined]
+    return sum(one._bell is bell for one in running(ListeningThread.wait))
 
 
 def waiting(subscription: Subscription, work: Callable[[], object]) -> Future[Any]:
@@ -356,7 +356,7 @@ def test_one_that_was_forgotten_warns_and_is_not_told(plain: ts.Database) -> Non
     held = [plain.subscribe("#")]
     with pytest.warns(ResourceWarning, match="was not closed"):
         held.clear()
-    assert plain.hub.matching("a") == ()
+    assert plain._hub.matching("a") == ()
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_bad_arguments(plain: ts.Database, arguments: dict[str, object]) -> None
         plain.subscribe("#", **arguments)  # type: ignore[arg-type]
     with pytest.raises(ts.InvalidFilterError):
         plain.subscribe("a/#/b")
-    assert plain.storage.listener is None or plain.hub.matching("a") == ()
+    assert plain.storage.listener is None or plain._hub.matching("a") == ()
 
 
 # --- asyncio -----------------------------------------------------------------------------
@@ -425,7 +425,7 @@ class _Failing:
     failures = 0
 
     @ts.hookimpl(wrapper=True)
-    def topicstore_iterate(self, request: object):  # type: ignore[no-untyped-def]
+    def topicstore_read(self, request: object):  # type: ignore[no-untyped-def]
         if _Failing.failures:
             _Failing.failures -= 1
             raise ts.StorageFullError("for a moment")
@@ -468,9 +468,9 @@ def test_threads_share_one_subscription(plain: ts.Database) -> None:
 def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
     """What is routed and not stored comes too, and is thrown away, oldest first, where nobody takes it."""
     with plain.subscribe("a/+") as subscription:
-        plain.hub.route(numbered(0, 3))
+        plain._hub.route(numbered(0, 3))
         assert take(subscription, 3) == [0, 1, 2]
-        plain.hub.route(numbered(0, 10_005))
+        plain._hub.route(numbered(0, 10_005))
         assert subscription.status().missed == 5
         assert next(itertools.islice(take(subscription, 10_000), 1)) == 5
 
@@ -519,7 +519,7 @@ def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
         count = 0
         while count < 20:
             count += len(subscription.fetch(timeout=PATIENCE))
-    assert plain.hub.reads._bytes <= 32 << 20
+    assert plain._hub.reads._bytes <= 32 << 20
 
 
 def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,7 +545,7 @@ def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.Mon
 
 def test_several_threads_may_leave_what_was_abandoned(plain: ts.Database) -> None:
     """Whoever comes second finds nothing, and stores all the same."""
-    hub = plain.hub
+    hub = plain._hub
     feed, inbox = hub.feed(ts.TopicFilter("a")), _Inbox(1)
     hub.listen(feed, inbox)
     leave = hub.leave
@@ -561,3 +561,63 @@ def test_several_threads_may_leave_what_was_abandoned(plain: ts.Database) -> Non
     hub._abandoned = Emptied([(feed, inbox)])
     plain.store([ts.Message("a", b"1")])
     leave(feed, inbox)
+
+
+# --- how far it is behind ---------------------------------------------------------------
+
+
+def test_lag_is_what_was_not_fetched(db: ts.Database) -> None:
+    """Of what matches: whether it was acknowledged doesn't count, nor what is stored nowhere."""
+    db.store(numbered(0, 50))
+    with db.subscribe("a/+", 0, window=30) as subscription:
+        wait_until(lambda: subscription.lag().messages == 50, "an epoch to end")
+        fetched = 0
+        while fetched < 30:
+            fetched += len(subscription.fetch(timeout=PATIENCE))
+        assert (20, True) == (subscription.lag().messages, subscription.lag().exact)
+        assert subscription.status().lagging
+        db.publish([ts.Message("b", b""), ts.Message("a/1", b"")])
+        assert subscription.lag().messages == 20
+        subscription.acknowledge(30)
+        while fetched < 51:
+            batch = subscription.fetch(timeout=PATIENCE)
+            fetched += len(batch)
+            subscription.acknowledge(batch.sequence)
+        assert (0, True, 0.0) == (subscription.lag().messages, subscription.lag().exact, subscription.lag().seconds)
+    with pytest.raises(ts.SubscriptionClosedError):
+        subscription.lag()
+
+
+def test_a_wait_takes_a_timedelta(plain: ts.Database) -> None:
+    with plain.subscribe("a") as subscription:
+        assert not len(subscription.fetch(timeout=timedelta(0)))
+        assert not len(asyncio.run(subscription.fetch_async(timeout=timedelta(milliseconds=1))))
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_what_a_cancelled_fetch_took_was_not_fetched(db: ts.Database, window: int | None) -> None:
+    """Where another subscription goes on, and the lag, are those of before it; the next fetch returns it."""
+    db.store([ts.Message("a", b"%d" % number) for number in range(10)])
+    gate = threading.Event()
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as pool, db.subscribe("a", 0, window=window) as subscription:
+            try:
+                pool.submit(gate.wait)
+                fetching = asyncio.create_task(subscription.fetch_async(executor=pool))
+                await asyncio.sleep(0)  # it has begun, and waits for the thread
+                fetching.cancel()
+            finally:
+                gate.set()
+            with pytest.raises(asyncio.CancelledError):
+                await fetching
+            assert 10 == subscription.lag().messages
+            for start in (subscription.place, subscription.acknowledged):
+                with db.subscribe("a", start) as other:
+                    assert 10 == len(other.fetch(timeout=0))
+            assert 10 == len(await subscription.fetch_async(timeout=0, executor=pool))
+            assert 0 == subscription.lag().messages
+            with db.subscribe("a", subscription.place) as other:
+                assert 0 == len(other.fetch(timeout=0))
+
+    asyncio.run(main())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import topicstore as ts
@@ -10,32 +13,89 @@ from topicstore.pubsub import visibility_watcher
 from topicstore.pubsub.visibility_watcher import VisibilityWatcher
 from topicstore_conformance.faults.threads import wait_until
 
+ERRORS = [OSError("a bug"), ts.StorageFullError("a bug"), SystemExit("a bug")]
 
-@pytest.mark.parametrize("fails", ["waiting", "waking"])
-def test_after_an_error_whoever_waits_is_still_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
-    """What fails is shown, and tried again."""
-    failures, woken, shown = [OSError("a bug")], [], []
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", shards=2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def watcher(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[VisibilityWatcher]:
+    """One that tries again soon."""
     monkeypatch.setattr(visibility_watcher, "_AGAIN", 0.001)
-    with ts.open(tmp_path / "db") as db:
-        shard = db.storage.shards[0]
-        watcher = VisibilityWatcher(db.storage.shards)
+    watcher = VisibilityWatcher(db.storage.shards)
+    yield watcher
+    watcher.stop()
+    watcher.join()
 
-        def fail_once(*_: object) -> None:
-            shown.append(watcher.failure)
-            if failures:
-                raise failures.pop()
 
-        if fails == "waiting":
-            monkeypatch.setattr(shard, "await_visible", fail_once)
-        else:
-            watcher.add(fail_once, 0, 1)
+@contextmanager
+def together(watcher: VisibilityWatcher) -> Iterator[None]:
+    """Let the watcher begin with all that is added in the block."""
+    with patch.object(watcher._task, "wake"):
+        yield
+    watcher._task.wake()
+
+
+class Fails:
+    """Fails once, with an error, and notes what the watcher shows at each call."""
+
+    def __init__(self, watcher: VisibilityWatcher, error: BaseException, then: Callable[..., object]) -> None:
+        self.shown: list[str | None] = []
+        self._watcher = watcher
+        self._error = error
+        self._then = then
+
+    def __call__(self, argument: int) -> object:
+        self.shown.append(self._watcher.failure)
+        if len(self.shown) == 1:
+            raise self._error
+        return self._then(argument)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_who_waits_is_woken_though_waiting_failed(
+    db: ts.Database, watcher: VisibilityWatcher, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """What fails is shown, and tried again, and no other shard waits for that."""
+    shard, woken = db.storage.shards[0], []
+    fails = Fails(watcher, error, shard.await_visible)
+    monkeypatch.setattr(shard, "await_visible", fails)
+    with together(watcher):
         watcher.add(woken.append, 0, 1)
-        wait_until(lambda: woken, "who waits to be woken")
-        wait_until(lambda: watcher.failure is None, "the failure to be over")
-        if fails == "waiting":
-            assert shown == [None, "a bug"]
-        assert woken == [0]
-        watcher.stop()
-        watcher.join()
+        watcher.add(lambda number: woken.append(number) or fails.shown.append("woken meanwhile"), 1, 1)
+    wait_until(lambda: len(woken) == 2 and watcher.failure is None, "all to be woken, and the failure to be over")
+    assert [1, 0] == woken
+    assert [None, "woken meanwhile", "a bug"] == fails.shown
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_who_waits_is_woken_though_waking_another_failed(watcher: VisibilityWatcher, error: BaseException) -> None:
+    """Once, at once; and the other is woken again."""
+    woken: list[str] = []
+    fails = Fails(watcher, error, lambda _: woken.append("fails"))
+    names = [str(number) for number in range(8)]
+    with together(watcher):
+        watcher.add(fails, 0, 1)
+        for name in names:
+            watcher.add(lambda _, name=name: woken.append(name), 0, 1)  # type: ignore[misc]
+    wait_until(lambda: "fails" in woken and watcher.failure is None, "all to be woken, and the failure to be over")
+    assert [*names, "fails"] == [*sorted(woken[:-1]), woken[-1]]
+    assert [None, "a bug"] == fails.shown
+
+
+def test_nobody_waits_for_a_shard_that_takes_no_writes_any_more(
+    db: ts.Database, watcher: VisibilityWatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing will come to be seen there, and the shard says why; others are waited for."""
+    shard, woken = db.storage.shards[0], []
+    shard.log.fail(OSError("no disk"))
+    monkeypatch.setattr(shard, "await_visible", lambda _: shard.check_writable())
+    with together(watcher):
+        watcher.add(woken.append, 0, 1)
+        watcher.add(woken.append, 1, 1)
+    wait_until(lambda: woken, "the other to be woken")
+    assert ([1], {}, None) == (woken, watcher._waiting, watcher.failure)

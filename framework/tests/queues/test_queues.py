@@ -20,7 +20,6 @@ from topicstore.plugins import Registry
 from topicstore.queues import queue as queues
 from topicstore.queues.queue import Overflow
 from topicstore.storage.generations import generation_infos
-from topicstore.storage.reports import verify
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import START, Clock
@@ -45,6 +44,22 @@ def numbers(batch: queues.QueueBatch) -> list[int]:
 
 
 # --- in and out ---
+
+
+def test_peeking_leaves_the_place_of_reading(db: ts.Database) -> None:
+    """What follows an id, or the head if that is further."""
+    queue = db.queues.open("q")
+    ids = queue.append(numbered(1, 2, 3, 4))
+    assert [1] == numbers(queue.read(1))
+    assert [1, 2] == numbers(queue.peek(2))
+    assert [3, 4] == numbers(queue.peek(after=ids[1]))
+    assert EMPTY == queue.peek(after=ids[3])
+    assert [2] == numbers(queue.read(1))
+    queue.commit(ids[2])
+    assert [4] == numbers(queue.peek(after=ids[0]))
+    for wrong in (-1, 1 << 64):
+        with pytest.raises(ts.InvalidArgumentError):
+            queue.peek(after=wrong)
 
 
 def test_messages_come_out_whole_and_in_order(db: ts.Database) -> None:
@@ -150,6 +165,19 @@ def test_bytes_are_bounded_too(db: ts.Database, overflow: Overflow) -> None:
     expected = {"refuse": [10, 400, 50, 500, 1], "drop_newest": [10, 400, 50, 500, 1], "drop_oldest": [300] * 3}
     assert (expected[overflow], len(queue)) == (payloads, len(payloads))
     assert queue.dropped == (0 if overflow == "refuse" else 11 - len(payloads))
+
+
+def test_bounds_that_are_not_named_stay_and_none_lifts_one(db: ts.Database) -> None:
+    """Whoever opens a queue again need not know how it is bounded."""
+    queue = db.queues.open("q", max_messages=2, max_bytes=1_000, overflow="drop_newest")
+    assert queue is db.queues.open("q")
+    queue.append([ts.Message("a", b"")] * 3)
+    assert 2 == len(queue)
+    db.queues.open("q", max_messages=None, overflow="refuse")
+    queue.append([ts.Message("a", b"")] * 3)
+    assert 5 == len(queue)
+    with pytest.raises(QuotaExceededError):
+        queue.append([ts.Message("a", bytes(1_000))])
 
 
 @pytest.mark.parametrize(
@@ -262,11 +290,16 @@ def test_any_text_is_a_name(tmp_path: Path, backend: str) -> None:
         for name in NAMES:
             db.queues.open(name).append([ts.Message("a", name[:9].encode())])
             assert db.queues.open(name) is db.queues.open(name)
-        assert sorted(NAMES) == [info.name for info in db.queues.list()]
+        assert sorted(NAMES) == [info.name for info in db.queues]
     if backend == "rocksdb":
         assert {"db"} == {path.name for path in tmp_path.iterdir()}
         with ts.open(tmp_path / "db") as db:
-            assert sorted(NAMES) == [info.name for info in db.queues.list()]
+            assert sorted(NAMES) == [info.name for info in db.queues]
+            assert len(NAMES) == len(db.queues)
+            one_by_one = [attrs.evolve(db.queues[name], disk_bytes=0) for name in sorted(NAMES)]
+            assert one_by_one == [attrs.evolve(info, disk_bytes=0) for info in db.queues]  # the engine's log grows
+            with pytest.raises(ts.InvalidArgumentError, match="no queue 'another'"):
+                db.queues["another"]
             for name in NAMES:
                 assert [name[:9].encode()] == [message.payload for message in db.queues.open(name).read().messages]
 
@@ -312,7 +345,7 @@ def test_the_disk_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert 0 == len(queue)
         queue.append(rows[:1])
         assert rows[0].payload == queue.read().messages[0].payload
-        assert [] == verify(queue._storage, None).damages
+        assert [] == queue.damages()
 
 
 def test_a_dropped_queue_is_gone(tmp_path: Path) -> None:
@@ -339,7 +372,7 @@ def test_a_drop_that_was_interrupted_is_finished(tmp_path: Path, monkeypatch: py
         with pytest.raises(KeyboardInterrupt):
             db.queues.drop("a")
         monkeypatch.undo()
-        assert [] == db.queues.list()
+        assert [] == list(db.queues)
         assert 0 == len(db.queues.open("a"))
         assert db.queues.drop("a")
         assert [] == list((tmp_path / "db" / "queues").iterdir())
@@ -353,16 +386,26 @@ def test_they_are_closed_with_their_database(tmp_path: Path) -> None:
             call()
 
 
-def test_who_only_reads_has_no_queues(tmp_path: Path) -> None:
-    """Using one means to write; nothing is removed either."""
+def test_who_only_reads_looks_into_queues(tmp_path: Path) -> None:
+    """As they were when it opened them; it makes, empties, changes and drops none."""
     with ts.open(tmp_path / "db") as db:
-        db.queues.open("q").append(numbered(1))
-    with ts.open(tmp_path / "db", read_only=True) as db:
-        for call in (lambda: db.queues.open("q"), db.queues.list, lambda: db.queues.drop("q")):
-            with pytest.raises(ts.ReadOnlyDatabaseError):
-                call()
+        db.queues.open("q").append(numbered(1, 2, 3))
+        with ts.open(tmp_path / "db", mode="r") as view:
+            queue = view.queues.open("q")
+            db.queues.open("q").append(numbered(1))
+            assert [1, 2, 3] == numbers(queue.read())
+            assert ["q"] == [info.name for info in view.queues]
+            for call in (
+                lambda: queue.append(numbered(1)),
+                lambda: queue.commit(1 << 63),
+                lambda: view.queues.open("q", max_messages=1),
+                lambda: view.queues.open("another"),
+                lambda: view.queues.drop("q"),
+            ):
+                with pytest.raises(ts.ReadOnlyDatabaseError):
+                    call()
     with ts.open(tmp_path / "db") as db:
-        assert [1] == numbers(db.queues.open("q").read())
+        assert [1, 2, 3, 1] == numbers(db.queues.open("q").read())
 
 
 def test_plugins_see_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +420,7 @@ def test_plugins_see_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "    request.batch = flip(request.batch) if len(request.batch) else request.batch\n"
         "    return (yield)\n"
         "@hookimpl(wrapper=True)\n"
-        "def topicstore_iterate(request):\n"
+        "def topicstore_read(request):\n"
         "    result = yield\n"
         "    return attrs.evolve(result, batch=flip(result.batch)) if len(result.batch) else result\n"
     )
@@ -434,6 +477,6 @@ def test_killed_at_any_moment_it_holds_what_it_said(tmp_path: Path, run_until: R
                 len(queue),
                 queue.bytes,
             )
-            assert [] == verify(queue._storage, None).damages
+            assert [] == queue.damages()
             appended = found[-1] + 1
     assert appended > 1_000

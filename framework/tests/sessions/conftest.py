@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
+from topicstore.clocks import SteadyClock
 from topicstore.sessions import Sessions
 from topicstore_conformance.faults.clock import Clock
 
@@ -34,10 +35,11 @@ def crash(db: ts.Database) -> Callable[[], Sessions]:
 
     def crash() -> Sessions:
         former, db._sessions = db.sessions, None
+        steady, db.storage.steady = db.storage.steady, SteadyClock(db.storage.clocks)
         try:
             return db.sessions
         finally:
-            db._sessions = former
+            db._sessions, db.storage.steady = former, steady
 
     return crash
 

@@ -6,26 +6,36 @@ from collections.abc import Callable
 
 import pytest
 import topicstore as ts
-from topicstore.sessions import Delivery, Release, Session, Sessions
+from topicstore.sessions import Publish, PubRel, Session, Sessions
 from topicstore.shard.state import OWN
 from topicstore_conformance.faults.clock import START, Clock
 
-Publish = Callable[..., None]
+Publishing = Callable[..., None]
 SECOND = 1_000_000
 
 
-def payloads(items: list[Delivery | Release]) -> list[str]:
-    return [item.message.payload.decode() for item in items if isinstance(item, Delivery)]
+def payloads(items: list[Publish | PubRel]) -> list[str]:
+    return [item.message.payload.decode() for item in items if isinstance(item, Publish)]
 
 
-def ids(items: list[Delivery | Release]) -> list[int]:
+def ids(items: list[Publish | PubRel]) -> list[int]:
     return [item.packet_id for item in items]
 
 
 def opened(sessions: Sessions, topic_filter: str = "a/#", qos: int = 1, **options: object) -> Session:
     session = sessions.open("subscriber", expiry_interval=None)
-    assert not session.subscribe(topic_filter, qos, **options)  # type: ignore[arg-type]
+    assert session.subscribe(topic_filter, qos, **options).created  # type: ignore[arg-type]
     return session
+
+
+def test_all_are_delivered_the_same_object(sessions: Sessions, publish: Publishing) -> None:
+    """By whatever filter, with whatever options: a server can encode it once for all."""
+    for number, (topic_filter, qos) in enumerate([("a/#", 1), ("a/#", 2), ("#", 1), ("a/+", 0)]):
+        sessions.open(f"client-{number}").subscribe(topic_filter, qos, retain_as_published=bool(number % 2))
+    publish("1", topic="a/b")
+    items = [item for _, some in sessions.deliver() for item in some if isinstance(item, Publish)]
+    assert 4 == len(items)
+    assert 1 == len({id(item.message) for item in items})
 
 
 # --- QoS ---
@@ -37,11 +47,11 @@ def test_the_lower_qos_counts(db: ts.Database, sessions: Sessions) -> None:
     one = sessions.open("one", expiry_interval=None)
     one.subscribe("#", 1)
     db.publish([ts.Message("t", b"%d" % qos, "publisher", qos) for qos in (0, 1, 2)])
-    assert [0, 1, 2] == [item.qos for item in session.deliver() if isinstance(item, Delivery)]
-    assert [0, 1, 1] == [item.qos for item in one.deliver() if isinstance(item, Delivery)]
+    assert [0, 1, 2] == [item.qos for item in session.deliver() if isinstance(item, Publish)]
+    assert [0, 1, 1] == [item.qos for item in one.deliver() if isinstance(item, Publish)]
 
 
-def test_qos_0_needs_no_packet_id_and_no_room(sessions: Sessions, publish: Publish) -> None:
+def test_qos_0_needs_no_packet_id_and_no_room(sessions: Sessions, publish: Publishing) -> None:
     """It flows on while the window is full."""
     session = sessions.open("subscriber", expiry_interval=None, receive_maximum=1)
     session.subscribe("a/#", 1)
@@ -64,7 +74,7 @@ def test_qos_0_subscriptions_get_what_is_stored_and_what_is_not_in_order(db: ts.
     assert ["0", "1", "2", "3", "4", "5"] == payloads(session.deliver())
 
 
-def test_qos_0_subscriptions_get_nothing_of_their_absence(sessions: Sessions, publish: Publish) -> None:
+def test_qos_0_subscriptions_get_nothing_of_their_absence(sessions: Sessions, publish: Publishing) -> None:
     """They are served live only."""
     session = opened(sessions, "a/#", 0)
     other = sessions.open("other", expiry_interval=None)
@@ -79,7 +89,7 @@ def test_qos_0_subscriptions_get_nothing_of_their_absence(sessions: Sessions, pu
     assert ["1", "2", "3"] == payloads(other.deliver())
 
 
-def test_only_what_somebody_wants_is_stored_and_once(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
+def test_only_what_somebody_wants_is_stored_and_once(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
     """However many sessions want it; a subscription of QoS 0 doesn't."""
     for number in range(5):
         sessions.open(f"c{number}", expiry_interval=None).subscribe("a/#", 1)
@@ -127,28 +137,28 @@ def test_retain_is_sent_as_published_only_if_asked_for(db: ts.Database, sessions
     session = opened(sessions, "a/+", 1, retain_as_published=True)
     session.subscribe("a/#", 1)
     db.publish([ts.Message("a/1", b"x", "publisher", 1, retain=True), ts.Message("a/2", b"x", "publisher", 1)])
-    flags = [(item.message.topic, item.retain) for item in session.deliver() if isinstance(item, Delivery)]
+    flags = [(item.message.topic, item.retain) for item in session.deliver() if isinstance(item, Publish)]
     assert [("a/1", True), ("a/2", False), ("a/1", False), ("a/2", False)] == flags
 
 
-def test_each_matching_subscription_delivers_with_its_identifier(sessions: Sessions, publish: Publish) -> None:
+def test_each_matching_subscription_delivers_with_its_identifier(sessions: Sessions, publish: Publishing) -> None:
     """At its own QoS."""
     session = opened(sessions, "a/#", 1, subscription_identifier=7)
     session.subscribe("a/b", 2, subscription_identifier=8)
     publish("1", qos=2)
-    found = [(i.subscription_identifiers, i.qos) for i in session.deliver() if isinstance(i, Delivery)]
+    found = [(i.subscription_identifiers, i.qos) for i in session.deliver() if isinstance(i, Publish)]
     assert [((7,), 1), ((8,), 2)] == sorted(found)
 
 
-def test_options_change_for_messages_from_then_on(sessions: Sessions, publish: Publish) -> None:
+def test_options_change_for_messages_from_then_on(sessions: Sessions, publish: Publishing) -> None:
     """What was stored before comes by the options of its time, also behind a resumption."""
     session = opened(sessions, "a/#", 2, subscription_identifier=1)
     publish("1", "2", qos=2)
-    assert session.subscribe("a/#", 1, subscription_identifier=2)
+    assert not session.subscribe("a/#", 1, subscription_identifier=2).created
     publish("3", qos=2)
     session.lost()
     session = sessions.open("subscriber", expiry_interval=None)
-    assert session.subscribe("a/#", 0, subscription_identifier=3)
+    assert not session.subscribe("a/#", 0, subscription_identifier=3).created
     publish("4", qos=2)
     found = [(i.message.payload, i.qos, i.subscription_identifiers[0]) for i in session.deliver()]  # type: ignore[union-attr]
     assert [(b"1", 2, 1), (b"2", 2, 1), (b"3", 1, 2), (b"4", 0, 3)] == found
@@ -168,7 +178,7 @@ def test_a_subscription_that_turned_to_qos_0_is_wanted_until_its_last_stored_mes
     assert not sessions.wants("a/b")
 
 
-def test_unsubscribing_ends_deliveries_but_not_exchanges(sessions: Sessions, publish: Publish) -> None:
+def test_unsubscribing_ends_deliveries_but_not_exchanges(sessions: Sessions, publish: Publishing) -> None:
     """What is in flight is sent again after a resumption though its subscription is gone."""
     session = opened(sessions)
     publish("1", "2")
@@ -195,7 +205,7 @@ def test_options_out_of_range_are_refused(sessions: Sessions, arguments: dict[st
 # --- the window ---
 
 
-def test_no_more_is_in_flight_than_the_client_takes(sessions: Sessions, publish: Publish) -> None:
+def test_no_more_is_in_flight_than_the_client_takes(sessions: Sessions, publish: Publishing) -> None:
     """Each acknowledgement makes room for one more; QoS 2 only when its exchange is over."""
     session = sessions.open("subscriber", expiry_interval=None, receive_maximum=2)
     session.subscribe("a/#", 2)
@@ -204,14 +214,14 @@ def test_no_more_is_in_flight_than_the_client_takes(sessions: Sessions, publish:
     assert ("acknowledgements", START) == (session.status().waits_for, session.status().stuck_since)
     assert not sessions.wait(0)
     assert session.pubrec(1)
-    assert [Release(1)] == session.deliver()
+    assert [PubRel(1)] == session.deliver()
     assert [] == session.deliver()
     assert session.pubcomp(1)
     assert session.status().stuck_since is None
     assert ["3"] == payloads(session.deliver())
 
 
-def test_unknown_acknowledgements_change_nothing(sessions: Sessions, publish: Publish) -> None:
+def test_unknown_acknowledgements_change_nothing(sessions: Sessions, publish: Publishing) -> None:
     """Of ids never given out, of the wrong kind, or repeated."""
     session = opened(sessions, qos=2)
     publish("1", qos=1)
@@ -224,11 +234,25 @@ def test_unknown_acknowledgements_change_nothing(sessions: Sessions, publish: Pu
     assert not session.puback(70_000)
     assert session.puback(1)
     assert not session.puback(1)
-    assert 0 == session.puback_many([1, 1, 2])
+    assert 0 == session.puback(1, 1, 2)
     assert 1 == session.status().in_flight
 
 
-def test_a_refused_message_of_qos_2_is_done_with(sessions: Sessions, publish: Publish) -> None:
+@pytest.mark.parametrize("wrong", [[1, 2], "1", True, None, 1.0])
+def test_what_is_no_packet_id_is_refused(sessions: Sessions, publish: Publishing, wrong: object) -> None:
+    """Before any of the call's is acknowledged."""
+    session = opened(sessions, qos=2)
+    publish("1", qos=1)
+    assert [1] == ids(session.deliver())
+    for call in (session.puback, session.pubrec, session.pubcomp, session.pubrel):
+        with pytest.raises(ts.InvalidArgumentError, match="packet ids are numbers"):
+            call(1, wrong)  # type: ignore[arg-type]
+    assert 1 == session.status().in_flight
+    assert 0 == session.puback()
+    assert 1 == session.puback(1)
+
+
+def test_a_refused_message_of_qos_2_is_done_with(sessions: Sessions, publish: Publishing) -> None:
     """There is nothing to release."""
     session = opened(sessions, qos=2)
     publish("1", qos=2)
@@ -238,19 +262,19 @@ def test_a_refused_message_of_qos_2_is_done_with(sessions: Sessions, publish: Pu
     assert 0 == session.status().in_flight
 
 
-def test_a_repeated_pubrec_is_answered_again(sessions: Sessions, publish: Publish) -> None:
+def test_a_repeated_pubrec_is_answered_again(sessions: Sessions, publish: Publishing) -> None:
     """Whether or not its PUBREL was lost."""
     session = opened(sessions, qos=2)
     publish("1", qos=2)
     session.deliver()
     assert session.pubrec(1)
     assert session.pubrec(1)
-    assert [Release(1)] == session.deliver()
+    assert [PubRel(1)] == session.deliver()
     assert session.pubrec(1)
-    assert [Release(1)] == session.deliver()
+    assert [PubRel(1)] == session.deliver()
 
 
-def test_deliveries_come_in_portions_of_what_was_asked_for(sessions: Sessions, publish: Publish) -> None:
+def test_deliveries_come_in_portions_of_what_was_asked_for(sessions: Sessions, publish: Publishing) -> None:
     """And nothing is lost between two of them."""
     session = opened(sessions)
     publish(*map(str, range(10)))
@@ -263,7 +287,7 @@ def test_each_publishers_order_is_kept_over_shards(db: ts.Database, sessions: Se
     session = opened(sessions)
     for number in range(50):
         db.publish([ts.Message("a/b", b"%d" % number, f"p{publisher}", 1) for publisher in range(6)])
-    found: list[Delivery] = []
+    found: list[Publish] = []
     while items := session.deliver(limit=7):
         found += items  # type: ignore[arg-type]
     assert 300 == len(found)
@@ -287,7 +311,7 @@ def test_expired_messages_are_left_out_and_what_is_left_is_told(
     session = opened(sessions)
     db.publish([message("short", 10), message("long", 100), message("endless", None)])
     clock.now += 10 * SECOND
-    found = [(i.message.payload, i.expiry) for i in session.deliver() if isinstance(i, Delivery)]
+    found = [(i.message.payload, i.expiry) for i in session.deliver() if isinstance(i, Publish)]
     assert [(b"long", 90), (b"endless", None)] == found
     assert [] == session.deliver()
 
@@ -308,8 +332,8 @@ def retain(db: ts.Database, *topics: str, qos: int = 1) -> None:
     db.publish([ts.Message(topic, b"retained", "publisher", qos, retain=True) for topic in topics])
 
 
-def topics(items: list[Delivery | Release]) -> list[tuple[str, bool]]:
-    return [(item.message.topic, item.retain) for item in items if isinstance(item, Delivery)]
+def topics(items: list[Publish | PubRel]) -> list[tuple[str, bool]]:
+    return [(item.message.topic, item.retain) for item in items if isinstance(item, Publish)]
 
 
 def test_retained_messages_come_when_a_subscription_is_made(db: ts.Database, sessions: Sessions) -> None:
@@ -317,9 +341,9 @@ def test_retained_messages_come_when_a_subscription_is_made(db: ts.Database, ses
     retain(db, "a/2", "a/1", "b")
     session = opened(sessions, "a/+", 1)
     assert [("a/1", True), ("a/2", True)] == topics(session.deliver())
-    assert session.subscribe("a/+", 1, retain_handling=1)
+    assert not session.subscribe("a/+", 1, retain_handling=1).created
     assert [] == session.deliver()
-    assert session.subscribe("a/+", 1, retain_handling=0)
+    assert not session.subscribe("a/+", 1, retain_handling=0).created
     assert [("a/1", True), ("a/2", True)] == topics(session.deliver())
     session.subscribe("b", 1, retain_handling=2)
     assert [] == session.deliver()
@@ -339,7 +363,7 @@ def test_retained_messages_go_on_after_a_crash(
     session = crash().open("subscriber", expiry_interval=None)
     assert [("a/1", True, 2)] == [(i.message.topic, i.dup, i.packet_id) for i in session.deliver()]  # type: ignore[union-attr]
     assert [("a/2", True), ("a/3", True), ("a/4", True)] == topics(session.deliver())
-    assert 4 == session.puback_many([2, 3, 4, 5])
+    assert 4 == session.puback(2, 3, 4, 5)
     session.checkpoint()
     left = [key for shard in range(2) for key, _ in db.state(shard).scan(OWN) if key[1:3] in (b"sf", b"sn")]
     assert [] == left

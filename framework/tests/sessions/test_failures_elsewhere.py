@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -16,20 +17,20 @@ from topicstore import plugins
 from topicstore.contract.errors import EngineError
 from topicstore.contract.positions import first_position
 from topicstore.plugins import Registry
-from topicstore.sessions import Delivery, Release, Session, Sessions
+from topicstore.sessions import Publish, PubRel, Session, Sessions
 from topicstore.sessions.records import Keys
 from topicstore.sessions.session_state import SessionState, encode_session
 from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE
 
-Publish = Callable[..., None]
+Publishing = Callable[..., None]
 Crash = Callable[[], Sessions]
 SECOND = 1_000_000
 
 
-def payloads(items: list[Delivery | Release]) -> list[str]:
-    return [item.message.payload.decode() for item in items if isinstance(item, Delivery)]
+def payloads(items: list[Publish | PubRel]) -> list[str]:
+    return [item.message.payload.decode() for item in items if isinstance(item, Publish)]
 
 
 def everything(session: Session) -> list[str]:
@@ -37,24 +38,24 @@ def everything(session: Session) -> list[str]:
     found: list[str] = []
     while items := session.deliver():
         found += payloads(items)
-        session.puback_many([item.packet_id for item in items])
+        session.puback(*[item.packet_id for item in items])
     return found
 
 
-def test_packet_ids_are_unique_over_the_whole_window(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+def test_packet_ids_are_unique_over_the_whole_window(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
     """Also behind the last one, where they begin anew among those still in use, and after a crash there."""
     session = sessions.open("subscriber", expiry_interval=None)
     session.subscribe("a/#", 1)
     publish(*map(str, range(50)))
     waiting = {item.packet_id for item in session.deliver()} - set(range(1, 40))
-    session.puback_many(range(1, 40))
+    session.puback(*range(1, 40))
     for _ in range(14):
         publish(*map(str, range(5_000)))
         while items := session.deliver(5_000):
             ids = [item.packet_id for item in items]
             assert len(ids) == len(set(ids))
             assert waiting.isdisjoint(ids)
-            session.puback_many(ids)
+            session.puback(*ids)
     session.checkpoint()
     session = crash().open("subscriber", expiry_interval=None)
     assert waiting == {item.packet_id for item in session.deliver()}
@@ -62,7 +63,7 @@ def test_packet_ids_are_unique_over_the_whole_window(sessions: Sessions, publish
     assert waiting.isdisjoint(item.packet_id for item in session.deliver())
 
 
-def test_replays_go_by_the_options_of_their_time(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+def test_replays_go_by_the_options_of_their_time(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
     """What was stored before a change of options comes by those before, though a crash lies between."""
     session = sessions.open("subscriber", expiry_interval=None)
     session.subscribe("a/#", 2, subscription_identifier=1)
@@ -130,7 +131,7 @@ def test_a_start_is_inclusive(db: ts.Database, sessions: Sessions, clock: Clock)
         assert ["1", "2"] == everything(session)
 
 
-def test_wildcards_do_not_match_topics_of_the_system(sessions: Sessions, publish: Publish) -> None:
+def test_wildcards_do_not_match_topics_of_the_system(sessions: Sessions, publish: Publishing) -> None:
     """A filter that begins with a wildcard gets nothing of ``$SYS``, stored or live; one that names it does."""
     publish("system", topic="$SYS/a", qos=1)
     sessions.open("system", expiry_interval=None).subscribe("$SYS/#", 1)
@@ -159,7 +160,7 @@ def test_empty_levels_are_levels(tmp_path: Path, layout: str) -> None:
             assert wanted == sorted(found)
 
 
-def test_no_stream_blocks_a_session_for_ever(sessions: Sessions, publish: Publish) -> None:
+def test_no_stream_blocks_a_session_for_ever(sessions: Sessions, publish: Publishing) -> None:
     """A full window is seen, and ends with any acknowledgement; other sessions and QoS 0 go on meanwhile."""
     stuck = sessions.open("stuck", expiry_interval=None, receive_maximum=1)
     stuck.subscribe("a/#", 1)
@@ -196,7 +197,7 @@ def test_idle_sessions_cost_nothing_and_equal_ones_one_read(
     assert sum(shard.counters.reads for shard in db.storage.shards) - reads <= 2 * len(db.storage.shards)
 
 
-def test_a_message_is_visible_as_soon_as_it_is_stored(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
+def test_a_message_is_visible_as_soon_as_it_is_stored(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
     """By the layout that a database has by default: no epoch is waited for, though the clock stands still."""
     session = sessions.open("subscriber", expiry_interval=None)
     session.subscribe("a/+", 1)
@@ -208,7 +209,7 @@ def test_a_message_is_visible_as_soon_as_it_is_stored(db: ts.Database, sessions:
 
 
 @pytest.mark.parametrize("way", ["tick", "recovery"])
-def test_clean_up_is_fenced(sessions: Sessions, clock: Clock, publish: Publish, crash: Crash, way: str) -> None:
+def test_clean_up_is_fenced(sessions: Sessions, clock: Clock, publish: Publishing, crash: Crash, way: str) -> None:
     """A session that came back is not reaped by who found it expired, nor by a timer of its former absence."""
     session = sessions.open("subscriber", expiry_interval=10)
     session.subscribe("a/#", 1)
@@ -218,10 +219,10 @@ def test_clean_up_is_fenced(sessions: Sessions, clock: Clock, publish: Publish, 
     clock.now += 1
     session = sessions.open("subscriber", expiry_interval=10)
     clock.now += 100 * SECOND
-    found = other.states.find("subscriber")
+    found = other._states.find("subscriber")
     assert found is not None
     session = sessions.open("subscriber", expiry_interval=10)
-    assert not other.states.remove(found)
+    assert not other._states.remove(found)
     sessions.tick()
     publish("1")
     assert ["1"] == everything(session)
@@ -229,10 +230,12 @@ def test_clean_up_is_fenced(sessions: Sessions, clock: Clock, publish: Publish, 
 
 FAILING = """
 import topicstore as ts
-fails = False
+fails, failures = False, 0
 @ts.hookimpl(wrapper=True)
-def topicstore_iterate(request):
+def topicstore_read(request):
+    global failures
     if fails:
+        failures += 1
         raise ts.StorageFullError("not now")
     return (yield)
 """
@@ -268,6 +271,48 @@ def test_a_recoverable_error_ends_no_session(failing: ts.Database, monkeypatch: 
     assert [] == ended
 
 
+def test_a_session_rests_while_retained_messages_cannot_be_read(
+    failing: ts.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read fails, and nothing is ready before the next tick, or a server would read without end."""
+    failing.publish([ts.Message("a/b", b"retained", "publisher", 1, retain=True)])
+    session = failing.sessions.open("subscriber", expiry_interval=None)
+    session.subscribe("a/#", 1)
+    monkeypatch.setattr("failing_reads.fails", True)
+    for reads in (1, 2):
+        assert [] == failing.sessions.deliver()
+        assert isinstance(session.failure, ts.RecoverableError)
+        assert not failing.sessions.wait(0)
+        assert reads == importlib.import_module("failing_reads").failures
+        failing.sessions.tick()
+    monkeypatch.setattr("failing_reads.fails", False)
+    assert ["retained"] == everything(session)
+
+
+def test_a_session_rests_while_what_came_back_to_its_group_cannot_be_read(
+    failing: ts.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages of a member that has left are delivered when they can be read, before newer ones."""
+    first, other = (failing.sessions.open(client, expiry_interval=None) for client in ("first", "other"))
+    first.subscribe("$share/group/a/#", 1)
+    failing.publish([ts.Message("a/b", b"1", "publisher", 1)])
+    assert ["1"] == payloads(first.deliver())
+    other.subscribe("$share/group/a/#", 1)
+    first.unsubscribe("$share/group/a/#")
+    first.disconnect(expiry_interval=0)
+    failing.sessions.tick()
+    failing.publish([ts.Message("a/b", b"2", "publisher", 1)])
+    monkeypatch.setattr("failing_reads.fails", True)
+    for reads in (1, 2):
+        assert [] == failing.sessions.deliver()
+        assert isinstance(other.failure, ts.RecoverableError)
+        assert not failing.sessions.wait(0)
+        assert reads == importlib.import_module("failing_reads").failures
+        failing.sessions.tick()
+    monkeypatch.setattr("failing_reads.fails", False)
+    assert ["1", "2"] == everything(other)
+
+
 def test_empty_shards_take_hardly_any_room(tmp_path: Path) -> None:
     """Neither on disk nor for what follows: many shards with a session each are small."""
     with ts.open(tmp_path / "db", shards=16) as db:
@@ -279,7 +324,7 @@ def test_empty_shards_take_hardly_any_room(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [0, 1, 2])
 def test_effective_qos_never_exceeds_the_subscriptions(
-    db: ts.Database, sessions: Sessions, publish: Publish, wanted: int
+    db: ts.Database, sessions: Sessions, publish: Publishing, wanted: int
 ) -> None:
     """Live, replayed, retained, or sent again."""
     for qos in (0, 1, 2):
@@ -289,16 +334,46 @@ def test_effective_qos_never_exceeds_the_subscriptions(
     for qos in (0, 1, 2):
         publish("live", topic=f"a/{qos}", qos=qos)
     first = session.deliver()
-    assert {min(wanted, qos) for qos in (0, 1, 2)} == {item.qos for item in first if isinstance(item, Delivery)}
+    assert {min(wanted, qos) for qos in (0, 1, 2)} == {item.qos for item in first if isinstance(item, Publish)}
     session.lost()
     again = sessions.open("subscriber", expiry_interval=None).deliver()
     assert sum(item.packet_id > 0 for item in first) == len(again)
-    assert all(item.qos <= wanted for item in again if isinstance(item, Delivery))
+    assert all(item.qos <= wanted for item in again if isinstance(item, Publish))
+
+
+@pytest.mark.parametrize("failure", [EngineError, KeyboardInterrupt])
+def test_a_session_that_was_stored_as_open_and_is_not_expires(
+    sessions: Sessions, clock: Clock, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+) -> None:
+    """Its client was refused, and may never come again: otherwise messages would be stored for it for ever."""
+    for client in ("client", "other"):
+        session = sessions.open(client, expiry_interval=10)
+        session.subscribe(f"{client}/#", 1)
+        session.lost()
+    sessions.tick()
+
+    def fail(_states: SessionState, _client_id: str) -> None:
+        raise failure("not now")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(SessionState, "places", fail)
+        with pytest.raises(failure):
+            sessions.open("client", expiry_interval=10)
+    other = sessions.open("other", expiry_interval=10)
+    assert sessions["client"].connected
+    sessions.tick()
+    assert not sessions["client"].connected
+    clock.now += 11 * SECOND
+    sessions.tick()
+    assert "client" not in sessions
+    assert not sessions.wants("client/1")
+    assert other.ended is None
+    assert sessions["other"].connected
 
 
 @pytest.mark.parametrize("after", ["overtaken", "committed"])
 def test_a_session_whose_end_fails_is_not_waited_for(
-    sessions: Sessions, clock: Clock, publish: Publish, monkeypatch: pytest.MonkeyPatch, after: str
+    sessions: Sessions, clock: Clock, publish: Publishing, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     """A silent client's end that fails, before or after it was committed, leaves nothing that is ready for ever."""
     silent = sessions.open("silent", keep_alive=10, expiry_interval=None)
@@ -306,7 +381,7 @@ def test_a_session_whose_end_fails_is_not_waited_for(
     other = sessions.open("other", expiry_interval=None)
     other.subscribe("a/#", 1)
     assert [] == sessions.deliver()
-    states = sessions.states
+    states = sessions._states
     if after == "overtaken":
         found = states.find("silent")
         assert found is not None
@@ -329,3 +404,34 @@ def test_a_session_whose_end_fails_is_not_waited_for(
     assert not sessions.wait(0)
     publish("new")
     assert ["new"] == payloads([item for _, items in sessions.deliver() for item in items])
+
+
+@pytest.mark.parametrize("kept", ["mark", "timer"])
+def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
+    sessions: Sessions, clock: Clock, crash: Crash, kept: str
+) -> None:
+    """Others that a crash left open, or that expire, are dealt with; the damage is told, and looked at once more."""
+    for number in range(3):
+        sessions.open(f"client-{number}", expiry_interval=5)
+        if kept == "timer":
+            sessions.open(f"client-{number}", expiry_interval=5).lost()
+    damaged, state = Keys("client-1").session, sessions._states.states[sessions._states.shard_of("client-1")]
+    whole = state.get(damaged)
+    state.write([FrameworkWrite(damaged, b"\xff")])
+    if kept == "mark":
+        sessions = crash()
+        with pytest.raises(ts.CorruptionError):
+            sessions.tick()
+        assert [False] * 2 == [sessions[f"client-{number}"].connected for number in (0, 2)]
+    clock.now += 6 * SECOND
+    with pytest.raises((ts.CorruptionError, ExceptionGroup)):
+        sessions.tick()
+    for number in (0, 2):
+        with pytest.raises(ts.SessionNotFoundError):
+            sessions[f"client-{number}"]
+    state.write([FrameworkWrite(damaged, whole)])
+    for _ in range(2):  # first its connection is lost
+        clock.now += 6 * SECOND
+        assert 0 < sessions.tick()
+    with pytest.raises(ts.SessionNotFoundError):
+        sessions["client-1"]

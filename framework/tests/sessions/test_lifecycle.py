@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import topicstore as ts
@@ -15,12 +17,13 @@ from topicstore.sessions import (
     SessionNotFoundError,
     Sessions,
     SessionTakenOverError,
+    SubscribeOptions,
     Will,
 )
 from topicstore.shard.state import OWN
 from topicstore_conformance.faults.clock import START, Clock
 
-Publish = Callable[..., None]
+Publishing = Callable[..., None]
 Crash = Callable[[], Sessions]
 SECOND = 1_000_000
 
@@ -48,7 +51,7 @@ def will(sessions: Sessions) -> Will:
 # --- opening ---
 
 
-def test_a_session_is_there_again_until_it_expires(sessions: Sessions, clock: Clock, publish: Publish) -> None:
+def test_a_session_is_there_again_until_it_expires(sessions: Sessions, clock: Clock, publish: Publishing) -> None:
     """With its subscriptions; to the microsecond, whether or not anybody looked in between."""
     session = sessions.open("client", expiry_interval=10)
     assert not session.present
@@ -66,7 +69,7 @@ def test_a_session_is_there_again_until_it_expires(sessions: Sessions, clock: Cl
     assert [] == session.deliver()
 
 
-def test_a_clean_start_begins_anew(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
+def test_a_clean_start_begins_anew(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
     """Nothing of the old session is left."""
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a/#", 2)
@@ -91,14 +94,21 @@ def test_a_session_without_expiry_ends_with_its_connection(db: ts.Database, sess
 
 
 def test_a_disconnect_may_change_the_expiry(sessions: Sessions) -> None:
-    """To anything."""
+    """But not from 0 to anything else (MQTT 5, section 3.14.2.2.2): then nothing has changed."""
     session = sessions.open("client")
-    session.disconnect(expiry_interval=5)
-    assert START + 5 * SECOND == sessions.inspect("client").expires
+    for interval in (5, None):
+        with pytest.raises(ts.InvalidArgumentError, match=r"3\.14\.2\.2\.2"):
+            session.disconnect(expiry_interval=interval)
+    assert session.ended is None
+    assert sessions["client"].connected
+    session.disconnect(expiry_interval=0)
+    assert [] == list(sessions)
+    sessions.open("client", expiry_interval=1).disconnect(expiry_interval=5)
+    assert START + 5 * SECOND == sessions["client"].expires
     sessions.open("client", expiry_interval=5).disconnect(expiry_interval=None)
-    assert sessions.inspect("client").expires is None
+    assert sessions["client"].expires is None
     sessions.open("client", expiry_interval=None).disconnect(expiry_interval=0)
-    assert [] == sessions.list()
+    assert [] == list(sessions)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +127,13 @@ def test_openings_that_make_no_sense_are_refused(sessions: Sessions, arguments: 
     """And leave nothing."""
     with pytest.raises(ts.InvalidArgumentError):
         sessions.open(**arguments)  # type: ignore[arg-type]
-    assert [] == sessions.list()
+    assert [] == list(sessions)
 
 
 # --- taking over ---
 
 
-def test_the_newer_connection_takes_over(sessions: Sessions, publish: Publish) -> None:
+def test_the_newer_connection_takes_over(sessions: Sessions, publish: Publishing) -> None:
     """The older is told, and can do nothing more; what it knew is committed."""
     told: list[tuple[Session, Ended]] = []
     older = sessions.open("client", expiry_interval=None, on_end=lambda *what: told.append(what))
@@ -137,10 +147,10 @@ def test_the_newer_connection_takes_over(sessions: Sessions, publish: Publish) -
         with pytest.raises(SessionTakenOverError):
             act()
     assert [2] == [item.packet_id for item in newer.deliver()]
-    assert newer is sessions.get("client")
+    assert newer is sessions.connected("client")
 
 
-def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
     """Its first write fails, it is told, and others in the same commit are not harmed."""
     told: list[Ended] = []
     older = sessions.open("client", expiry_interval=None, on_end=lambda _, why: told.append(why))
@@ -156,29 +166,29 @@ def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: P
     assert [1] == [item.packet_id for item in newer.deliver()]
 
 
-@pytest.mark.parametrize("act", ["subscribe", "unsubscribe", "release", "disconnect", "deliver"])
+@pytest.mark.parametrize("act", ["subscribe", "unsubscribe", "pubrel", "disconnect", "deliver"])
 def test_whatever_an_older_owner_writes_is_refused(
-    sessions: Sessions, publish: Publish, crash: Crash, act: str
+    sessions: Sessions, publish: Publishing, crash: Crash, act: str
 ) -> None:
     """Nothing of it takes effect."""
     older = sessions.open("client", expiry_interval=None)
     older.subscribe("a/#")
     older.publish([ts.Message("x", b"", "client", 2)], [3])
     newer = crash().open("client", expiry_interval=None)
-    before = newer.status(), sessions.inspect("client")
+    before = newer.status(), sessions["client"]
     publish("1")
     acts = {
         "subscribe": lambda: older.subscribe("b", 2),
         "unsubscribe": lambda: older.unsubscribe("a/#"),
-        "release": lambda: older.release(3),
+        "pubrel": lambda: older.pubrel(3),
         "disconnect": older.disconnect,
         "deliver": older.deliver,
     }
     with pytest.raises(SessionTakenOverError):
         acts[act]()
     assert older.ended is Ended.TAKEN_OVER
-    after = crash().inspect("client")
-    assert (before[1].subscriptions, 0, 1) == (after.subscriptions, after.in_flight, after.awaiting_release)
+    after = crash()["client"]
+    assert (before[1].subscriptions, 0, 1) == (after.subscriptions, after.in_flight, after.awaiting_pubrel)
 
 
 # --- expiring ---
@@ -193,7 +203,7 @@ def test_expired_sessions_are_removed_in_time(db: ts.Database, sessions: Session
     assert 0.5 == sessions.tick()
     clock.now += SECOND // 2 - 1
     assert 1e-6 == sessions.tick()
-    assert 1 == len(sessions.list())
+    assert 1 == len(sessions)
     clock.now += 1
     assert 1.0 == sessions.tick()
     assert [] == session_keys(db)
@@ -203,16 +213,16 @@ def test_a_session_that_came_back_is_not_reaped(sessions: Sessions, clock: Clock
     """Neither by the timer of its former absence, nor by who found it before."""
     sessions.open("client", expiry_interval=10).disconnect()
     other = crash()
-    found = other.states.find("client")
+    found = other._states.find("client")
     assert found is not None
     session = sessions.open("client", expiry_interval=10)
     session.subscribe("a")
     clock.now += 100 * SECOND
     sessions.tick()
-    assert not other.states.remove(found)
+    assert not other._states.remove(found)
     assert session.ended is None
     session.deliver()
-    assert 1 == len(sessions.inspect("client").subscriptions)
+    assert 1 == len(sessions["client"].subscriptions)
 
 
 @pytest.mark.parametrize("finish", ["tick", "open"])
@@ -238,14 +248,14 @@ def test_a_removal_that_was_interrupted_is_finished(
         sessions.expire("client")
     shard._writes.write_state = original  # type: ignore[method-assign]
     sessions = crash()
-    assert [] == sessions.list()
+    assert [] == list(sessions)
     assert 500 < len(session_keys(db))
     if finish == "tick":
         sessions.tick()
         assert [] == session_keys(db)
     else:
         assert not sessions.open("client").present
-        assert () == sessions.inspect("client").subscriptions
+        assert () == sessions["client"].subscriptions
 
 
 def test_sessions_that_a_crash_left_open_are_lost_then(
@@ -266,7 +276,7 @@ def test_sessions_that_a_crash_left_open_are_lost_then(
     clock.now += 10 * SECOND
     sessions = crash()
     sessions.tick()
-    assert ["listener"] == [info.client_id for info in sessions.list()]
+    assert ["listener"] == [info.client_id for info in sessions]
     assert ["gone"] == wills(db)
 
 
@@ -355,7 +365,7 @@ def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clo
 
 
 def test_acknowledgements_are_committed_every_15_seconds(
-    sessions: Sessions, clock: Clock, publish: Publish, crash: Crash
+    sessions: Sessions, clock: Clock, publish: Publishing, crash: Crash
 ) -> None:
     """By `tick`."""
     session = sessions.open("client", expiry_interval=None)
@@ -366,10 +376,10 @@ def test_acknowledgements_are_committed_every_15_seconds(
     sessions.tick()
     clock.now += 15 * SECOND - 1
     sessions.tick()
-    assert 2 == crash().inspect("client").in_flight
+    assert 2 == crash()["client"].in_flight
     clock.now += 1
     sessions.tick()
-    assert 1 == crash().inspect("client").in_flight
+    assert 1 == crash()["client"].in_flight
 
 
 # --- clocks that are set ---
@@ -380,7 +390,7 @@ def test_clients_mind_no_clock_that_is_set(
     db: ts.Database,
     sessions: Sessions,
     clock: Clock,
-    publish: Publish,
+    publish: Publishing,
     crash: Crash,
     will: Will,
     days: tuple[int, ...],
@@ -398,16 +408,16 @@ def test_clients_mind_no_clock_that_is_set(
             clock.now += SECOND
             sessions.tick()
             talks.alive()
-        return {info.client_id for info in sessions.list()} - {"listener"}
+        return {info.client_id for info in sessions} - {"listener"}
 
     for day in days:
         clock.jump(day * 86_400 * SECOND)
         sessions.tick()
     talks.puback(1)
     assert {"talks", "silent", "away"} == pass_time(14)
-    assert (None, None, 2) == (talks.ended, silent.ended, crash().inspect("talks").in_flight)
+    assert (None, None, 2) == (talks.ended, silent.ended, crash()["talks"].in_flight)
     assert {"talks", "silent", "away"} == pass_time(2)
-    assert (None, Ended.KEEP_ALIVE, 1) == (talks.ended, silent.ended, crash().inspect("talks").in_flight)
+    assert (None, Ended.KEEP_ALIVE, 1) == (talks.ended, silent.ended, crash()["talks"].in_flight)
     assert {"talks", "silent"} == pass_time(8)
     assert [] == wills(db)
     assert {"talks", "silent"} == pass_time(2)
@@ -419,9 +429,7 @@ def test_clients_mind_no_clock_that_is_set(
 # --- the command line's view ---
 
 
-def test_sessions_are_listed_inspected_kicked_and_expired(
-    db: ts.Database, sessions: Sessions, publish: Publish
-) -> None:
+def test_sessions_are_looked_at_kicked_and_expired(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
     """As they are stored."""
     told: list[Ended] = []
     sessions.open("b", expiry_interval=60).disconnect()
@@ -430,9 +438,9 @@ def test_sessions_are_listed_inspected_kicked_and_expired(
     publish("1", qos=2)
     session.deliver()
     assert [("a", True, None), ("b", False, 60.0)] == [
-        (info.client_id, info.connected, info.expiry_interval) for info in sessions.list()
+        (info.client_id, info.connected, info.expiry_interval) for info in sessions
     ]
-    info = sessions.inspect("a")
+    info = sessions["a"]
     assert ([("a/#", 2)], 1) == ([(name, options.qos) for name, options in info.subscriptions], info.in_flight)
     assert sessions.kick("a")
     assert not sessions.kick("a")
@@ -442,9 +450,61 @@ def test_sessions_are_listed_inspected_kicked_and_expired(
     sessions.expire("b")
     assert [Ended.KICKED, Ended.EXPIRED] == told
     assert [] == session_keys(db)
-    for act in (sessions.inspect, sessions.kick, sessions.expire):
+    for act in (sessions.__getitem__, sessions.lag, sessions.kick, sessions.expire):
         with pytest.raises(SessionNotFoundError):
             act("a")  # type: ignore[operator]
+
+
+def test_sessions_are_a_collection(sessions: Sessions) -> None:
+    """By client id; what vanishes while it is iterated over is left out."""
+    assert 0 == len(sessions)
+    for name in ("b", "a", "c"):
+        sessions.open(name, expiry_interval=60).subscribe("x", 1)
+    assert 3 == len(sessions)
+    assert "a" in sessions
+    assert "d" not in sessions
+    found = iter(sessions)
+    assert sessions["a"] == next(found)
+    sessions.expire("b")
+    assert [sessions["c"]] == list(found)
+    assert (("x", SubscribeOptions(1)),) == sessions["c"].subscriptions
+
+
+def test_lengths_of_time_may_be_timedeltas(sessions: Sessions, clock: Clock) -> None:
+    """As seconds are."""
+    will = Will(ts.Message("gone", b""), delay=timedelta(seconds=5))
+    session = sessions.open("client", expiry_interval=timedelta(minutes=1), keep_alive=timedelta(seconds=30), will=will)
+    assert 30 == session.keep_alive
+    assert 60 == sessions["client"].expiry_interval
+    session.disconnect(expiry_interval=timedelta(hours=1), send_will=True)
+    info = sessions["client"]
+    assert (3_600, clock.now + 3_600 * SECOND, clock.now + 5 * SECOND) == (
+        info.expiry_interval,
+        info.expires,
+        info.will_due,
+    )
+    assert not sessions.wait(timedelta(0))
+    sessions.groups.slow_after, sessions.groups.handover_after = timedelta(seconds=2), timedelta(minutes=1)
+    assert (2, 60) == (sessions.groups.slow_after, sessions.groups.handover_after)
+    sessions.groups.handover_after = None
+    assert sessions.groups.handover_after is None
+
+
+@pytest.mark.parametrize("wrong", [-1, timedelta(-1), True, "60", float("nan"), float("inf"), 1e10])
+def test_what_is_no_length_of_time_is_refused(sessions: Sessions, wrong: Any) -> None:
+    """And nothing is changed."""
+    calls: list[Callable[[], object]] = [
+        lambda: sessions.open("client", expiry_interval=wrong),
+        lambda: sessions.open("client", keep_alive=wrong),
+        lambda: sessions.open("client", will=Will(ts.Message("a", b""), delay=wrong)),
+        lambda: setattr(sessions.groups, "slow_after", wrong),
+        lambda: setattr(sessions.groups, "handover_after", wrong),
+    ]
+    for call in calls:
+        with pytest.raises(ts.InvalidArgumentError, match="a timedelta or a number of seconds"):
+            call()
+    assert [] == list(sessions)
+    assert (5, 60) == (sessions.groups.slow_after, sessions.groups.handover_after)
 
 
 def test_a_session_that_a_crash_left_open_can_be_kicked(
@@ -453,11 +513,11 @@ def test_a_session_that_a_crash_left_open_can_be_kicked(
     """It is lost then."""
     sessions.open("client", expiry_interval=60, will=Will(will.message))
     sessions = crash()
-    assert sessions.inspect("client").connected
+    assert sessions["client"].connected
     assert sessions.kick("client")
     assert ["gone"] == wills(db)
     assert not sessions.kick("client")
-    assert START + 60 * SECOND == sessions.inspect("client").expires
+    assert START + 60 * SECOND == sessions["client"].expires
 
 
 # --- closing ---
@@ -481,5 +541,5 @@ def test_closing_the_database_ends_connections_and_commits(tmp_path: Path, clock
     clock.now += 5 * SECOND
     with ts.open(tmp_path / "db", clock=clock) as db:
         assert ["gone"] == wills(db)
-        assert START + 10 * SECOND == db.sessions.inspect("client").expires
+        assert START + 10 * SECOND == db.sessions["client"].expires
         assert [2] == [item.packet_id for item in db.sessions.open("client").deliver()]

@@ -30,10 +30,10 @@ def test_a_repeated_packet_id_is_stored_once_until_it_is_released(db: ts.Databas
     assert 2 == client.publish([message("1"), message("1"), message("2")], [7, 7, 8]).count
     assert 0 == client.publish([message("1")], [7]).count
     assert 1 == client.publish([message("1", qos=1)], [7]).count
-    assert client.release(7)
-    assert not client.release(7)
+    assert client.pubrel(7)
+    assert not client.pubrel(7)
     assert 1 == client.publish([message("3")], [7]).count
-    assert 2 == client.release_many([7, 8, 9])
+    assert 2 == client.pubrel(7, 8, 9)
     assert ["1", "2", "1", "3"] == stored(db)
 
 
@@ -44,7 +44,7 @@ def test_the_message_and_its_packet_id_survive_a_crash_together(
     """So does the release."""
     client = sessions.open("client", expiry_interval=None)
     client.publish([message("1"), message("2")], [7, 8])
-    client.release(8)
+    client.pubrel(8)
     client = crash().open("client", expiry_interval=None)
     assert 0 == client.publish([message("1")], [7]).count
     assert 1 == client.publish([message("3")], [8]).count
@@ -60,7 +60,7 @@ def test_what_nobody_wants_stored_is_known_all_the_same(db: ts.Database, session
     client.publish([message("1")], [7])
     assert [] == stored(db)
     assert 1 == len(zero.deliver())
-    assert 1 == sessions.inspect("client").awaiting_release
+    assert 1 == sessions["client"].awaiting_pubrel
 
 
 @pytest.mark.usefixtures("listening")
@@ -84,7 +84,7 @@ def test_what_makes_no_sense_is_refused(
     with pytest.raises(ts.InvalidArgumentError):
         client.publish(messages, ids)
     assert [] == stored(db)
-    assert 0 == sessions.inspect("client").awaiting_release
+    assert 0 == sessions["client"].awaiting_pubrel
 
 
 @pytest.mark.usefixtures("listening")

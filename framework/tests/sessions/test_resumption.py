@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import topicstore as ts
 from topicstore.contract.positions import first_position
-from topicstore.sessions import Delivery, Release, Session, Sessions, Start, parse_start
+from topicstore.sessions import Publish, PubRel, Session, Sessions, Start
 from topicstore.shard.state import OWN
 from topicstore_conformance.faults.clock import START, Clock
 
-Publish = Callable[..., None]
+Publishing = Callable[..., None]
 Crash = Callable[[], Sessions]
 SECOND = 1_000_000
 PREFIXES = (b"sf", b"sp")
 
 
-def seen(items: list[Delivery | Release]) -> list[tuple[str, int, bool]]:
-    return [(i.message.payload.decode(), i.packet_id, i.dup) for i in items if isinstance(i, Delivery)]
+def seen(items: list[Publish | PubRel]) -> list[tuple[str, int, bool]]:
+    return [(i.message.payload.decode(), i.packet_id, i.dup) for i in items if isinstance(i, Publish)]
 
 
 def opened(sessions: Sessions, qos: int = 1, **options: int) -> Session:
@@ -34,7 +34,7 @@ def opened(sessions: Sessions, qos: int = 1, **options: int) -> Session:
 # --- after a crash ---
 
 
-def test_what_was_not_acknowledged_comes_again(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+def test_what_was_not_acknowledged_comes_again(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
     """In the same order, with the same ids and DUP; what follows comes behind it."""
     session = opened(sessions)
     publish("1", "2", "3")
@@ -49,7 +49,7 @@ def test_what_was_not_acknowledged_comes_again(sessions: Sessions, publish: Publ
 
 
 def test_acknowledgements_without_a_checkpoint_cost_repetitions(
-    sessions: Sessions, publish: Publish, crash: Crash
+    sessions: Sessions, publish: Publishing, crash: Crash
 ) -> None:
     """That is what a crash may cost; a flight acknowledged as a whole goes with the next commit."""
     session = opened(sessions)
@@ -65,41 +65,43 @@ def test_acknowledgements_without_a_checkpoint_cost_repetitions(
     assert [("2", 2, True)] == seen(opened(crash()).deliver())
 
 
-def test_what_was_received_is_released_in_the_order_it_was(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+def test_what_was_received_is_released_in_the_order_it_was(
+    sessions: Sessions, publish: Publishing, crash: Crash
+) -> None:
     """PUBRELs first, then the messages that the client may not have; ids in use stay in use."""
     session = opened(sessions, qos=2)
     publish("1", "2", "3", "4", qos=2)
     session.deliver()
     for packet_id in (3, 1):
         assert session.pubrec(packet_id)
-    assert [Release(3), Release(1)] == session.deliver()
+    assert [PubRel(3), PubRel(1)] == session.deliver()
     assert session.pubrec(4)
     session = opened(crash())
-    assert [Release(3), Release(1)] == session.deliver(limit=2)
+    assert [PubRel(3), PubRel(1)] == session.deliver(limit=2)
     assert [("2", 2, True), ("4", 4, True)] == seen(session.deliver())
     assert session.pubcomp(3)
     session.checkpoint()
-    assert [Release(1)] == opened(crash()).deliver(limit=1)
+    assert [PubRel(1)] == opened(crash()).deliver(limit=1)
 
 
 def test_nothing_is_left_of_exchanges_that_are_over(
-    db: ts.Database, sessions: Sessions, publish: Publish, crash: Crash
+    db: ts.Database, sessions: Sessions, publish: Publishing, crash: Crash
 ) -> None:
     """Neither in the store nor after a crash."""
     session = opened(sessions, qos=2)
     publish("1", "2", qos=2)
     publish("3", qos=1)
     session.deliver()
-    session.pubrec_many([1, 2])
+    session.pubrec(1, 2)
     session.puback(3)
     session.deliver()
-    assert 2 == session.pubcomp_many([1, 2])
+    assert 2 == session.pubcomp(1, 2)
     session.checkpoint()
     assert [] == [key for shard in range(2) for key, _ in db.state(shard).scan(OWN) if key[1:3] in PREFIXES]
     assert [] == opened(crash()).deliver()
 
 
-def test_a_smaller_window_is_kept_while_sending_again(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+def test_a_smaller_window_is_kept_while_sending_again(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
     """What does not fit in waits, and keeps its id."""
     session = opened(sessions)
     publish("1", "2", "3")
@@ -112,19 +114,19 @@ def test_a_smaller_window_is_kept_while_sending_again(sessions: Sessions, publis
     assert [("3", 3, True)] == seen(session.deliver())
 
 
-def test_an_acknowledgement_may_overtake_the_repetition(sessions: Sessions, publish: Publish, crash: Crash) -> None:
+def test_an_acknowledgement_may_overtake_the_repetition(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
     """Then it is not sent again."""
     opened(sessions)
     publish("1", "2")
     sessions.deliver()
     session = opened(crash(), receive_maximum=1)
-    assert 1 == session.puback_many([1])
+    assert 1 == session.puback(1)
     assert [("2", 2, True)] == seen(session.deliver())
     assert 1 == session.status().in_flight
 
 
 def test_messages_that_were_deleted_do_not_come_again(
-    db: ts.Database, sessions: Sessions, publish: Publish, crash: Crash
+    db: ts.Database, sessions: Sessions, publish: Publishing, crash: Crash
 ) -> None:
     """At QoS 1 their id is free; at QoS 2, where the client may hold it, it is released first. Others keep theirs."""
     session = opened(sessions, qos=2)
@@ -136,7 +138,7 @@ def test_messages_that_were_deleted_do_not_come_again(
     session = opened(crash())
     found = session.deliver()
     assert [("4", 4, True)] == seen(found)
-    assert [Release(3)] == session.deliver()
+    assert [PubRel(3)] == session.deliver()
     assert 2 == session.status().in_flight
     assert session.pubcomp(3)
     assert session.puback(4)
@@ -157,7 +159,9 @@ def test_messages_that_expired_in_flight_do_not_come_again(
     assert 1 == session.status().in_flight
 
 
-def test_a_dropped_generation_is_told_and_blocks_nothing(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
+def test_a_dropped_generation_is_told_and_blocks_nothing(
+    db: ts.Database, sessions: Sessions, publish: Publishing
+) -> None:
     """What was in flight of it has vanished, what was unread is missed, and all else goes on."""
     session = opened(sessions)
     publish("1")
@@ -214,36 +218,68 @@ def test_a_replay_goes_on_after_a_crash(db: ts.Database, sessions: Sessions, cra
     assert ["0", "1", "2", "3", "4"] == found
 
 
-def test_subscribing_again_with_a_start_replays(sessions: Sessions, publish: Publish) -> None:
+def test_subscribing_again_with_a_start_replays(sessions: Sessions, publish: Publishing) -> None:
     """Without one it goes on where it is."""
     session = opened(sessions)
     publish("1")
     assert ["1"] == [payload for payload, _, _ in seen(session.deliver())]
-    assert session.subscribe("a/#", 1)
+    assert not session.subscribe("a/#", 1).created
     assert [] == session.deliver()
-    assert session.subscribe("a/#", 1, start="beginning")
+    assert not session.subscribe("a/#", 1, start="beginning").created
     assert ["1"] == [payload for payload, _, _ in seen(session.deliver())]
 
 
-def test_the_user_property_is_read() -> None:
-    """In all its forms."""
-    assert None is parse_start("now")
-    assert 0 == parse_start("beginning")
-    assert 17 == parse_start(" 17 ")
-    assert {0: 5, 2: 7} == parse_start("0:5,2:7")
-    assert START + SECOND == parse_start("2023-11-14T22:13:21Z")
+@pytest.mark.parametrize(
+    ("start", "seconds"),
+    [
+        (" 2023-11-14T22:13:21Z ", 1),
+        ("2023-11-14T22:13:21", 1),
+        ("@1700000001.5", 1.5),
+        ("-1m30s", 10),
+        (timedelta(seconds=-90), 10),
+        (datetime(2023, 11, 14, 22, 13, 21, tzinfo=UTC), 1),
+        ("beginning", None),
+        (" now ", 100),
+    ],
+)
+def test_a_start_is_a_time_as_a_replay_has_it(
+    db: ts.Database, sessions: Sessions, clock: Clock, start: Start, seconds: float | None
+) -> None:
+    """Also as text, as a user property has it."""
+    for number in range(20):
+        clock.now = START + number * SECOND // 2 + (0 if number < 10 else 5 * SECOND)
+        db.store([ts.Message("a", b"%d" % number, "publisher", 1)])
+    clock.now = START + 100 * SECOND
+    session = sessions.open("late", expiry_interval=None)
+    session.subscribe("a", 1, start=start)
+    found = len(seen(session.deliver()))
+    since = 0 if seconds is None else START + int(seconds * SECOND)
+    assert found == sum(1 for _ in db.replay("a", since))
+    assert found == {None: 20, 1: 18, 1.5: 17, 10: 10, 100: 0}[seconds]
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "2023-11-14T22:13:21", "0:5,", "-1", "1:2:3"])
-def test_a_user_property_that_says_nothing_is_refused(text: str) -> None:
+def test_a_place_may_be_text(sessions: Sessions) -> None:
+    """As a user property has it."""
+    session = sessions.open("late", expiry_interval=None)
+    session.subscribe("a", 1, start=" 0:5,1:7 ")
+    assert (5, 7) == session.status().subscriptions[0].places[:2]
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "0:5,", "-1", "1:2:3", "17", "1700000000"])
+def test_a_text_that_is_no_start_is_refused(sessions: Sessions, text: str) -> None:
     """Rather than guessed at."""
-    with pytest.raises(ts.InvalidArgumentError, match="topicstore-start"):
-        parse_start(text)
+    session = sessions.open("subscriber")
+    with pytest.raises(ts.InvalidArgumentError, match="start: "):
+        session.subscribe("a", start=text)
+    assert () == session.status().subscriptions
 
 
-@pytest.mark.parametrize("start", [{9: 0}, {0: -1}, 1.5])
+@pytest.mark.parametrize(
+    "start",
+    [{9: 0}, {0: -1}, 1.5, 1_700_000_000, 1_700_000_000_000, -3600, timedelta(1), datetime(2024, 1, 1)],  # noqa: DTZ001
+)
 def test_a_start_that_is_none_is_refused(sessions: Sessions, start: Start) -> None:
-    """And nothing is subscribed."""
+    """Seconds and milliseconds too, which would be 1970. Nothing is subscribed."""
     session = sessions.open("subscriber")
     with pytest.raises(ts.InvalidArgumentError):
         session.subscribe("a", start=start)
@@ -323,7 +359,7 @@ def test_killed_again_and_again_nothing_is_lost_and_qos_2_comes_once(
         session = db.sessions.open("subscriber", expiry_interval=None)
         while items := session.deliver():
             for item in items:
-                if isinstance(item, Release):
+                if isinstance(item, PubRel):
                     client.held.pop(item.packet_id, None)
                     assert session.pubcomp(item.packet_id)
                     continue

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
-from topicstore.sessions import Delivery, Session, Sessions
+from topicstore.sessions import Publish, Session, Sessions
 from topicstore.sessions.shared.assignment import moves
 from topicstore.sessions.shared.filters import is_shared, parse_shared, read_filter
 from topicstore.sessions.shared.slices import SLICES, slice_of
@@ -47,10 +47,10 @@ def drain(sessions: Sessions, *, acknowledge: bool = True) -> dict[str, list[byt
     got: dict[str, list[bytes]] = {}
     while out := sessions.deliver():
         for session, items in out:
-            deliveries = [item for item in items if isinstance(item, Delivery)]
+            deliveries = [item for item in items if isinstance(item, Publish)]
             got.setdefault(session.client_id, []).extend(item.message.payload for item in deliveries)
             if acknowledge:
-                session.puback_many([item.packet_id for item in deliveries if item.qos == 1])
+                session.puback(*[item.packet_id for item in deliveries if item.qos == 1])
     return got
 
 
@@ -83,7 +83,7 @@ def test_no_local_is_refused(sessions: Sessions) -> None:
     session = sessions.open("a")
     with pytest.raises(InvalidArgumentError, match="no_local"):
         session.subscribe(TEXT, no_local=True)
-    assert [] == sessions.groups()
+    assert [] == list(sessions.groups)
 
 
 # --- shares ---
@@ -114,7 +114,7 @@ def test_every_message_goes_to_one_member(sessions: Sessions, spread: Callable[.
     assert all(len(some) > 80 for some in got.values())
     owners = {slice_of(f"t/{p.decode()}"): client for client, some in got.items() for p in some}
     assert len(owners) == SLICES
-    sessions.get("a").disconnect()  # type: ignore[union-attr]
+    sessions.connected("a").disconnect()  # type: ignore[union-attr]
     payloads = spread(100)
     got = drain(sessions)
     assert ["b", "c"] == sorted(got)
@@ -139,7 +139,7 @@ def test_what_comes_while_all_are_away_is_kept(
     payloads = spread(50)
     again = crash()
     assert [("g", "t/#", ["a", "b"])] == [
-        (group.name, group.topic_filter, [m.client_id for m in group.members]) for group in again.groups()
+        (group.name, group.topic_filter, [m.client_id for m in group.members]) for group in again.groups
     ]
     again.open("b", expiry_interval=None)
     assert {"b": sorted(payloads)} == {client: sorted(some) for client, some in drain(again).items()}
@@ -149,7 +149,7 @@ def test_a_group_ends_with_its_last_member(sessions: Sessions, db: ts.Database) 
     """Nothing of it stays in the store, and messages are not stored for it any more."""
     member(sessions, "a").unsubscribe(TEXT)
     member(sessions, "b", expiry_interval=0).disconnect()
-    assert [] == sessions.groups()
+    assert [] == list(sessions.groups)
     assert [] == [key for shard in range(2) for key, _ in db.state(shard).scan(b"g")]
     assert 0 == db.publish([ts.Message("t/1", b"")]).stored
 
@@ -164,7 +164,7 @@ def test_options_are_those_of_the_member(sessions: Sessions, spread: Callable[..
     assert {(0, False, (5,))} == seen
     seen = {(item.qos, item.retain, item.subscription_identifiers) for item in items["b"]}  # type: ignore[union-attr]
     assert {(2, False, (7,))} == seen
-    assert sessions.get("b").subscribe(TEXT, 1)  # type: ignore[union-attr]
+    assert not sessions.connected("b").subscribe(TEXT, 1).created  # type: ignore[union-attr]
     spread(50, qos=2)
     assert {1} == {item.qos for s, some in sessions.deliver() if s.client_id == "b" for item in some}  # type: ignore[union-attr]
 
@@ -187,7 +187,7 @@ def test_a_message_wakes_only_the_member_it_is_for(sessions: Sessions, spread: C
         out = sessions.deliver()
         assert [payloads] == [[item.message.payload for item in items] for _, items in out]  # type: ignore[union-attr]
         out[0][0].puback(1)
-    assert 0 == sessions.groups()[0].behind
+    assert {0} == {lag.messages for lags in sessions.lag().values() for lag in lags.values()}
 
 
 # --- members that are slow, away, or gone ---
@@ -197,7 +197,7 @@ def test_a_slow_member_s_slices_go_to_others(
     sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]
 ) -> None:
     """Not before its window was full for `slow_after` seconds; when it has room it gets its share back."""
-    sessions.shared.slow_after = 5
+    sessions.groups.slow_after = 5
     slow = member(sessions, "a", receive_maximum=10)
     member(sessions, "b")
     payloads = spread(200)
@@ -207,13 +207,13 @@ def test_a_slow_member_s_slices_go_to_others(
     assert {} == {c: some for c, some in drain(sessions).items() if c == "a"}
     clock.now += 1
     sessions.tick()
-    assert [True, False] == [m.slow for m in sessions.groups()[0].members]
+    assert [True, False] == [m.slow for m in next(iter(sessions.groups)).members]
     rest = drain(sessions)
     assert ["b"] == list(rest)
     assert len(payloads) == 10 + len(rest["b"]) + len(first["b"])
-    slow.puback_many(first["a"])
+    slow.puback(*first["a"])
     sessions.tick()
-    assert [(32, 32), (32, 32)] == [m.slices for m in sessions.groups()[0].members]
+    assert [(32, 32), (32, 32)] == [m.slices for m in next(iter(sessions.groups)).members]
 
 
 @pytest.mark.parametrize("how", ["expire", "clean start", "expiry", "kick"])
@@ -224,9 +224,9 @@ def test_what_a_session_had_in_flight_goes_to_another(
     gone = member(sessions, "a", 2, expiry_interval=0 if how == "kick" else 10)
     payloads = spread(20) + spread(20, qos=2)
     items = gone.deliver()
-    ids = [item.packet_id for item in items if isinstance(item, Delivery) and item.qos == 1]
+    ids = [item.packet_id for item in items if isinstance(item, Publish) and item.qos == 1]
     acknowledged = [item.message.payload for item in items if item.packet_id in ids[:5]]  # type: ignore[union-attr]
-    gone.puback_many(ids[:5])
+    gone.puback(*ids[:5])
     member(sessions, "b", 2)
     assert {} == drain(sessions)
     if how == "expire":
@@ -239,14 +239,14 @@ def test_what_a_session_had_in_flight_goes_to_another(
         gone.lost()
         clock.now += 10 * SECOND
         sessions.tick()
-    assert 15 == sessions.groups()[0].returned
+    assert 15 == next(iter(sessions.groups)).returned
     assert sorted(set(payloads[:20]) - set(acknowledged)) == everything(drain(sessions))
-    assert 0 == sessions.groups()[0].returned
+    assert 0 == next(iter(sessions.groups)).returned
 
 
 def test_who_stays_away_keeps_only_qos_2(sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]) -> None:
     """After `handover_after` seconds others get the messages of QoS 1, and the client does not get them again."""
-    sessions.shared.handover_after = 30
+    sessions.groups.handover_after = 30
     lost = member(sessions, "a", 2)
     payloads = spread(10)
     exactly = spread(10, qos=2)
@@ -300,11 +300,11 @@ def join(sessions: Sessions) -> None:
 
 
 def leave(sessions: Sessions) -> None:
-    sessions.get("a").unsubscribe(TEXT)  # type: ignore[union-attr]
+    sessions.connected("a").unsubscribe(TEXT)  # type: ignore[union-attr]
 
 
 def lose(sessions: Sessions) -> None:
-    sessions.get("a").lost()  # type: ignore[union-attr]
+    sessions.connected("a").lost()  # type: ignore[union-attr]
 
 
 def expire(sessions: Sessions) -> None:
@@ -332,7 +332,7 @@ def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[S
         db.publish([ts.Message(f"t/{p.decode()}", p, "p", 1) for p in payloads])
         done = []
         for session, items in db.sessions.deliver():
-            session.puback_many([item.packet_id for item in items[::2]])
+            session.puback(*[item.packet_id for item in items[::2]])
             done += [item.message.payload for item in items[::2]]  # type: ignore[union-attr]
         db.sessions.checkpoint()
         engine.left = writes
@@ -346,14 +346,14 @@ def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[S
             for _ in range(4):  # those who are away hand back what they have
                 clock.now += 100 * SECOND
                 db.sessions.tick()
-                if db.sessions.get("b") is None:
+                if db.sessions.connected("b") is None:
                     db.sessions.open("b", expiry_interval=None)
                 got += everything(drain(db.sessions))
-            if db.sessions.get("a") is None:
+            if db.sessions.connected("a") is None:
                 db.sessions.open("a")  # it may have unsubscribed, and then keeps what it has in flight
             got += everything(drain(db.sessions))
             assert sorted(set(payloads) - set(done)) == sorted(got)
-            assert [0] == [group.returned for group in db.sessions.groups()]
+            assert [0] == [group.returned for group in db.sessions.groups]
         if finished:
             return
     pytest.fail("there are more writes than were tried")
@@ -373,7 +373,7 @@ for turn in count():
     number += 20
     for session, items in sessions.deliver(30):
         say("got", *(int(item.message.payload) for item in items))
-        session.puback_many([item.packet_id for item in items[::2]])
+        session.puback(*[item.packet_id for item in items[::2]])
     if turn % 7 == 3:
         sessions.expire("abc"[turn % 3])
         sessions.open("abc"[turn % 3], expiry_interval=None, receive_maximum=50).subscribe("$share/g/t/#", 1)

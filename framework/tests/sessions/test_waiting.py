@@ -17,16 +17,16 @@ from topicstore import plugins
 from topicstore.contract.state import StateWrite
 from topicstore.plugins import Registry
 from topicstore.pubsub.bell import Bell, ListeningThread
-from topicstore.sessions import Delivery, Session, Sessions
+from topicstore.sessions import Publish, Session, Sessions
 from topicstore_conformance.faults.clock import Clock
-from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
+from topicstore_conformance.faults.threads import PATIENCE, begin, running, wait_until
 
-Publish = Callable[..., None]
+Publishing = Callable[..., None]
 SECOND = 1_000_000
 
 
 def payloads(items: object) -> list[str]:
-    return [item.message.payload.decode() for item in items if isinstance(item, Delivery)]  # type: ignore[attr-defined]
+    return [item.message.payload.decode() for item in items if isinstance(item, Publish)]  # type: ignore[attr-defined]
 
 
 def subscribed(sessions: Sessions, client_id: str = "client", topic_filter: str = "a/#", qos: int = 1) -> Session:
@@ -39,7 +39,7 @@ def subscribed(sessions: Sessions, client_id: str = "client", topic_filter: str 
 # --- waiting ---
 
 
-def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions, publish: Publish) -> None:
+def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions, publish: Publishing) -> None:
     """Who does not match has nothing to do."""
     session = subscribed(sessions)
     other = subscribed(sessions, "other", "b/#")
@@ -54,18 +54,17 @@ def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions,
 
 def blocked(bell: Bell) -> bool:
     """Say whether a thread waits for a bell at this moment."""
-    threads = [one for one in list(bell.listening) if isinstance(one, ListeningThread)]
-    return any(thread._woken._cond._waiters for thread in threads)  # type: ignore[attr-defined]
+    return any(one._bell is bell for one in running(ListeningThread.wait))
 
 
 def waiting(sessions: Sessions) -> Future[bool]:
     """Wait for the sessions in a thread; return when it does."""
     future = begin(sessions.wait)
-    wait_until(lambda: blocked(sessions.dispatcher.bell), "a thread to wait for the sessions")
+    wait_until(lambda: blocked(sessions._dispatcher.bell), "a thread to wait for the sessions")
     return future
 
 
-def test_a_thread_that_waits_is_woken_by_another(sessions: Sessions, publish: Publish) -> None:
+def test_a_thread_that_waits_is_woken_by_another(sessions: Sessions, publish: Publishing) -> None:
     """However long it would have waited."""
     session = subscribed(sessions)
     found = waiting(sessions)
@@ -74,7 +73,7 @@ def test_a_thread_that_waits_is_woken_by_another(sessions: Sessions, publish: Pu
     assert ["1"] == payloads(session.deliver())
 
 
-def test_an_event_loop_is_woken_from_a_thread(sessions: Sessions, publish: Publish) -> None:
+def test_an_event_loop_is_woken_from_a_thread(sessions: Sessions, publish: Publishing) -> None:
     """And goes on meanwhile."""
     session = subscribed(sessions)
 
@@ -87,6 +86,31 @@ def test_an_event_loop_is_woken_from_a_thread(sessions: Sessions, publish: Publi
         return payloads(session.deliver())
 
     assert ["1"] == asyncio.run(follow())
+
+
+def test_who_asked_for_it_is_notified_when_there_may_be_something(sessions: Sessions, publish: Publishing) -> None:
+    """Of messages, of acknowledgements that make room, and not of acknowledgements that change nothing."""
+    session = sessions.open("narrow", receive_maximum=2)
+    session.subscribe("a/#", 1)
+    sessions.deliver()
+    calls: list[str] = []
+    with sessions.notify(lambda: calls.append("rung")):
+        publish("1", "2", "3")
+        assert calls
+        first, second = [packet for packet in session.deliver() if isinstance(packet, Publish)]
+        assert not sessions.wait(0)
+        calls.clear()
+        session.puback(first.packet_id)
+        assert calls
+        assert ["3"] == payloads(session.deliver())
+        sessions.wait(0)
+        session.puback(second.packet_id)
+        sessions.deliver()
+        calls.clear()
+        session.puback(3)
+        assert not calls
+    publish("4")
+    assert not calls
 
 
 def test_waiting_ends_with_the_database(tmp_path: Path) -> None:
@@ -118,7 +142,7 @@ def test_publishers_and_a_deliverer_in_threads_lose_nothing(sessions: Sessions, 
         assert sessions.wait(PATIENCE)
         for session, items in sessions.deliver(limit_each=7):
             got[session] += payloads(items)
-            assert len(items) == session.puback_many([item.packet_id for item in items])
+            assert len(items) == session.puback(*[item.packet_id for item in items])
     for stored in storing:
         stored.result(PATIENCE)
     for messages in got.values():
@@ -143,7 +167,7 @@ def test_idle_sessions_are_not_read_for(db: ts.Database, sessions: Sessions) -> 
     assert sum(shard.counters.reads for shard in db.storage.shards) - reads <= 4
 
 
-def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
+def test_sessions_at_the_same_place_share_one_read(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
     """A hundred cost as many reads as one."""
     for number in range(100):
         subscribed(sessions, f"client-{number}")
@@ -160,8 +184,8 @@ FAILING = """
 import topicstore as ts
 shard = None
 @ts.hookimpl(wrapper=True)
-def topicstore_iterate(request):
-    if request.iterator.shard == shard:
+def topicstore_read(request):
+    if request.cursor.shard == shard:
         raise ts.StorageFullError("not now")
     return (yield)
 """
@@ -207,7 +231,7 @@ def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: tuple[ts.Databas
     sessions.tick()
     assert [["1"]] == [payloads(items) for _, items in sessions.deliver()]
     assert session.failure is None
-    assert session.puback_many([1, 2])
+    assert session.puback(1, 2)
 
 
 def test_a_session_that_could_not_be_opened_is_opened_later(failing: tuple[ts.Database, ModuleType]) -> None:
@@ -223,7 +247,7 @@ def test_a_session_that_could_not_be_opened_is_opened_later(failing: tuple[ts.Da
     plugin.shard = 0
     with pytest.raises(ts.StorageFullError):
         sessions.open("client", expiry_interval=None)
-    assert sessions.get("client") is None
+    assert sessions.connected("client") is None
     plugin.shard = None
     store(db, "1", "p")
     assert not sessions.wait(0)
@@ -281,7 +305,7 @@ def test_what_cannot_be_committed_is_not_handed_out(db: ts.Database, sessions: S
     assert 1 == session.status().in_flight
 
 
-def test_an_interruption_loses_nothing(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
+def test_an_interruption_loses_nothing(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
     """Ctrl-C while it is committed: what was read is read again."""
     session = subscribed(sessions)
     publish("1")
@@ -299,7 +323,7 @@ def test_an_interruption_loses_nothing(db: ts.Database, sessions: Sessions, publ
     assert ["1"] == payloads(session.deliver())
 
 
-def test_a_checkpoint_that_fails_is_made_up_for(db: ts.Database, sessions: Sessions, publish: Publish) -> None:
+def test_a_checkpoint_that_fails_is_made_up_for(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
     """What was acknowledged stays to be committed."""
     session = subscribed(sessions)
     publish("1")
@@ -312,6 +336,6 @@ def test_a_checkpoint_that_fails_is_made_up_for(db: ts.Database, sessions: Sessi
         with pytest.raises(ts.StorageFullError):
             checkpoint()
     shard._writes.write_state = original  # type: ignore[method-assign]
-    assert 1 == sessions.inspect("client").in_flight
+    assert 1 == sessions["client"].in_flight
     sessions.checkpoint()
-    assert 0 == sessions.inspect("client").in_flight
+    assert 0 == sessions["client"].in_flight

@@ -65,7 +65,7 @@ def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Iterab
     assert killed.exists(), "no process came to its third thing"
 
 
-@pytest.fixture(scope="session", params=["bus", "home"])
+@pytest.fixture(scope="session", params=[pytest.param("bus", marks=pytest.mark.slow), "home"])
 def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real messages, in time order: the first hundred thousand, in row groups of which each of two tasks reads some."""
     need_data(f"{request.param}.parquet")

@@ -10,6 +10,8 @@ import topicstore as ts
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
 from topicstore.contract.positions import first_position
+from topicstore.contract.replay_plan import TimeRange
+from topicstore.shard import zones
 from topicstore.spark import access
 from topicstore.spark.selection import Selection
 
@@ -37,3 +39,30 @@ def test_large_generations_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ]
     assert [n for n in range(1_000) if messages[n].timestamp >= start] == sorted(n for part in parts for n in part)
     assert all(parts)
+
+
+def test_what_has_other_timestamps_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late messages are read where they stand, and nothing else but what stands close to them."""
+    monkeypatch.setattr(zones, "SIZE", 100)
+    hour = 3_600_000_000
+    with ts.open(tmp_path, shards=2) as db:
+        for n in range(60):
+            late = n % 20 == 7
+            db.store([ts.Message("a", b"%d" % n, "c", timestamp=FIRST + (3 if late else n) * hour)] * 10)
+            if n == 29:
+                db.add_generation()
+    selection = Selection(timestamps=TimeRange(FIRST + 3 * hour, FIRST + 4 * hour))
+    with access.open_to_read(str(tmp_path)) as db:
+        pieces = access.pieces_of(db, selection)
+        assert [1, 2] == [piece.generation for piece in pieces]
+        found = [
+            int(message.payload)
+            for piece in pieces
+            for batch in access.read(db, piece, ("#",), timestamps=selection.timestamps)
+            for message in batch.to_messages()
+        ]
+        assert sorted([3, 7, 27, 47] * 10) == sorted(found)
+        assert 300 == sum(shard.counters.read_messages for shard in db.shards)
+        none = Selection(timestamps=TimeRange(FIRST + 100 * hour))
+        assert [] == access.pieces_of(db, none)
+        assert Selection(timestamps=TimeRange(5, 5)).empty

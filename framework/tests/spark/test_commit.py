@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import os
 import shutil
-from collections.abc import Callable
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
 from hypothesis import given, settings
@@ -17,23 +25,30 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
-from topicstore.spark import commit as promotion
+from pyspark import TaskContext
+from topicstore.spark import promotion
+from topicstore.spark.commit import check_unlocked, promote
+from topicstore.spark.promotion import write_commit
 from topicstore.spark.settings import WriteSettings
+from topicstore.spark.sink import TopicstoreWriter
 from topicstore.spark.staging import in_order, runs_of, same_rows, stage
+from topicstore.storage.directory_lock import DirectoryLock
 
+MODE = 0o700
 FIRST = 1_700_000_000_000_000
 COMMIT = """
-from topicstore.spark import commit as promotion
+from topicstore.spark import promotion
+from topicstore.spark.commit import promote
 from topicstore.spark.settings import WriteSettings
 
-def store(self, runs, _store=promotion._Promotion._store):
+def store(self, runs, _store=promotion.Promotion._store):
     counts(RocksdbEngine, "write")
     _store(self, runs)
 
 promotion._ROWS = promotion._LEAST_ROWS = 50
-promotion._Promotion._store = store
+promotion.Promotion._store = store
 options, batch = arguments
-promotion.promote(WriteSettings.of(options, overwrite=False), promotion.Batch(**batch))
+promote(WriteSettings.of(options, overwrite=False), promotion.Batch(**batch))
 """
 """Stores fifty rows of a shard at a time, and counts the engines' writes from the first that has rows."""
 
@@ -59,12 +74,12 @@ def batch(
     path: Path, write: str, parts: list[pa.RecordBatch], writer: str | None = "w", number: int = 7
 ) -> dict[str, object]:
     """Stage the parts as attempts of one write."""
-    attempts = [stage([part], path / "staging" / write, 3) for part in parts]
+    attempts = [stage([part], path / "staging" / write, 3, MODE) for part in parts]
     return {"writer": writer, "number": number, "write": write, "shards": 3, "attempts": attempts}
 
 
 def commit(path: Path, staged: dict[str, object]) -> None:
-    promotion.promote(WriteSettings.of(options(path), overwrite=False), promotion.Batch(**staged))  # type: ignore[arg-type]
+    promote(WriteSettings.of(options(path), overwrite=False), promotion.Batch(**staged))  # type: ignore[arg-type]
 
 
 def last_if_none(time: int | None) -> tuple[bool, int]:
@@ -72,7 +87,7 @@ def last_if_none(time: int | None) -> tuple[bool, int]:
 
 
 def stored(path: Path) -> list[int]:
-    with ts.open(path / "db", read_only=True) as db:
+    with ts.open(path / "db", mode="r") as db:
         return [int(message.payload) for message in db.replay("#", order="time")]
 
 
@@ -102,7 +117,7 @@ def test_merged_as_one_stable_sort_would(runs: list[list[int | None]], size: int
 def test_runs_are_in_order_whatever_came(tmp_path: Path) -> None:
     """A task's rows, in any order and in many batches, lie in each shard's file in order of time."""
     shuffled = rows(1000).take(pa.array(np.random.default_rng(1).permutation(1000)))
-    attempt = stage([shuffled[start : start + 90] for start in range(0, 1000, 90)], tmp_path, 3)
+    attempt = stage([shuffled[start : start + 90] for start in range(0, 1000, 90)], tmp_path, 3, MODE)
     found = []
     for shard in range(3):
         for run in runs_of([tmp_path / attempt], shard):
@@ -207,39 +222,264 @@ def test_a_commit_without_a_name_that_has_ended_is_not_known(
     assert not (tmp_path / "staging").exists()
 
 
-def test_what_an_interrupted_commit_left_can_be_given_up(tmp_path: Path, run_until: Callable[..., object]) -> None:
-    """Where somebody stored later rows meanwhile, the rest is late, which is told until it is removed."""
-    staged = batch(tmp_path, "one", [rows(900)], None)
-    run_until((3, "after"), COMMIT, options(tmp_path), staged)
+LATER = ts.Message("later", b"-1", "c0", timestamp=FIRST + 300_000)
+"""Newer than 600 of `rows`, of one shard: those of the others aren't late."""
+
+
+def interrupt(path: Path, run_until: Callable[..., object], writer: str | None = None) -> list[int]:
+    """Leave a commit of 900 rows after the first 150; store a later message; return which of the others are late."""
+    run_until((3, "after"), COMMIT, options(path), batch(path, "one", [rows(900)], writer))
+    there = set(stored(path))
+    assert len(there) == 150
+    with ts.open(path / "db") as db:
+        db.store([LATER])
+        shard = db.shard_of(LATER.client_id)
+        return [n for n in range(600) if n not in there and db.shard_of(f"c{n % 100}") == shard]
+
+
+def put_aside(path: Path, write: str = "one") -> list[int]:
+    files = sorted((path / "staging" / f"refused-{write}").glob("*.parquet"))
+    return [int(payload) for file in files for payload in pq.read_table(file)["payload"].to_pylist()]
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """The usual one, whatever that of this process is."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def permissions(*paths: Path) -> list[int]:
+    return [stat.S_IMODE(path.stat().st_mode) for path in paths]
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize("mode", [None, 0o700, 0o750, 0o755], ids=str)
+def test_what_is_staged_has_the_permissions_of_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None
+) -> None:
+    """What a task makes, also where the database has yet to be made; one for staging that is there keeps its."""
+    monkeypatch.setattr(TaskContext, "get", lambda: Mock(partitionId=lambda: 0))
+    if mode is not None:
+        ts.open(tmp_path / "db", permissions=mode, shards=3, timestamps="message").close()
+    settings = WriteSettings.of(options(tmp_path), overwrite=False)
+    staging, expected = tmp_path / "staging", mode or 0o700
+    for there in (False, True):
+        writer = TopicstoreWriter(settings)
+        message = writer.write(iter([rows(100, 100 * there)]))
+        (write,) = staging.iterdir()
+        (attempt,) = write.iterdir()
+        assert [0o777 if there else expected, expected, expected] == permissions(staging, write, attempt)
+        writer.commit([message])
+        assert not staging.exists()
+        staging.mkdir()
+        staging.chmod(0o777)
+    staging.rmdir()
+    write_commit(staging, promotion.Batch(writer=None, number=0, write="without-rows", shards=3), expected)
+    assert [expected, expected] == permissions(staging, staging / "without-rows")
+
+
+@pytest.mark.usefixtures("umask")
+def test_what_is_put_aside_has_the_permissions_of_the_database(
+    tmp_path: Path, run_until: Callable[..., object]
+) -> None:
+    interrupt(tmp_path, run_until)
+    with pytest.warns(RuntimeWarning, match="LateMessageError"):
+        commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)], None))
+    assert [0o700, 0o700] == permissions(tmp_path / "staging", tmp_path / "staging" / "refused-one")
+
+
+@pytest.mark.parametrize("writer", [None, "another"])
+def test_rows_that_became_late_hold_up_nobody(
+    tmp_path: Path, run_until: Callable[..., object], writer: str | None
+) -> None:
+    """What can't be stored is told, and kept for another use; all else is stored, and the next write is quiet."""
+    late = interrupt(tmp_path, run_until)
+    with pytest.warns(RuntimeWarning, match=rf"{len(late)} rows .*LateMessageError.*staging/refused-one") as told:
+        commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)], writer))
+    assert __file__ in {each.filename for each in told}
+    commit(tmp_path, batch(tmp_path, "three", [rows(10, 20_010)], writer, 8))
+    assert sorted(put_aside(tmp_path)) == late
+    expected = [-1, *(n for n in range(900) if n not in set(late)), *range(20_000, 20_020)]
+    assert sorted(stored(tmp_path)) == expected
+    assert [entry.name for entry in (tmp_path / "staging").iterdir()] == ["refused-one"]
+    [table] = [pq.read_table(file) for file in (tmp_path / "staging" / "refused-one").iterdir()]
+    with ts.open(tmp_path / "db") as db:  # a row without a time is never late
+        db.store(table.drop_columns("timestamp").combine_chunks().to_batches()[0])
+    assert sorted(stored(tmp_path)) == sorted([*expected, *late])
+
+
+def test_a_write_whose_own_rows_became_late_is_told(tmp_path: Path, run_until: Callable[..., object]) -> None:
+    """It comes again: an error says what can't be stored, and where it is. From then on it is late as a whole."""
+    late = interrupt(tmp_path, run_until)
+    with pytest.raises(ts.InvalidMessageError, match=rf"{len(late)} rows .*LateMessageError.*staging/refused-one"):
+        commit(tmp_path, batch(tmp_path, "two", [rows(900)], None))
+    for write in ("three", "four"):
+        with pytest.raises(ts.LateMessageError):
+            commit(tmp_path, batch(tmp_path, write, [rows(900)], None))
+    assert sorted(put_aside(tmp_path)) == late
+    assert sorted(stored(tmp_path)) == [-1, *(n for n in range(900) if n not in set(late))]
+
+
+FINISHING = """
+import shutil, warnings
+from pathlib import Path
+from topicstore.spark import promotion
+from topicstore.spark.commit import promote
+from topicstore.spark.settings import WriteSettings
+
+def finish(self, _finish=promotion.Promotion.finish):
+    counts(RocksdbEngine, "write")
+    counts(Path, "replace")
+    counts(Path, "rename")
+    _finish(self)
+
+warnings.simplefilter("ignore")
+promotion._ROWS = 100
+promotion.Promotion.finish = finish
+options, batch = arguments
+promote(WriteSettings.of(options, overwrite=False), promotion.Batch(**batch))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(1, 14))
+def test_whoever_dies_while_finishing(tmp_path: Path, run_until: Callable[..., object], number: int) -> None:
+    """At any step, more messages stored before the next try: each row is in the database or aside, and once."""
+    interrupt(tmp_path, run_until)
+    run_until((number, "before"), FINISHING, options(tmp_path), batch(tmp_path, "two", [rows(0)], None))
     with ts.open(tmp_path / "db") as db:
-        db.store(rows(100, 10_000))
-    before = len(stored(tmp_path))
-    for _ in range(2):
-        with pytest.raises(ts.LateMessageError) as late:
-            commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)]))
-        assert str(tmp_path / "staging" / "one") in late.value.__notes__[0]
-    shutil.rmtree(tmp_path / "staging")
-    with pytest.warns(RuntimeWarning, match="in part"):
+        db.store([ts.Message("later", b"-2", "c0", timestamp=FIRST + 500_000)])
+    with pytest.warns(RuntimeWarning, match="refused-one"):
+        commit(tmp_path, batch(tmp_path, "three", [rows(10, 30_000)], None))
+    assert sorted([*stored(tmp_path), *put_aside(tmp_path)]) == [-2, -1, *range(900), *range(30_000, 30_010)]
+
+
+@pytest.mark.filterwarnings("ignore:.*in the future:UserWarning")
+def test_rows_ahead_of_a_clock_that_was_put_back_hold_up_nobody(
+    tmp_path: Path, run_until: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are put aside, too."""
+    run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)], None))
+    there = stored(tmp_path)
+    early = functools.partial(ts.open, clock=lambda: FIRST - 3_600_000_000)
+    monkeypatch.setattr("topicstore.spark.commit.open", early)
+    with pytest.warns(RuntimeWarning, match=r"750 rows .*TimestampAheadError.*refused-one"):
+        commit(tmp_path, batch(tmp_path, "two", [rows(0)], None))
+    assert sorted([*there, *put_aside(tmp_path)]) == list(range(900))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_next_batch_of_a_writer_finishes_the_one_before(
+    tmp_path: Path, run_until: Callable[..., object], late: bool
+) -> None:
+    """It need not come again; if it does nevertheless, the database has it."""
+    expected = list(range(900))
+    if late:
+        interrupt(tmp_path, run_until, "w")
+        expected = [-1, *expected]
+    else:
+        run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)]))
+    with pytest.warns(RuntimeWarning, match="refused-one") if late else nullcontext():
+        commit(tmp_path, batch(tmp_path, "two", [rows(10, 900)], number=8))
+    commit(tmp_path, batch(tmp_path, "three", [rows(900)]))
+    assert sorted([*stored(tmp_path), *put_aside(tmp_path)]) == [*expected, *range(900, 910)]
+
+
+@pytest.mark.parametrize("fault", ["gone", "attempt gone", "garbled"])
+def test_staged_rows_that_can_not_be_read_hold_up_nobody(
+    tmp_path: Path, run_until: Callable[..., object], fault: str
+) -> None:
+    """What is there stays, under another name."""
+    run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)], None))
+    [attempt] = (path for path in (tmp_path / "staging" / "one").iterdir() if path.is_dir())
+    if fault == "gone":
+        shutil.rmtree(tmp_path / "staging")
+    elif fault == "attempt gone":
+        shutil.rmtree(attempt)
+    else:
+        (attempt / "shard-0001.arrow").write_bytes(b"no Arrow")
+    with pytest.warns(RuntimeWarning, match="staging/one, is gone or damaged") as told:
         commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)]))
-    assert len(stored(tmp_path)) == before + 10
+    assert __file__ in {each.filename for each in told}
+    commit(tmp_path, batch(tmp_path, "three", [rows(10, 20_010)], number=8))
+    assert len(stored(tmp_path)) == 170
+    assert (tmp_path / "staging" / "unreadable-one").exists() == (fault != "gone")
+
+
+def test_what_the_disk_has_no_room_for_waits(tmp_path: Path, run_until: Callable[..., object]) -> None:
+    """The error says whose rows they are, and how to give them up; where there is room again, all are stored."""
+    run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)], None))
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(ts.Database, "store", Mock(side_effect=ts.StorageFullError("no room")))
+        with pytest.raises(ts.StorageFullError) as told:
+            commit(tmp_path, batch(tmp_path, "two", [rows(10, 900)], None))
+    assert f"remove {tmp_path / 'staging' / 'one'}" in told.value.__notes__[0]
+    commit(tmp_path, batch(tmp_path, "three", [rows(10, 900)], None))
+    assert sorted(stored(tmp_path)) == list(range(910))
+
+
+# --- two writes -------------------------------------------------------------------------
+
+
+def test_who_looks_for_the_lock_does_not_stop_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that begins while another one commits: the commit waits for the look, and the look for the commit."""
+    commit(tmp_path, batch(tmp_path, "one", [rows(10)]))
+    staged = batch(tmp_path, "two", [rows(10, 10)], number=8)
+    arrived, failures = threading.Event(), []
+
+    def commits() -> None:
+        try:
+            commit(tmp_path, staged)
+        except ts.DatabaseLockedError as failure:
+            failures.append(failure)
+        finally:
+            arrived.set()
+
+    other = threading.Thread(target=commits)
+    flock = fcntl.flock
+
+    def arriving(file: int, operation: int) -> None:
+        if threading.current_thread() is other:
+            arrived.set()
+        flock(file, operation)
+
+    class Looking(DirectoryLock):
+        def release(self) -> None:
+            monkeypatch.setattr(fcntl, "flock", arriving)
+            other.start()
+            arrived.wait()
+            monkeypatch.setattr(fcntl, "flock", flock)
+            super().release()
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("topicstore.spark.commit.DirectoryLock", Looking)
+        assert check_unlocked(WriteSettings.of(options(tmp_path), overwrite=False)) == 3
+    other.join()
+    assert failures == []
+    assert sorted(stored(tmp_path)) == list(range(20))
+
+
+# --- failures ---------------------------------------------------------------------------
 
 
 def test_a_commit_that_fails_half_way_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, say: the same rows come again, and each is there once."""
     monkeypatch.setattr(promotion, "_ROWS", 50)
     monkeypatch.setattr(promotion, "_LEAST_ROWS", 50)
-    original, calls = promotion._Promotion._store_parts, iter([True])
+    original, calls = promotion.Promotion._store_parts, iter([True])
 
     def once(self: Any, *arguments: Any) -> None:
         if next(calls, None) is None:
             raise ts.StorageFullError("no room")
         original(self, *arguments)
 
-    monkeypatch.setattr(promotion._Promotion, "_store_parts", once)
+    monkeypatch.setattr(promotion.Promotion, "_store_parts", once)
     with pytest.raises(ts.StorageFullError):
         commit(tmp_path, batch(tmp_path, "one", [rows(900)], None))
     assert 0 < len(stored(tmp_path)) < 900
-    monkeypatch.setattr(promotion._Promotion, "_store_parts", original)
+    monkeypatch.setattr(promotion.Promotion, "_store_parts", original)
     commit(tmp_path, batch(tmp_path, "two", [rows(900)], None))
     assert sorted(stored(tmp_path)) == list(range(900))
     assert not (tmp_path / "staging").exists()
@@ -254,8 +494,8 @@ def test_the_same_rows_are_known_in_any_order(tmp_path: Path, change: str) -> No
         after = pa.concat_batches([after[:999], rows(1, 5_000)])
     elif change == "twice":
         after = pa.concat_batches([after[:999], after[:1]])
-    one = [tmp_path / stage([before], tmp_path, 2)]
-    other = [tmp_path / stage([part], tmp_path, 2) for part in (after[:300], after[300:])]
+    one = [tmp_path / stage([before], tmp_path, 2, MODE)]
+    other = [tmp_path / stage([part], tmp_path, 2, MODE) for part in (after[:300], after[300:])]
     same = all(same_rows(one, [] if change == "none" else other, shard) for shard in range(2))
     assert same == (change == "order")
 
@@ -265,7 +505,7 @@ def test_a_part_that_is_gone_is_an_error(tmp_path: Path) -> None:
     commit(tmp_path, batch(tmp_path, "one", [rows(10)]))
     begun = batch(tmp_path, "two", [rows(100, 10)], number=8)
     with ts.open(tmp_path / "db") as db:
-        unfinished = promotion._Promotion(db, tmp_path / "staging", promotion.Batch(**begun))  # type: ignore[arg-type]
+        unfinished = promotion.Promotion(db, tmp_path / "staging", promotion.Batch(**begun))  # type: ignore[arg-type]
         db.state(1).write([unfinished._noted(5)])
     shutil.rmtree(tmp_path / "staging")
     with pytest.raises(ts.EngineError, match="gone"):

@@ -1,4 +1,4 @@
-"""`topicstore.open(read_only=True)`: beside a writer in another process, behind one that was killed, and alone."""
+"""`topicstore.open(mode="r")`: beside a writer in another process, behind one that was killed, and alone."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def test_sees_what_another_process_has_committed(tmp_path: Path, start: Callable
     writer.do("store 1000")
     writer.pause()  # RocksDB writes out and compacts in threads of its own
     before = files(tmp_path / "db")
-    with ts.open(tmp_path / "db", read_only=True) as db:
-        assert db.reading == "read-only"
+    with ts.open(tmp_path / "db", mode="r") as db:
+        assert db.read_only
         assert numbers(db) == list(range(1000))
         assert files(tmp_path / "db") == before
         writer.process.send_signal(signal.SIGCONT)
@@ -138,19 +138,19 @@ def test_sees_what_another_process_has_committed(tmp_path: Path, start: Callable
         db.refresh()
         assert numbers(db) == list(range(1500))
     writer.do("store 500")  # closing the reader did it no harm
-    with ts.open(tmp_path / "db", read_only=True) as db:
+    with ts.open(tmp_path / "db", mode="r") as db:
         assert numbers(db) == list(range(2000))
 
 
 def test_generations_come_and_go_meanwhile(tmp_path: Path, start: Callable[..., Writer]) -> None:
-    """A generation stays for who reads it until the refresh; an iterator into it then says that it was dropped."""
+    """A generation stays for who reads it until the refresh; a cursor into it then says that it was dropped."""
     writer = start()
     writer.do("store 1000")
     writer.do("add_generation")
     writer.do("store 1000")
-    with ts.open(tmp_path / "db", read_only=True) as db:
+    with ts.open(tmp_path / "db", mode="r") as db:
         old, new = (next(s for s in db.streams("#") if s.generation == generation) for generation in (1, 2))
-        iterators = [db.iterate(stream, "#") for stream in (old, new)]
+        cursors = [db.cursor(stream, "#") for stream in (old, new)]
         replay = db.replay("#", batch_size=10)
         taken = [next(replay)]
         writer.do("add_generation")
@@ -161,25 +161,25 @@ def test_generations_come_and_go_meanwhile(tmp_path: Path, start: Callable[..., 
         assert numbers(db) == list(range(1000, 2000))
         assert [info.number for info in db.generations()] == [2, 3]
         with pytest.raises(ts.GenerationDroppedError):
-            db.next(iterators[0])
-        assert len(db.next(iterators[1]).batch) > 0
+            db.read(cursors[0])
+        assert len(db.read(cursors[1]).batch) > 0
         with pytest.raises(ts.GenerationDroppedError):
             taken += replay
 
 
-def test_iterators_go_on_after_a_refresh(tmp_path: Path, start: Callable[..., Writer]) -> None:
-    """What is merged, deleted or added meanwhile costs an iterator no message and repeats none."""
+def test_cursors_go_on_after_a_refresh(tmp_path: Path, start: Callable[..., Writer]) -> None:
+    """What is merged, deleted or added meanwhile costs a cursor no message and repeats none."""
     writer = start()
     writer.do("store 3000")
-    with ts.open(tmp_path / "db", read_only=True) as db:
-        iterators = {(s.shard, s.number): db.iterate(s, "#") for s in db.streams("#")}
+    with ts.open(tmp_path / "db", mode="r") as db:
+        cursors = {(s.shard, s.number): db.cursor(s, "#") for s in db.streams("#")}
         seen: list[int] = []
 
         def take(limit: int) -> int:
             taken = 0
-            for place, iterator in iterators.items():
-                result = db.next(iterator, limit)
-                iterators[place] = result.iterator
+            for place, cursor in cursors.items():
+                result = db.read(cursor, limit)
+                cursors[place] = result.cursor
                 seen.extend(int(payload[:9]) for payload in result.batch.payloads)
                 taken += len(result.batch)
             return taken
@@ -200,7 +200,7 @@ def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> No
     """Beside a writer that writes out and compacts all the time, each has all up to some batch, each message once."""
     writer = start()
     writer.do("store 300")
-    with ts.open(tmp_path / "db", read_only=True) as db:
+    with ts.open(tmp_path / "db", mode="r") as db:
         for _ in range(40):
             writer.begin("store 300")
             db.refresh()
@@ -214,7 +214,7 @@ def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> No
 
 def test_threads_read_while_one_refreshes(tmp_path: Path) -> None:
     """A view that was replaced serves who began to read in it, and goes with the last of them."""
-    with ts.open(tmp_path / "db", shards=2) as writer, ts.open(tmp_path / "db", read_only=True) as db:
+    with ts.open(tmp_path / "db", shards=2) as writer, ts.open(tmp_path / "db", mode="r") as db:
         writer.store(some(5000))
         db.refresh()
 
@@ -236,7 +236,7 @@ def test_what_is_not_on_disk_is_not_shown_under_sync(tmp_path: Path) -> None:
     """A reader of a database with durability sync puts on disk what it is about to show."""
     with ts.open(tmp_path / "db", durability="sync") as writer:
         writer.store(some())
-        with ts.open(tmp_path / "db", read_only=True) as db:
+        with ts.open(tmp_path / "db", mode="r") as db:
             assert numbers(db) == list(range(100))
 
 
@@ -245,8 +245,9 @@ def test_others_say_why_they_are_locked(tmp_path: Path, start: Callable[..., Wri
     """Where the backend can't read beside a writer: DatabaseLockedError with the holder and the reason."""
     need(backend)
     writer = start(backend)
-    with pytest.raises(ts.DatabaseLockedError, match=f"process {writer.process.pid} .*may write"):
-        ts.open(tmp_path / "db", read_only=True)
+    says = f"process {writer.process.pid} .*one process has a database at a time"
+    with pytest.raises(ts.DatabaseLockedError, match=says):
+        ts.open(tmp_path / "db", mode="r")
     writer.do("store 10")
 
 
@@ -262,15 +263,16 @@ def test_reads_what_was_closed(tmp_path: Path, backend: str) -> None:
         db.add_generation()
         db.store(some())
     for _ in range(2):
-        with ts.open(tmp_path / "db", read_only=True) as db:
-            assert db.reading == ("owner" if backend in ALONE else "read-only")
+        with ts.open(tmp_path / "db", mode="r") as db:
+            assert db.read_only
+            assert db.storage.mode == ("owner" if backend in ALONE else "read-only")
             assert numbers(db, "a/3") == sorted(n for n in range(100) if n % 7 == 3 for _ in range(2))
             assert db.verify().damages == []
             assert db.info().messages == 200
             db.refresh()
             assert len(numbers(db)) == 200
     with ts.open(tmp_path / "db") as db:
-        assert db.reading is None
+        assert not db.read_only
         db.refresh()
         assert len(numbers(db)) == 200
 
@@ -282,7 +284,7 @@ def test_changes_no_file(tmp_path: Path, backend: str) -> None:
     with ts.open(tmp_path / "db", backend=backend, shards=2) as db:
         db.store(some())
     before = files(tmp_path / "db")
-    with ts.open(tmp_path / "db", read_only=True) as db:
+    with ts.open(tmp_path / "db", mode="r") as db:
         assert len(numbers(db)) == 100
     assert files(tmp_path / "db") == before
 
@@ -297,7 +299,7 @@ def test_reads_what_a_killed_process_left(tmp_path: Path, start: Callable[..., W
         stored = int(writer.line())
     writer.kill()
     before = files(tmp_path / "db")
-    with ts.open(tmp_path / "db", read_only=True) as db:
+    with ts.open(tmp_path / "db", mode="r") as db:
         found = numbers(db)
         assert found[:stored] == list(range(stored))
     if backend != "leveldb":  # which tidies up its own files whenever it is opened
@@ -313,23 +315,23 @@ def test_a_drop_that_was_interrupted_stays_interrupted(tmp_path: Path) -> None:
         db.add_generation()
         db.storage.shards[0].drop_generation(1)
     before = files(tmp_path / "db")
-    with ts.open(tmp_path / "db", read_only=True) as db:
+    with ts.open(tmp_path / "db", mode="r") as db:
         assert numbers(db) == []
         assert [info.number for info in db.generations()] == [2]
     assert files(tmp_path / "db") == before
 
 
-def test_the_open_epoch_is_replayed_but_not_iterated(tmp_path: Path) -> None:
-    """A replay of one moment has all of it; an iterator stops where something may still come in between."""
+def test_the_open_epoch_is_replayed_but_no_cursor_reads_it(tmp_path: Path) -> None:
+    """A replay of one moment has all of it; a cursor stops where something may still come in between."""
     options = {"wildcard_optimized": {"epoch_bits": 24}}
     with ts.open(tmp_path / "db", layout="wildcard_optimized", options=options) as db:
         db.store([ts.Message(f"a/{n % 50}/b", b"%09d" % n) for n in range(200)])
-        with ts.open(tmp_path / "db", read_only=True) as reader:
+        with ts.open(tmp_path / "db", mode="r") as reader:
             assert numbers(reader) == list(range(200))
             assert len(list(reader.replay("a/7/+", order="time"))) == 4
             stream = next(s for s in reader.streams("#") if "+" in s.pattern)
-            iterator = reader.iterate(stream, "#")
-            assert len(reader.next(iterator, until=1 << 53).batch) == 0
+            cursor = reader.cursor(stream, "#")
+            assert len(reader.read(cursor, until=1 << 53).batch) == 0
 
 
 # --- errors -----------------------------------------------------------------------------
@@ -357,7 +359,7 @@ def test_writing_is_refused(tmp_path: Path, write: Callable[[ts.Database], objec
     with ts.open(tmp_path / "db") as db:
         db.store(some())
     before = files(tmp_path / "db")
-    with ts.open(tmp_path / "db", read_only=True) as db:
+    with ts.open(tmp_path / "db", mode="r") as db:
         with pytest.raises(ts.ReadOnlyDatabaseError):
             write(db)
         db.flush()
@@ -368,7 +370,7 @@ def test_writing_is_refused(tmp_path: Path, write: Callable[[ts.Database], objec
 def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
     """No database: DatabaseNotFoundError, and no directory either."""
     with pytest.raises(ts.DatabaseNotFoundError):
-        ts.open(tmp_path / "db", read_only=True)
+        ts.open(tmp_path / "db", mode="r")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -381,7 +383,7 @@ def test_a_shard_that_is_missing_is_an_error(tmp_path: Path, backend: str) -> No
         db.store(some())
     (path / "shard-0001").rename(path / "moved")
     with pytest.raises(ts.EngineError, match="shard-0001"):
-        ts.open(path, read_only=True)
+        ts.open(path, mode="r")
     (path / "moved").rename(path / "shard-0001")
     with ts.open(path) as db:
         assert len(numbers(db)) == 100
@@ -391,13 +393,13 @@ def test_arguments_that_contradict_the_manifest(tmp_path: Path) -> None:
     """As for any opening."""
     ts.open(tmp_path / "db", options=SMALL).close()
     with pytest.raises(ts.ManifestMismatchError):
-        ts.open(tmp_path / "db", read_only=True, layout="skipstream")
+        ts.open(tmp_path / "db", mode="r", layout="skipstream")
 
 
 def test_closed_is_closed(tmp_path: Path) -> None:
     """Refreshing after the close raises; closing twice doesn't."""
     ts.open(tmp_path / "db").close()
-    db = ts.open(tmp_path / "db", read_only=True)
+    db = ts.open(tmp_path / "db", mode="r")
     db.close()
     db.close()
     with pytest.raises(ts.DatabaseClosedError):

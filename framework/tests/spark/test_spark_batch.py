@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -130,10 +131,10 @@ def dying_source(spark: SparkSession, dying: Callable[..., Iterator[Any]]) -> st
                 yield from dying(super().read(partition))
 
     class DyingWriter(TopicstoreWriter):
-        def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
+        def write(self, cursor: Iterator[pa.RecordBatch]) -> Any:
             with pytest.MonkeyPatch.context() as patches:
                 patches.setattr(staging, "_RUN", 1_000)
-                return super().write(dying(iterator))
+                return super().write(dying(cursor))
 
     class DyingSource(TopicstoreSource):
         @classmethod
@@ -240,7 +241,7 @@ def test_conditions(spark: SparkSession, there: Path, condition: str, expected: 
 
 def test_options_and_ids(spark: SparkSession, there: Path) -> None:
     """Filter, time range and ids; conditions on ids, too."""
-    with ts.open(there, read_only=True) as db:
+    with ts.open(there, mode="r") as db:
         batches = db.replay_arrow("fleet/eu/+/1", FIRST + 100_000_000, FIRST + 700_000_000, ids=True)
         expected = {(row["shard"], row["position"]) for batch in batches for row in batch.to_pylist()}
     end = (EPOCH + timedelta(microseconds=FIRST + 700_000_000)).isoformat()
@@ -253,9 +254,39 @@ def test_options_and_ids(spark: SparkSession, there: Path) -> None:
 
 
 @pytest.mark.slow
+def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
+    """Late messages are found by their own time, by options, conditions, and in a stream; positions go on otherwise."""
+    late = [m if n % 3 else msgspec.structs.replace(m, timestamp=FIRST) for n, m in enumerate(numbered(60))]
+    with ts.open(tmp_path / "db", shards=2) as db:
+        for batch in (late[:30], late[30:]):
+            db.store(batch)
+            db.add_generation()
+    wanted = [n for n, message in enumerate(late) if message.timestamp == FIRST]
+    bounds = {"start": f"{FIRST}", "until": f"{FIRST + 1}"}
+    assert numbers(load(spark, tmp_path / "db", by="timestamp", **bounds)) == wanted
+    assert numbers(load(spark, tmp_path / "db", **bounds)) == []
+    whole = load(spark, tmp_path / "db")
+    assert numbers(whole.where(f"timestamp <= timestamp_micros({FIRST})")) == wanted
+    assert numbers(whole.where(f"timestamp in (timestamp_micros({FIRST}), timestamp_micros(5))")) == wanted
+    assert numbers(whole.where(f"timestamp > timestamp_micros({FIRST})")) == sorted(set(range(60)) - set(wanted))
+    assert numbers(whole.where("timestamp < timestamp_micros(5)")) == []
+    with pytest.raises(Exception, match="it is position or timestamp, not time"):
+        load(spark, tmp_path / "db", by="time").collect()
+
+
+@pytest.mark.slow
 def test_only_what_may_match_is_read(spark: SparkSession, there: Path) -> None:
     """A client's shard, a shard's generations, a topic: partitions tell."""
-    from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, StringStartsWith
+    from pyspark.sql.datasource import (
+        EqualTo,
+        GreaterThan,
+        GreaterThanOrEqual,
+        In,
+        LessThan,
+        LessThanOrEqual,
+        StringStartsWith,
+    )
+    from topicstore.contract.replay_plan import TimeRange
     from topicstore.spark.selection import Selection
     from topicstore.storage.manifest import existing_manifest
 
@@ -272,6 +303,15 @@ def test_only_what_may_match_is_read(spark: SparkSession, there: Path) -> None:
     assert chosen.narrowed([EqualTo(("topic",), "fleet/us/bus-1/0")], manifest).empty
     since = chosen.narrowed([GreaterThanOrEqual(("timestamp",), EPOCH + timedelta(seconds=1))], manifest)
     assert since.first == 1_000_000 << 11
+    moment = [EPOCH + timedelta(microseconds=FIRST + at) for at in (0, 5)]
+    narrowed = Selection().narrowed(
+        [GreaterThan(("timestamp",), moment[0]), LessThan(("timestamp",), moment[1])], manifest
+    )
+    assert narrowed.timestamps == TimeRange(FIRST, FIRST + 5)
+    assert Selection().narrowed([In(("timestamp",), tuple(moment))], manifest).timestamps == TimeRange(FIRST, FIRST + 6)
+    assert narrowed.narrowed([LessThanOrEqual(("timestamp",), moment[0])], manifest).timestamps == TimeRange(
+        FIRST, FIRST + 1
+    )
 
 
 @pytest.mark.slow
@@ -313,7 +353,7 @@ def test_a_worker_killed_in_the_middle_of_a_write(spark: SparkSession, tmp_path:
     """Its task is tried again; every row is there once, and nothing of the first try is left."""
     rows = frame(spark, numbered(40_000))
     rows.write.format(dying_source).option("shards", 3).mode("append").save(str(tmp_path / "db"))
-    with ts.open(tmp_path / "db", read_only=True) as db:
+    with ts.open(tmp_path / "db", mode="r") as db:
         assert sorted(int(message.payload) for message in db.replay("#")) == list(range(40_000))
     assert not (tmp_path / ".db.staging").exists()
 
@@ -338,18 +378,18 @@ def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path
 @pytest.mark.slow
 def test_whoever_dies_in_the_middle_of_a_commit(spark: SparkSession, tmp_path: Path) -> None:
     """The write fails, with a part of its rows stored; run again, each of them is there once."""
-    from topicstore.spark import TopicstoreSource, commit
+    from topicstore.spark import TopicstoreSource, promotion
     from topicstore.spark.settings import WriteSettings
     from topicstore.spark.sink import TopicstoreWriter
 
     class DyingWriter(TopicstoreWriter):
         def commit(self, messages: Any) -> None:
-            def store(self: Any, parts: Any, done: Any, _store: Any = commit._Promotion._store_parts) -> None:
-                _store(self, parts, done)
+            def store(self: Any, parts: Any, _store: Any = promotion.Promotion._store_parts) -> None:
+                _store(self, parts)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            commit._Promotion._store_parts = store  # type: ignore[method-assign]
-            commit._ROWS = 3_000
+            promotion.Promotion._store_parts = store  # type: ignore[method-assign]
+            promotion._ROWS = 3_000
             super().commit(messages)
 
     class DyingSource(TopicstoreSource):
@@ -399,7 +439,8 @@ def test_no_reader_beside_a_writer(spark: SparkSession, tmp_path: Path, backend:
     """With a live writer: DatabaseLockedError with the reason."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend):
-        fails("DatabaseLockedError.*may write", lambda: load(spark, tmp_path / "db").collect())
+        says = "DatabaseLockedError.*one process has a database at a time"
+        fails(says, lambda: load(spark, tmp_path / "db").collect())
 
 
 @pytest.mark.slow
@@ -410,6 +451,8 @@ def test_no_reader_beside_a_writer(spark: SparkSession, tmp_path: Path, backend:
         ({"start": "yesterday"}, "InvalidArgumentError.*start"),
         ({"ids": "maybe"}, "InvalidArgumentError.*ids"),
         ({"maxMessagesPerTrigger": "0"}, "InvalidArgumentError.*maxMessagesPerTrigger"),
+        ({"filtr": "a/#"}, "InvalidArgumentError.*'filtr'.*Did you mean 'filter'"),
+        ({"from": "now"}, "InvalidArgumentError.*'from'.*start, until"),
     ],
 )
 def test_bad_options_of_reading(spark: SparkSession, there: Path, options: dict[str, str], error: str) -> None:
@@ -443,6 +486,7 @@ def test_bad_writes(spark: SparkSession, tmp_path: Path) -> None:
     fails("UnknownPluginError", lambda: save(good, tmp_path / "other", backend="nosuch"))
     fails("InvalidArgumentError.*writer", lambda: save(good, path, batch=1))
     fails("InvalidArgumentError.*shards", lambda: save(good, path, shards="many"))
+    fails("InvalidArgumentError.*Did you mean 'backend'", lambda: save(good, path, backends="rocksdb"))
     overwriting = good.write.format("topicstore").mode("overwrite")
     fails("append", lambda: overwriting.save(str(path)))
     assert numbers(load(spark, path)) == list(range(5))

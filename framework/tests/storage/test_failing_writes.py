@@ -49,7 +49,7 @@ for number in (0o000, 0o500):
         os.chmod(place, number & before)
         for read_only in (False, True):
             try:
-                with ts.open(path, read_only=read_only) as db:
+                with ts.open(path, mode="r" if read_only else "a") as db:
                     found = [message.payload.decode() for message in db.replay("#")]
                     say(number, name, read_only, "fine", str(found))
             except Exception as error:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore import plugins
+from topicstore.contract.cursors import Cursor as Place
 from topicstore.contract.engine import STATE, WriteBatch
-from topicstore.contract.iterators import Iterator as Place
 from topicstore.plugins import Registry
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import message_under, messages_under, state_key, store_under
@@ -29,7 +29,7 @@ def topicstore_store(request):
     request.batch = flip(request.batch) if len(request.batch) else request.batch
     return (yield)
 @hookimpl(wrapper=True)
-def topicstore_iterate(request):
+def topicstore_read(request):
     result = yield
     return attrs.evolve(result, batch=flip(result.batch)) if len(result.batch) else result
 """
@@ -164,12 +164,12 @@ def test_more_than_one_fetch(db: ts.Database) -> None:
     keys = [b"w%05d" % n for n in range(3_000)]
     store_under(db.storage, [ts.Message("a", key) for key in keys], keys, shards=[0] * len(keys))
     identity = bytes.fromhex(db.manifest.id)
-    iterator, found, ended = Place(identity, 0, 0, 0, "#", b"\x92\xc4\x01w\xc4\x01x"), [], False
+    cursor, found, ended = Place(identity, 0, 0, 0, "#", b"\x92\xc4\x01w\xc4\x01x"), [], False
     while not ended:
-        result = db.next(iterator, 700)
+        result = db.read(cursor, 700)
         assert len(result.batch) <= 700
         found += result.batch.to_messages()
-        iterator, ended = result.iterator, result.end_of_stream
+        cursor, ended = result.cursor, result.end_of_stream
     assert keys == [message.payload for message in found]
 
 
@@ -179,9 +179,9 @@ def test_a_large_payload_ends_a_fetch(db: ts.Database) -> None:
         db.storage, [ts.Message("a", bytes(6 << 20)) for _ in range(3)], [b"w1", b"w2", b"w3"], shards=[0, 0, 0]
     )
     place = Place(bytes.fromhex(db.manifest.id), 0, 0, 0, "#", b"\x92\xc4\x01w\xc4\x01x")
-    first = db.next(place, 100)
+    first = db.read(place, 100)
     assert (2, False) == (len(first.batch), first.end_of_stream)
-    assert 1 == len(db.next(first.iterator, 100).batch)
+    assert 1 == len(db.read(first.cursor, 100).batch)
 
 
 @pytest.mark.parametrize(
@@ -220,13 +220,13 @@ def test_a_late_message_is_named_by_its_row(tmp_path: Path) -> None:
         assert message_under(db.storage, 0, b"w") is None
 
 
-def test_iterators_that_are_not_over_kept_messages_are_refused(db: ts.Database) -> None:
+def test_cursors_that_are_not_over_kept_messages_are_refused(db: ts.Database) -> None:
     """Their bytes may come from anywhere; the shard's own state is out of reach."""
     identity = bytes.fromhex(db.manifest.id)
     for place in (b"", b"\x92", b"\x92\x01\x02", b"\x91\xc4\x01w"):
-        with pytest.raises(ts.InvalidIteratorError):
-            db.next(Place(identity, 0, 0, 0, "#", place))
-    everything = db.next(Place(identity, 0, 0, 0, "#", b"\x92\xc4\x00\xc4\x03\xff\xff\xff"))
+        with pytest.raises(ts.InvalidCursorError):
+            db.read(Place(identity, 0, 0, 0, "#", place))
+    everything = db.read(Place(identity, 0, 0, 0, "#", b"\x92\xc4\x00\xc4\x03\xff\xff\xff"))
     assert 0 == len(everything.batch)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,52 @@ def test_links_in_an_empty_directory_are_not_followed(tmp_path: Path, victim: Pa
     (prepared / name).symlink_to(victim / "file")
     with pytest.raises(ts.NotADatabaseError, match=f"{name} is a symbolic link"):
         ts.open(prepared)
+
+
+OTHERS: dict[str, Callable[[Path], object]] = {"a directory": Path.mkdir, "a pipe": os.mkfifo}
+
+
+def put(kind: str, path: Path) -> None:
+    """Put something else where a file, or a directory of a database was."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "a file":
+        path.write_bytes(SECRET)
+    else:
+        OTHERS[kind](path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
+@pytest.mark.parametrize("name", [MANIFEST, "LOCK", "synced", "closed", "shard-0000", "queues", "queues/q"])
+@pytest.mark.parametrize("kind", [*OTHERS, "a file"])
+def test_what_is_of_another_kind_is_told(tmp_path: Path, backend: str, name: str, kind: str) -> None:
+    """By an error that names it, whether it is opened to be written or read; nothing waits for who writes a pipe."""
+    need(backend)
+    path = tmp_path / "db"
+    with ts.open(path, backend=backend) as db:
+        db.queues.open("q").append([ts.Message("t", b"1")])
+    if path.joinpath(name).is_dir() is (kind == "a directory"):
+        return
+    put(kind, path / name)
+    refused = 0
+    for read_only in (False, True):
+        try:
+            with ts.open(path, mode="r" if read_only else "a") as db:
+                refused += any(name in damage.place for damage in db.verify().damages)
+                db.queues.open("q")
+        except ts.TopicstoreError as error:
+            refused += name in str(error)
+    assert refused or (kind == "a file" and name in ("LOCK", "synced", "closed"))
+
+
+@pytest.mark.parametrize("name", [MANIFEST, f"{MANIFEST}.new", "LOCK"])
+def test_a_directory_in_the_place_of_a_file_keeps_a_database_from_being_made(tmp_path: Path, name: str) -> None:
+    need("rocksdb")
+    (tmp_path / "db" / name).mkdir(parents=True)
+    with pytest.raises(ts.CorruptionError, match=f"{name}: this is not a file"):
+        ts.open(tmp_path / "db")
 
 
 def test_a_draft_of_a_file_is_made_anew(tmp_path: Path, victim: Path) -> None:
@@ -113,7 +160,7 @@ def test_directories_are_the_owners(tmp_path: Path) -> None:
         (tmp_path / "open", 0o755, 0o755),
         (there, None, 0o755),
     ):
-        with ts.open(path) if mode is None else ts.open(path, mode=mode) as db:
+        with ts.open(path) if mode is None else ts.open(path, permissions=mode) as db:
             db.add_generation()
             db.checkpoint(tmp_path / f"{path.name}-copy")
             db.archives.export(tmp_path / f"{path.name}-export")

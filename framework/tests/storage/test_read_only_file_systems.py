@@ -20,7 +20,7 @@ READ = """
 import topicstore as ts
 
 def read():
-    with ts.open(arguments[0], read_only=True) as db, ts.open(arguments[0], read_only=True) as second:
+    with ts.open(arguments[0], mode="r") as db, ts.open(arguments[0], mode="r") as second:
         return [[message.payload.decode() for message in each.replay("#")] for each in (db, second)]
 
 for attempt in (read, lambda: ts.open(arguments[0])):

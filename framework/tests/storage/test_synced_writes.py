@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import shutil
+import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,20 +18,25 @@ from click.testing import CliRunner
 from topicstore import Message
 from topicstore.cli import cli
 from topicstore.contract.errors import DataLossError
+from topicstore.plugins import registry
+from topicstore.shard.locks import owned
 from topicstore.storage.synced_writes import Synced, SyncedWrites
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.threads import PATIENCE
 
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
 
 
 @pytest.fixture
 def cut(tmp_path: Path) -> Path:
-    """Return a database of which the last 10 of 30 acknowledged batches are gone, without a trace in the engine."""
+    """Return a killed database that has lost the last 10 of 30 acknowledged batches, without a trace in the engine."""
     with ts.open(tmp_path / "db", durability="sync", auto_compact=False) as db:
         for number in range(20):
             db.store([Message("t", b"%d" % number)])
         shutil.copytree(tmp_path / "db" / "shard-0000", tmp_path / "earlier")
         for number in range(20, 30):
             db.store([Message("t", b"%d" % number)])
+    (tmp_path / "db" / "closed").unlink()  # as if it was killed
     shutil.rmtree(tmp_path / "db" / "shard-0000")
     (tmp_path / "earlier").rename(tmp_path / "db" / "shard-0000")
     return tmp_path / "db"
@@ -40,8 +51,10 @@ def test_lost_writes_are_told_at_each_opening(cut: Path, read_only: bool) -> Non
     """With how many there are, and the times between which they were stored."""
     before = {path: path.read_bytes() for path in cut.glob("*") if path.is_file() and path.name != "LOCK"}
     for _ in range(2):
-        with pytest.raises(DataLossError, match=r"shard 0 lacks the last 10 of 31 writes .*recovery=\"point_in_time\""):
-            ts.open(cut, read_only=read_only)
+        with pytest.raises(
+            DataLossError, match=r"shard 0 of .* lacks the last 10 of 31 writes .*recovery=\"point_in_time\""
+        ):
+            ts.open(cut, mode="r" if read_only else "a")
     assert before == {path: path.read_bytes() for path in before}
 
 
@@ -79,6 +92,7 @@ def test_state_that_is_lost_is_told(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", durability="sync") as db:
         shutil.copytree(tmp_path / "db" / "shard-0000", tmp_path / "earlier")
         db.state(0).write([ts.StateWrite(b"acknowledged", b"1")])
+    (tmp_path / "db" / "closed").unlink()  # as if it was killed
     shutil.rmtree(tmp_path / "db" / "shard-0000")
     (tmp_path / "earlier").rename(tmp_path / "db" / "shard-0000")
     with pytest.raises(DataLossError, match="lacks the last 1 of 2 writes"):
@@ -110,3 +124,182 @@ def test_one_torn_note_leaves_the_one_before(tmp_path: Path) -> None:
     notes.note(1, 4, 400)
     assert Synced(4, 400) == notes.read(1)
     notes.close()
+
+
+class FailingNotes:
+    """Makes notes fail, as on a disk that has a bad block where they are kept; says how many were asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+        self.asked = 0
+        self.failing = True
+        real = os.pwrite
+
+        def pwrite(file: int, data: bytes, offset: int) -> int:
+            if Path(f"/proc/self/fd/{file}").readlink().name == "synced":
+                self.asked += 1
+                if self.failing:
+                    raise OSError(error, os.strerror(error))
+            return real(file, data, offset)
+
+        monkeypatch.setattr(os, "pwrite", pwrite)
+
+
+@pytest.mark.parametrize("durability", ["commit", "sync"])
+@pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, ts.EngineError), (errno.ENOSPC, ts.StorageFullError)])
+def test_a_note_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, durability: str, number: int, kind: type[Exception]
+) -> None:
+    """The batch is stored, seen and heard of as without it; ``flush`` and ``close`` tell, until a note succeeds."""
+    need(backend)
+    db = ts.open(tmp_path / "db", backend=backend, durability=durability, auto_compact=False)
+    notes = FailingNotes(monkeypatch, number)
+    with db.subscribe("t") as subscription:
+        assert 1 == db.store([Message("t", b"1")]).count
+        assert [b"1"] == [message.payload for message in subscription.fetch(timeout=60).messages]
+        db.state(0).write([ts.StateWrite(b"key", b"value")])
+        assert b"value" == db.state(0).get(b"key")
+        with pytest.raises(kind):
+            db.flush()
+        assert db.info().shards[0].failure is None
+        assert 1 == db.store([Message("t", b"2")]).count
+        assert [b"2"] == [message.payload for message in subscription.fetch(timeout=60).messages]
+    with pytest.raises(kind):
+        db.flush()
+    notes.failing = False
+    db.flush()
+    reached = SyncedWrites(tmp_path / "db", db.storage.id, 1, read_only=True)
+    assert db.storage.shards[0].log.tail.writes == reached.read(0).writes  # type: ignore[union-attr]
+    reached.close()
+    notes.failing = True
+    db.store([Message("t", b"3")])
+    with pytest.raises(kind):
+        db.close()
+    db.close()
+    monkeypatch.undo()
+    with ts.open(tmp_path / "db") as db:
+        assert [b"1", b"2", b"3"] == payloads(db)
+
+
+def test_a_note_that_fails_holds_up_neither_followers_nor_what_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of a layout with epochs are seen, and generations come and go: they need the disk, not the note."""
+    told: list[str] = []
+
+    class Noting:
+        @ts.hookimpl
+        def topicstore_generation_added(self, db: object) -> None:
+            told.append("added")
+
+        @ts.hookimpl
+        def topicstore_generation_dropped(self, db: object) -> None:
+            told.append("dropped")
+
+    monkeypatch.setitem(registry().plugins, "noting", Noting())
+    options = {"wildcard_optimized": {"epoch_bits": 10}}
+    db = ts.open(
+        tmp_path / "db",
+        layout="wildcard_optimized",
+        durability="sync",
+        options=options,
+        plugins=["noting"],
+        auto_compact=False,
+    )
+    notes = FailingNotes(monkeypatch, errno.ENOSPC)
+    with db.subscribe("t") as subscription:
+        db.store([Message("t", b"1")])
+        assert [b"1"] == [message.payload for message in subscription.fetch(timeout=60).messages]
+        assert 2 == db.add_generation()
+        assert db.drop_generation(1)
+        assert ["added", "dropped"] == told
+    notes.failing = False
+    db.close()
+
+
+def test_a_note_that_was_interrupted_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C within it leaves nothing unknown after the next flush."""
+    with ts.open(tmp_path / "db", auto_compact=False) as db:
+        log = db.storage.shards[0].log
+        real = log._note_synced
+
+        def interrupted(*_: int) -> None:
+            raise KeyboardInterrupt
+
+        db.store([Message("t", b"1")])
+        monkeypatch.setattr(log, "_note_synced", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            db.flush()
+        monkeypatch.setattr(log, "_note_synced", real)
+        db.flush()
+        reached = SyncedWrites(tmp_path / "db", db.storage.id, 1, read_only=True)
+        assert log.tail.writes == reached.read(0).writes  # type: ignore[union-attr]
+        reached.close()
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "duckdb"])
+def test_one_note_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Of an engine that syncs each write, too."""
+    need(backend)
+    with ts.open(tmp_path / "db", backend=backend, durability="sync", auto_compact=False) as db:
+        notes = FailingNotes(monkeypatch, 0)
+        notes.failing = False
+        for _ in range(3):
+            db.store([Message("t", b"1")])
+        assert 3 == notes.asked
+        db.flush()
+        assert 3 == notes.asked
+
+
+def test_notes_are_taken_under_one_lock(tmp_path: Path) -> None:
+    """Two threads never take a shard's note at once, which would write one slot twice: not of any engine."""
+    need("duckdb")
+    with ts.open(tmp_path / "db", backend="duckdb", auto_compact=False) as db:
+        log = db.storage.shards[0].log
+        real, held = log._note_synced, []
+
+        def note(*arguments: int) -> None:
+            held.append((owned(log._note_lock), owned(log.lock)))
+            real(*arguments)
+
+        log._note_synced = note
+        db.store([Message("t", b"1")])
+        db.state(0).write([ts.StateWrite(b"key", b"value")])
+        db.add_generation()
+        db.flush()
+    assert {(True, False)} == set(held[:-1])
+    assert all(flushing for flushing, _ in held)
+
+
+@pytest.mark.parametrize("name", ["synced", "closed"])
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("directory", "CorruptionError"),
+        ("fifo", "CorruptionError"),
+        ("socket", "CorruptionError"),
+        ("link", "NotADatabaseError"),
+    ],
+)
+def test_what_is_no_file(tmp_path: Path, name: str, read_only: bool, made: str, told: str) -> None:
+    """A note's place that is taken by something else is told, and left; nobody waits for who writes to it."""
+    with ts.open(tmp_path / "db") as db:
+        db.store([Message("t", b"1")])
+    file = tmp_path / "db" / name
+    file.rename(tmp_path / "moved")
+    if made == "directory":
+        file.mkdir()
+    elif made in ("fifo", "socket"):
+        os.mknod(file, 0o600 | (stat.S_IFIFO if made == "fifo" else stat.S_IFSOCK))
+    else:
+        file.symlink_to(tmp_path / "moved")
+    program = f"import topicstore as ts\nts.open({str(tmp_path / 'db')!r}, {'r' if read_only else 'a'!r})"
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=PATIENCE)
+    what = "is a symbolic link" if made == "link" else "this is not a file"
+    assert re.match(rf"topicstore\.contract\.errors\.{told}: {file}:? {what}", ended.stderr.splitlines()[-1])
+    file.rmdir() if made == "directory" else file.unlink()
+    (tmp_path / "moved").rename(file)
+    with ts.open(tmp_path / "db", mode="r" if read_only else "a") as db:
+        assert [b"1"] == payloads(db)

@@ -1,7 +1,7 @@
-"""The program ``topicstore``. `main` runs it; `cli` is the click group behind it.
+"""The program ``topicstore``. `main` runs it; `cli` is its click group.
 
 Other packages add commands through the entry-point group ``topicstore.commands``: each entry is
-a `click.Command` under the name it is to have.
+a `click.Command`, and the entry's name is the command's.
 """
 
 from __future__ import annotations

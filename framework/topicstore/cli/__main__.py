@@ -1,4 +1,4 @@
-"""``python -m topicstore.cli``."""
+"""The module behind ``python -m topicstore.cli``."""
 
 from . import main
 

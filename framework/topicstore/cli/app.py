@@ -1,4 +1,4 @@
-"""The click group: which commands there are, how errors end, and commands from other packages."""
+"""The click group: its commands, also those from other packages, and how errors end them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .terminal.exits import DONE, EPILOG, USAGE, Failure, failure
 __all__ = ["FOREIGN", "ForeignCommand", "cli", "foreign_commands", "main"]
 
 FOREIGN = "topicstore.commands"
-"""Entry-point group of other packages' commands."""
+"""The entry-point group of other packages' commands."""
 
 _COMMANDS = {
     "create": "commands.create:create",
@@ -29,12 +29,16 @@ _COMMANDS = {
     "replay": "commands.replay:replay",
     "explain": "commands.explain:explain",
     "sql": "commands.sql:sql",
-    "streams": "commands.streams:streams",
+    "latest": "commands.latest:latest",
     "topics": "commands.topics:topics",
+    "clients": "commands.clients:clients",
+    "streams": "commands.streams:streams",
+    "learned-topics": "commands.learned_topics:learned_topics",
     "retained": "commands.retained:retained",
     "sessions": "commands.sessions:sessions",
     "queue": "commands.queue:queue",
     "info": "commands.info:info",
+    "ds": "commands.ds:ds",
     "verify": "commands.verify:verify",
     "generations": "commands.generations:generations",
     "retention": "commands.retention:retention",
@@ -45,12 +49,12 @@ _COMMANDS = {
     "plugins": "commands.plugins:plugins",
     "demo": "demo.demo:demo",
 }
-"""In the order of the help; each module is loaded when its command is asked for."""
+"""The commands in the order of the help; each module is loaded when its command is asked for."""
 
 
 @attrs.frozen(kw_only=True)
 class ForeignCommand:
-    """A command that another package brings: ``command``, or the ``reason`` why there is none."""
+    """A command from another package: ``command``, or the ``reason`` why it can't be loaded."""
 
     name: str
     distribution: str
@@ -59,7 +63,7 @@ class ForeignCommand:
 
 
 def foreign_commands(name: str | None = None) -> list[ForeignCommand]:
-    """Load the commands of other packages, or only those called ``name``, each guarded from the others."""
+    """Load the commands of other packages, or only those called ``name``; one that fails doesn't affect the others."""
     entries = importlib.metadata.entry_points(group=FOREIGN)
     return [_load(entry) for entry in entries if name in (None, entry.name)]
 
@@ -80,18 +84,18 @@ def _load(entry: importlib.metadata.EntryPoint) -> ForeignCommand:
 
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-"""What an argument has that is no text; bytes that aren't UTF-8 come as lone surrogates."""
+"""The characters that make an argument invalid as text; bytes that aren't UTF-8 come as lone surrogates."""
 
 
 class _Program(click.Group):
-    """Loads commands when they are needed, and ends every one of them the same way."""
+    """The group that loads commands when they are needed, and ends every one of them in the same way."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name our commands, then those of other packages that work."""
+        """Return the names of our commands, then of those from other packages that work."""
         return [*_COMMANDS, *sorted(c.name for c in foreign_commands() if c.command is not None)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; say so if it is another package's and fails."""
+        """Return a command; print an error if it is another package's and can't be loaded."""
         if cmd_name in _COMMANDS:
             module, _, name = _COMMANDS[cmd_name].partition(":")
             command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), name)
@@ -106,14 +110,14 @@ class _Program(click.Group):
         return None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse what can't be stored, printed or opened: arguments that are no text, or have a zero byte."""
+        """Refuse arguments that can't be stored, printed or opened: those that are no text, or have a zero byte."""
         for argument in args:
             if _NO_TEXT.search(argument):
                 raise Failure(f"the argument {argument[:80]!a} is not UTF-8 text without NUL", USAGE)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; turn what it raises into one line and an exit code."""
+        """Run the command; turn an exception into one line and an exit code."""
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             try:
@@ -131,11 +135,11 @@ class _Program(click.Group):
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    click.echo(f"warning: {' '.join(str(message).split())}", err=True)  # some texts have several lines
+    click.echo(f"warning: {' '.join(str(message).split())}", err=True)  # some messages have several lines
 
 
 def _forget_stdout() -> None:
-    """Let the interpreter's last flush go nowhere: whoever read us has gone."""
+    """Discard the interpreter's last flush: the reader of standard output has gone."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -145,6 +149,8 @@ def _forget_stdout() -> None:
 @click.version_option(__version__, "-V", "--version", prog_name="topicstore")
 def cli() -> None:
     """Keep MQTT messages, and replay them by topic filter and time.
+
+    A database that `topicstore serve` has open is asked of that server, by the same commands.
 
     Try `topicstore demo`; `topicstore COMMAND --help` explains each command.
     """

@@ -1,28 +1,72 @@
-"""Checks of arguments that many methods take."""
+"""Arguments that many methods take: their checks, lengths of time, and the mark of a setting that isn't to change."""
 
 from __future__ import annotations
 
+import enum
 import os
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, Final
 
 from .errors import InvalidArgumentError
 from .topics import check_utf8
 
-__all__ = ["check_count", "check_path", "check_within"]
+__all__ = ["KEEP", "Keep", "check_count", "check_length", "check_path", "check_within", "given", "seconds"]
+
+
+_LONGEST = 10**10
+"""The longest length of time that is accepted, in seconds: 317 years. A longer one is a mistake, or overflows the
+integers that times are stored in."""
+_LARGEST = (1 << 64) - 1
+"""The largest number that can be stored."""
+
+
+class Keep(enum.Enum):
+    """The type of `KEEP`."""
+
+    KEEP = "keep"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+KEEP: Final = Keep.KEEP
+"""The value of a setting that isn't to change: the default wherever settings are changed. None removes a limit."""
+
+
+def given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are to change: those that aren't `KEEP`."""
+    return {name: value for name, value in settings.items() if value is not KEEP}
+
+
+def seconds(length: timedelta | float | None) -> Any:
+    """Return a length of time in seconds; any other value is returned unchanged."""
+    return length.total_seconds() if isinstance(length, timedelta) else length
+
+
+def check_length(name: str, length: object) -> float:
+    """Return a length of time in seconds. Raises `InvalidArgumentError` if it is negative or not a length of time."""
+    found = seconds(length) if isinstance(length, timedelta) else length
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < _LONGEST:
+        raise InvalidArgumentError(f"{name} is a timedelta or a number of seconds, not {length!r}")
+    return found
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raise `InvalidArgumentError` unless a value is a whole number, and no bool, of at least ``least``."""
+    """Raise `InvalidArgumentError` unless a value is an integer, not a bool, of at least ``least``, and below 2**64."""
     if type(value) is not int or value < least:
         raise InvalidArgumentError(f"{name} is a whole number of at least {least}, not {value!r}")
+    if value > _LARGEST:
+        raise InvalidArgumentError(f"{name} is a whole number below 2**64, which this one isn't")
 
 
 def check_within(name: str, value: object, least: int, most: int) -> None:
-    """Raise `InvalidArgumentError` unless a value is a whole number, and no bool, from ``least`` to ``most``."""
+    """Raise `InvalidArgumentError` unless a value is an integer, not a bool, from ``least`` to ``most``."""
     if type(value) is not int or not least <= value <= most:
         raise InvalidArgumentError(f"{name} is a whole number from {least} to {most:,}, not {value!r}")
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path. Raises `InvalidArgumentError` for one that isn't UTF-8, which engines can't open, or has a NUL."""
+    """Return a path. Raises `InvalidArgumentError` if it has a NUL or isn't UTF-8; engines can't open such paths."""
     return Path(check_utf8(os.fspath(path), "path", InvalidArgumentError))

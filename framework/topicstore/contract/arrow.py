@@ -1,4 +1,4 @@
-"""The one published Arrow schema, and batches to and from it.
+"""The published Arrow schema, and the conversion of batches to and from it.
 
 Spark, DuckDB, pandas and Polars see these columns.
 """
@@ -19,7 +19,7 @@ from .errors import InvalidMessageError
 from .model import MAX_PAYLOAD, Properties
 from .validation import CHECKS
 
-__all__ = ["SCHEMA", "SCHEMA_WITH_IDS", "columns_of", "record_batch"]
+__all__ = ["SCHEMA", "SCHEMA_WITH_IDS", "binary_size", "columns_of", "record_batch", "whole"]
 
 _USER_PROPERTY = pa.struct(
     [pa.field("name", pa.string(), nullable=False), pa.field("value", pa.string(), nullable=False)]
@@ -46,12 +46,13 @@ SCHEMA = pa.schema(
         pa.field("properties", _PROPERTIES),
     ]
 )
-"""Messages. ``user_properties`` is a list of pairs, in order, repeats kept (a map would lose them)."""
+"""The schema of messages. ``user_properties`` is a list of pairs, because MQTT 5 keeps their order and lets names
+repeat (section 3.3.2.3.7), which an Arrow map would lose."""
 
 SCHEMA_WITH_IDS = SCHEMA.append(pa.field("shard", pa.uint16(), nullable=False)).append(
     pa.field("position", pa.uint64(), nullable=False)
 )
-"""Messages with what names each of them in its database."""
+"""The schema of stored messages: that of messages, and the shard and position that identify each in its database."""
 
 _COLUMNS = {
     "timestamp": "timestamps",
@@ -63,14 +64,14 @@ _COLUMNS = {
     "properties": "properties",
 }
 _WORTH_IT = 4
-"""A shared list of texts is turned into Arrow if it has at most so many times the rows of a column."""
+"""A shared list of texts is turned into Arrow if it has at most this many times the rows of a column."""
 _KEPT_BYTES = 1 << 20
-"""Constant columns up to about this size are kept for the next batch."""
+"""Constant columns of up to about this many bytes are kept for the next batch."""
 _DEFAULTS: dict[str, Any] = {"timestamp": None, "client_id": "", "qos": 0, "retain": False, "properties": None}
 
 
 def record_batch(columns: Mapping[str, Column | None], rows: int, *, ids: bool = False) -> pa.RecordBatch:
-    """Return the columns of a `MessageBatch`, by name, as a record batch; with ``ids``, shard and position too."""
+    """Return the columns of a `MessageBatch`, by name, as a record batch; with ``ids``, with shard and position too."""
     if ids and rows and (columns["positions"] is None or columns["shards"] is None):
         raise InvalidMessageError("messages have ids once they are stored")
     fields = _FIELDS_WITH_IDS if ids else _FIELDS
@@ -94,7 +95,7 @@ def _array(column: Column | None, kind: pa.DataType, convert: _Convert, rows: in
 
 
 def _constant(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
-    """Return the same array for the same few values: most columns of most batches are alike."""
+    """Return a constant array. Those of the few common values are kept, because most columns of most batches repeat."""
     if isinstance(value, Properties):
         return pa.repeat(pa.scalar(_plain(value), kind), rows)
     if isinstance(value, (str, bytes)) and len(value) * rows > _KEPT_BYTES:
@@ -138,7 +139,7 @@ _arrow_texts: weakref.WeakKeyDictionary[Texts, tuple[int, pa.Array]] = weakref.W
 
 
 def _texts(column: Column, kind: pa.DataType, rows: int) -> pa.Array:
-    """Copy texts from an Arrow array of all of them, made again only when the list has grown."""
+    """Take texts from an Arrow array of the whole shared list, which is made again only when the list has grown."""
     if not isinstance(column, Coded):
         return pa.array(to_list(column), kind)
     if column.array is not None:
@@ -172,23 +173,46 @@ _FIELDS_WITH_IDS = [
 _FIELDS = _FIELDS_WITH_IDS[: len(SCHEMA)]
 
 
+def binary_size(array: pa.Array) -> int:
+    """Return the bytes of all values of a binary array together."""
+    return int(pc.sum(pc.binary_length(array)).as_py() or 0)
+
+
 def _plain(properties: Properties) -> dict[str, Any]:
     plain = {name: getattr(properties, name) for name in Properties.__struct_fields__}
     plain["user_properties"] = [{"name": name, "value": value} for name, value in properties.user_properties]
     return plain
 
 
+def whole(messages: Any) -> list[pa.RecordBatch]:
+    """Return an Arrow table, batch or stream as the fewest batches that Arrow can make of it.
+
+    An error about a message then names its row in the whole.
+
+    Raises `InvalidMessageError` for an Arrow array that has no columns.
+    """
+    if isinstance(messages, pa.RecordBatch):
+        return [messages]
+    if isinstance(messages, pa.RecordBatchReader):
+        table = messages.read_all()  # not through the C interface, which would change the errors that it raises
+    else:
+        try:
+            table = pa.table(messages)
+        except (TypeError, ValueError) as bad:
+            raise InvalidMessageError(f"a {type(messages).__name__} has no columns of messages: {bad}") from bad
+    batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
+    return batches
+
+
 def columns_of(batch: pa.RecordBatch) -> dict[str, Column]:
     """Return the columns of a RecordBatch under the names of a `MessageBatch`, checked.
 
-    ``topic`` and ``payload`` are needed, the others default as in `Message`; ``shard`` and
-    ``position`` are passed over, so that what was read can be stored elsewhere. Any other
-    column, a null where there can be none, or a type that doesn't cast raises `InvalidMessageError`.
+    ``topic`` and ``payload`` are required, the others default as in `Message`. ``shard`` and
+    ``position`` are ignored, so that messages that were read can be stored elsewhere. Any other
+    column, a null in a column that has none, or a type that can't be cast raises `InvalidMessageError`.
     """
     names = batch.schema.names
-    unknown = set(names) - set(SCHEMA_WITH_IDS.names)
-    if unknown or len(set(names)) != len(names):
-        raise InvalidMessageError(f"columns that messages don't have, or twice: {sorted(unknown or names)}")
+    _check_names("column", names, SCHEMA_WITH_IDS.names)
     columns: dict[str, Column] = {}
     for field in SCHEMA:
         if field.name not in names:
@@ -210,7 +234,7 @@ def columns_of(batch: pa.RecordBatch) -> dict[str, Column]:
 
 
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
-    """Cast, but never by leaving something out: Arrow's own cast drops fields that it doesn't know."""
+    """Cast an array without losing anything: Arrow's own cast drops struct fields that the schema lacks."""
     if pa.types.is_struct(array.type) and pa.types.is_struct(field.type):
         array = _ordered(array, field)
     try:
@@ -219,17 +243,29 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         raise InvalidMessageError(f"column {field.name!r} is {array.type}, not {field.type}: {bad}") from bad
 
 
+def _check_names(what: str, names: list[str], known: list[str]) -> None:
+    """Raise `InvalidMessageError` unless all names are known and none comes twice."""
+    unknown, twice = sorted(set(names) - set(known)), sorted({name for name in names if names.count(name) > 1})
+    if unknown:
+        raise InvalidMessageError(
+            f"messages have no {what} {', '.join(map(repr, unknown))}; there are {', '.join(known)}"
+        )
+    if twice:
+        raise InvalidMessageError(f"messages have one {what} {', '.join(map(repr, twice))}, and not two")
+
+
 def _ordered(array: pa.StructArray, field: pa.Field) -> pa.StructArray:
-    """Put the fields of a struct in the order of the schema, which older Arrow's cast insists on."""
+    """Put the fields of a struct in the order of the schema, which the cast of older versions of Arrow requires."""
     for inner in array.type:
-        if pa.types.is_list(inner.type) and pa.types.is_struct(inner.type.value_type):
+        if (pa.types.is_list(inner.type) or pa.types.is_large_list(inner.type)) and pa.types.is_struct(
+            inner.type.value_type
+        ):
             extra = {pair.name for pair in inner.type.value_type} - {"name", "value"}
             if extra:
                 raise InvalidMessageError(f"user properties that messages don't have: {sorted(extra)}")
     names = [inner.name for inner in array.type]
+    _check_names(f"field in {field.name}", names, [inner.name for inner in field.type])
     known = [inner.name for inner in field.type if inner.name in names]
-    if len(known) != len(names):
-        raise InvalidMessageError(f"{field.name} that messages don't have, or twice: {names}")
     if known == names:
         return array
     children = dict(zip(names, array.flatten(), strict=True))
@@ -237,9 +273,10 @@ def _ordered(array: pa.StructArray, field: pa.Field) -> pa.StructArray:
 
 
 def _checked(array: pa.Array, field: pa.Field) -> Column:
-    """Return a column, checked: in Arrow where its different values tell enough, without an object a row.
+    """Check a column and return it.
 
-    If one of them is bad all are looked at, to name the row.
+    Where its distinct values are enough to check it, the column stays in Arrow and no object is made for each row.
+    If one of them is bad, all rows are checked, to name the row.
     """
     check = CHECKS[_COLUMNS[field.name]]
     if len(array) == 0:
@@ -279,7 +316,7 @@ def _coded(array: pa.Array, check: Callable[[list[Any]], Column]) -> Column:
 
 
 def _telling(array: pa.Array, field: pa.Field) -> list[Any]:
-    """Return values that are good only if all of a column are, and all equal only if all are."""
+    """Return values that are valid only if all values of the column are, and all equal only if those are."""
     if field.name == "payload":
         longest = pc.max(pc.binary_length(array)).as_py()
         return [b"", b" "] if longest <= MAX_PAYLOAD else array.to_pylist()

@@ -1,36 +1,44 @@
-"""`MessageBatch`: many messages as columns, the form in which they travel inside topicstore."""
+"""`MessageBatch`: many messages as columns, the form in which topicstore handles them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
 
 from . import validation
-from .columns import Column, Constant, Indices, concat, take, to_iterable, to_list, window
+from .columns import ArrowColumn, Column, Constant, Indices, concat, take, to_iterable, to_list, window
 from .errors import InvalidArgumentError, InvalidMessageError
 from .model import Message, MessageId
+from .positions import Positions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FIELDS", "MessageBatch"]
+__all__ = ["FIELDS", "ArrowStream", "MessageBatch", "Messages"]
 
 FIELDS = ("topics", "payloads", "client_ids", "qos", "retain", "timestamps", "properties")
 """The columns of a batch, in the order of the arguments of `Message`."""
 
 
+class ArrowStream(Protocol):
+    """An object with Arrow's PyCapsule interface for streams, such as those of PyArrow, Polars, pandas and DuckDB."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
 class MessageBatch:
     """Messages as columns (see `topicstore.contract.columns`).
 
-    Made by `of`, `from_messages`, `from_arrow` and `replace`, which check. The constructor doesn't: it is
-    for layouts, whose bytes were checked when they were stored; `Database.store` checks whatever
-    batch it is handed. Treat a batch and its columns as immutable.
+    Make one with `of`, `from_messages`, `from_arrow` or `replace`, which check the messages. The constructor
+    doesn't: it is for layouts, whose messages were checked when they were stored. `Database.store` checks
+    every batch that it is given. Treat a batch and its columns as immutable.
 
-    ``positions`` is a uint64 array, one position a row and strictly increasing within a shard,
-    or None before the messages are stored. ``shards`` is a column of shard numbers, or None.
+    Stored messages have `positions` and ``shards``, a column of shard numbers, which is None until they are stored.
     """
 
-    __slots__ = (*FIELDS, "positions", "shards")
+    __slots__ = (*FIELDS, "_payload_bytes", "_positions", "shards")
 
     def __init__(
         self,
@@ -41,8 +49,10 @@ class MessageBatch:
         retain: Column,
         timestamps: Column,
         properties: Column,
-        positions: Column = None,
-        shards: Column = None,
+        *,
+        positions: Positions | None = None,
+        shards: Column | None = None,
+        payload_bytes: int | None = None,
     ) -> None:
         self.topics = topics
         self.payloads = payloads
@@ -51,8 +61,9 @@ class MessageBatch:
         self.retain = retain
         self.timestamps = timestamps
         self.properties = properties
-        self.positions = positions
+        self._positions = positions
         self.shards = shards
+        self._payload_bytes = payload_bytes
 
     # --- making one ---
 
@@ -62,44 +73,46 @@ class MessageBatch:
         return cls([], [], [], [], [], [], [])
 
     @classmethod
-    def of(cls, messages: Iterable[Message] | MessageBatch | pa.RecordBatch) -> MessageBatch:
-        """Return a batch that was checked, out of whatever messages come in.
+    def of(cls, messages: Messages) -> MessageBatch:
+        """Return a checked batch of messages that are given as objects, as a batch or as Arrow data.
 
-        Raises `InvalidMessageError`, and `InvalidArgumentError` for what holds no messages.
+        An Arrow stream is read to its end. Raises `InvalidMessageError`, `InvalidArgumentError` for an argument
+        that isn't messages, and any error of reading them.
         """
         if isinstance(messages, MessageBatch):
             return messages.checked()  # its constructor checks nothing
-        if hasattr(messages, "num_rows") and hasattr(messages, "schema"):
-            import pyarrow as pa
+        if hasattr(messages, "__arrow_c_array__") or hasattr(messages, "__arrow_c_stream__"):
+            from .arrow import whole
 
-            if isinstance(messages, pa.Table):
-                return cls.concat([cls.from_arrow(batch) for batch in messages.to_batches()])
-            return cls.from_arrow(messages)
+            return cls.concat([cls.from_arrow(batch) for batch in whole(messages)])
         if isinstance(messages, Iterable) and not isinstance(messages, (Message, str, bytes)):
             return cls.from_messages(messages)
         raise InvalidArgumentError(
-            f"messages come as a list (say), a MessageBatch or a RecordBatch, not as a {type(messages).__name__}"
+            f"messages come as a list (say), a MessageBatch or an Arrow table, not as a {type(messages).__name__}"
         )
 
     @classmethod
     def from_messages(cls, messages: Iterable[Message]) -> MessageBatch:
         """Check messages and turn them into columns.
 
-        Raises `InvalidMessageError` naming the first bad one of the first bad field.
+        Raises `InvalidMessageError`, which names the first bad message of the first field that has one.
         """
         rows = messages if isinstance(messages, list) else list(messages)
         if not rows:
             return cls.empty()
         try:
-            # One comprehension a field: the quickest way out of objects that Python has.
+            # One comprehension for each field: the fastest way to take fields out of objects in Python.
+            topics = validation.check_topics([m.topic for m in rows])
+            payloads, size = validation.sized_payloads([m.payload for m in rows])
             return cls(
-                validation.check_topics([m.topic for m in rows]),
-                validation.check_payloads([m.payload for m in rows]),
+                topics,
+                payloads,
                 validation.check_client_ids([m.client_id for m in rows]),
                 validation.check_qos([m.qos for m in rows]),
                 validation.check_flags([m.retain for m in rows]),
                 validation.check_timestamps([m.timestamp for m in rows]),
                 validation.check_properties([m.properties for m in rows]),
+                payload_bytes=size,
             )
         except AttributeError:
             for index, row in enumerate(rows):
@@ -109,30 +122,32 @@ class MessageBatch:
 
     @classmethod
     def from_arrow(cls, batch: pa.RecordBatch) -> MessageBatch:
-        """Check a RecordBatch of `topicstore.SCHEMA`, or what casts to it, and take its columns."""
+        """Return a batch with the columns of a RecordBatch of `topicstore.SCHEMA`, or of one that casts to it."""
         from .arrow import columns_of
 
-        return cls(**columns_of(batch))
+        columns = columns_of(batch)
+        return cls(*(columns[name] for name in FIELDS))
 
     def replace(self, **columns: Column) -> MessageBatch:
-        """Return a batch with other columns in place of some, which are checked.
+        """Return a batch with some columns replaced; the new ones are checked.
 
-        Names are those of `FIELDS`. This is how a plugin that transforms messages does it:
+        Names are those of `FIELDS`. A plugin that transforms messages uses it like this:
         ``request.batch = request.batch.replace(payloads=[seal(p) for p in request.batch.payloads])``.
         """
-        new = {name: getattr(self, name) for name in self.__slots__}
+        new: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
+        size = None if "payloads" in columns else self._payload_bytes
         for name, column in columns.items():
             if name not in validation.CHECKS:
                 raise InvalidMessageError(f"a batch has no column {name!r}")
             new[name] = column if len(column) == 0 else validation.CHECKS[name](to_list(column))
         validation.check_equal_lengths(len(new[name]) for name in FIELDS)
-        return MessageBatch(**new)
+        return MessageBatch(**new, positions=self._positions, shards=self.shards, payload_bytes=size)
 
     def checked(self) -> MessageBatch:
-        """Return the messages with every column checked, whoever made the batch."""
+        """Return the messages with every column checked, however the batch was made."""
         return self.replace(**{name: getattr(self, name) for name in FIELDS})
 
-    def placed(self, positions: Column, timestamps: Column, shard: int) -> MessageBatch:
+    def placed(self, positions: Positions, timestamps: Column, shard: int) -> MessageBatch:
         """Return the same messages with the positions and times that a shard gave them."""
         return MessageBatch(
             self.topics,
@@ -142,21 +157,47 @@ class MessageBatch:
             self.retain,
             timestamps,
             self.properties,
-            positions,
-            Constant(shard, len(positions)),
+            positions=positions,
+            shards=Constant(shard, len(positions)),
+            payload_bytes=self._payload_bytes,
         )
 
     @classmethod
     def concat(cls, batches: Sequence[MessageBatch]) -> MessageBatch:
-        """Return the rows of all batches, one behind the other. All have positions, or none has."""
+        """Return the rows of all batches, one batch after the other. Either all have positions, or none has."""
         batches = [batch for batch in batches if len(batch)]
         if not batches:
             return cls.empty()
         if len(batches) == 1:
             return batches[0]
-        return cls(*(_concat([getattr(b, name) for b in batches]) for name in cls.__slots__))
+        positions = [batch.positions for batch in batches if batch.stored]
+        shards = [batch.shards for batch in batches if batch.shards is not None]
+        if {len(positions), len(shards)} - {0, len(batches)}:
+            raise InvalidMessageError("some of the messages are stored and others aren't")
+        return cls(
+            *(concat([getattr(batch, name) for batch in batches]) for name in FIELDS),
+            positions=np.concatenate(positions) if positions else None,
+            shards=concat(shards) if shards else None,
+        )
 
     # --- looking at it ---
+
+    @property
+    def stored(self) -> bool:
+        """Whether the messages are stored, so that they have positions."""
+        return self._positions is not None
+
+    @property
+    def positions(self) -> Positions:
+        """The position of each row, strictly increasing within a shard.
+
+        Raises `InvalidMessageError` before the messages are stored.
+        """
+        if self._positions is not None:
+            return self._positions
+        if len(self):
+            raise InvalidMessageError("messages have positions once they are stored")
+        return np.empty(0, np.uint64)
 
     def __len__(self) -> int:
         return len(self.topics)
@@ -169,11 +210,18 @@ class MessageBatch:
             raise InvalidMessageError("a batch is sliced in steps of one")
         if start == 0 and stop == len(self):
             return self
-        return MessageBatch(*(_optional(window, getattr(self, n), start, stop) for n in self.__slots__))
+        return self._picked(lambda column: window(column, start, stop))
 
     def take(self, rows: Indices) -> MessageBatch:
         """Return the rows with these indices, in their order."""
-        return MessageBatch(*(_optional(take, getattr(self, name), rows) for name in self.__slots__))
+        return self._picked(lambda column: take(column, rows))
+
+    def _picked(self, pick: Callable[[Column], Column]) -> MessageBatch:
+        return MessageBatch(
+            *(pick(getattr(self, name)) for name in FIELDS),
+            positions=None if self._positions is None else np.asarray(pick(self._positions)),
+            shards=None if self.shards is None else pick(self.shards),
+        )
 
     def to_messages(self) -> list[Message]:
         """Return `Message` objects."""
@@ -191,30 +239,37 @@ class MessageBatch:
         )
 
     def ids(self) -> list[MessageId]:
-        """Return the ids of stored messages, row by row."""
+        """Return the id of each stored message, in the order of the rows."""
         if not len(self):
             return []
-        if self.positions is None or self.shards is None:
+        if self._positions is None or self.shards is None:
             raise InvalidMessageError("messages have ids once they are stored")
-        return list(map(MessageId, to_iterable(self.shards), to_iterable(self.positions)))
+        return list(map(MessageId, to_iterable(self.shards), self._positions.tolist()))
 
     def to_arrow(self, *, ids: bool = False) -> pa.RecordBatch:
         """Return a RecordBatch of `topicstore.SCHEMA`; with ``ids``, of `topicstore.SCHEMA_WITH_IDS`."""
         from .arrow import record_batch
 
-        return record_batch({name: getattr(self, name) for name in self.__slots__}, len(self), ids=ids)
+        columns = {name: getattr(self, name) for name in FIELDS}
+        return record_batch({**columns, "positions": self._positions, "shards": self.shards}, len(self), ids=ids)
 
     def payload_bytes(self) -> int:
-        """Return the bytes of all payloads together."""
-        return sum(map(len, to_iterable(self.payloads)))
+        """Return the size of all payloads together, in bytes. It is added up once, mostly when they are checked."""
+        if self._payload_bytes is None:
+            self._payload_bytes = _size(self.payloads)
+        return self._payload_bytes
 
     def __repr__(self) -> str:
         return f"<MessageBatch of {len(self)}>"
 
 
-def _optional(change: Any, column: Column | None, *arguments: Any) -> Column | None:
-    return None if column is None else change(column, *arguments)
+def _size(payloads: Column) -> int:
+    if isinstance(payloads, ArrowColumn):
+        from .arrow import binary_size
+
+        return binary_size(payloads.toarrow())
+    return sum(map(len, to_iterable(payloads)))
 
 
-def _concat(columns: list[Column | None]) -> Column | None:
-    return None if columns[0] is None else concat(columns)
+Messages: TypeAlias = Iterable[Message] | MessageBatch | ArrowStream
+"""The forms in which messages may be given: objects, a batch, or Arrow data."""

@@ -1,28 +1,36 @@
-"""Small stored values with a checksum, so that damage is an error wherever it is read.
+"""Small stored values with a checksum, so that reading a damaged one is an error.
 
 Stored form: the first four bytes of the xxh3 digest (64 bits, big-endian) of the key, of a byte
-that is the key's length modulo 256, and of the value; then the value. An engine that hands out another key's
-value, or an old file's, is noticed like one that flips a bit.
+that is the key's length modulo 256, and of the value; then the value. The key is included so that a value which an
+engine returns for the wrong key is detected too, not only a flipped bit.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import xxhash
 
 from .errors import CorruptionError
 
-__all__ = ["add_checksum", "strip_checksum"]
+__all__ = ["add_checksum", "add_checksums", "strip_checksum"]
 
 _SIZE = 4
 
 
 def _digest(key: bytes, value: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(b"".join((key, bytes((len(key) & 0xFF,)), value)))[:_SIZE]
+    return xxhash.xxh3_64_digest(b"%b%c%b" % (key, len(key) & 0xFF, value))[:_SIZE]
 
 
 def add_checksum(key: bytes, value: bytes) -> bytes:
-    """Return what to store under ``key``."""
+    """Return the bytes to store under ``key``: the checksum and the value."""
     return _digest(key, value) + value
+
+
+def add_checksums(keys: Iterable[bytes], value: bytes) -> list[bytes]:
+    """Return the bytes to store under each of the keys, which all get the same value."""
+    digest = xxhash.xxh3_64_digest
+    return [digest(b"%b%c%b" % (key, len(key) & 0xFF, value))[:_SIZE] + value for key in keys]
 
 
 def strip_checksum(key: bytes, stored: bytes) -> bytes:

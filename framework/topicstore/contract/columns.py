@@ -1,8 +1,8 @@
-"""Columns of a message batch, in whichever form costs least.
+"""Columns of a message batch, each in the form that costs least.
 
 A column is a `Constant` (one value for all rows), a list, a NumPy array, a pyarrow array,
-`Coded` (numbers that point into a shared list of texts) or a `LazyColumn`. Whoever makes a batch keeps the form
-it has; whoever needs another converts the whole column at once with the functions here.
+`Coded` (numbers that point into a shared list of texts) or a `LazyColumn`. Code that makes a batch keeps the form
+that it has; code that needs another one converts the whole column at once with the functions of this module.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeGuard, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "ArrowArray",
     "ArrowColumn",
     "Coded",
     "Column",
@@ -26,19 +27,21 @@ __all__ = [
     "concat",
     "fold",
     "take",
+    "to_integers",
     "to_iterable",
     "to_list",
     "window",
 ]
 
 T = TypeVar("T")
+S = TypeVar("S", bound=np.generic)
 _SORTED_FROM = 4
-"""With so many times more texts than rows, those in use are found by sorting."""
+"""If a list has at least this many times as many texts as a column has rows, those in use are found by sorting."""
 Indices = npt.NDArray[np.intp]
 
 
 class Constant(Sequence[T], Generic[T]):
-    """``length`` rows of one and the same ``value``."""
+    """A column whose ``length`` rows all have the same ``value``."""
 
     __slots__ = ("length", "value")
 
@@ -64,14 +67,14 @@ class Constant(Sequence[T], Generic[T]):
 
 
 class Texts:
-    """A list of texts that `Coded` columns share. It only grows; entries not known yet are None."""
+    """A list of texts that `Coded` columns share. It only grows; entries that aren't known yet are None."""
 
     __slots__ = ("__weakref__", "count", "values")
 
     def __init__(self, values: npt.NDArray[np.object_]) -> None:
         self.values = values
         self.count = 0
-        """Entries set so far, so that whoever derives something from the list sees that it grew."""
+        """The number of entries set so far. Code that derives something from the list sees by it that the list grew."""
 
     @classmethod
     def of(cls, values: list[str]) -> Texts:
@@ -91,7 +94,10 @@ class Texts:
 
 
 class Coded:
-    """A column of texts, each kept as its number in ``texts``; ``array`` is the Arrow array it came from, if it did."""
+    """A column of texts, each kept as its number in ``texts``.
+
+    ``array`` is the Arrow array that the column was made from, or None.
+    """
 
     __slots__ = ("array", "codes", "texts")
 
@@ -117,7 +123,7 @@ class Coded:
         return texts
 
     def mapped(self, values_of: Callable[[list[str]], Any]) -> npt.NDArray[Any]:
-        """Return a value for each row: ``values_of`` gets each text of the column once, and returns an array."""
+        """Return a value for each row. ``values_of`` is called with the distinct texts, and returns their values."""
         if len(self.texts.values) > _SORTED_FROM * len(self.codes):
             used, places = np.unique(self.codes, return_inverse=True)
             values: npt.NDArray[Any] = values_of(self.texts.values[used].tolist())[places]
@@ -175,18 +181,35 @@ class ArrowColumn(LazyColumn):
         return self._array
 
 
-Column = Any
+class ArrowArray(Protocol):
+    """The methods of a pyarrow.Array that columns use; pyarrow has no type annotations."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def take(self, indices: Indices, /) -> Self:
+        """Return the elements with these indices."""
+
+    def slice(self, offset: int, length: int) -> Self:
+        """Return ``length`` elements from ``offset`` on."""
+
+    def to_pylist(self) -> list[Any]:
+        """Return Python objects."""
+
+
+Column: TypeAlias = Constant[Any] | list[Any] | npt.NDArray[Any] | Coded | LazyColumn | ArrowArray
 """`Constant`, list, numpy.ndarray, pyarrow.Array, `Coded` or `LazyColumn`; all of one length in a batch."""
 
 
 def fold(values: list[T]) -> list[T] | Constant[T]:
     """Return a `Constant` if all values of a non-empty list are equal, else the list itself."""
-    # list.count compares by identity first, so this costs next to nothing where it matters.
+    # list.count compares by identity first, so this is cheap where all rows are the same object.
     return Constant(values[0], len(values)) if values.count(values[0]) == len(values) else values
 
 
 def to_iterable(column: Column) -> Iterable[Any]:
-    """Return Python objects to iterate once, without a copy where the form allows it."""
+    """Return an iterable of Python objects, without a copy where the form allows it."""
     return column if isinstance(column, (list, Constant)) else to_list(column)
 
 
@@ -198,9 +221,26 @@ def to_list(column: Column) -> list[Any]:
         return [column.value] * column.length
     if isinstance(column, (np.ndarray, Coded, LazyColumn)):
         return column.tolist()
-    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)
+    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)  # as of a batch made by hand
 
 
+def to_integers(column: Column) -> npt.NDArray[np.int64]:
+    """Return a column of integers as an array."""
+    if isinstance(column, np.ndarray):
+        return column.astype(np.int64, copy=False)
+    if isinstance(column, Constant):
+        return np.full(len(column), column.value, dtype=np.int64)
+    return np.fromiter(to_iterable(column), np.int64, len(column))
+
+
+@overload
+def take(column: Constant[T], rows: Indices) -> Constant[T]: ...
+@overload
+def take(column: npt.NDArray[S], rows: Indices) -> npt.NDArray[S]: ...
+@overload
+def take(column: Coded, rows: Indices) -> Coded: ...
+@overload
+def take(column: Column, rows: Indices) -> Column: ...
 def take(column: Column, rows: Indices) -> Column:
     """Return the rows with these indices, in the order of the indices."""
     if isinstance(column, Constant):
@@ -215,36 +255,38 @@ def take(column: Column, rows: Indices) -> Column:
 
 
 def window(column: Column, start: int, stop: int) -> Column:
-    """Return the rows from ``start`` to before ``stop``."""
+    """Return the rows from ``start``, inclusive, to ``stop``, exclusive."""
     if isinstance(column, (Constant, list, np.ndarray, Coded, LazyColumn)):
         return column[start:stop]
     return column.slice(start, max(stop - start, 0))
 
 
 def concat(columns: Sequence[Column]) -> Column:
-    """Return the columns one behind the other."""
+    """Return one column with the rows of all columns, one after the other."""
     first = columns[0]
     if len(columns) == 1:
         return first
-    kinds = set(map(type, columns))
-    if len(kinds) == 1:
-        if isinstance(first, Constant) and _all_same(columns):
-            return Constant(first.value, sum(map(len, columns)))
-        if isinstance(first, list):
-            return list(chain.from_iterable(columns))
-        if isinstance(first, Coded) and all(column.texts is first.texts for column in columns):
-            return Coded(np.concatenate([column.codes for column in columns]), first.texts)
+    if _all_are(columns, Constant) and _all_same(columns):
+        return Constant(columns[0].value, sum(map(len, columns)))
+    if _all_are(columns, list):
+        return list(chain.from_iterable(columns))
+    if _all_are(columns, Coded) and all(column.texts is columns[0].texts for column in columns):
+        return Coded(np.concatenate([column.codes for column in columns]), columns[0].texts)
     arrays = [array for array in map(_as_array, columns) if array is not None]
     if len(arrays) == len(columns) and len({array.dtype for array in arrays}) == 1:
-        return np.concatenate(arrays)  # of one type: int64 behind uint64 would become float64
+        return np.concatenate(arrays)  # only arrays of one type: NumPy would make float64 of int64 and uint64
     return list(chain.from_iterable(map(to_iterable, columns)))
 
 
 def _as_array(column: Column) -> npt.NDArray[Any] | None:
-    """Return a column as an array where that costs nothing much, else None."""
+    """Return a column as an array where that is cheap, else None."""
     if isinstance(column, Constant) and type(column.value) is int and 0 <= column.value < 1 << 63:
         return np.full(len(column), column.value, dtype=np.int64)
     return column if isinstance(column, np.ndarray) else None
+
+
+def _all_are(columns: Sequence[Column], kind: type[T]) -> TypeGuard[Sequence[T]]:
+    return isinstance(columns[0], kind) and len(set(map(type, columns))) == 1
 
 
 def _all_same(columns: Sequence[Constant[Any]]) -> bool:

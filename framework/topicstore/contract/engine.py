@@ -6,34 +6,34 @@ state, are the only callers.
 
 What must hold, for every engine:
 
-* Keys are ordered as bytes, or as tuples of unsigned numbers; a keyspace keeps one value a key.
-* `Engine.write` is atomic over all keyspaces, for readers and across crashes. After it returns
-  every later read sees all of it. With ``sync`` it is on disk; without, it is in the engine's
-  log, which a killed process leaves intact. Engines that can't tell the two apart sync always
+* Keys are ordered as bytes, or as tuples of unsigned numbers; a keyspace keeps one value for each key.
+* `Engine.write` is atomic over all keyspaces, for readers and across crashes. After it returns,
+  every read sees all of it. With ``sync`` it is on disk; without, it is in the engine's
+  log, which survives if the process is killed. Engines that don't distinguish the two always sync,
   and don't declare the capability ``sync``.
-* A scan, once its first chunk was asked for, sees the engine as it was then, whatever is
-  written while it runs. So does a snapshot from its making.
+* A scan sees the engine as it was when its first chunk was requested, whatever is written while it
+  runs. A snapshot sees it as it was when the snapshot was made.
 * Keys of bytes of up to 65,550 bytes (a topic and a few more) and values of up to 300 MB work.
 * All methods may be called from any thread; writes are serialised by the caller.
-* Errors are `EngineError`, its kind `CorruptionError`, `StorageFullError`, and `TooManyOpenFilesError`; nothing
-  is swallowed. After a failed write the caller writes no more until the engine is opened again.
+* Errors are `EngineError`, its subclass `CorruptionError`, `StorageFullError` and `TooManyOpenFilesError`; none
+  is ignored. After a failed write the caller writes no more until the engine is opened again.
 * A key that doesn't fit its keyspace raises `InvalidArgumentError` before anything is applied. A
-  range whose end isn't behind its start is empty.
-* `close` ends open scans and snapshots, which then raise `DatabaseClosedError`, gives back every
-  lock and handle, and may be called twice.
+  range whose end isn't after its start is empty.
+* `close` ends open scans and snapshots, which then raise `DatabaseClosedError`. It releases every lock and
+  handle, even if other objects still refer to them or an error was raised, and may be called twice.
 * A forked child uses shards of its own as any process does, or raises `ForkedProcessError` at once. It neither uses nor
-  closes what its parent has open; see `topicstore.contract.forking`.
+  closes those that its parent has open; see `topicstore.contract.forking`.
 
 Capabilities a backend may declare (see `topicstore.contract.plugin_specs.BackendSpec`):
 
 ========================  =======================================================================
-``persistent``            what was written is there after close and open
-``sync``                  tells ``commit`` from ``sync``
+``persistent``            writes outlive the engine: they are there when the shard is opened again
+``sync``                  a write without ``sync`` is cheaper, and less durable, than one with it
 ``checkpoint``            `Engine.checkpoint`
 ``concurrent_readers``    another process may open the shard to read while this one writes
-``fast_seek``             a scan's first chunk costs microseconds, so leaping beats walking
-``checksums``             what is damaged on disk raises `CorruptionError`, and is never handed out as data
-``reclaims_disk``         deleted bytes go back to the disk, as later writes come or by `Engine.reclaim`
+``fast_seek``             a scan's first chunk costs microseconds, so seeking is cheaper than reading on
+``checksums``             reading damaged data raises `CorruptionError`; it is never returned
+``reclaims_disk``         the disk space of deleted data is freed, by later writes or by `Engine.reclaim`
 ``sql``                   `WriteBatch.put_rows` and `Engine.sql`
 ========================  =======================================================================
 """
@@ -44,11 +44,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 import attrs
 
-from .errors import InvalidArgumentError, UnsupportedError
+from .errors import CorruptionError, InvalidArgumentError, UnsupportedError
 from .options import NoOptions
 
 if TYPE_CHECKING:
@@ -65,120 +65,142 @@ __all__ = [
     "STATE",
     "Backend",
     "Engine",
-    "EngineStats",
+    "EngineInfo",
+    "K",
     "Key",
     "Keyspace",
     "Reader",
     "Snapshot",
     "WriteBatch",
     "encode_generation",
+    "is_empty",
 ]
 
 CAPABILITIES = frozenset(
     ("persistent", "sync", "checkpoint", "concurrent_readers", "fast_seek", "checksums", "reclaims_disk", "sql")
 )
 
-Key = Any
-"""bytes, or a tuple of unsigned ints, by the keyspace's shape."""
+Key: TypeAlias = bytes | tuple[int, ...]
+"""Any key: bytes, or a tuple of unsigned integers, as the keyspace's shape says."""
+
+K = TypeVar("K", bound=Key)
+"""The type of the keys of one keyspace."""
 
 
 @attrs.frozen
-class Keyspace:
+class Keyspace(Generic[K]):
     """One ordered map of an engine.
 
     ``shape`` is None for keys of bytes, else the widths in bytes (4 or 8) of the unsigned
-    numbers in its tuples. Engines whose keys are bytes store them as `topicstore.contract.key_encoding` does.
+    numbers in its tuples. The type parameter says the same to a type checker: ``Keyspace[bytes]`` or
+    ``Keyspace[tuple[int, int, int]]``; a keyspace of either kind is a ``Keyspace[Any]``.
+    Engines whose keys are bytes store them as `topicstore.contract.key_encoding` does.
     """
 
     name: str
     shape: tuple[int, ...] | None = None
 
 
-STATE = Keyspace("state")
-"""The logical layer's own: positions, generations, and what `topicstore.shard.state` keeps."""
-META = Keyspace("meta")
+STATE: Keyspace[bytes] = Keyspace("state")
+"""The logical layer's own records: positions, generations, and the values of `topicstore.shard.state`."""
+META: Keyspace[bytes] = Keyspace("meta")
 """A layout's dictionaries and learned structure. Keys begin with the generation."""
-DATA = Keyspace("data", (4, 8, 8))
+DATA: Keyspace[tuple[int, int, int]] = Keyspace("data", (4, 8, 8))
 """Messages by (generation, stream, position)."""
-INDEX = Keyspace("index", (4, 8, 8))
-"""What helps to find messages, by (generation, layout's choice, position)."""
-KEYS = Keyspace("keys")
+INDEX: Keyspace[tuple[int, int, int]] = Keyspace("index", (4, 8, 8))
+"""A layout's indexes of messages, by (generation, a number of the layout's choice, position)."""
+KEYS: Keyspace[bytes] = Keyspace("keys")
 """Messages of layouts whose keys don't fit ``data``. Keys begin with the generation."""
 
-KEYSPACES = (STATE, META, DATA, INDEX, KEYS)
-"""Every shard has these and no others, so that readers in other processes know them beforehand."""
+KEYSPACES: tuple[Keyspace[Any], ...] = (STATE, META, DATA, INDEX, KEYS)
+"""The keyspaces of every shard. There are no others, so readers in other processes know them beforehand."""
 
 GENERATION_END = 2**32 - 1
-"""Generations are numbered from 1 to below this."""
+"""The number that generations stay below; they are numbered from 1."""
 
 
 def encode_generation(generation: int) -> bytes:
-    """Return the four bytes with which a generation's keys of bytes begin."""
+    """Return the four bytes that begin a generation's keys in keyspaces without a shape."""
     return generation.to_bytes(4, "big")
+
+
+def is_empty(start: Key | None, end: Key | None) -> bool:
+    """Return whether a range holds no key because its end isn't after its start. None is an open end."""
+    if isinstance(start, bytes) and isinstance(end, bytes):
+        return end <= start
+    return isinstance(start, tuple) and isinstance(end, tuple) and end <= start
 
 
 class WriteBatch:
     """Changes that `Engine.write` applies together.
 
-    First ``ranges``: (keyspace, start, end) deletes the keys from ``start`` to before ``end``. Then
-    ``runs`` in their order: (keyspace, keys, values) sets each key to its value, or removes it where
-    that is None. `operations` has the same one by one. Last ``rows``: (keyspace, table, rows) appends,
-    of engines with ``sql``.
+    First come ``ranges``: (keyspace, start, end) deletes the keys from ``start``, inclusive, to ``end``, exclusive.
+    Then ``runs``, in their order: (keyspace, keys, values) sets each key to its value, or removes the key if the
+    value is None. `operations` gives the runs as single changes. Last come ``rows``: (keyspace, table, rows) appends
+    rows to a table, in engines with the capability ``sql``.
     """
 
     __slots__ = ("ranges", "rows", "runs", "size")
 
     def __init__(self) -> None:
-        self.runs: list[tuple[Keyspace, list[Key], list[bytes | None]]] = []
-        self.ranges: list[tuple[Keyspace, Key, Key]] = []
-        self.rows: list[tuple[Keyspace, str, pa.Table]] = []
+        self.runs: list[tuple[Keyspace[Any], list[Key], list[bytes | None]]] = []
+        self.ranges: list[tuple[Keyspace[Any], Key, Key]] = []
+        self.rows: list[tuple[Keyspace[Any], str, pa.Table]] = []
         self.size = 0
-        """Bytes of the values put."""
+        """The size of the values put, in bytes."""
 
-    def put(self, keyspace: Keyspace, key: Key, value: bytes) -> None:
+    def put(self, keyspace: Keyspace[K], key: K, value: bytes) -> None:
         """Set ``key`` to ``value``, which may be empty."""
         self._add(keyspace, key, value)
         self.size += len(value)
 
-    def put_many(self, keyspace: Keyspace, keys: Sequence[Key], values: Sequence[bytes]) -> None:
-        """Set each of ``keys`` to its value. They are put fastest in their order."""
+    def put_many(self, keyspace: Keyspace[K], keys: Sequence[K], values: Sequence[bytes]) -> None:
+        """Set each of ``keys`` to its value. This is fastest if the keys are in order."""
         if len(keys) != len(values):
             raise InvalidArgumentError(f"{len(keys)} keys and {len(values)} values")
         if keys:
             self.runs.append((keyspace, list(keys), list(values)))
             self.size += sum(map(len, values))
 
-    def delete(self, keyspace: Keyspace, key: Key) -> None:
+    def change_many(self, keyspace: Keyspace[K], keys: Sequence[K], values: Sequence[bytes | None]) -> None:
+        """Set each of ``keys`` to its value; None removes the key if it is there."""
+        if len(keys) != len(values):
+            raise InvalidArgumentError(f"{len(keys)} keys and {len(values)} values")
+        if keys:
+            self.runs.append((keyspace, list(keys), list(values)))
+            self.size += sum([len(value) for value in values if value is not None])
+
+    def delete(self, keyspace: Keyspace[K], key: K) -> None:
         """Remove ``key`` if it is there."""
         self._add(keyspace, key, None)
 
-    def delete_range(self, keyspace: Keyspace, start: Key, end: Key) -> None:
+    def delete_range(self, keyspace: Keyspace[K], start: K, end: K) -> None:
         """Remove the keys from ``start`` (inclusive) to ``end`` (exclusive)."""
         self.ranges.append((keyspace, start, end))
 
-    def put_rows(self, keyspace: Keyspace, table: str, rows: pa.Table, size: int) -> None:
-        """Append typed rows to a table of a keyspace, for `Engine.sql` to read (``sql``).
+    def put_rows(self, keyspace: Keyspace[tuple[int, int, int]], table: str, rows: pa.Table, size: int) -> None:
+        """Append typed rows to a table of a keyspace, for `Engine.sql` to read.
 
-        The first columns are the numbers of the keyspace's tuples, under names of the caller's
-        choice: what deletes a key or a range of the keyspace deletes the rows with such keys too.
-        Rows stay in the order of their puts, and none replaces another. The first put, which may be
-        of no rows, makes the table; all have the same schema. ``size``: bytes to count for them.
+        Requires the capability ``sql``. The first columns are the numbers of the keyspace's tuples, under names of
+        the caller's choice: deleting a key or a range of the keyspace also deletes the rows with these keys. Rows
+        stay in the order in which they were put, and none replaces another. The first put makes the table, and may
+        have no rows; all puts have the same schema. ``size`` is the number of bytes to count for the rows.
         """
         self.rows.append((keyspace, table, rows))
         self.size += size
 
     def without_rows(self) -> Self:
-        """Return the batch. Raises `UnsupportedError` if it has rows: for engines without ``sql``."""
+        """Return the batch; raise `UnsupportedError` if it has rows. Engines without ``sql`` call it."""
         if self.rows:
             raise UnsupportedError("the engine keeps no rows (capability 'sql')")
         return self
 
     @property
-    def operations(self) -> list[tuple[Keyspace, Key, bytes | None]]:
-        """(keyspace, key, value) of each key set, and (keyspace, key, None) of each removed, in order."""
+    def operations(self) -> list[tuple[Keyspace[Any], Key, bytes | None]]:
+        """Return (keyspace, key, value) of each key set and (keyspace, key, None) of each key removed, in order."""
         return [(run[0], key, value) for run in self.runs for key, value in zip(run[1], run[2], strict=True)]
 
-    def _add(self, keyspace: Keyspace, key: Key, value: bytes | None) -> None:
+    def _add(self, keyspace: Keyspace[K], key: K, value: bytes | None) -> None:
         if not self.runs or self.runs[-1][0] is not keyspace:
             self.runs.append((keyspace, [], []))
         _, keys, values = self.runs[-1]
@@ -190,52 +212,52 @@ class WriteBatch:
 
 
 @attrs.frozen(kw_only=True)
-class EngineStats:
-    """What an engine says of itself."""
+class EngineInfo:
+    """An engine's size, and details for people."""
 
     disk_bytes: int
-    """Bytes of the shard's files, 0 for an engine without files."""
+    """The size of the shard's files in bytes; 0 for an engine without files."""
     memory_bytes: int
-    """Bytes of write buffers and caches, as far as the engine tells."""
+    """The size of write buffers and caches in bytes, as far as the engine reports it."""
     details: Mapping[str, str | int] = attrs.field(factory=dict)
-    """Anything else worth showing to a person."""
+    """Other values worth showing to a person, by name."""
 
 
 class Reader(ABC):
-    """What can be read: an engine as it is, or a snapshot as it was."""
+    """Something that keys can be read from: an engine as it is now, or a snapshot as it was when it was made."""
 
     @abstractmethod
-    def get(self, keyspace: Keyspace, key: Key) -> bytes | None:
+    def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         """Return the value of ``key``, or None where there is none."""
 
     @abstractmethod
-    def get_many(self, keyspace: Keyspace, keys: Sequence[Key]) -> list[bytes | None]:
-        """Return the value of each key, None where there is none, in the order asked."""
+    def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
+        """Return the value of each key, or None where there is none, in the order of ``keys``."""
 
     @abstractmethod
     def scan(
         self,
-        keyspace: Keyspace,
-        start: Key | None = None,
-        end: Key | None = None,
+        keyspace: Keyspace[K],
+        start: K | None = None,
+        end: K | None = None,
         *,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[list[tuple[Key, bytes]]]:
+    ) -> Iterator[list[tuple[K, bytes]]]:
         """Yield (key, value) pairs with ``start`` <= key < ``end`` in key order, in non-empty lists.
 
-        ``reverse`` goes down from the highest key below ``end``. ``limit`` bounds the pairs in all.
-        None is an open end. Lists hold about a megabyte at most, or one pair. The iterator may be
-        dropped, or closed with its ``close`` method, at any moment.
+        With ``reverse`` the keys descend from the highest below ``end``. ``limit`` is the most pairs to yield in all.
+        A ``start`` or ``end`` of None is no bound. A list holds about a megabyte at most, or one pair. The iterator
+        may be dropped, or closed with its ``close`` method, at any time.
         """
 
 
 class Snapshot(Reader):
-    """A view that later writes don't change. A context manager; close it soon."""
+    """A view that later writes don't change. It is a context manager. Close it soon: engines keep old data for it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the view back. May be called twice."""
+        """Release the view. May be called twice."""
 
     def __enter__(self) -> Self:
         return self
@@ -251,7 +273,7 @@ class Engine(Reader):
 
     @abstractmethod
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
-        """Apply the batch: all of it or nothing."""
+        """Apply the batch atomically; with ``sync``, return when it is on disk."""
 
     @abstractmethod
     def flush_log(self) -> None:
@@ -262,42 +284,64 @@ class Engine(Reader):
         """Return a view of all keyspaces as they are now."""
 
     @abstractmethod
-    def stats(self) -> EngineStats:
-        """Return sizes. Cheap: nothing is read from disk but file sizes."""
+    def info(self) -> EngineInfo:
+        """Return sizes. This is cheap: nothing but the sizes of files is read from disk."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. May be called twice."""
+        """Release every lock and handle, even if something fails. May be called twice.
 
-    def reclaim(self, keyspace: Keyspace, start: Key, end: Key) -> None:
-        """Give the disk space of a range that was deleted back; by default nothing. May take long."""
+        A close that was interrupted, for example by Ctrl-C, is finished by the next call. If `flush_log` has returned
+        before, the files that are left survive a power failure.
+
+        It waits for calls of other threads. The calls that it waits for must hold a
+        `topicstore.contract.forking.ProcessLock`. By it the framework knows that a signal handler which closes the
+        database has interrupted such a call, and has another thread close the engine.
+        """
+
+    def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
+        """Free the disk space of a range that was deleted. May take long. The default does nothing."""
         return
 
     def verify(self) -> Iterator[str]:
-        """Read everything with the engine's own checksums and yield a sentence a damage; by default nothing."""
+        """Read everything, check the engine's own checksums, and yield a sentence for each damaged place.
+
+        The default yields nothing.
+        """
         return iter(())
 
     def checkpoint(self, path: Path) -> None:
-        """Write a copy of the shard, as it is now, into the new directory ``path`` (``checkpoint``)."""
+        """Write a copy of the shard, as it is now, into the new directory ``path``.
+
+        Requires the capability ``checkpoint``.
+        """
         raise UnsupportedError(f"{type(self).__name__} can't make checkpoints (capability 'checkpoint')")
 
     def sql(self, statement: str, parameters: Sequence[Any] = (), *, beside: Sequence[Engine] = ()) -> pa.Table:
-        """Run a statement that only reads over the tables of `WriteBatch.put_rows`; return what it gives (``sql``).
+        """Run a read-only SQL statement over the tables of `WriteBatch.put_rows`, and return its result.
 
-        ``beside``: other engines of the same backend object, whose tables are read as one with those
-        of the same name here. Sees one moment of each engine. Raises `InvalidArgumentError` for a
-        statement that is wrong, that writes, or that is not one.
+        Requires the capability ``sql``. ``beside`` are other engines of the same backend object; their tables are
+        read as one with those of the same name in this engine. The statement sees one moment of each engine. Raises
+        `InvalidArgumentError` for a statement that is wrong or that writes, and for a text that isn't exactly one
+        statement.
         """
         raise UnsupportedError(f"{type(self).__name__} does not speak SQL (capability 'sql')")
 
 
 class Backend(ABC):
-    """Opens engines. Made once per database, with the options of its ``Options`` class."""
+    """An object that opens engines. One is made for each database, with the options of its ``Options`` class."""
 
     Options: ClassVar[type] = NoOptions
     """A frozen attrs class; its fields, defaults and docstring are the backend's options.
 
-    They tune and may differ from one opening to the next; nothing stored may depend on them.
+    They tune the engine and may differ each time that a database is opened; nothing stored may depend on them.
+    """
+
+    unneeded: ClassVar[Sequence[str]] = ()
+    """Patterns (`fnmatch`) of the names of files that aren't needed to open a shard's directory, such as ``LOG*``.
+
+    All other files must stay as `Engine.close` and `Engine.checkpoint` leave them until the shard is opened for
+    writing: a file that is gone by then, or that has another size, is treated as lost.
     """
 
     def __init__(self, options: Any) -> None:
@@ -305,45 +349,61 @@ class Backend(ABC):
 
     @property
     def room(self) -> int:
-        """Bytes of disk that opening a shard and reclaiming a part of it need at most for a while; by default none.
+        """The most disk space, in bytes, that opening a shard and reclaiming a part of it need temporarily.
 
-        As many are held ready, so that what is stored can be dropped when the disk is full.
+        The framework reserves as much, so that stored messages can be dropped when the disk is full. The default is 0.
         """
         return 0
 
     @abstractmethod
-    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace], *, create: bool) -> Engine:
-        """Open the shard kept in the directory ``path``; with ``create`` make it if it isn't there.
+    def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> Engine:
+        """Open the shard kept in the directory ``path``; with ``create``, make it if it doesn't exist.
 
-        Without ``create`` a shard that isn't there raises `EngineError`.
+        Without ``create``, a shard that doesn't exist, or whose main file is gone, raises `DataLossError`, because it
+        existed once; nothing is made then.
 
-        The directory may be missing, its parent not. A backend that is not ``persistent`` leaves
-        ``path`` alone.
+        The directory may be missing, but not its parent. A backend that is not ``persistent`` doesn't touch
+        ``path``.
 
-        The names of files that were made by the first opening are synced by its caller, those of later ones by the
-        engine. Whatever a power failure left, the shard has all writes up to one moment, which is that of the last
-        `Engine.flush_log` or later, and each of them wholly. A backend may cut behind that moment by itself. One that
-        can't tell what was cut off from what was synced and is damaged raises `LogDamagedError`, and has changed
-        nothing: then `open_reader` shows what is left, and `repair_log` cuts.
+        The caller syncs the directory entries of files that are made when a shard is first opened; the engine syncs
+        those of files made later. Whatever a power failure left, the shard has all writes up to one moment, each of
+        them whole, and that moment is that of the last `Engine.flush_log` or later. A backend may cut the log after
+        that moment by itself. One that can't distinguish a tail that was never synced from a synced part that is
+        damaged raises `LogDamagedError` and changes nothing. Then `open_damaged` shows what is left, and `repair_log`
+        cuts the log. Both get the error, and a subclass of it may carry the place of the cut: so the writes that were
+        shown are those that are kept, and the log isn't searched again.
         """
 
-    def repair_log(self, path: Path, *, salvage: bool) -> None:
-        """Drop what keeps a shard's log from being read, so that `open_shard` can open it; nobody has it open.
+    def repair_log(self, path: Path, damaged: CorruptionError) -> None:
+        """Cut a shard's log before the first write that can't be read, so that `open_shard` can open it.
 
-        With ``salvage`` only the writes that can't be read go, else also all behind the first of them.
+        ``damaged`` is the error that `open_shard` raised; if it isn't about the log, nothing need be done. The shard
+        isn't open anywhere.
         """
         raise UnsupportedError(f"{type(self).__name__} repairs no log")
 
-    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace], *, alone: bool) -> Engine:
-        """Open the shard kept in ``path`` to see what is committed now, and change nothing of it.
+    def open_damaged(
+        self, path: Path, keyspaces: Sequence[Keyspace[Any]], damaged: CorruptionError, *, salvage: bool
+    ) -> Engine:
+        """Open a shard as `repair_log` would leave it, and change nothing of it. It isn't open anywhere.
 
-        ``alone``: nobody else has the shard open while this engine is; where `open_shard` raises `LogDamagedError`
-        this shows what is before the damage. Otherwise somebody may be writing
-        it, and the engine goes on seeing this one moment: every batch that was committed before the call,
-        none only in part. Raises `UnsupportedError`, saying why, if the backend can't do that.
+        ``damaged`` is the error that `open_shard` raised. With ``salvage`` the engine also has every write after the
+        damage that can be read whole, although others before it are missing.
+        """
+        raise UnsupportedError(f"{type(self).__name__} repairs no log")
 
-        What the engine hands out is as durable as what it was read from, once `Engine.flush_log` has
-        returned. By default a shard is opened as for writing, alone.
+    def open_reader(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, alone: bool) -> Engine:
+        """Open the shard kept in ``path`` to read what is committed now, and change nothing of it.
+
+        With ``alone`` nothing else has the shard open while this engine has. Without it another process may be
+        writing the shard, and the engine keeps showing one moment: every batch that was committed before the call,
+        and none in part. Raises `UnsupportedError`, with the reason, if the backend can't do that.
+
+        Where `open_shard` raises `LogDamagedError`, the engine shows what `repair_log` would leave, with or without
+        ``alone``.
+
+        Once `Engine.flush_log` has returned, everything that the engine shows is on disk. The default opens the shard
+        as for writing, and only with ``alone``.
         """
         if not alone:
             raise UnsupportedError(f"{type(self).__name__} reads no shard that somebody else may write")

@@ -1,6 +1,6 @@
-"""Every error topicstore raises, and what to do about each.
+"""Every error that topicstore raises, and what to do about each.
 
-Two families, so that a caller can decide with one ``except``:
+There are two families, so that a caller can decide with one ``except``:
 
 * `RecoverableError`: nothing is wrong with the request; the same call may succeed later
   or after the step that the docstring names. Stored data is safe.
@@ -27,8 +27,8 @@ __all__ = [
     "ImportSourceError",
     "IncompatibleError",
     "InvalidArgumentError",
+    "InvalidCursorError",
     "InvalidFilterError",
-    "InvalidIteratorError",
     "InvalidMessageError",
     "InvalidOptionError",
     "InvalidTopicError",
@@ -36,6 +36,7 @@ __all__ = [
     "LogDamagedError",
     "ManifestMismatchError",
     "MessageTooLargeError",
+    "NestedCallError",
     "NewerFormatError",
     "NotADatabaseError",
     "PluginError",
@@ -60,7 +61,7 @@ __all__ = [
 
 
 class TopicstoreError(Exception):
-    """The base of every error this package raises on purpose."""
+    """The base class of every error that this package raises on purpose."""
 
 
 class RecoverableError(TopicstoreError):
@@ -71,7 +72,7 @@ class UnrecoverableError(TopicstoreError):
     """The same call will never succeed as it is."""
 
 
-# --- what was handed in -------------------------------------------------------------
+# --- arguments ----------------------------------------------------------------------
 
 
 class InvalidArgumentError(UnrecoverableError, ValueError):
@@ -109,7 +110,7 @@ class LateMessageError(InvalidMessageError):
 class TimestampAheadError(InvalidMessageError):
     """A message's time lies further ahead of the clock than the allowed skew.
 
-    The whole batch was refused: one bad clock would drag its shard into the future.
+    The whole batch was refused, because one wrong clock would move its whole shard into the future.
     Correct the time, or create the database with a larger ``max_skew``.
     """
 
@@ -118,18 +119,18 @@ class InvalidOptionError(InvalidArgumentError):
     """An option is unknown to the plugin it was given for, or has a bad value. Nothing was opened."""
 
 
-class InvalidIteratorError(InvalidArgumentError):
-    """The bytes are not an iterator: garbled, truncated, or of a newer version. Nothing was read."""
+class InvalidCursorError(InvalidArgumentError):
+    """The bytes are not a cursor: garbled, truncated, or of a newer version. Nothing was read."""
 
 
-class WrongDatabaseError(InvalidIteratorError):
-    """The iterator belongs to another database. Nothing was read; use it where it was made."""
+class WrongDatabaseError(InvalidCursorError):
+    """The cursor belongs to another database. Nothing was read; use it where it was made."""
 
 
 class ImportSourceError(InvalidArgumentError):
-    """A file to import can't be read as what it claims to be; the message names the row.
+    """A file to import isn't valid in its format; the message names the row.
 
-    Rows before it are stored, and importing the corrected file goes on behind them.
+    The rows before it are stored, and importing the corrected file continues after them.
     """
 
 
@@ -147,7 +148,7 @@ class NotADatabaseError(UnrecoverableError):
 class NewerFormatError(UnrecoverableError):
     """The database was written by a newer topicstore. It was left as it is; upgrade to read it.
 
-    A damaged version byte looks like that, so ``place`` names where it was read, if it was in a stored value.
+    A damaged version byte looks the same, so ``place`` names where it was read, if it was in a stored value.
     """
 
     def __init__(self, reason: str, place: str = "") -> None:
@@ -171,26 +172,34 @@ class DatabaseClosedError(UnrecoverableError):
     """The database object was closed. Data is safe; open it again."""
 
 
-class ForkedProcessError(UnrecoverableError):
-    """The process was forked from one that had used the engine, whose threads a fork lacks. Nothing was opened.
+class NestedCallError(RecoverableError):
+    """The call was made within another one of the same thread that is writing, as by a signal handler or a destructor.
 
-    Begin the process with ``multiprocessing.get_context("spawn")`` or ``"forkserver"``.
+    Nothing was done. Set a flag there, and make the call when the other one has returned. `Database.close` may be
+    called anywhere.
+    """
+
+
+class ForkedProcessError(UnrecoverableError):
+    """The process was forked from one that had used the engine, and lacks the engine's threads. Nothing was opened.
+
+    Start the process with ``multiprocessing.get_context("spawn")`` or ``"forkserver"``.
     """
 
 
 class ReadOnlyDatabaseError(UnrecoverableError):
-    """The database was opened with ``read_only=True``. Nothing was changed; open it without to write."""
+    """The database was opened with ``mode="r"``. Nothing was changed; another mode lets you write."""
 
 
 # --- plugins ------------------------------------------------------------------------
 
 
 class SubscriptionClosedError(UnrecoverableError):
-    """The subscription was closed. Its `acknowledged` place can be given to a new one."""
+    """The subscription was closed. A new one can be opened at its `acknowledged` place."""
 
 
 class UnknownPluginError(UnrecoverableError, LookupError):
-    """No installed plugin has that name. The message lists the names there are."""
+    """No installed plugin has that name. The message lists the names of those installed."""
 
 
 class PluginError(UnrecoverableError):
@@ -198,11 +207,11 @@ class PluginError(UnrecoverableError):
 
 
 class BackendUnavailableError(UnrecoverableError, ImportError):
-    """The plugin is there but what it needs is not; the message names the pip command."""
+    """The plugin is installed but a module that it needs is not; the message names the pip command."""
 
 
 class IncompatibleError(UnrecoverableError):
-    """The layout requires what the backend does not declare. Nothing was created."""
+    """The layout requires a capability that the backend does not declare. Nothing was created."""
 
 
 class UnsupportedError(UnrecoverableError):
@@ -213,76 +222,78 @@ class UnsupportedError(UnrecoverableError):
 
 
 class SessionEndedError(UnrecoverableError):
-    """The session object is of no more use: disconnected, lost, or closed with its database. Open the session anew."""
+    """The session object was disconnected, lost, or closed with its database. Open the session again."""
 
 
 class SessionTakenOverError(SessionEndedError):
-    """The session's client connected anew, so this object's connection is the older one: close it.
+    """The session's client connected again, so this object's connection is the older one: close it.
 
-    What was acknowledged here and not committed may be delivered again there.
+    MQTT 5 calls this a session takeover (section 3.1.4). Messages that were acknowledged on this connection and not
+    committed may be delivered again on the newer one.
     """
 
 
 class SessionNotFoundError(UnrecoverableError, LookupError):
-    """There is no session of that client id."""
+    """There is no session with that client id."""
 
 
 # --- storage ------------------------------------------------------------------------
 
 
 class GenerationError(UnrecoverableError):
-    """The generation does not exist, or is the current one, which can't be dropped or exported.
+    """The generation does not exist, or can't be changed in this way.
 
-    Or it was archived, and nothing can be deleted from an export: drop it, or delete from a later start on.
+    The current generation can't be dropped or exported. From an archived one nothing can be deleted, because an
+    export is never changed: drop the generation, or delete from a later start.
     """
 
 
 class GenerationDroppedError(UnrecoverableError):
-    """The iterator's generation was dropped: what it had not read is gone. Start a new replay."""
+    """The cursor's generation was dropped, and the messages that it had not read are gone. Start a new replay."""
 
 
 class GenerationArchivedError(GenerationDroppedError):
-    """The iterator's generation was archived since: its place can't be found in the export.
+    """The cursor's generation was archived since, and the cursor's place can't be found in the export.
 
-    All messages are there: begin anew, behind the last that was read.
+    No message is lost: start a new replay after the last message that was read.
     """
 
 
 class StateConflictError(RecoverableError):
-    """A conditional state write found another value than expected; nothing of its write took effect.
+    """A conditional state write found another value than it expected; nothing of the call took effect.
 
-    Read the state again and decide anew.
+    Read the state, and decide again.
     """
 
 
 class EngineError(UnrecoverableError):
-    """The storage engine failed. Whatever was acknowledged is safe; the message is the engine's."""
+    """The storage engine failed. Acknowledged messages are safe; the text is the engine's."""
 
 
 class StorageFullError(RecoverableError):
     """The disk or a quota is full. Acknowledged messages are safe and readable.
 
-    The batch at hand is not acknowledged. Make room, then close and open the database.
+    The batch that was being stored is not acknowledged. Make room, then close and open the database.
     """
 
 
 class TooManyOpenFilesError(RecoverableError):
-    """As many files are open as this process, or the machine, may have. Stored data is safe.
+    """The process, or the machine, has as many files open as it may have. Stored data is safe.
 
-    Close some, or raise the limit (``ulimit -n``), and try again; after a write that failed so, close and open the
-    database. A shard of RocksDB or LevelDB takes some ten files at least, and more with what it holds.
+    Close some, or raise the limit (``ulimit -n``), and try again; after a write that failed with this error, close
+    and open the database. A shard of RocksDB or LevelDB needs about ten files at least, and more as it grows.
     """
 
 
 class QuotaExceededError(RecoverableError):
-    """The database, or a queue, holds as many bytes or messages as it may. Nothing of the call was stored.
+    """The database, or a queue, holds as many bytes or messages as its limit allows. Nothing of the call was stored.
 
-    Delete messages, drop generations, commit what was read of the queue, or raise the limit; then try again.
+    Delete messages, drop generations, commit the messages read from the queue, or raise the limit; then try again.
     """
 
 
 class CorruptionError(EngineError):
-    """Stored bytes are damaged; ``place`` names where. The rest of the database stays readable.
+    """Stored bytes are damaged; ``place`` says where. The rest of the database stays readable.
 
     `Database.verify` lists every damaged place.
     """
@@ -294,22 +305,31 @@ class CorruptionError(EngineError):
 
 
 class LogDamagedError(CorruptionError):
-    """The end of a shard's log can't be read, as after a power failure, or writes are missing between two logs.
+    """From some write on a shard's log can't be read, or a write is missing in it, as after a power failure.
 
-    Backends raise it from `Backend.open_shard`, and have changed nothing then. Who opens a database meets it only where
-    more may be lost than a power failure takes; ``open(…, recovery="point_in_time")`` goes on without what is lost.
+    `Backend.open_shard` raises this error before it has changed anything. `topicstore.open` then cuts the log there,
+    unless writes would be lost that were known to be on disk; in that case it raises `DataLossError`. A backend may
+    raise a subclass that keeps its findings, because `Backend.open_damaged` and `Backend.repair_log` get the error.
     """
+
+    def __init__(self, reason: str, place: str = "", discarded: str = "") -> None:
+        super().__init__(reason, place)
+        self.discarded = discarded
+        """The readable writes that are cut off because something before them is missing, such as "3 writes of
+        000012.log". It is empty, and there is no warning, if only an unreadable end is cut off."""
 
 
 class DataLossError(CorruptionError):
-    """Writes are missing that were acknowledged and on disk. Restore the database from a copy.
+    """Writes are missing that were acknowledged and on disk, or files that existed when the database was closed.
 
-    ``open(…, recovery="point_in_time")`` goes on with what there was before the first that is missing.
+    The missing file or directory may be one without which a shard can't be opened at all. Restore the database from a
+    copy. ``open(…, recovery="point_in_time")`` continues from the state before the first missing write, if that can be
+    opened.
     """
 
 
 class ShardReadOnlyError(RecoverableError):
     """An earlier write or flush of this shard failed, so it takes no more writes.
 
-    What was acknowledged is safe and readable. Remove the cause, then close and open the database.
+    Acknowledged messages are safe and readable. Remove the cause, then close and open the database.
     """

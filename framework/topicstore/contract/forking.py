@@ -1,8 +1,8 @@
-"""Forked children: what a process has open stays its own.
+"""Forked children: a child doesn't use the objects that its parent has open. Also the locks that refuse it.
 
-A child of ``os.fork`` has copies of all objects and none of the threads. So in it what was inherited is refused with
-`DatabaseClosedError`, and nothing of it is closed: that would wait for threads that a fork lacks, or write into files
-that the parent goes on using. Each object that must know of it is told by `remember`.
+A child of ``os.fork`` has copies of all objects and none of the threads. So in the child inherited objects raise
+`DatabaseClosedError`, and none of them is closed: that would wait for threads that the child lacks, or write into files
+that the parent continues to use. An object that must know of a fork registers with `remember`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import ctypes
 import os
 import threading
 from typing import TYPE_CHECKING, NoReturn, Protocol
-from weakref import WeakSet
+from weakref import ref
 
 from .errors import DatabaseClosedError, ForkedProcessError
 
-__all__ = ["LibraryThreads", "ProcessLock", "leak", "remember"]
+__all__ = ["LibraryThreads", "ProcessLock", "holds_lock", "leak", "remember"]
 
 if TYPE_CHECKING:
     from threading import _RLock as RLock
@@ -28,47 +28,56 @@ class _Inherited(Protocol):
     def leave_to_parent(self) -> None: ...
 
 
-_remembered: WeakSet[_Inherited] = WeakSet()
+_remembered: set[ref[_Inherited]] = set()
+"""The registered objects. It needs no lock: a set is added to, copied and taken from in one step."""
 
 
 def remember(inherited: _Inherited) -> None:
-    """Call the object's ``leave_to_parent`` in every process that is forked from now on, before anything else there."""
-    _remembered.add(inherited)
+    """Register an object: its ``leave_to_parent`` is called first in every process that is forked from now on."""
+    _remembered.add(ref(inherited, _remembered.discard))
+
+
+def _all_remembered() -> list[_Inherited]:
+    return [inherited for reference in list(_remembered) if (inherited := reference()) is not None]
 
 
 def leak(*objects: object) -> None:
-    """Keep objects from ever being freed, also at the end of the process."""
+    """Keep objects from ever being freed, even at the end of the process."""
     for each in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
 def _leave_to_parent() -> None:
-    with contextlib.ExitStack() as left:  # each, whatever another raises
-        for inherited in list(_remembered):
+    with contextlib.ExitStack() as left:  # calls each, even if another one raises
+        for inherited in _all_remembered():
             left.callback(inherited.leave_to_parent)
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-class ProcessLock(RLock):  # type: ignore[misc]  # in truth it is not final
-    """A reentrant lock that only the process that made it takes. In a forked child, `DatabaseClosedError` is raised.
+class ProcessLock(RLock):  # type: ignore[misc]  # RLock isn't final at run time
+    """A reentrant lock that only the process that made it can take. In a forked child it raises `DatabaseClosedError`.
 
-    Some thread that the child lacks may hold it there, for ever. It costs no more than `threading.RLock`: a child
-    gives the locks that it inherits another class.
+    There it may be held forever, by a thread that the child lacks. It costs no more than `threading.RLock`: in a
+    child the class of inherited locks is replaced.
     """
 
     def __init__(self) -> None:
         super().__init__()
         remember(self)
 
+    def owned(self) -> bool:
+        """Return whether this thread holds the lock."""
+        return bool(self._is_owned())  # type: ignore[attr-defined]  # as threading.Condition does
+
     def leave_to_parent(self) -> None:
-        """Refuse to be taken, in this process and its children."""
+        """Make the lock refuse to be taken, in this process and its children."""
         self.__class__ = _InheritedLock
 
 
 class _InheritedLock(ProcessLock):  # type: ignore[misc]
-    """The lock of another process. Who holds it here, because the fork came from within, can give it back."""
+    """A lock that was inherited from the parent process. A thread that held it at the fork can release it."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> NoReturn:
         raise DatabaseClosedError("the database was opened by another process; a fork can't use it")
@@ -76,15 +85,40 @@ class _InheritedLock(ProcessLock):  # type: ignore[misc]
     __enter__ = acquire
 
 
-class LibraryThreads:
-    """The threads that an engine's library begins once for the whole process, and that a forked child lacks.
+def holds_lock() -> bool:
+    """Return whether this thread holds a `ProcessLock`, and so must not wait for other threads that need the lock.
 
-    There the library waits for them for ever, also with databases of the child's own. One object a library, as a
-    constant of a module; a backend asks it before it does anything.
+    A signal handler or a destructor may find itself in that position, because it runs within the call that it
+    interrupts.
+    """
+    return any(isinstance(lock, ProcessLock) and lock.owned() for lock in _all_remembered())
+
+
+def _end_without_libraries() -> None:
+    """Make this process end, with its exit status, before the inherited libraries run their exit handlers.
+
+    By then Python has finalized, and the buffers of C's streams are written. Handlers that were registered with C's
+    ``atexit`` before the fork don't run. Only glibc has ``on_exit``; on other systems, end such a child with
+    `os._exit`.
+    """
+    c = ctypes.CDLL(None)
+    if hasattr(c, "on_exit"):
+        for last_first in (c["_exit"], c["fcloseall"]):  # each is called with the exit status
+            c.on_exit(last_first, None)
+
+
+class LibraryThreads:
+    """The threads that an engine's library starts once for the whole process, and that a forked child lacks.
+
+    In the child the library would wait for them forever, even with databases of the child's own. Each library has one
+    such object, a constant of a module, and the backend calls its methods before it uses the library.
+
+    joined_at_exit: whether the library joins the threads when the process ends, where a child would wait forever.
     """
 
-    def __init__(self, library: str) -> None:
+    def __init__(self, library: str, *, joined_at_exit: bool = False) -> None:
         self._library = library
+        self._joined_at_exit = joined_at_exit
         self._begun = False
         self._lacking = False
         remember(self)
@@ -99,10 +133,12 @@ class LibraryThreads:
             )
 
     def begin(self) -> None:
-        """Do as `check` does, and remember that the library is used from now on."""
+        """Call `check`, and record that the library is used from now on."""
         self.check()
         self._begun = True
 
     def leave_to_parent(self) -> None:
-        """Remember in a child that the threads are not there."""
+        """Record, in a forked child, that the threads don't exist there."""
+        if self._begun and not self._lacking and self._joined_at_exit:
+            _end_without_libraries()
         self._lacking = self._begun

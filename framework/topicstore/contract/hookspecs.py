@@ -2,7 +2,8 @@
 
 A plugin is a module or object behind an entry point of the group ``topicstore``; the entry's
 name is the plugin's. Registration hooks are called on every installed plugin. The others are
-called only on the plugins that a database was opened with (``open(..., plugins=[...])``).
+called only on the plugins that a database was opened with (``open(..., plugins=[...])``), and those that say who may
+do what only on the plugins that a server's settings name.
 
 Requests are mutable, because a wrapper can't rebind an argument: change ``request`` before
 ``yield``, the result after it. Batches go through these hooks, never single messages.
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from .plugin_specs import BackendSpec, LayoutSpec, WorkloadSpec
+    from .access import AuthenticationRequest, AuthorizationRequest
+    from .plugin_specs import BackendSpec, LayoutSpec, LogStoreSpec, WorkloadSpec
     from .replay_plan import ReplayPlan
     from .requests import (
-        IterateRequest,
-        NextResult,
         OpenDatabase,
+        ReadRequest,
+        ReadResult,
         ReplayRequest,
         StoreRequest,
         StoreResult,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 hookspec = pluggy.HookspecMarker("topicstore")
 
 hookimpl = pluggy.HookimplMarker("topicstore")
-"""Marks the functions of a plugin that implement a hook."""
+"""The decorator of a plugin's functions that implement hooks."""
 
 
 # --- registration -------------------------------------------------------------------
@@ -51,20 +53,35 @@ def topicstore_layouts() -> Sequence[LayoutSpec]:
 
 
 @hookspec
+def topicstore_logs() -> Sequence[LogStoreSpec]:
+    """Return the log stores that the plugin brings, one for each scheme of a URL."""
+    raise AssertionError("specification only")
+
+
+@hookspec
 def topicstore_workloads() -> Sequence[WorkloadSpec]:
     """Return the benchmark workloads that the plugin brings."""
     raise AssertionError("specification only")
 
 
-# --- data path: one implementation does the work, wrappers stand around it -----------
+@hookspec
+def topicstore_variables() -> Sequence[str]:
+    """Return the names of the environment variables that the plugin reads, if they begin with ``TOPICSTORE_``.
+
+    A variable with that prefix that no plugin names causes a warning, because it may be misspelt.
+    """
+    raise AssertionError("specification only")
+
+
+# --- data path: one implementation does the work, plugins wrap it --------------------
 
 
 @hookspec(firstresult=True)
 def topicstore_store(request: StoreRequest) -> StoreResult:
     """Store ``request.batch`` and, in the same engine writes, ``request.state``.
 
-    With ``request.destinations`` some rows go elsewhere than to the streams: a wrapper then returns as many
-    rows as it was given, each in its place.
+    With ``request.destinations`` some rows are not stored in the streams; a wrapper must then keep the number and the
+    order of the rows.
     """
     raise AssertionError("specification only")
 
@@ -76,17 +93,21 @@ def topicstore_streams(request: StreamsRequest) -> list[Stream]:
 
 
 @hookspec(firstresult=True)
-def topicstore_iterate(request: IterateRequest) -> NextResult:
-    """Fetch the next batch of ``request.iterator``. Every read passes here exactly once.
+def topicstore_read(request: ReadRequest) -> ReadResult:
+    """Fetch the next batch of ``request.cursor``. Every read passes through this hook exactly once.
 
-    Also those of messages kept beside the streams, such as retained ones: they are of generation 0.
+    So do reads of messages that are kept outside the streams, such as retained ones; their generation is 0.
     """
     raise AssertionError("specification only")
 
 
 @hookspec(firstresult=True)
 def topicstore_replay(request: ReplayRequest) -> ReplayPlan:
-    """Plan a replay: which streams, in which order. Its batches come through ``topicstore_iterate``."""
+    """Plan a replay: which streams, in which order. Its batches come through ``topicstore_read``.
+
+    A replay by timestamp compares the timestamps that were stored. A plugin that changes timestamps when messages are
+    read has to implement such replays itself.
+    """
     raise AssertionError("specification only")
 
 
@@ -95,19 +116,46 @@ def topicstore_replay(request: ReplayRequest) -> ReplayPlan:
 
 @hookspec
 def topicstore_opened(db: OpenDatabase) -> None:
-    """The database is open."""
+    """Called after the database was opened."""
 
 
 @hookspec
 def topicstore_generation_added(db: OpenDatabase, generation: int) -> None:
-    """A generation was added over all shards and is the current one."""
+    """Called after a generation was added to all shards; it is the current one."""
 
 
 @hookspec
 def topicstore_generation_dropped(db: OpenDatabase, generation: int) -> None:
-    """A generation was dropped over all shards; its messages are invisible."""
+    """Called after a generation was dropped from all shards; its messages are invisible."""
 
 
 @hookspec
 def topicstore_closed(db: OpenDatabase) -> None:
-    """The database is about to give back its files; nothing more will be stored."""
+    """Called before the database closes its files; nothing more will be stored."""
+
+
+# --- who may do what: a server asks the plugins that its settings name -------------------
+
+
+@hookspec
+def topicstore_authenticate(request: AuthenticationRequest) -> Sequence[str | bool | None]:
+    """Return for each of ``request.clients``, in their order, who it is.
+
+    A str is the name of the user that the client is; False refuses it; None leaves it to the next plugin, and at last
+    to the server's own settings. The first that says something counts. Called in a thread that is not the event
+    loop's, with the clients that came while the last call ran. If it raises, the clients are refused as if the server
+    were not available.
+    """
+    raise AssertionError("specification only")
+
+
+@hookspec
+def topicstore_authorize(request: AuthorizationRequest) -> Sequence[bool | None]:
+    """Return for each of ``request.questions``, in their order, whether the client may do it.
+
+    None leaves it to the next plugin, and at last to the server's access list. Answers are kept as long as the client
+    is connected. Called as `topicstore_authenticate`; if it raises, the answer is no, and is not kept; a client that is
+    connecting with a will, or to a session that it has, is refused as if the server were not available. Messages that
+    a subscription brings are not asked about.
+    """
+    raise AssertionError("specification only")

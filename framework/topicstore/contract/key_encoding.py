@@ -2,17 +2,17 @@
 
 The encoding
     A key of a keyspace without a shape, which is bytes, is stored as it is. A tuple is stored as its
-    numbers, unsigned and big-endian, one behind the other, each as wide as its keyspace's shape
+    numbers, unsigned and big-endian, one after the other, each as wide as its keyspace's shape
     says: with the shape ``(4, 8, 8)``, ``(1, 2, 3)`` is the 20 bytes
     ``00000001 0000000000000002 0000000000000003``.
 
 The order
     Encoded keys of one keyspace are ordered as the keys are: all tuples of a shape have the same
-    length, their most significant number comes first, and of each number the most significant byte.
-    Of two keys one is less than the other exactly if its encoding is.
+    length, their most significant number comes first, and so does each number's most significant byte.
+    Of two keys, one is less than the other if and only if its encoding is.
 
-A prefix, the same for all keys of a keyspace, comes in front for engines that keep several keyspaces in
-one map. It changes no order within the keyspace.
+Engines that keep several keyspaces in one map put a prefix before the keys, the same for all keys of a keyspace. It
+doesn't change the order within the keyspace.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import starmap
 from operator import itemgetter
+from typing import Generic, cast
 
-from .engine import Key, Keyspace
+from .engine import K, Key, Keyspace
 from .errors import InvalidArgumentError
 
 __all__ = ["KeyEncoding"]
@@ -31,37 +32,40 @@ __all__ = ["KeyEncoding"]
 _FORMATS = {4: "I", 8: "Q"}
 
 
-class KeyEncoding:
-    """How the keys of one keyspace become bytes and back; see the head of the module."""
+class KeyEncoding(Generic[K]):
+    """The encoding of the keys of one keyspace as bytes; see the head of the module."""
 
     __slots__ = ("_pack", "_prefix", "decode", "encode", "keyspace")
 
-    def __init__(self, keyspace: Keyspace, prefix: bytes = b"") -> None:
+    def __init__(self, keyspace: Keyspace[K], prefix: bytes = b"") -> None:
         self.keyspace = keyspace
         self._prefix = prefix
-        self.encode: Callable[[Key], bytes]
-        """Returns a key as bytes. Raises `InvalidArgumentError` for one that isn't of the keyspace."""
-        self.decode: Callable[[bytes], Key]
-        """Returns the key of encoded bytes."""
+        self.encode: Callable[[K], bytes]
+        """A function that returns a key as bytes. It raises `InvalidArgumentError` for a key that doesn't fit the
+        keyspace."""
+        self.decode: Callable[[bytes], K]
+        """A function that returns the key of encoded bytes."""
         if keyspace.shape is None:
             self.encode, self.decode = self._encode_bytes, itemgetter(slice(len(prefix), None))
         else:
             numbers = "".join(_FORMATS[width] for width in keyspace.shape)
             pack = struct.Struct(f">{len(prefix)}s{numbers}").pack
             self._pack: Callable[..., bytes] = partial(pack, prefix) if prefix else struct.Struct(f">{numbers}").pack
-            self.encode, self.decode = self._tuple_encoder(), struct.Struct(f">{len(prefix)}x{numbers}").unpack
+            unpack = struct.Struct(f">{len(prefix)}x{numbers}").unpack
+            self.encode, self.decode = self._tuple_encoder(), cast("Callable[[bytes], K]", unpack)
 
-    def encode_all(self, keys: Sequence[Key]) -> Sequence[bytes]:
-        """Return keys as bytes, all at once: faster than one by one. Raises as ``encode`` does."""
+    def encode_all(self, keys: Sequence[K]) -> Sequence[bytes]:
+        """Return keys as bytes; faster than encoding each. Raises as ``encode`` does."""
         types = set(map(type, keys))
         if self.keyspace.shape is None:
             if types <= {bytes}:
-                return [self._prefix + key for key in keys] if self._prefix else keys
+                encoded = cast("Sequence[bytes]", keys)
+                return [self._prefix + key for key in encoded] if self._prefix else encoded
         elif bytes not in types:
             try:
                 return list(starmap(self._pack, keys))
             except (struct.error, TypeError):
-                pass  # one of them isn't a key: which, is found below
+                pass  # one of them isn't a valid key; the code below finds it
         return list(map(self.encode, keys))
 
     def _encode_bytes(self, key: Key) -> bytes:
@@ -70,13 +74,13 @@ class KeyEncoding:
         return self._prefix + key
 
     def _tuple_encoder(self) -> Callable[[Key], bytes]:
-        """Return a function: it finds what it needs faster than a method does."""
+        """Return a function rather than define a method: it looks up its variables faster."""
         pack, keyspace = self._pack, self.keyspace
 
         def encode(key: Key) -> bytes:
             bad: Exception | None = None
             try:
-                if type(key) is not bytes:  # whose numbers would do as well
+                if type(key) is not bytes:  # struct would also accept the numbers in bytes
                     return pack(*key)
             except (struct.error, TypeError) as error:
                 bad = error

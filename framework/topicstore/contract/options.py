@@ -1,4 +1,4 @@
-"""Plugins' options: a frozen attrs class each, filled from what a person wrote."""
+"""Plugins' options: one frozen attrs class for each plugin, filled from names and values or texts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["NoOptions", "make_options", "options_dict"]
 
 @attrs.frozen
 class NoOptions:
-    """Of plugins that have none."""
+    """The options of a plugin that has none."""
 
 
 def make_options(plugin: str, options_class: type, values: Mapping[str, Any]) -> Any:
-    """Return an instance of ``options_class`` with ``values``; texts are read as the field's type.
+    """Return an instance of ``options_class`` with ``values``; a text is parsed as the field's type.
 
-    Raises `InvalidOptionError` naming the option: unknown, of the wrong type, or out of range.
+    Raises `InvalidOptionError`, which names the option, if one is unknown, of the wrong type or out of range.
     """
     known = [field.name for field in attrs.fields(options_class)]
     for name in values:
@@ -38,7 +38,7 @@ def make_options(plugin: str, options_class: type, values: Mapping[str, Any]) ->
 
 
 def _choices(options_class: type, reason: str) -> str:
-    """Return what may be chosen, where an error is about an option that is one of a few words."""
+    """Return the allowed values, if an error is about an option that has only a few."""
     named = re.search(r"`\$\.(\w+)`", reason)
     hints = typing.get_type_hints(options_class)
     choices = typing.get_args(hints.get(named[1])) if named else ()
@@ -46,7 +46,7 @@ def _choices(options_class: type, reason: str) -> str:
 
 
 def _read(value: Any) -> Any:
-    """Read lists that came as text, such as ``[100,20]`` from a command line."""
+    """Parse lists that are given as text, such as ``[100,20]`` on a command line."""
     if isinstance(value, str) and value[:1] == "[":
         try:
             return msgspec.json.decode(value)

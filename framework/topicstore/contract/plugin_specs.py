@@ -1,10 +1,10 @@
-"""What a plugin says of the backends, layouts and workloads it brings: frozen, and free of imports."""
+"""Specifications of the backends, layouts, log stores and workloads that a plugin has. Listing them imports none."""
 
 from __future__ import annotations
 
 import attrs
 
-__all__ = ["BackendSpec", "LayoutSpec", "PluginSpec", "WorkloadSpec"]
+__all__ = ["BackendSpec", "LayoutSpec", "LogStoreSpec", "PluginSpec", "WorkloadSpec"]
 
 
 def _frozenset(names: object) -> frozenset[str]:
@@ -13,41 +13,46 @@ def _frozenset(names: object) -> frozenset[str]:
 
 @attrs.frozen(kw_only=True)
 class PluginSpec:
-    """What all kinds have in common."""
+    """The fields that the specifications of all kinds have in common."""
 
     name: str
-    """Unique among its kind; what people write."""
+    """The name by which people select it, unique among its kind."""
     target: str
-    """``"module:Class"``, imported when first used, not when listed."""
+    """The class as ``"module:Class"``, imported when it is first used, not when it is listed."""
     summary: str
-    """One line for people."""
+    """A description in one line."""
     needs: tuple[str, ...] = ()
-    """Modules that the target imports and that may not be installed."""
+    """The modules that the target imports and that may not be installed."""
     install: str = ""
-    """What brings them: the argument of ``pip install``, such as ``topicstore[rocksdb]``."""
+    """The argument of ``pip install`` that installs those modules, such as ``topicstore[rocksdb]``."""
     advice: str = ""
-    """What to do instead where ``install`` brings nothing, such as on a Python without wheels."""
+    """A sentence on what to do where ``install`` doesn't help, for example on a version of Python without wheels."""
 
 
 @attrs.frozen(kw_only=True)
 class BackendSpec(PluginSpec):
-    """A `topicstore.contract.engine.Backend`."""
+    """The specification of a `topicstore.contract.engine.Backend`."""
 
     capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
-    """Of `topicstore.contract.engine.CAPABILITIES`, or a name of the plugin's own that its layouts require."""
+    """Names of `topicstore.contract.engine.CAPABILITIES`, or names of the plugin's own that its layouts require."""
     durability_note: str = ""
-    """What ``commit`` and ``sync`` mean here, if not what the contract says."""
+    """A sentence on what ``commit`` and ``sync`` mean for this backend, if it differs from the contract."""
 
 
 @attrs.frozen(kw_only=True)
 class LayoutSpec(PluginSpec):
-    """A `topicstore.contract.layout.Layout`."""
+    """The specification of a `topicstore.contract.layout.Layout`."""
 
     capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
     requires: frozenset[str] = attrs.field(default=frozenset(), converter=_frozenset)
-    """Capabilities of the backend without which a database is refused."""
+    """The capabilities that the layout needs of a backend; without them a database is refused."""
+
+
+@attrs.frozen(kw_only=True)
+class LogStoreSpec(PluginSpec):
+    """The specification of a `topicstore.contract.log_store.LogStore`. Its name is the scheme of its URLs."""
 
 
 @attrs.frozen(kw_only=True)
 class WorkloadSpec(PluginSpec):
-    """A source of messages for benchmarks."""
+    """The specification of a source of messages for benchmarks."""

@@ -1,8 +1,8 @@
-"""Positions: the one order of a shard.
+"""Positions: the order of the messages of a shard.
 
-A position is 64 unsigned bits, ``microseconds << 11 | counter``. Positions of a shard
-strictly increase and are never used twice, so one orders a shard's messages, finds a
-start time, and (with the shard) names a message. Times are microseconds since the epoch.
+A position is an unsigned 64-bit number, ``microseconds << 11 | counter``. Positions of a shard
+strictly increase and are never used twice, so they order a shard's messages, find the first one at or after
+a time, and (with the shard) identify a message. Times are microseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 COUNTER_BITS = 11
 MAX_TIME = (1 << 53) - (1 << 32)
-"""Largest time, in 2255: room is left below 64 bits for counters that overflow into the time."""
+"""The largest time, in the year 2255. It leaves room below 64 bits for counters that overflow into the time."""
 
 Positions = npt.NDArray[np.uint64]
 Times = npt.NDArray[np.int64]
@@ -48,12 +48,15 @@ def to_microseconds(time: int | datetime) -> int:
             raise InvalidArgumentError(f"{time!r} has no time zone")
         time = (time - _EPOCH) // _MICROSECOND
     if isinstance(time, bool) or not isinstance(time, int):
-        raise InvalidArgumentError(f"a time is microseconds since the epoch or a datetime, not {time!r}")
+        raise InvalidArgumentError(
+            "a time is whole microseconds since the epoch, a datetime with a time zone, a negative timedelta, or a text"
+            f" such as -2h, not {time!r}"
+        )
     return time
 
 
 def first_position(time: int) -> int:
-    """Return the lowest position of a time; times outside the range are clamped to it."""
+    """Return the lowest position of a time; a time outside the range is clamped to it."""
     return min(max(time, 0), MAX_TIME + 1) << COUNTER_BITS
 
 
@@ -63,7 +66,7 @@ def time_of(position: int) -> int:
 
 
 def span_text(microseconds: int) -> str:
-    """Return a length of time for people: ``859 days``, ``1.5 s``."""
+    """Return a length of time as text for people, such as ``859 days`` or ``1.5 s``."""
     for unit, name in ((86_400_000_000, "days"), (3_600_000_000, "hours"), (60_000_000, "minutes")):
         if microseconds >= 2 * unit:
             return f"{microseconds // unit:,} {name}"
@@ -71,19 +74,19 @@ def span_text(microseconds: int) -> str:
 
 
 def commit_positions(last: int, now: int, rows: int) -> Positions:
-    """Return positions for ``rows`` messages committed at ``now``, behind position ``last``."""
+    """Return positions for ``rows`` messages committed at ``now``, all above position ``last``."""
     return consecutive_positions(max(last + 1, first_position(now)), rows)
 
 
 def consecutive_positions(first: int, rows: int) -> Positions:
-    """Return the positions from ``first`` on."""
-    # Ten times as fast as np.arange with numbers of this size, which it counts up as objects.
+    """Return ``rows`` consecutive positions, starting with ``first``."""
+    # Ten times as fast as np.arange, which makes Python objects of numbers of this size.
     offsets = _OFFSETS[:rows] if rows <= len(_OFFSETS) else np.arange(rows, dtype=np.uint64)
     return offsets + np.uint64(first)
 
 
 def late_rows(last_time: int, times: Times) -> npt.NDArray[np.bool_]:
-    """Say of each row whether it is older than what came before it: ``last_time`` or an earlier row."""
+    """Return, for each row, whether it is older than ``last_time`` or an earlier row."""
     newest = np.maximum.accumulate(np.concatenate(([last_time], times)))[:-1]
     return times < newest
 
@@ -91,8 +94,8 @@ def late_rows(last_time: int, times: Times) -> npt.NDArray[np.bool_]:
 def message_positions(last: int, times: Times) -> Positions:
     """Return positions from the messages' own times: each ``max(previous + 1, time << 11)``.
 
-    Without a loop: with n rows, p[i] = max over j <= i of (time[j] << 11) + (i - j), and
-    last + 1 + i. Adding n - 1 - j before the running maximum keeps everything unsigned.
+    This needs no loop: of n rows, p[i] is the maximum of last + 1 + i and, over all j <= i, of
+    (time[j] << 11) + (i - j). Adding n - 1 - j before the running maximum keeps everything unsigned.
     """
     rows = len(times)
     index = np.arange(rows, dtype=np.uint64)

@@ -1,25 +1,60 @@
-"""What ``topicstore_replay`` returns: which streams a replay reads, and in which order."""
+"""The result of ``topicstore_replay``: the streams that a replay reads, their order, and the bounds of messages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
-from .iterators import Iterator
+from .columns import Column, Constant, to_integers
+from .cursors import Cursor
 
-__all__ = ["GenerationPlan", "Order", "ReplayPlan", "ShardPlan"]
+__all__ = ["By", "GenerationPlan", "Order", "ReplayPlan", "ShardPlan", "TimeRange"]
 
-Order = Literal["time"]
+Order = Literal["time", "any"]
+"""``"time"`` merges everything by position, then by shard; ``"any"`` keeps each publisher's order in each topic."""
+By = Literal["position", "timestamp"]
+"""The times with which a replay's bounds are compared: those of positions, or the messages' own timestamps."""
+
+
+@attrs.frozen
+class TimeRange:
+    """Timestamps from ``start``, inclusive, to ``until``, exclusive, in microseconds since the epoch."""
+
+    start: int = 0
+    until: int | None = None
+    """The end, exclusive; None if there is no end."""
+
+    def overlaps(self, least: int, greatest: int) -> bool:
+        """Return whether the range has a timestamp from ``least`` to ``greatest``, inclusive."""
+        return greatest >= self.start and (self.until is None or least < self.until)
+
+    def overlaps_any(self, spans: Iterable[tuple[int, int]]) -> bool:
+        """Return whether the range has a timestamp in one of the spans, whose ends are inclusive."""
+        return any(self.overlaps(*span) for span in spans)
+
+    def rows(self, timestamps: Column) -> npt.NDArray[np.intp] | None:
+        """Return the indices of the rows whose timestamps are in the range, in order; None if all rows are."""
+        if isinstance(timestamps, Constant):
+            value = timestamps.value
+            return None if self.overlaps(value, value) else np.empty(0, np.intp)
+        times = to_integers(timestamps)
+        among = times >= self.start if self.until is None else (times >= self.start) & (times < self.until)
+        return None if among.all() else np.flatnonzero(among)
 
 
 @attrs.frozen
 class GenerationPlan:
-    """One generation's part of a replay, within its shard."""
+    """The part of a replay that reads one generation of one shard."""
 
-    iterators: list[Iterator]
+    cursors: list[Cursor]
     epoch: int
-    """Positions within which its streams are not in order (`topicstore.contract.layout.Slab.epoch`)."""
+    """The number of positions within which its streams are not in order (`topicstore.contract.layout.Slab.epoch`)."""
+    bound: int = (1 << 64) - 1
+    """The highest position of this part to return, if that is below the shard's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,15 +65,17 @@ class ShardPlan:
     bound: int
     """The highest position to return."""
     generations: list[GenerationPlan]
-    """In their order: one begins when the one before has ended."""
+    """The parts in the order in which they are read, each after the one before has ended. A generation may have
+    several parts."""
 
 
 @attrs.frozen(kw_only=True)
 class ReplayPlan:
-    """What a replay reads. Fixed when the replay is asked for."""
+    """The plan of a replay, which is fixed when the replay is requested."""
 
     shards: list[ShardPlan]
-    order: Order | None
-    """``"time"`` merges everything by position; None gives each publisher's and topic's own order."""
+    order: Order
     batch_size: int
-    """Messages that are fetched at once."""
+    """The number of messages to fetch at once."""
+    timestamps: TimeRange | None
+    """The range in which a message's own timestamp must lie for it to be returned; None returns all."""

@@ -1,4 +1,4 @@
-"""What goes into the data-path hooks, and what comes out of them."""
+"""The requests that the data-path hooks take, and the results that they return."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from .batch import MessageBatch
-from .iterators import Iterator
+from .cursors import Cursor
 from .model import MessageId
-from .replay_plan import Order
+from .replay_plan import Order, TimeRange
 from .state import State, StateWrite
 from .topics import TopicFilter
 
 __all__ = [
     "Destinations",
-    "IterateRequest",
-    "NextResult",
     "OpenDatabase",
+    "ReadRequest",
+    "ReadResult",
     "ReplayRequest",
     "StoreRequest",
     "StoreResult",
@@ -32,18 +32,18 @@ __all__ = [
 
 
 class OpenDatabase(Protocol):
-    """What hooks may know of the database that they are called for."""
+    """The database that a hook is called for, as far as hooks may use it."""
 
     @property
     def path(self) -> Path:
-        """Its directory, as an absolute path."""
+        """The database's directory, as an absolute path."""
 
     @property
     def id(self) -> bytes:
-        """Sixteen bytes, the same for all copies of it, and in every iterator."""
+        """The database's id: sixteen bytes, the same for all copies of it, and part of every cursor."""
 
     def clock(self) -> int:
-        """Return the present: microseconds since the epoch, by the clock that it was opened with."""
+        """Return the present time in microseconds since the epoch, by the clock that the database was opened with."""
 
     def state(self, shard: int) -> State:
         """Return the state of a shard."""
@@ -51,115 +51,121 @@ class OpenDatabase(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Destinations:
-    """Where the rows of a batch go, if not all of them to the streams and nowhere else."""
+    """The destinations of a batch's rows, if some are not stored in the streams or not only there."""
 
     stored: npt.NDArray[np.bool_]
-    """A value for each row: whether it goes to the streams."""
+    """Whether each row is stored in the streams."""
     keyed: Mapping[int, tuple[int, bytes]] = attrs.field(factory=dict)
-    """Rows to be stored under a key (`topicstore.storage.keyed_messages`), with shard and key; a key has its last."""
+    """The shard and key of each row that is stored under a key (`topicstore.storage.keyed_messages`). A key keeps the
+    last message that was stored under it."""
 
 
 @attrs.define(kw_only=True)
 class StoreRequest:
-    """Store a batch."""
+    """A request to store a batch."""
 
     db: OpenDatabase
     batch: MessageBatch
     state: Mapping[int, Sequence[StateWrite]] = attrs.field(factory=dict)
-    """State writes by shard, each shard's committed in one engine write with its messages."""
+    """State writes by shard; those of a shard are committed in one engine write with its messages."""
     destinations: Destinations | None = None
-    """None: all rows go to the streams. Else the batch must keep its rows, each in its place."""
+    """The destinations of the rows, or None if all rows are stored in the streams. If it is set, hooks must keep the
+    number and the order of the batch's rows."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class StoreResult:
-    """What was stored. All of it is visible to the next read, and durable as the database was told."""
+    """The result of a store. Its messages are visible to the next read, and durable as ``durability`` says."""
 
     count: int
-    """How many messages."""
+    """The number of messages stored."""
     lifted: int = 0
-    """How many were late and took the next position instead of their own (``late="lift"``)."""
+    """The number of late messages that took the next position instead of their own (``late="lift"``)."""
     rejoin: Callable[[], MessageBatch] = attrs.field(repr=False)
-    """Makes `batch`, which few callers look at."""
+    """A function that makes `batch`, which few callers use."""
 
     @functools.cached_property
     def batch(self) -> MessageBatch:
-        """Return the messages with shards, positions and times, in the order handed in."""
+        """The messages with shards, positions and times, in the order in which they were given."""
         return self.rejoin()
 
     @property
     def ids(self) -> list[MessageId]:
-        """Return the messages' ids, in the order handed in."""
+        """The messages' ids, in the order in which the messages were given."""
         return self.batch.ids() if self.count else []
 
 
 @attrs.frozen(kw_only=True)
 class Stream:
-    """A sequence of messages that is read in order, with `Database.iterate` and `Database.next`.
+    """A sequence of messages that is read in order, with `Database.cursor` and `Database.read`.
 
-    Streams of different shards are independent. Within a shard, read those of a generation only
-    after the end of the streams of the one before; within one generation they are independent.
+    Streams of different shards are independent, and so are those of one generation. Within a shard, read the streams
+    of a generation only after the end of all streams of the previous one.
     """
 
     shard: int
     generation: int
     number: int
-    """Unique within shard and generation."""
+    """The stream's number, unique within shard and generation."""
     pattern: str
     """A topic filter that all topics of the stream match; see `topicstore.contract.layout.StreamInfo`."""
     sealed: bool
-    """The generation takes no more messages."""
+    """Whether the generation takes no more messages."""
 
 
 @attrs.define(kw_only=True)
 class StreamsRequest:
-    """List streams."""
+    """A request to list streams."""
 
     db: OpenDatabase
     topic_filter: TopicFilter
     start: int
-    """Microseconds since the epoch, inclusive."""
+    """The time from which messages are wanted, in microseconds since the epoch, inclusive."""
 
 
 @attrs.define(kw_only=True)
-class IterateRequest:
-    """Fetch a batch."""
+class ReadRequest:
+    """A request to fetch a batch."""
 
     db: OpenDatabase
-    iterator: Iterator
-    """In generation 0, the messages that a shard keeps beside its streams (`topicstore.storage.keyed_messages`)."""
+    cursor: Cursor
+    """The place to read from. A cursor of generation 0 reads the messages that a shard keeps outside its streams
+    (`topicstore.storage.keyed_messages`)."""
     limit: int
     until: int | None = None
-    """Microseconds since the epoch, exclusive."""
+    """The time up to which to read, in microseconds since the epoch, exclusive; None for no limit."""
     bound: int | None = None
-    """Highest position to return, inclusive, if lower than the watermark."""
+    """The highest position to return, inclusive, if it is below the watermark."""
     timeout: float | None = None
-    """Seconds."""
+    """Seconds after which the read returns the messages that it has; None for no limit."""
 
 
 @attrs.frozen(kw_only=True)
-class NextResult:
-    """One batch of an iterator."""
+class ReadResult:
+    """One batch of a cursor."""
 
     batch: MessageBatch
-    """Messages with shards and positions. May be empty: that is not the end."""
-    iterator: Iterator
-    """Where to go on."""
+    """The messages, with shards and positions. An empty batch doesn't mean that the stream has ended."""
+    cursor: Cursor
+    """The place from which to read on."""
     end_of_stream: bool
-    """Nothing will ever follow: the generation is sealed and all of the stream was read."""
+    """Whether nothing will ever follow, because the generation is sealed and all of the stream was read."""
     caught_up: bool
-    """Nothing more was visible (below ``until``) when the batch was fetched."""
+    """Whether no more messages were visible (below ``until``) when the batch was fetched."""
 
 
 @attrs.define(kw_only=True)
 class ReplayRequest:
-    """Plan a replay."""
+    """A request to plan a replay."""
 
     db: OpenDatabase
     topic_filter: TopicFilter
     start: int
-    """Microseconds since the epoch, inclusive."""
+    """The time of the first position, in microseconds since the epoch, inclusive."""
     until: int | None
-    """Microseconds since the epoch, exclusive."""
-    order: Order | None
+    """The time of the last position, in microseconds since the epoch, exclusive; None for no end."""
+    order: Order
     batch_size: int
+    timestamps: TimeRange | None = None
+    """The range in which a message's own timestamp, as it was stored, must lie; None for all. The plan that a hook
+    returns must have the same range."""

@@ -1,18 +1,18 @@
-"""What a store may write beside messages: small values of a shard, each on a condition, in the same engine write."""
+"""State: small values of a shard, written on a condition, in the same engine write as messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
-import attrs
+import msgspec
 
 from .errors import InvalidArgumentError
 
 __all__ = ["ANY", "AnyValue", "State", "StateWrite"]
 
 _FRAMEWORK = (b"\0", b"\1")
-"""What the keys of the logical layer, and of what stands on it, begin with."""
+"""The prefixes that are reserved for keys of the logical layer and of the framework's parts that use it."""
 
 
 class AnyValue:
@@ -23,18 +23,17 @@ class AnyValue:
 
 
 ANY: Final = AnyValue()
-"""No condition: write whatever is there."""
+"""The value of ``expect`` that sets no condition: the write replaces any value."""
 
 
-@attrs.frozen
-class StateWrite:
-    """Set ``key`` to ``value`` (None deletes it), if its value is ``expect`` (None: if absent)."""
+class StateWrite(msgspec.Struct, frozen=True, gc=False):
+    """A write that sets ``key`` to ``value`` (None deletes it) if its value is ``expect`` (None: if it is absent)."""
 
     key: bytes
     value: bytes | None
     expect: bytes | AnyValue | None = ANY
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         if not isinstance(self.key, bytes) or not self.key or not self._permitted():
             raise InvalidArgumentError(f"a state key is bytes that don't begin with zero or one, not {self.key!r}")
         if self.value is not None and not isinstance(self.value, bytes):
@@ -51,7 +50,7 @@ class State(Protocol):
         """Return the value of ``key``, or None."""
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of all keys that begin with ``prefix``, in order, as of the first item."""
+        """Yield (key, value) of all keys that begin with ``prefix``, in order, as they are when the first is read."""
 
     def write(self, writes: Iterable[StateWrite]) -> None:
         """Commit the writes together; raise `StateConflictError`, with nothing written, if a condition doesn't hold."""

@@ -1,22 +1,27 @@
 """Topic names and topic filters by the rules of MQTT 5.
 
 Source: MQTT Version 5.0 (OASIS Standard), sections 1.5.4 and 4.7.
-Matching works on whole levels; nothing is normalised, so ``a//b`` has an empty level and
+Matching compares whole levels, and nothing is normalised: ``a//b`` has an empty level, and
 ``/a`` differs from ``a``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .errors import InvalidArgumentError, InvalidFilterError, InvalidTopicError
 
-__all__ = ["MAX_TOPIC_BYTES", "TopicFilter", "check_topic", "check_utf8", "matches"]
+__all__ = ["MAX_TOPIC_BYTES", "TopicFilter", "check_topic", "check_utf8", "matches", "matches_any"]
 
 MAX_TOPIC_BYTES = 65_535
-"""Most bytes of a topic, a filter or a client id, in UTF-8."""
+"""The largest size of a topic, a filter or a client id in bytes of UTF-8 (section 1.5.4)."""
 
 
 def check_utf8(text: object, what: str, error: type[InvalidArgumentError]) -> str:
-    """Return a text that MQTT can carry: no NUL, no unpaired surrogate, at most `MAX_TOPIC_BYTES`."""
+    """Return a text if MQTT can carry it: it has no NUL, no unpaired surrogate, and at most `MAX_TOPIC_BYTES` bytes.
+
+    Raises ``error`` otherwise.
+    """
     if not isinstance(text, str):
         raise error(f"a {what} is a str, not {type(text).__name__}")
     if "\0" in text:
@@ -39,8 +44,8 @@ def _check_text(text: object, what: str, error: type[InvalidArgumentError]) -> s
 def check_topic(topic: object) -> str:
     """Return ``topic`` if a message can be published to it.
 
-    Raises `InvalidTopicError` otherwise: not a str, empty, over 65,535 bytes of UTF-8,
-    a NUL or an unpaired surrogate in it, or a wildcard character.
+    Raises `InvalidTopicError` if it is not a str, is empty, is longer than 65,535 bytes of UTF-8, or has
+    a NUL, an unpaired surrogate or a wildcard character.
     """
     text = _check_text(topic, "topic", InvalidTopicError)
     if "+" in text or "#" in text:
@@ -51,7 +56,7 @@ def check_topic(topic: object) -> str:
 class TopicFilter:
     """A validated topic filter, split once so that matching is quick.
 
-    Raises `InvalidFilterError` if ``text`` breaks the rules. Equal if the texts are equal; hashable.
+    Raises `InvalidFilterError` if ``text`` breaks the rules. Filters are equal if their texts are, and hashable.
     """
 
     __slots__ = ("_literal", "_open_ended", "levels", "text")
@@ -69,17 +74,17 @@ class TopicFilter:
 
     @property
     def literal(self) -> bool:
-        """True if there is no wildcard in it: it matches the one topic that it spells."""
+        """Whether the filter has no wildcard, so that it matches only the topic with the same text."""
         return self._literal
 
     def level(self, depth: int) -> str:
-        """Return what is asked of a level, counted from 0: its text, or ``+`` if it may be any, or missing."""
+        """Return the text that a topic's level, counted from 0, must have, or ``+`` if any will do, or none."""
         if depth < len(self.levels) and self.levels[depth] != "#":
             return self.levels[depth]
         return "+"
 
     def matches(self, topic: str) -> bool:
-        """Say whether ``topic``, a valid topic name, matches."""
+        """Return whether ``topic``, a valid topic name, matches."""
         if self._literal:
             return topic == self.text
         mine = self.levels
@@ -104,6 +109,11 @@ class TopicFilter:
         return f"TopicFilter({self.text!r})"
 
 
+def matches_any(topic_filters: Iterable[TopicFilter], topic: str) -> bool:
+    """Return whether ``topic``, a valid topic name, matches one of the filters."""
+    return any(topic_filter.matches(topic) for topic_filter in topic_filters)
+
+
 def matches(topic_filter: str, topic: str) -> bool:
-    """Say whether ``topic`` matches ``topic_filter``; both are checked first."""
+    """Return whether ``topic`` matches ``topic_filter``; both are checked first."""
     return TopicFilter(topic_filter).matches(check_topic(topic))

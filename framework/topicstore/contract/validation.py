@@ -1,7 +1,7 @@
-"""What a message must be to enter a store, checked a column at a time.
+"""The checks of messages that are to be stored, made a column at a time.
 
 Each function takes the values of one field for all rows of a batch and returns the column
-to keep, folded to a `Constant` where all rows are equal. The first bad row raises, naming itself.
+to keep, folded to a `Constant` if all rows are equal. It raises for the first bad row, and names it.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ __all__ = [
     "check_qos",
     "check_timestamps",
     "check_topics",
+    "sized_payloads",
 ]
 
 _KNOWN_TEXTS, _KNOWN_CHARACTERS = 65_536, 1 << 24
 _SHORT = 0xFFFF // 4
-"""Characters that can't have too many bytes, whatever they are."""
+"""The number of characters that never need more than 65,535 bytes in UTF-8."""
 _TWO_BYTES, _FOUR_BYTES = 0xFFFF, 0xFFFF_FFFF
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 class _Known:
-    """Texts that have passed their check before. Bounded in number and size: at the limit it starts anew."""
+    """A cache of texts that have passed their check. It is bounded in number and size, and cleared at the limit."""
 
     def __init__(self, check: Callable[[Any], None], forbidden: str) -> None:
         self._check = check
         self._forbidden = forbidden
-        """Characters without which a text that is neither empty nor long is good."""
+        """The characters that a text must not have; a text without them that is neither empty nor long is good."""
         self._texts: set[str] = set()
         self._characters = 0
 
     def check(self, values: list[Any]) -> Column:
         column = fold(values)
         texts = [column.value] if isinstance(column, Constant) else values
-        # Of exactly this type: what equals a known text but isn't one would fail further down.
+        # The type must be exactly str: a value of another type that equals a known text would fail later.
         if list(map(type, texts)).count(str) == len(texts):
             if self._texts.issuperset(texts):
                 return column
@@ -65,7 +66,7 @@ class _Known:
         return column
 
     def _all_good(self, texts: set[str]) -> bool:
-        """Say whether texts are good beyond doubt: all at once, a fraction of what checking each costs."""
+        """Return whether all texts are certainly good. One check of all costs a fraction of checking each."""
         joined = "".join(texts)
         if "" in texts or max(map(len, texts), default=0) > _SHORT or any(map(joined.__contains__, self._forbidden)):
             return False
@@ -101,32 +102,38 @@ check_client_ids = _Known(_check_client_id, "\0").check
 
 
 def check_payloads(values: list[Any]) -> Column:
-    """Payloads are bytes, at most `MAX_PAYLOAD` of them."""
+    """Check that payloads are bytes, at most `MAX_PAYLOAD` of them."""
+    return sized_payloads(values)[0]
+
+
+def sized_payloads(values: list[Any]) -> tuple[Column, int]:
+    """Check payloads as `check_payloads` does; return them, and their bytes together."""
     if list(map(type, values)).count(bytes) != len(values):
         for index, value in enumerate(values):
             if type(value) is not bytes:
                 raise InvalidMessageError(f"a payload is bytes, not {type(value).__name__}", index)
-    if sum(map(len, values)) > MAX_PAYLOAD:  # else none can be
+    size = sum(map(len, values))
+    if size > MAX_PAYLOAD:  # otherwise no single one exceeds it
         for index, value in enumerate(values):
             if len(value) > MAX_PAYLOAD:
                 raise MessageTooLargeError(f"the payload has {len(value):,} bytes, more than {MAX_PAYLOAD:,}", index)
-    return values
+    return values, size
 
 
 def _shown(value: object) -> str:
-    """Return what an error says about a value, however large the value is."""
+    """Return a short description of a value, for an error, however large the value is."""
     try:
         text = repr(value)
-    except ValueError:  # Python spells out no integer of more than 4,300 digits
+    except ValueError:  # Python converts no integer of more than 4,300 digits to text
         return f"so large a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _check_members(values: list[Any], allowed: tuple[Any, ...], what: str) -> Column:
-    """Small sets of values, compared by type too: neither 1.0 nor "1" is a QoS, nor True.
+    """Check that all values are allowed ones of the right type: neither 1.0 nor "1" nor True is a QoS.
 
-    Each allowed value is one byte of msgpack, which no other value is: encoding all of them checks
-    value, type and equality a byte at a time, in a third of the time that Python's sets take.
+    Each allowed value is one byte of msgpack that no other value has. So encoding all values checks
+    value, type and equality a byte at a time, in a third of the time that Python's sets need.
     """
     good = {_ENCODER.encode(value): value for value in allowed}
     rows = len(values)
@@ -146,17 +153,17 @@ def _check_members(values: list[Any], allowed: tuple[Any, ...], what: str) -> Co
 
 
 def check_qos(values: list[Any]) -> Column:
-    """QoS is 0, 1 or 2."""
+    """Check that every QoS is 0, 1 or 2."""
     return _check_members(values, (0, 1, 2), "a QoS is 0, 1 or 2")
 
 
 def check_flags(values: list[Any]) -> Column:
-    """Retain is True or False."""
+    """Check that every RETAIN flag is True or False."""
     return _check_members(values, (False, True), "retain is True or False")
 
 
 def check_timestamps(values: list[Any]) -> Column:
-    """Timestamps are None or microseconds since the epoch, from 0 to `MAX_TIME`."""
+    """Check that timestamps are None or microseconds since the epoch, from 0 to `MAX_TIME`."""
     column = fold(values)
     if isinstance(column, Constant) and column.value is None:
         return column
@@ -171,7 +178,7 @@ def check_timestamps(values: list[Any]) -> Column:
 
 
 def check_properties(values: list[Any]) -> Column:
-    """Properties are None or a `Properties` that MQTT 5 can carry."""
+    """Check that properties are None or a `Properties` that MQTT 5 can carry (section 3.3.2.3)."""
     if values[0] is None and values.count(None) == len(values):
         return Constant(None, len(values))
     for index, value in enumerate(values):
@@ -217,7 +224,7 @@ def _check_user_properties(pairs: Any) -> None:
 
 
 def check_equal_lengths(lengths: Iterable[int]) -> None:
-    """All columns of a batch have the same number of rows."""
+    """Check that all columns of a batch have the same number of rows."""
     if len(set(lengths)) > 1:
         raise InvalidMessageError("the columns of a batch have different lengths")
 
@@ -231,4 +238,4 @@ CHECKS: dict[str, Callable[[list[Any]], Column]] = {
     "timestamps": check_timestamps,
     "properties": check_properties,
 }
-"""The check of each column of a `topicstore.MessageBatch`, for rows that are not none."""
+"""The check of each column of a `topicstore.MessageBatch`, for a batch that has rows."""

@@ -1,14 +1,14 @@
-"""`ArchiveSlab`: a generation that is read from its export as if it were local. It can't be changed.
+"""`ArchiveSlab`: a generation that is read from its export as if it were local, and can't be changed.
 
 It is one stream in order of positions. A place is ``"parquet"``, a zero byte and the next position, 8 bytes
-big-endian; one of any other form is of the time when the generation was local.
+big-endian; one of any other form is from the time when the generation was local.
 
-A read passes over row groups by the positions that `topicstore.lifecycle.export_format.Contents` notes of them. Of
-the others it looks at topics and positions first, and at the rest only if a topic matches. Whatever is read of
-a file is held against its digests. What is damaged or missing is an error that names the place whenever it is asked
-for, and only then: a disk that comes back needs no reopening.
+A read skips row groups by their positions in `topicstore.lifecycle.export_format.Contents`. Of the others it reads
+topics and positions first, and the rest only if a topic matches. All bytes read are checked against the digests.
+Damaged or missing data raises an error that names the place whenever it is read, and only then: after a disk comes
+back, no reopening is needed.
 
-Decoded row groups of all exports that a process reads are kept, up to `_KEPT_BYTES` together, for readers who come
+Decoded row groups of all exports that a process reads are kept, up to `_KEPT_BYTES` together, for readers that come
 back for the next batch.
 """
 
@@ -35,6 +35,7 @@ import xxhash
 from topicstore.contract.arrow import SCHEMA
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts
+from topicstore.contract.cursors import Cursor
 from topicstore.contract.engine import WriteBatch
 from topicstore.contract.errors import (
     CorruptionError,
@@ -43,12 +44,12 @@ from topicstore.contract.errors import (
     GenerationError,
     NewerFormatError,
 )
-from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.forking import remember
 from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
 from topicstore.contract.model import Properties
 from topicstore.contract.positions import Positions
 from topicstore.contract.replay_plan import GenerationPlan, ReplayPlan, ShardPlan
-from topicstore.contract.requests import NextResult
+from topicstore.contract.requests import ReadResult
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage.disk_errors import shortage_told
 from topicstore.storage.replays import run
@@ -62,9 +63,9 @@ _TAG = b"parquet\0"
 _KEPT_BYTES = 64 << 20
 _BATCH, _BATCH_BYTES = 16_384, 8 << 20
 _KNOWN = 256
-"""Filters of which a slab keeps whether they match anything."""
+"""Number of filters for which a slab keeps whether they match any topic."""
 _FILTERS = 4
-"""Filters whose matches in a row group are kept with it."""
+"""Number of filters whose matching rows are kept with a row group."""
 _FIRST = ["topic", "position"]
 _REST = [name for name in SCHEMA.names if name not in ("topic", "properties")]
 _CODED = ["topic", "client_id"]
@@ -126,7 +127,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 class _File:
-    """One part, whose metadata was read and checked."""
+    """One part whose metadata has been read and checked."""
 
     def __init__(self, path: Path, part: Part) -> None:
         self._path = path
@@ -141,7 +142,7 @@ class _File:
         self._metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return columns of a row group. Raises `ValueError` if their bytes are not those that were written."""
+        """Return columns of a row group. Raises `ValueError` if their bytes differ from those that were written."""
         wanted = set(columns)
         leaves = [self._metadata.schema.column(leaf).path.split(".")[0] for leaf in range(self._metadata.num_columns)]
         digests = self._part.groups[group].chunks
@@ -158,7 +159,7 @@ class _File:
 
 
 class _Place(NamedTuple):
-    """Where a row group is."""
+    """The location of a row group."""
 
     part: int
     number: int
@@ -166,7 +167,7 @@ class _Place(NamedTuple):
 
 
 class _RowGroup:
-    """A row group that is decoded as far as it was needed."""
+    """A row group that is decoded as far as needed."""
 
     def __init__(self, first: pa.Table) -> None:
         self.positions: Positions = first["position"].to_numpy()
@@ -188,16 +189,21 @@ class _RowGroup:
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes."""
+        """The approximate number of bytes that it takes."""
         return 12 * len(self.positions) + (0 if self.rest is None else self.rest.nbytes)
 
 
 class _Kept:
-    """The row groups used last, of all slabs of the process."""
+    """The row groups used most recently, of all slabs of the process. A forked child begins with none."""
 
     def __init__(self) -> None:
+        self.leave_to_parent()
+        remember(self)
+
+    def leave_to_parent(self) -> None:
+        """Start empty and with a new lock in a forked child: a thread that held the old one doesn't exist there."""
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._groups: OrderedDict[tuple[object, int, int], tuple[_RowGroup, int]] = OrderedDict()
         self._size = 0
 
@@ -209,12 +215,12 @@ class _Kept:
             return None if found is None else found[0]
 
     def keep(self, key: tuple[object, int, int], group: _RowGroup) -> None:
-        """Keep it as the last one used, at the size that it has now."""
+        """Keep a row group as the most recently used one, with its current size."""
         with self._lock:
             self._remove_locked(key)
             self._groups[key] = group, group.size
             self._size += group.size
-            while self._size > _KEPT_BYTES:  # the last one too: it may be of a payload as large as all others
+            while self._size > _KEPT_BYTES:  # the last one too: a single payload may be as large as the limit
                 self._remove_locked(next(iter(self._groups)))
 
     def _remove_locked(self, key: tuple[object, int, int]) -> None:
@@ -229,7 +235,7 @@ _kept = _Kept()
 
 
 class ArchiveSlab(Slab):
-    """A generation in a directory of an export, which is looked at when something is asked of it."""
+    """A generation in a directory of an export, which is read when it is needed."""
 
     def __init__(self, directory: Path, database: str, shard: int, generation: int, messages: int) -> None:
         self.counters = ReadCounters()
@@ -247,7 +253,7 @@ class ArchiveSlab(Slab):
 
     @property
     def contents(self) -> Contents:
-        """What the export says of itself. Raises `CorruptionError` if it is not there, or not this generation's."""
+        """The contents file of the export. Raises `CorruptionError` if it is missing, or of another generation."""
         if self._contents is None:
             with self._named(self._directory):
                 contents = read_contents(self._directory)
@@ -271,7 +277,7 @@ class ArchiveSlab(Slab):
 
     @contextmanager
     def _named(self, path: Path, within: str = "") -> Iterator[None]:
-        """Turn whatever can be wrong with a file into damage of that place; that it can't be opened is none."""
+        """Turn errors of a file into damage at that place, except that it can't be opened."""
         try:
             with shortage_told():
                 yield
@@ -285,7 +291,7 @@ class ArchiveSlab(Slab):
     # --- reading ---
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
-        """Return the one stream; none if it is known that no topic matches."""
+        """Return the only stream; an empty list if it is known that no topic matches."""
         return [StreamInfo(stream=_STREAM, pattern="#")] if self._messages and self._may_match(topic_filter) else []
 
     def _may_match(self, topic_filter: TopicFilter) -> bool:
@@ -298,7 +304,7 @@ class ArchiveSlab(Slab):
         return found
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """A place is a position, and tells itself apart from those of layouts."""
+        """Return the place of a position, in a form that differs from the places of layouts."""
         if stream != _STREAM:
             raise KeyError(stream)
         return _place_at(position)
@@ -316,7 +322,7 @@ class ArchiveSlab(Slab):
     ) -> SlabStep:
         """Read row groups from the place on until there are enough rows.
 
-        Raises `GenerationArchivedError` for a place of the time when the generation was local.
+        Raises `GenerationArchivedError` for a place from the time when the generation was local.
         """
         at = start = self._position_of(stream, place)
         batches: list[MessageBatch] = []
@@ -339,13 +345,13 @@ class ArchiveSlab(Slab):
         if stream != _STREAM or len(place) != len(_TAG) + 8 or not place.startswith(_TAG):
             _, shard, generation, _ = self._whose
             raise GenerationArchivedError(
-                f"generation {generation} of shard {shard} was archived since the iterator was made; "
-                "all its messages are there: begin anew behind the last that was read"
+                f"generation {generation} of shard {shard} was archived since the cursor was made; "
+                "all its messages are there: begin again after the last that was read"
             )
         return int.from_bytes(place[len(_TAG) :], "big")
 
     def _behind(self, position: int) -> Iterator[_Place]:
-        """Yield the row groups that don't end before a position."""
+        """Yield the row groups that don't end before a position, in order."""
         if self.contents.messages:
             begin = bisect_left(self._places, position, key=lambda where: where.group.last)
             yield from self._places[begin:]
@@ -383,7 +389,7 @@ class ArchiveSlab(Slab):
             return file.read(where.number, columns)
 
     def _batch(self, where: _Place, group: _RowGroup, rows: Rows, limit_bytes: int) -> tuple[MessageBatch, int]:
-        """Return rows, as many as have about so many bytes of payloads, and those bytes."""
+        """Return as many of the rows as have about ``limit_bytes`` bytes of payloads, and the number of these bytes."""
         rest = group.rest
         if rest is None:
             rest = group.rest = self._read(where, _rest_of(where.group)).combine_chunks()
@@ -425,14 +431,16 @@ class ArchiveSlab(Slab):
         """Raise `GenerationError`."""
         self._refuse()
 
-    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+    def delete(
+        self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
+    ) -> Iterator[DeleteStep]:
         """Raise `GenerationError`."""
         self._refuse()
 
     # --- care ---
 
     def info(self) -> SlabInfo:
-        """Say where it is, and how large; or what is wrong with it."""
+        """Return its location and size, or a description of its damage."""
         details: dict[str, str | int] = {"exported to": str(self._directory)}
         try:
             details |= {"files": len(self.contents.parts), "file bytes": self.contents.size}
@@ -441,7 +449,7 @@ class ArchiveSlab(Slab):
         return SlabInfo(streams=int(self._messages > 0), details=details)
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Read every byte of every file, and every row; nothing that was read before counts."""
+        """Read every byte of every file, and every row, without using anything that was read before."""
         self._contents, self._files = None, {}
         try:
             parts = self.contents.parts
@@ -460,7 +468,7 @@ class ArchiveSlab(Slab):
                 yield from self._verify_file(self._directory / part.name, part)
 
     def _check_head(self) -> None:
-        """Raise `CorruptionError` if the export doesn't say any more whose it is: it can't be given back then."""
+        """Raise `CorruptionError` if the export's head is damaged or missing: then it can't be restored."""
         target = self._directory.parent.parent
         with self._named(target):
             head = read_head(target)
@@ -476,7 +484,7 @@ class ArchiveSlab(Slab):
         return len(rows)
 
     def _verify_file(self, path: Path, part: Part) -> Iterator[Damage]:
-        """What no row is read from is part of the file too."""
+        """Yield the damage of a whole file, including bytes from which no row is read."""
         try:
             with self._named(path):
                 whole = digest_of(path) == part.digest
@@ -497,20 +505,20 @@ def rows_of(slabs: Sequence[ArchiveSlab]) -> Iterator[MessageBatch]:
         for text in filters
     ]
 
-    def fetch(iterator: StreamIterator, bound: int, limit: int) -> NextResult:
-        slab, parsed = by_place[iterator.shard, iterator.generation], TopicFilter(iterator.topic_filter)
+    def fetch(cursor: Cursor, bound: int, limit: int) -> ReadResult:
+        slab, parsed = by_place[cursor.shard, cursor.generation], TopicFilter(cursor.topic_filter)
         step = slab.next(
-            _STREAM, parsed, iterator.place, limit=limit, limit_bytes=_BATCH_BYTES, bound=bound, deadline=None
+            _STREAM, parsed, cursor.place, limit=limit, limit_bytes=_BATCH_BYTES, bound=bound, deadline=None
         )
-        moved = msgspec.structs.replace(iterator, place=step.place)
-        return NextResult(batch=step.batch, iterator=moved, end_of_stream=step.exhausted, caught_up=step.exhausted)
+        moved = msgspec.structs.replace(cursor, place=step.place)
+        return ReadResult(batch=step.batch, cursor=moved, end_of_stream=step.exhausted, caught_up=step.exhausted)
 
-    return run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH), fetch)
+    return run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH, timestamps=None), fetch)
 
 
 def _plan(slabs: Sequence[ArchiveSlab], shard: int, text: str) -> ShardPlan:
     generations = [
-        GenerationPlan([StreamIterator(b"", shard, slab.contents.generation, _STREAM, text, _place_at(0))], 1)
+        GenerationPlan([Cursor(b"", shard, slab.contents.generation, _STREAM, text, _place_at(0))], 1)
         for slab in slabs
         if text in slab.contents.filters
     ]
@@ -536,8 +544,8 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _coded(column: pa.ChunkedArray) -> Column:
-    """Return a column of few different texts."""
+def _coded(column: pa.ChunkedArray) -> Coded:
+    """Return a column that holds few different texts."""
     array = _array(column.unify_dictionaries())
     values = np.empty(len(array.dictionary), dtype=object)
     values[:] = array.dictionary.to_pylist()
@@ -561,7 +569,7 @@ def _properties_of(column: pa.ChunkedArray) -> Column:
 
 
 class _PropertiesColumn(LazyColumn):
-    """Properties, whose objects are not Arrow's."""
+    """A column of properties, whose Python objects differ from Arrow's."""
 
     def __init__(self, array: pa.Array) -> None:
         self._array = array

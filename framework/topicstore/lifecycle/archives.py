@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+
 from topicstore.contract.arguments import check_path
+from topicstore.contract.errors import GenerationError
 from topicstore.storage.archive_locations import archive_directory, location_of
 from topicstore.storage.manifest import Manifest
 from topicstore.storage.storage import Storage
@@ -18,62 +21,100 @@ if TYPE_CHECKING:
 
     from .exporting import ExportReport
 
-__all__ = ["Archives", "open_archive"]
+__all__ = ["Archive", "Archives", "open_archive"]
+
+PartsDone = Callable[[int, int], object]
+"""Called with how many parts of an export are done, and how many there are."""
+
+
+@attrs.frozen(kw_only=True)
+class Archive:
+    """A generation that is read from an export."""
+
+    generation: int
+    path: Path
+    """The export's directory."""
 
 
 class Archives:
-    """The exports of one database, as `Database.archives` gives it. All methods may be called from any thread."""
+    """The exports of one database, as returned by `Database.archives`. All methods may be called from any thread."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
-    def export(self, target: str | Path, *, generations: Sequence[int] | None = None) -> ExportReport:
+    def __repr__(self) -> str:
+        return f"<Archives of {self._storage!r}>"
+
+    def export(
+        self, target: str | Path, *, generations: Sequence[int] | None = None, progress: PartsDone | None = None
+    ) -> ExportReport:
         """Write sealed generations, by default all, to the directory ``target`` as partitioned Parquet.
 
         One or more files for each generation of a shard (`topicstore.lifecycle.export_format`), rows in order of
-        positions, as they are stored beneath plugins; each is read back and compared row by row. What is
-        there already is passed over, so an export that was interrupted, or has to grow, is simply called again. What
-        it wrote is on disk when it returns.
+        positions, as they are stored beneath plugins, with the least and greatest timestamp of each row group for
+        readers that select by it; each is read back and compared row by row. Generations that are there already are
+        skipped, so call it again to complete an interrupted export or to add newer generations. The files are on disk
+        when it returns. ``progress`` is called before each part and at the end, with the number of parts that are done
+        and that of all; if it raises, the export ends there, and can be completed later.
 
         Raises `GenerationError` for the current generation and for one that isn't there,
         `ManifestMismatchError` if the directory holds something else or lies inside the database, `CorruptionError`,
-        `OSError`.
+        `StorageFullError`, `TooManyOpenFilesError`, `OSError`.
         """
         from .exporting import export  # with pyarrow, which takes longer to import than all else
 
         self._storage.check_open()
-        return export(self._storage, check_path(target), generations)
+        return export(self._storage, check_path(target), generations, progress)
 
-    def archive(self, target: str | Path, *, generations: Sequence[int] | None = None) -> ExportReport:
-        """Export sealed generations, by default all that are local, and have their messages there only.
+    def archive(
+        self, target: str | Path, *, generations: Sequence[int] | None = None, progress: PartsDone | None = None
+    ) -> ExportReport:
+        """Export sealed generations, by default all that are local, and remove the local messages.
 
-        Everything reads them from the export as if they were local, with streams and iterators of their own;
-        nothing can be deleted from them. What is there already is compared row by row, too. Where the export is
-        and that the local messages are gone is one write for each shard: a crash leaves
-        either. An absolute ``target`` is noted as it is, another as it lies from the database's directory, so
-        that both can be moved together. One that was archived elsewhere is copied, and read from the new place.
-        Deletes wait while a generation is archived.
+        All reads then use the export as if it were local, with streams and cursors of its own; nothing can be deleted
+        from it. Parts that exist already are compared row by row, too. The location of the export and the removal of
+        the local messages are recorded in one write for each shard: after a crash, a shard has either the messages or
+        the archive. An absolute ``target`` is recorded as it is, a relative one relative to the database's directory,
+        so that both can be moved together. A generation that was archived elsewhere is copied, and read from the new
+        place. Deletes wait while a generation is archived. ``progress``: as in `export`, by whole generations.
 
-        Iterators and replays under way in a generation raise `GenerationArchivedError`; subscriptions and
-        sessions go on. Raises what `export` raises; then nothing local is gone.
+        Cursors and replays under way in a generation raise `GenerationArchivedError`; subscriptions and sessions go on.
+        Raises the errors of `export`; then no local messages were removed.
         """
         from .exporting import archive
 
         self._storage.check_may_write()
-        return archive(self._storage, location_of(self._storage.path, check_path(target)), generations)
+        return archive(self._storage, location_of(self._storage.path, check_path(target)), generations, progress)
 
-    def list(self) -> dict[int, Path]:
-        """Return the generations that were archived, oldest first, and in which exports they are."""
+    def __iter__(self) -> Iterator[Archive]:
+        """Iterate over the archived generations as of now, oldest first."""
         self._storage.check_open()
-        return {
-            record.number: archive_directory(self._storage.path, record.archive)
-            for record in self._storage.shards[0].generations()
-            if record.archive is not None
-        }
+        return iter(
+            [
+                Archive(generation=record.number, path=archive_directory(self._storage.path, record.archive))
+                for record in self._storage.shards[0].generations()
+                if record.archive is not None
+            ]
+        )
+
+    def __len__(self) -> int:
+        """Return the number of archived generations."""
+        return sum(1 for _ in self)
+
+    def __contains__(self, generation: int) -> bool:
+        """Return whether a generation is archived."""
+        return any(one.generation == generation for one in self)
+
+    def __getitem__(self, generation: int) -> Archive:
+        """Return the location of an archived generation. Raises `GenerationError` for one that isn't archived."""
+        for one in self:
+            if one.generation == generation:
+                return one
+        raise GenerationError(f"generation {generation} is not archived")
 
 
 def open_archive(database: Path, manifest: Manifest) -> OpenArchive:
-    """Return what opens the archived generations of the database in a directory. It reads no file yet."""
+    """Return the function that opens the archived generations of a database. This reads no file yet."""
 
     def opened(shard: int, record: GenerationRecord) -> Slab:
         from .archive_slab import ArchiveSlab  # with pyarrow, which takes longer to import than all else

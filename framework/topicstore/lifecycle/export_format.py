@@ -1,4 +1,4 @@
-"""What an export is on disk: partitioned Parquet that any tool reads, and what makes it complete.
+"""The files of an export: partitioned Parquet that any tool reads, and the files that mark it as complete.
 
 ::
 
@@ -7,17 +7,17 @@
     <target>/shard=0000/generation=0001/_topicstore_slab.json   Contents
     <target>/.unfinished-<32 hexadecimal digits>/               a draft (`topicstore.storage.drafts`)
 
-``shard`` and ``generation`` are partition columns, named by the directories; a file has the others of
-`topicstore.contract.arrow.SCHEMA_WITH_IDS`, and no ``shard``: readers of partitioned data (Spark, DuckDB,
-pyarrow) take that from the path, and some refuse, or silently prefer one, where a file has it too. Readers
-that look for partitions pass over names that begin with ``_`` or ``.``.
+``shard`` and ``generation`` are partition columns, named by the directories. A file has the columns of
+`topicstore.contract.arrow.SCHEMA_WITH_IDS` except ``shard``: readers of partitioned data (Spark, DuckDB, pyarrow) take
+that from the path, and if a file has it too, some of them refuse or silently prefer one of the two. Readers that
+discover partitions skip names that begin with ``_`` or ``.``.
 
-Both JSON files are ``{"format": 1, "checksum": "<xxh64 of the rest>", …}``. A slab's directory is made under
-another name, brought to disk, and gets its name by one rename: where it has its name it is complete, and is never
-changed again. What lies there without its `Contents` was not put there by an export, and counts for nothing.
+Both JSON files are ``{"format": 1, "checksum": "<xxh64 of the rest>", …}``. A slab's directory is written under another
+name, flushed to disk, and gets its name by one rename: under its name it is complete, and never changed again. A
+directory without `Contents` was not written by an export, and is ignored.
 
 Digests are XXH3, big-endian. Those of a part's footer and of its column chunks cover every byte of the file but the
-four that it begins with: who reads a part of the file checks what it reads.
+first four, so reading any part of the file can check the bytes read.
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ __all__ = [
 FORMAT = 1
 
 COLUMNS = pa.schema([field for field in SCHEMA_WITH_IDS if field.name != "shard"])
-"""Of every file."""
+"""The columns of every file."""
 
 _HEAD = "_topicstore_export.json"
 _CONTENTS = "_topicstore_slab.json"
 
 _END = first_position(MAX_TIME + 1)
-"""Every position is lower."""
+"""A bound above every position."""
 
 T = TypeVar("T")
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose export it is, and what a database that gets its rows back should be created with."""
+    """The database that was exported, and the settings for a database in which its rows are restored."""
 
     database: str
-    """Id: 32 hexadecimal digits."""
+    """The database's id: 32 hexadecimal digits."""
     shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
     timestamps: str
     late: str
     plugins: tuple[str, ...]
-    """Wrappers of the data path, beneath which the rows were read."""
+    """The wrappers of the data path, beneath which the rows were read."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -83,36 +83,36 @@ class Group(msgspec.Struct, frozen=True):
 
     rows: int
     first: int
-    """Position of the first row."""
+    """The position of the first row."""
     last: int
     properties: bool
-    """Whether any row has properties: to read that none has costs as much as the rest."""
+    """Whether any row has properties. Otherwise the column need not be read, which costs as much as the rest."""
     chunks: bytes
-    """Digest of every column chunk, 8 bytes each, in their order in the file. In base64."""
+    """The digests of all column chunks, 8 bytes each, in their order in the file; in JSON as base64."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One file."""
+    """One Parquet file of a slab."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"\Apart-[0-9]{5,9}\.parquet\Z")]
-    """Of a file beside this, and never a path that leads elsewhere."""
+    """The name of a file in the same directory; the pattern excludes paths that lead elsewhere."""
     size: int
-    """Bytes."""
+    """The size of the file in bytes."""
     digest: str
-    """Of the whole file, 128 bits, hexadecimal."""
+    """The digest of the whole file, 128 bits, hexadecimal."""
     footer: str
-    """Of the metadata at its end with its length and the magic number, 64 bits, hexadecimal."""
+    """The digest of the metadata at its end with its length and the magic number, 64 bits, hexadecimal."""
     groups: list[Group]
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slab's directory holds. Times are microseconds since the epoch."""
+    """The contents of a slab's directory. Times are microseconds since the epoch."""
 
     database: str
     shard: int
     generation: int
     layout: str
-    """That the generation was written in."""
+    """The layout in which the generation was written."""
     options: dict[str, Any]
     created: int
     sealed: int
@@ -122,7 +122,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     filters: tuple[str, ...]
     """Topic filters that together match every row, each once."""
     topics: list[str] | None
-    """All topics, in their order; None if there are too many to be worth a look."""
+    """All topics, sorted; None if there are too many for a check to pay."""
     parts: list[Part]
 
     def __post_init__(self) -> None:
@@ -133,12 +133,12 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The size of all files in bytes."""
         return sum(part.size for part in self.parts)
 
 
 def slab_directory(target: Path, shard: int, generation: int) -> Path:
-    """Return where the export of a slab lies."""
+    """Return the directory of a slab's export."""
     return target / f"shard={shard:04}" / f"generation={generation:04}"
 
 
@@ -146,9 +146,9 @@ def slab_directory(target: Path, shard: int, generation: int) -> Path:
 
 
 def begin_export(target: Path, manifest: Manifest) -> None:
-    """See that a directory is there for a database's export.
+    """Make sure that there is a directory for a database's export.
 
-    Raises `ManifestMismatchError` if it is another database's, or holds something else.
+    Raises `ManifestMismatchError` if it is the export of another database, or holds something else.
     """
     head = Head(
         database=manifest.id,
@@ -163,7 +163,7 @@ def begin_export(target: Path, manifest: Manifest) -> None:
         sync_directory(path.parent)
     if read_head(target) is None:
         others = any(not entry.name.startswith(_HEAD) for entry in target.iterdir())
-        if others and read_head(target) is None:  # else somebody began to export at this moment
+        if others and read_head(target) is None:  # otherwise another process has just begun to export
             raise ManifestMismatchError(f"{target} holds files but is no export; it was left as it is")
         _write(target / _HEAD, head)
     there = read_head(target)
@@ -172,7 +172,7 @@ def begin_export(target: Path, manifest: Manifest) -> None:
 
 
 def read_head(target: Path) -> Head | None:
-    """Return what an export says of itself; None if the directory is no export."""
+    """Return the head of an export; None if the directory is no export."""
     return _read(target / _HEAD, Head)
 
 
@@ -180,12 +180,12 @@ def read_head(target: Path) -> Head | None:
 
 
 def write_contents(directory: Path, contents: Contents) -> None:
-    """Note what a directory holds; on disk when it returns, with the directory's other entries."""
+    """Write the contents file of a directory; it and the directory's other entries are on disk when this returns."""
     _write(directory / _CONTENTS, contents)
 
 
 def read_contents(directory: Path) -> Contents | None:
-    """Return what a slab's directory holds; None if there is no complete export of it."""
+    """Return the contents of a slab's directory; None if there is no complete export of the slab."""
     return _read(directory / _CONTENTS, Contents)
 
 

@@ -1,10 +1,11 @@
-"""Exporting sealed generations to Parquet, and archiving them: having them there only.
+"""Exporting sealed generations to Parquet, and archiving them: exporting and then removing the local messages.
 
-A slab, the part of a generation in one shard, is exported as a whole or not at all: written under a name that
-doesn't count, read back and held against a second replay row by row, brought to disk, and given its name. So an
-export that was killed goes on with the slabs that are missing, and several processes may export to one target.
+A slab, the part of a generation in one shard, is exported as a whole or not at all: it is written under a temporary
+name, read back and compared with a second replay row by row, flushed to disk, and renamed. So an export that was killed
+goes on with the missing slabs, and several processes may export to one target.
 
-Rows are read beneath the plugins of the database, as they are stored: replays over the export pass those again.
+Rows are read beneath the plugins of the database, as they are stored: replays over the export pass through the plugins
+again.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -32,16 +34,15 @@ from topicstore.contract.errors import (
     NotADatabaseError,
     UnsupportedError,
 )
-from topicstore.contract.iterators import Iterator as StreamIterator
-from topicstore.contract.layout import Slab
-from topicstore.contract.replay_plan import ReplayPlan
-from topicstore.contract.requests import NextResult
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.locks import holding
+from topicstore.shard.reads import filters_of_all
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
 from topicstore.storage import replays
 from topicstore.storage.archive_locations import archive_directory, check_apart
+from topicstore.storage.as_stored import plan_generation, run_as_stored
+from topicstore.storage.disk_errors import shortage_told
 from topicstore.storage.drafts import draft, draft_name, sweep_drafts
 from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.generations import live_records
@@ -61,14 +62,16 @@ from .export_format import (
 
 __all__ = ["ExportReport", "ExportedSlab", "archive", "begin", "export", "export_slab", "report_of"]
 
+T = TypeVar("T")
+
 _GROUP_ROWS = 65_536
 _GROUP_BYTES = 16 << 20
-"""A row group ends with the batch that fills it in rows or bytes: readers have one in memory at a time."""
+"""Bytes after which a row group ends, at the end of a batch. Readers hold one row group in memory at a time."""
 _PART_BYTES = 256 << 20
-"""A file ends with the row group that makes it as large."""
-_BATCH, _BATCH_BYTES = 16_384, 8 << 20
+"""Bytes after which a file ends, at the end of a row group."""
+_BATCH = 16_384
 _MOST_TOPICS = 1_000
-"""A slab with more topics doesn't list them: to match them all would cost more than it saves."""
+"""Number of topics above which a slab doesn't list them, because matching all of them costs more than it saves."""
 _OPTIONS = {
     "compression": "zstd",
     "use_dictionary": ["topic", "client_id", "qos"],
@@ -85,39 +88,51 @@ class ExportedSlab:
     messages: int
     file_bytes: int
     new: bool
-    """It was written now."""
+    """Whether it was written by this call."""
 
 
 @attrs.frozen(kw_only=True)
 class ExportReport:
-    """What an export did."""
+    """The result of an export."""
 
     target: str
     generations: tuple[int, ...]
-    """That the target holds now, of those asked for."""
+    """The requested generations that the target holds now."""
     messages: int
-    """Written now."""
+    """The number written by this call."""
     file_bytes: int
-    """Of the files written now."""
+    """Bytes of the files written by this call."""
     slabs: int
-    """Written now."""
+    """The number written by this call."""
     slabs_before: int
-    """That were there already."""
+    """Number of slabs that were there already."""
     seconds: float
 
 
 # --- whole generations ------------------------------------------------------------------
 
 
-def export(storage: Storage, target: Path, generations: Sequence[int] | None) -> ExportReport:
+def export(
+    storage: Storage,
+    target: Path,
+    generations: Sequence[int] | None,
+    progress: Callable[[int, int], object] | None = None,
+) -> ExportReport:
     """Export generations, by default all that are sealed; see `Archives.export`."""
     began = time.perf_counter()
     numbers = begin(storage, target, generations)
-    slabs = [export_slab(storage, shard, number, target) for number in numbers for shard in storage.shards]
+    parts = _told(list(product(numbers, storage.shards)), progress)
+    slabs = [export_slab(storage, shard, number, target) for number, shard in parts]
     return report_of(target, numbers, slabs, began)
 
 
-def archive(storage: Storage, location: str, generations: Sequence[int] | None) -> ExportReport:
+@shortage_told()
+def archive(
+    storage: Storage,
+    location: str,
+    generations: Sequence[int] | None,
+    progress: Callable[[int, int], object] | None = None,
+) -> ExportReport:
     """Export generations, by default all that are sealed and local, to be read there; see `Archives.archive`."""
     storage.check_writable()
     began, target = time.perf_counter(), archive_directory(storage.path, location)
@@ -126,20 +141,34 @@ def archive(storage: Storage, location: str, generations: Sequence[int] | None) 
         generations = [n for n in _sealed(storage) if any(record.archive is None for record in live[n])]
     slabs = []
     numbers = begin(storage, target, generations)
-    storage.ballast.give_up_if_scarce()
-    for number in numbers:  # each as a whole, so that its room is free before the next needs some
-        with holding(
-            shard.rewriting for shard in storage.shards
-        ):  # what is deleted between, the export would still have
-            exported = [export_slab(storage, shard, number, target, anew=True) for shard in storage.shards]
-            for shard, slab in zip(storage.shards, exported, strict=True):
-                shard.archive(number, location, slab.messages)
-        slabs += exported
-        if storage.listener is not None:
-            storage.listener.forget()  # scans under way are of the slabs before
+
+    def archive_one(number: int) -> list[ExportedSlab]:
+        exported = [export_slab(storage, shard, number, target, anew=True) for shard in storage.shards]
+        for shard, slab in zip(storage.shards, exported, strict=True):
+            shard.archive(number, location, slab.messages)
+        return exported
+
+    with storage.ballast.given_up(storage.shards):
+        # One after the other, so that the space of each is free before the next needs some.
+        for number in _told(numbers, progress):
+            # The export would still hold messages that are deleted meanwhile.
+            slabs += holding((shard.rewriting for shard in storage.shards), partial(archive_one, number))
+            if storage.listener is not None:
+                storage.listener.forget()  # scans under way read the local slabs
     return report_of(target, numbers, slabs, began)
 
 
+def _told(parts: Sequence[T], progress: Callable[[int, int], object] | None) -> Iterator[T]:
+    """Yield parts of the work, and tell before each, and at the end, how many are done."""
+    for done, part in enumerate(parts):
+        if progress is not None:
+            progress(done, len(parts))
+        yield part
+    if progress is not None:
+        progress(len(parts), len(parts))
+
+
+@shortage_told()
 def begin(storage: Storage, target: Path, generations: Sequence[int] | None) -> list[int]:
     """Make a directory ready for an export; return the generations to write, by default all that are sealed."""
     check_apart(storage.path, target)
@@ -150,7 +179,7 @@ def begin(storage: Storage, target: Path, generations: Sequence[int] | None) -> 
 
 
 def report_of(target: Path, generations: Sequence[int], slabs: Sequence[ExportedSlab], began: float) -> ExportReport:
-    """Return what an export did that began at a moment of `time.perf_counter`."""
+    """Return the report of an export that began at a time of `time.perf_counter`."""
     written = [slab for slab in slabs if slab.new]
     return ExportReport(
         target=str(target),
@@ -182,11 +211,12 @@ def _checked(storage: Storage, generations: Sequence[int]) -> list[int]:
 # --- one slab ---------------------------------------------------------------------------
 
 
+@shortage_told()
 def export_slab(storage: Storage, shard: Shard, generation: int, target: Path, *, anew: bool = False) -> ExportedSlab:
-    """Export a shard's part of a sealed generation, or see that it is there.
+    """Export a shard's part of a sealed generation, unless it is there already.
 
-    ``anew``: hold what is there already against what is stored row by row, as what is written now always is.
-    Raises `ManifestMismatchError` if that is another number of messages, or between other positions.
+    ``anew``: compare an existing export with the stored rows, too, as is always done with a new one.
+    Raises `ManifestMismatchError` if an existing export has another number of messages, or other positions.
     """
     directory = slab_directory(target, shard.number, generation)
     there = read_contents(directory)
@@ -213,7 +243,7 @@ def export_slab(storage: Storage, shard: Shard, generation: int, target: Path, *
 
 
 def _check_same(storage: Storage, record: GenerationRecord, directory: Path, there: Contents) -> None:
-    """Raise `ManifestMismatchError` if it shows without reading rows that an export is not of what is stored."""
+    """Raise `ManifestMismatchError` if an export, without reading rows, differs from the stored messages."""
     bounds = (record.first_position, record.last_position)
     if (there.database, there.first_position, there.last_position) != (storage.manifest.id, *bounds):
         raise ManifestMismatchError(
@@ -233,7 +263,7 @@ def _record(shard: Shard, generation: int) -> GenerationRecord:
 
 
 def _publish(unfinished: Path, directory: Path) -> bool:
-    """Give a complete draft its name; return False if another is there that is complete."""
+    """Rename a complete draft; return False if there is another complete export under its name."""
     directory.parent.mkdir(exist_ok=True)
     if directory.parent.is_symlink():
         raise NotADatabaseError(f"{directory.parent} is a symbolic link; an export is written in its own directory")
@@ -246,7 +276,7 @@ def _publish(unfinished: Path, directory: Path) -> bool:
             if read_contents(directory) is not None:
                 return False
             aside = unfinished.with_name(draft_name())
-            directory.rename(aside)  # no export has put that there
+            directory.rename(aside)  # it was not written by an export
             shutil.rmtree(aside, ignore_errors=True)
         else:
             sync_directory(directory.parent)
@@ -260,43 +290,19 @@ def _publish(unfinished: Path, directory: Path) -> bool:
 def _stored(storage: Storage, shard: Shard, record: GenerationRecord) -> Iterator[MessageBatch]:
     """Yield all messages of a slab in order of positions, as they are stored."""
     slab, last = shard.slab(record.number), record.last_position or 0
-    plans = []
-    for text in _filters(slab):
-        plan = shard.plan(storage.id, TopicFilter(text), record.first_position, last, since=None)
-        chosen = [part for part in plan.generations if part.iterators[0].generation == record.number]
-        plans.append(attrs.evolve(plan, generations=chosen))
-
-    def fetch(iterator: StreamIterator, bound: int, limit: int) -> NextResult:
-        storage.check_open()  # who closes it needn't wait for the end
-        step, ended = shard.next(
-            iterator.generation,
-            iterator.stream,
-            TopicFilter(iterator.topic_filter),
-            iterator.place,
-            limit=limit,
-            limit_bytes=_BATCH_BYTES,
-            bound=bound,
-            deadline=None,
-        )
-        moved = msgspec.structs.replace(iterator, place=step.place)
-        return NextResult(batch=step.batch, iterator=moved, end_of_stream=ended, caught_up=step.exhausted)
-
-    return replays.run(ReplayPlan(shards=plans, order="time", batch_size=_BATCH), fetch)
-
-
-def _filters(slab: Slab) -> tuple[str, ...]:
-    """Return filters that together match all topics, each once: wildcards don't match those that begin with ``$``."""
-    if isinstance(slab, ArchiveSlab):
-        return slab.contents.filters
-    known = {node.path[0] for node in slab.learned() if node.path[0].startswith("$")}
-    return "#", *(f"{level}/#" for level in sorted(known - {"$+"} | {"$SYS"}))
+    filters = slab.contents.filters if isinstance(slab, ArchiveSlab) else filters_of_all(slab)
+    plans = [
+        plan_generation(storage, shard, record.number, TopicFilter(text), record.first_position, last, since=None)
+        for text in filters
+    ]
+    return run_as_stored(storage, shard, plans, "time")
 
 
 # --- writing ----------------------------------------------------------------------------
 
 
 def _write(storage: Storage, shard: Shard, record: GenerationRecord, directory: Path) -> Contents:
-    """Write a slab's files, and what they hold."""
+    """Write a slab's files, and its contents file."""
     seen = _Topics()
     tables = _tables(_stored(storage, shard, record), seen)
     parts: list[Part] = []
@@ -329,12 +335,12 @@ def _write(storage: Storage, shard: Shard, record: GenerationRecord, directory: 
 
 @attrs.define
 class _Topics:
-    """What is told of the topics."""
+    """The topics of a slab, as its contents file describes them."""
 
     topics: set[str] | None = attrs.field(factory=set)
-    """None: too many."""
+    """All topics; None if there are too many."""
     dollar: set[str] = attrs.field(factory=set)
-    """First levels that begin with ``$``."""
+    """The first levels of topics that begin with ``$``."""
 
     def add(self, topics: pa.ChunkedArray) -> None:
         different = topics.unique()
@@ -346,7 +352,7 @@ class _Topics:
 
 
 def _tables(batches: Iterator[MessageBatch], seen: _Topics) -> Iterator[pa.Table]:
-    """Yield the row groups, and take note of their topics."""
+    """Yield the row groups, and add their topics to ``seen``."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in replays.slices(batches, _BATCH):
@@ -366,7 +372,7 @@ def _table(held: list[pa.RecordBatch], seen: _Topics) -> pa.Table:
 
 
 def _write_part(path: Path, tables: Iterator[pa.Table]) -> Part:
-    """Write row groups into a file until it is large enough; on disk when it returns."""
+    """Write row groups into a file until it is large enough; it is on disk when this returns."""
     groups = []
     with path.open("wb") as file:
         with pq.ParquetWriter(file, COLUMNS, **_OPTIONS) as writer:
@@ -392,9 +398,9 @@ def _write_part(path: Path, tables: Iterator[pa.Table]) -> Part:
 
 
 def _compare(directory: Path, contents: Contents, stored: Iterator[MessageBatch]) -> None:
-    """Read a slab's files as replays will, and hold every row, with all its columns, against what is stored.
+    """Read a slab's files as replays do, and compare every row, with all its columns, with the stored messages.
 
-    Raises `CorruptionError` naming the first that differs.
+    Raises `CorruptionError` naming the first row that differs.
     """
     slab = ArchiveSlab(directory, contents.database, contents.shard, contents.generation, contents.messages)
     exported, expected = _arrow(rows_of([slab])), _arrow(stored)

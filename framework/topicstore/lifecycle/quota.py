@@ -11,14 +11,14 @@ __all__ = ["Quota", "written_bytes"]
 
 
 class Quota:
-    """Looks at how many bytes of values there are only when there may be too many by now."""
+    """Checks the number of bytes of values, which it counts only when there may be too many."""
 
     def __init__(self) -> None:
         self._room_until = 0
-        """Bytes written up to which there is room for certain. Guarded by nothing: who looks at once finds the same."""
+        """Bytes written up to which there is certainly room. Needs no lock: all threads compute the same value."""
 
     def check(self, max_bytes: int, shards: Sequence[Shard]) -> None:
-        """Raise `QuotaExceededError` if the shards hold so many bytes of values. Cheap.
+        """Raise `QuotaExceededError` if the shards hold at least ``max_bytes`` bytes of values. Cheap.
 
         A batch that begins below the limit is stored whole.
         """

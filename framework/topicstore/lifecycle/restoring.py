@@ -1,4 +1,4 @@
-"""Giving the rows of an export back, and looking whether a database has them all."""
+"""Reading the rows of an export, and checking that a database has all of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ExportedGeneration:
 
     @property
     def messages(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return sum(slab.contents.messages for slab in self.slabs)
 
     @property
@@ -51,14 +51,15 @@ class ExportedGeneration:
 
 
 def is_export(path: Path) -> bool:
-    """Say whether a directory is an export."""
+    """Return whether a directory is an export."""
     return path.is_dir() and read_head(path) is not None
 
 
 def exported_generations(target: Path) -> list[ExportedGeneration]:
     """Return the generations of an export, oldest first.
 
-    Raises `NotADatabaseError` if it is none, `CorruptionError` if a shard's part of a generation is missing.
+    Raises `NotADatabaseError` if the directory is no export, `CorruptionError` if a shard's part of a generation is
+    missing.
     """
     head = read_head(target)
     if head is None:
@@ -88,11 +89,11 @@ def _slab(directory: Path, head: Head, shard: int, generation: int) -> ArchiveSl
 
 
 def check_stored(storage: Storage, exported: ExportedGeneration, first: int) -> None:
-    """Look whether a database has every row of an exported generation, in this order and with all columns.
+    """Check that a database has every row of an exported generation, in this order and with all columns.
 
-    ``first``: none of them has a lower position there. Each shard of the database is read once, from there on; what
-    else it has between the rows is passed over. Positions are not compared: they were given anew. Raises
-    `CorruptionError` naming the first row, in order of positions, that is missing or different.
+    ``first`` is the lowest position that any of them can have there. Each shard of the database is read once, from
+    there on; other messages between the rows are skipped. Positions are not compared, because restoring assigns new
+    ones. Raises `CorruptionError` naming the first row, in order of positions, that is missing or different.
     """
     filters = sorted({text for slab in exported.slabs for text in slab.contents.filters})
     stored = [_messages(storage, shard, filters, first) for shard in range(len(storage.shards))]
@@ -100,7 +101,7 @@ def check_stored(storage: Storage, exported: ExportedGeneration, first: int) -> 
     for batch in exported.rows():
         for message in batch.to_messages():
             row += 1
-            # Asking an iterator reads on in it to where the message is: so the order is compared, too.
+            # ``in`` reads the iterator up to the message, so this compares the order, too.
             if message not in stored[storage.shard_of(message.client_id)]:
                 raise CorruptionError("is not in the database as it was exported", f"row {row:,}, {message.topic}")
 

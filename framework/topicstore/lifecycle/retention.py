@@ -1,54 +1,68 @@
 """Retention: how long messages stay, and how many bytes of them.
 
-Messages go by generations. Retention begins a new one when the current one is old or large enough, and
-drops those whose newest message is older than the limit, or the oldest while there are too many bytes.
-It may run at any moment, beside readers and writers; a run that was interrupted is made up for by the next.
+Messages are removed by generations. Retention begins a new one when the current one is old or large enough, and drops
+those whose newest message is older than the limit, or the oldest ones while there are too many bytes. It may run at any
+time, concurrently with readers and writers; the next run completes one that was interrupted.
 
 A generation's age counts from its newest message, by positions; where those lie in the future, from
-the moment it was sealed. So messages stay for ``max_age`` at least, and about ``rotate_every`` longer
-at most. Bytes are those of the values that layouts wrote (``live_bytes``), not the engine's files, and only of
-generations that are local.
+the moment it was sealed. So messages stay for at least ``max_age``, and at most about ``rotate_every`` longer. Bytes
+are those of the values that layouts wrote (``live_bytes``), not the engine's files, and only of generations that are
+local. The limit on bytes has precedence over all others: the oldest generations are dropped whatever they hold.
 
-A process trusts the wall clock as it finds it when it opens the database. From then on nothing goes earlier than time
-has really passed, though the clock jumps forward (`topicstore.lifecycle.clock_guard`). A clock that was set for good
-counts again ``max_age`` later, after the next opening, or in a `Retention.run` that is given its time.
+With ``filters``, messages whose topics match a filter stay for its time instead, shorter or longer; if several filters
+match, for the longest. A generation is dropped as a whole when everything in it is too old, whatever its topics.
+Messages that expire earlier are deleted (`topicstore.lifecycle.expiry`): by an explicit run at once, in the background
+at most a quarter of their age later; and a generation of which nothing is left is dropped. Topics that begin with
+``$``, but ``$SYS``, are deleted only if a filter names them or the layout learns topics; otherwise they are dropped
+with their generation.
 
-With ``archive_to``, generations that would be dropped are archived there instead (`Archives.archive`), and stay
-until somebody drops them. If that fails they stay local, and the run raises; by itself it is tried again a minute
-later at the earliest.
+A process trusts the wall clock at the time when it opens the database. From then on nothing is removed before the time
+has really passed, even if the clock jumps forward (`topicstore.lifecycle.clock_guard`). A clock that stays changed is
+trusted again ``max_age`` later, after the next opening, or in a `Retention.run` that is given its time.
 
-Messages with an expiry interval are no exception: in the history they stay as long as the others, and
-replays return them; whoever delivers messages (sessions, retained look-ups) leaves out those that
+With ``archive_to``, generations that would be dropped are archived there instead (`Archives.archive`), and stay until
+they are dropped explicitly; messages that expire by filters are deleted before that and not archived. If archiving
+fails, they stay local, and the run raises; the background tries again after a minute at the earliest.
+
+Messages with an expiry interval (MQTT 5, section 3.3.2.3.3) are no exception: they stay in the history as long as the
+others, and replays return them; deliveries to sessions and look-ups of retained messages leave out those that have
 expired. Retained messages, which have no generation, are removed once they have expired.
 
-Stored form (state keyspace of shard 0; keys begin with a byte of one, left out here)::
+Stored form (state keyspace of shard 0; keys begin with the byte 1, which is left out here)::
 
     "ps" -> record (see `topicstore.shard.record_codec`) of version 1, max_age and rotate_every in
-            microseconds or nil, max_bytes or nil, when_full, archive_to or nil
+            microseconds or nil, max_bytes or nil, when_full, archive_to or nil, filters, each with
+            microseconds or nil
 
-Fields are only ever appended. The version is 2 where there is an ``archive_to``: who doesn't know it would drop.
+Fields are only ever appended. The version is 2 where there is an ``archive_to``, and 3 where there are filters: a
+program that doesn't know those would drop messages that are to stay.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 
 import attrs
 import msgspec
 
 from topicstore.background import BackgroundTask
+from topicstore.contract.arguments import KEEP, Keep, given
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, QuotaExceededError
 from topicstore.contract.forking import ProcessLock
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.state import FrameworkWrite
+from topicstore.shard.verification import Decoders
 from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.generations import add_generation, drop_generation, live_records
 from topicstore.storage.storage import Storage
 
 from .clock_guard import ClockGuard
+from .expiry import expire
 from .quota import Quota, written_bytes
+from .retention_outlook import Departure, outlook, reasons
 from .retention_policy import (
     FOREVER,
     GenerationAge,
@@ -56,36 +70,43 @@ from .retention_policy import (
     WhenFull,
     ages,
     due,
+    is_emptied,
     micros,
     must_rotate,
     outdated,
+    rules,
 )
 
-__all__ = ["Retention", "RetentionReport"]
+__all__ = ["DECODERS", "Retention", "RetentionReport"]
 
 _KEY = b"\1ps"
 _VERSION = 1
 _ARCHIVING_VERSION = 2
+_FILTERS_VERSION = 3
 _AGAIN = 60_000_000
-"""Microseconds after which archiving that failed is tried again."""
+"""Microseconds after which failed archiving is tried again."""
 
 
 @attrs.frozen(kw_only=True)
 class RetentionReport:
-    """What a run did."""
+    """The result of a run of retention."""
 
     rotated: int | None
-    """The generation that was begun."""
+    """The generation that was begun; None if none was."""
     dropped: tuple[int, ...]
     """The generations that were dropped, oldest first."""
     archived: tuple[int, ...]
     """The generations that were archived, oldest first."""
     messages: int
-    """Messages in them."""
+    """Number of messages in the dropped and archived generations."""
     live_bytes: int
-    """Bytes of values in them."""
+    """Bytes of values in the dropped and archived generations."""
     expired: int
-    """Retained messages that were removed."""
+    """Number of retained messages that were removed because they had expired."""
+    deleted: Mapping[str, int] = attrs.field(factory=dict)
+    """Number of messages deleted before their generation, by filter; an empty text if no filter matches them."""
+    why: tuple[str, ...] = attrs.field(default=(), eq=False)
+    """The reasons why the rest stays, as sentences."""
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
@@ -95,78 +116,97 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     max_bytes: int | None
     when_full: WhenFull
     archive_to: str | None = None
+    filters: dict[str, int | None] = {}
 
 
-_CODEC = RecordCodec(_Record, _ARCHIVING_VERSION)
+_CODEC = RecordCodec(_Record, _FILTERS_VERSION)
 
 
 class Retention:
-    """The retention of one database, as `Database.retention` gives it. All methods may be called from any thread."""
+    """The retention of one database, as returned by `Database.retention`. All methods may be called from any thread."""
 
     def __init__(self, storage: Storage, expire: Callable[[Storage, int], int]) -> None:
-        """``expire`` removes the retained messages whose time is over at a moment, and returns how many."""
-        self._storage_ref = weakref.ref(storage)  # else a database that nobody holds would not be closed
+        """Create it; ``expire`` removes the retained messages that have expired at a time, and returns their number."""
+        self._storage_ref = weakref.ref(storage)  # otherwise a database without other references would not be closed
         self._expire = expire
-        self._task = BackgroundTask("retention", self._work, goes_on=True)
+        self._task = BackgroundTask("retention", self._work)
         self._running = ProcessLock()
-        """Held by a run. Guards what follows; each is replaced as a whole, so a glance needs no lock."""
+        """Held by a run. Guards the attributes below; each is replaced as a whole, so reading one needs no lock."""
         self._settings: RetentionSettings | None = None
-        """None before they were read."""
+        """The settings; None before they were read."""
         self._quota = Quota()
         self._due = (FOREVER, FOREVER)
-        """By the monotonic clock, or in bytes written, from when on there may be something to do."""
+        """The monotonic time, and the number of bytes written, from which on there may be something to do."""
         self._guard = ClockGuard(storage.clocks)
-        """Used under `_running`; a glance at what it holds back needs no lock."""
+        """Used under `_running`; reading how much it holds back needs no lock."""
+        storage.before_store.append(self._admit)
+        storage.after_store.append(self._stored)
+
+    def __repr__(self) -> str:
+        return f"<Retention of {self._storage_ref()!r}>"
 
     @property
     def failure(self) -> str | None:
-        """Why it failed the last time that it worked by itself; None if it did not."""
+        """Why the last run in the background failed; None if it did not."""
         return self._task.failure
 
     @property
     def clock_ahead(self) -> float:
-        """Seconds by which the clock has jumped ahead, as the last run found it; they don't count as passed."""
+        """Seconds by which the clock has jumped ahead according to the last run; they don't count as passed."""
         return self._guard.held_back / 1e6
 
     # --- settings ---
 
     @property
     def settings(self) -> RetentionSettings:
-        """What is kept; at first everything."""
+        """The current settings; by default everything is kept."""
         return self._settings or self._read_settings()
 
     def _read_settings(self) -> RetentionSettings:
         with self._running:
-            if self._settings is None:
-                stored = self._storage().state(0).get(_KEY)
-                self._adopt_locked(RetentionSettings() if stored is None else _decode(stored))
-            return self._settings or RetentionSettings()
+            return self._settings_locked()
+
+    def _settings_locked(self) -> RetentionSettings:
+        if self._settings is None:
+            stored = self._storage().state(0).get(_KEY)
+            self._adopt_locked(RetentionSettings() if stored is None else _decode(_KEY, stored))
+        return self._settings or RetentionSettings()
 
     def set(
         self,
         *,
-        max_age: float | None = None,
-        rotate_every: float | None = None,
-        max_bytes: int | None = None,
-        when_full: WhenFull = "refuse",
-        archive_to: str | None = None,
+        max_age: timedelta | float | Keep | None = KEEP,
+        rotate_every: timedelta | float | Keep | None = KEEP,
+        max_bytes: int | Keep | None = KEEP,
+        when_full: WhenFull | Keep = KEEP,
+        archive_to: str | Keep | None = KEEP,
+        filters: Mapping[str, timedelta | float | None] | Keep | None = KEEP,
     ) -> RetentionSettings:
-        """Say what is kept from now on, durably, in place of what held before (see `RetentionSettings`).
+        """Change the settings durably from now on, and return all of them (see `RetentionSettings`).
 
-        Generations go as wholes: what was stored in the current one before the first limit was set goes as one.
-        Raises `InvalidArgumentError`, and `ManifestMismatchError` if ``archive_to`` lies inside the database.
+        Omitted settings stay as they are; None removes a limit. ``filters`` replaces all earlier filters:
+        ``{"debug/#": timedelta(hours=1), "alarms/#": None}`` keeps debug messages for an hour, alarms for ever, and
+        others for ``max_age``.
+
+        Generations are dropped as a whole: all messages that the current one holds when the first limit is set are
+        dropped together. Raises `InvalidArgumentError`, and `ManifestMismatchError` if ``archive_to`` lies inside the
+        database.
         """
-        settings = RetentionSettings(
-            max_age=max_age,
-            rotate_every=rotate_every,
-            max_bytes=max_bytes,
-            when_full=when_full,
-            archive_to=archive_to,
+        changed = given(
+            {
+                "max_age": max_age,
+                "rotate_every": rotate_every,
+                "max_bytes": max_bytes,
+                "when_full": when_full,
+                "archive_to": archive_to,
+                "filters": filters,
+            }
         )
         storage = self._storage()
-        if archive_to is not None:
-            check_apart(storage.path, archive_directory(storage.path, archive_to))
-        with self._running:  # so that what is stored last holds
+        with self._running:  # so that the settings stored last apply
+            settings = attrs.evolve(self._settings_locked(), **changed)
+            if changed.get("archive_to") is not None:
+                check_apart(storage.path, archive_directory(storage.path, changed["archive_to"]))
             storage.state(0).write([FrameworkWrite(_KEY, _encode(settings))])
             self._adopt_locked(settings)
         return settings
@@ -178,18 +218,18 @@ class Retention:
 
     # --- beside every store ---
 
-    def admit(self) -> None:
-        """Raise `QuotaExceededError` if the database is full, and is to refuse then. Cheap."""
+    def _admit(self) -> None:
+        """Raise `QuotaExceededError` if the database is full and the settings say to refuse. Cheap."""
         settings = self.settings
         if settings.max_bytes is not None and settings.when_full == "refuse":
             try:
                 self._quota.check(settings.max_bytes, self._storage().shards)
             except QuotaExceededError:
-                self.stored(0)  # what is too old may go, and make room for the next
+                self._stored(0)  # removing expired messages may make room for the next
                 raise
 
-    def stored(self, _messages: int) -> None:
-        """Messages were stored: work in the background if there may be something to do. Cheap."""
+    def _stored(self, _messages: int) -> None:
+        """Wake the background task after a store, if there may be something to do. Cheap."""
         time, written = self._due
         late = time < FOREVER and self._storage().clocks.monotonic() >= time
         if late or (written < FOREVER and written_bytes(self._storage().shards) >= written):
@@ -198,13 +238,26 @@ class Retention:
     # --- running ---
 
     def run(self, now: int | None = None) -> RetentionReport:
-        """Rotate and drop what is due, and remove expired retained messages.
+        """Rotate, drop and delete what is due, and remove expired retained messages; return a report.
 
-        ``now``: microseconds since the epoch, which counts as it is; by default the present, by the database's clock,
-        but for what that has jumped ahead.
+        ``now`` is the time to use, in microseconds since the epoch; by default the time of the database's clock, less
+        the time by which that has jumped ahead.
         """
         storage = self._storage()
-        report = self._sweep(storage, now)
+        return self._run(storage, now, at_once=True)
+
+    def outlook(self, now: int | None = None) -> list[Departure]:
+        """Return what will be removed when and why: by generation, oldest first, and by filter. Changes nothing.
+
+        ``now``: as in `run`.
+        """
+        storage = self._storage()
+        held_back = self._guard.held_back if now is None else 0
+        now = storage.clock() if now is None else now
+        return outlook(self.settings, self._ages(storage, now), now, held_back)
+
+    def _run(self, storage: Storage, now: int | None, *, at_once: bool) -> RetentionReport:
+        report = self._sweep(storage, now, at_once=at_once)
         if now is None:
             now = storage.clock() - self._guard.held_back
         return attrs.evolve(report, expired=self._expire(storage, now))
@@ -212,8 +265,8 @@ class Retention:
     def start(self, interval: float) -> None:
         """Run every ``interval`` seconds in the background, until the database is closed.
 
-        Without it, retention works in the background when something is stored: that is enough unless old
-        messages must go though nothing new comes.
+        Without it, retention works in the background when messages are stored; that is enough unless old messages must
+        be removed even if no new ones come.
         """
         if not 0 < interval <= threading.TIMEOUT_MAX:
             raise InvalidArgumentError(f"interval is seconds above 0, not {interval!r}")
@@ -222,37 +275,50 @@ class Retention:
         self._task.wake()
 
     def stop(self) -> None:
-        """Return when nothing runs in the background any more, nor will. May be called twice."""
+        """Stop running in the background, and wait until it has stopped. May be called twice."""
         self._task.stop()
         self._task.join()
 
-    def _sweep(self, storage: Storage, given: int | None) -> RetentionReport:
+    def _sweep(self, storage: Storage, given: int | None, *, at_once: bool) -> RetentionReport:
         with self._running:
             settings, written = self.settings, written_bytes(self._storage().shards)
             now, held_back, passed = given, 0, storage.clocks.monotonic()
             if now is None:
-                self._guard.look(FOREVER if settings.max_age is None else micros(settings.max_age))
+                self._guard.look(settings.longest_age)
                 now, held_back = storage.clock(), self._guard.held_back
             rotated = None
             if must_rotate(settings, self._ages(storage, now)[-1], now):
                 rotated = add_generation(storage)
-            archiving = settings.archive_to is not None
-            generations = [one for one in self._ages(storage, now) if not (archiving and one.archived)]
-            old = outdated(settings, generations, now - held_back)
-            self._due = (passed + _AGAIN, FOREVER)  # should it fail
-            gone = [one for one in old if _let_go(storage, settings, one.number)]
-            numbers = tuple(one.number for one in gone)
-            left = [one for one in generations if one not in old]
-            wait, until = due(settings, left, now, held_back, written)
-            self._due = (passed + wait, until)
+            self._due = (passed + _AGAIN, FOREVER)  # in case it fails
+            archiving, limits = settings.archive_to is not None, rules(settings)
+            old = outdated(settings, self._in_turn(storage, now), now - held_back)
+            if archiving and old:  # before messages that expire by a filter are archived
+                expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=True)
+            gone = [one for one in old if _let_go(storage, settings, one)]
+            if not (archiving and old):  # after whole generations, from which nothing has to be deleted first
+                expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=at_once)
+            emptied = [one for one in self._in_turn(storage, now)[:-1] if is_emptied(settings, one)]
+            gone += [one for one in emptied if _let_go(storage, settings, one)]
+            wait, until = due(settings, self._in_turn(storage, now), now, held_back, written)
+            self._due = (passed + min(wait, expired.wait), until)
+            there = self._ages(storage, now)
+        numbers = {one.number for one in gone}
+        archived = numbers.intersection(one.number for one in there if one.archived)
         return RetentionReport(
             rotated=rotated,
-            dropped=() if archiving else numbers,
-            archived=numbers if archiving else (),
+            dropped=tuple(sorted(numbers - archived)),
+            archived=tuple(sorted(archived)),
             messages=sum(one.messages for one in gone),
             live_bytes=sum(one.live_bytes for one in gone),
             expired=0,
+            deleted=expired.deleted,
+            why=tuple(reasons(settings, there, now, held_back)),
         )
+
+    def _in_turn(self, storage: Storage, now: int) -> list[GenerationAge]:
+        """Return the generations that may be removed; if they are to be archived, those that aren't yet."""
+        archiving = self.settings.archive_to is not None
+        return [one for one in self._ages(storage, now) if not (archiving and one.archived)]
 
     def _ages(self, storage: Storage, now: int) -> list[GenerationAge]:
         return ages(live_records(storage.shards), now)
@@ -264,41 +330,46 @@ class Retention:
         return storage
 
     def _work(self, woken: bool) -> None:
-        """Do what is due, in the background; at every interval also what nothing that was stored announces."""
+        """Do what is due, in the background; at every interval also work that no store announces."""
         storage = self._storage_ref()
-        if storage is None:  # nobody holds the database any more; it is about to be closed
+        if storage is None:  # the database has no references any more, and is about to be closed
             return
         if woken:
-            self._sweep(storage, None)
+            self._sweep(storage, None, at_once=False)
         else:
-            self.run()
+            self._run(storage, None, at_once=False)
 
 
-def _let_go(storage: Storage, settings: RetentionSettings, generation: int) -> bool:
+def _let_go(storage: Storage, settings: RetentionSettings, generation: GenerationAge) -> bool:
     """Drop or archive a generation; return False if it was dropped before."""
-    if settings.archive_to is None:
-        return drop_generation(storage, generation)
+    if settings.archive_to is None or is_emptied(settings, generation):
+        return drop_generation(storage, generation.number)
     from .exporting import archive  # with pyarrow, which takes longer to import than all else
 
-    archive(storage, settings.archive_to, [generation])
+    archive(storage, settings.archive_to, [generation.number])
     return True
 
 
 def _encode(settings: RetentionSettings) -> bytes:
     max_age = None if settings.max_age is None else micros(settings.max_age)
     rotate_every = None if settings.rotate_every is None else micros(settings.rotate_every)
-    version = _VERSION if settings.archive_to is None else _ARCHIVING_VERSION
-    return _CODEC.encode(
-        _KEY, _Record(version, max_age, rotate_every, settings.max_bytes, settings.when_full, settings.archive_to)
-    )
+    filters = {name: None if length is None else micros(length) for name, length in settings.filters.items()}
+    version = _FILTERS_VERSION if filters else _VERSION if settings.archive_to is None else _ARCHIVING_VERSION
+    limits = max_age, rotate_every, settings.max_bytes, settings.when_full, settings.archive_to, filters
+    return _CODEC.encode(_KEY, _Record(version, *limits))
 
 
-def _decode(stored: bytes) -> RetentionSettings:
-    record = _CODEC.decode(_KEY, stored, "shard 0, state: retention settings")
+def _decode(key: bytes, stored: bytes) -> RetentionSettings:
+    record = _CODEC.decode(key, stored, "shard 0, state: retention settings")
     return RetentionSettings(
         max_age=None if record.max_age is None else record.max_age / 1e6,
         rotate_every=None if record.rotate_every is None else record.rotate_every / 1e6,
         max_bytes=record.max_bytes,
         when_full=record.when_full,
         archive_to=record.archive_to,
+        filters={name: None if length is None else length / 1e6 for name, length in record.filters.items()},
     )
+
+
+DECODERS: Decoders = {_KEY: _decode}
+"""Decoder of the state that holds the settings."""

@@ -1,60 +1,78 @@
-"""What retention does, and when: settings, and what follows from them for generations of an age. Pure functions."""
+"""The settings of retention, and what they require for generations of given ages. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Literal, get_args
 
 import attrs
 
-from topicstore.contract.arguments import check_count, check_path
+from topicstore.contract.arguments import check_count, check_path, seconds
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.positions import time_of
+from topicstore.contract.topics import TopicFilter
 from topicstore.shard.records import GenerationRecord
 
 __all__ = [
     "FOREVER",
+    "OTHER",
     "GenerationAge",
     "RetentionSettings",
+    "Rule",
     "WhenFull",
     "ages",
     "due",
+    "is_emptied",
     "micros",
     "must_rotate",
     "outdated",
+    "rules",
 ]
 
 WhenFull = Literal["refuse", "drop"]
 
 FOREVER = 1 << 64
-"""Later, and more bytes, than there will ever be."""
+"""A time, or a number of bytes, that is never reached."""
+OTHER = ""
+"""The name for messages that no filter matches. It is not a filter."""
 _PARTS = 4
-"""Into how many generations an age is divided, unless told otherwise."""
+"""Number of generations into which an age is divided by default."""
 _PARTS_OF_BYTES = 8
-"""Into how many generations a number of bytes is divided."""
+"""Number of generations into which a number of bytes is divided."""
+
+
+def _lengths(filters: Mapping[str, timedelta | float | None] | None) -> dict[str, float | None]:
+    if filters is not None and not isinstance(filters, Mapping):
+        raise InvalidArgumentError(f"filters is a mapping of filters to lengths of time, not {filters!r}")
+    return {name: seconds(length) for name, length in (filters or {}).items()}
 
 
 @attrs.frozen(kw_only=True)
 class RetentionSettings:
-    """What is kept. Lengths of time are seconds; None: no limit."""
+    """The settings of retention. Durations are in seconds, and may be given as `datetime.timedelta`; None: no limit."""
 
-    max_age: float | None = None
-    """Messages older than this go."""
-    rotate_every: float | None = None
-    """A generation is written for so long; by default a quarter of ``max_age``."""
+    max_age: float | None = attrs.field(default=None, converter=seconds)
+    """Age after which messages are removed if no filter matches them."""
+    rotate_every: float | None = attrs.field(default=None, converter=seconds)
+    """How long a generation is written; by default a quarter of ``max_age``."""
     max_bytes: int | None = None
-    """Bytes of values in all generations together."""
+    """Largest number of bytes of values in all generations together."""
     when_full: WhenFull = "refuse"
     """At ``max_bytes``: ``"refuse"`` to store (`QuotaExceededError`), or ``"drop"`` the oldest generations."""
     archive_to: str | None = None
-    """Directory of an export to which generations are archived instead of dropped; a relative one lies from the
-    database's own."""
+    """Directory of an export to which generations are archived instead of dropped; a relative path starts at the
+    database's directory."""
+    filters: Mapping[str, float | None] = attrs.field(factory=dict, converter=_lengths)
+    """How long messages whose topics match a filter stay, instead of ``max_age``; None: for ever. If several filters
+    match a message, the longest time applies."""
 
     def __attrs_post_init__(self) -> None:
-        for name in ("max_age", "rotate_every"):
-            seconds = getattr(self, name)
-            if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds < 1e9):
-                raise InvalidArgumentError(f"{name} is a number of seconds above 0, not {seconds!r}")
+        lengths = {"max_age": self.max_age, "rotate_every": self.rotate_every}
+        lengths |= {f"filters[{TopicFilter(name).text!r}]": length for name, length in self.filters.items()}
+        for name, length in lengths.items():
+            if length is not None and (type(length) not in (int, float) or not 0 < length < 1e9):
+                raise InvalidArgumentError(f"{name} is a timedelta or a number of seconds above 0, not {length!r}")
         if self.max_bytes is not None:
             check_count("max_bytes", self.max_bytes)
         if self.when_full not in get_args(WhenFull):
@@ -73,8 +91,29 @@ class RetentionSettings:
 
     @property
     def limited(self) -> bool:
-        """Whether there is anything that retention does by itself."""
-        return self.rotation is not None or self.drops_bytes is not None
+        """Whether retention has anything to do in the background."""
+        return self.rotation is not None or self.drops_bytes is not None or bool(rules(self))
+
+    @property
+    def ages(self) -> list[float | None]:
+        """The ages of removal: that of messages that no filter matches, and those of the filters."""
+        return [self.max_age, *self.filters.values()]
+
+    @property
+    def whole_age(self) -> int | None:
+        """Microseconds after which all messages of a generation are too old, whatever their topics; None: never.
+
+        An archived generation stays readable as a whole, so if there is an archive only ``max_age`` counts.
+        """
+        lengths = [self.max_age] if self.archive_to is not None else self.ages
+        if any(length is None for length in lengths):
+            return None
+        return max(micros(length) for length in lengths if length is not None)
+
+    @property
+    def longest_age(self) -> int:
+        """The longest age of removal in microseconds; `FOREVER` if there is none."""
+        return max((micros(length) for length in self.ages if length is not None), default=FOREVER)
 
     @property
     def drops_bytes(self) -> int | None:
@@ -82,18 +121,48 @@ class RetentionSettings:
         return self.max_bytes if self.when_full == "drop" else None
 
 
+@attrs.frozen
+class Rule:
+    """A rule by which messages are deleted before their generation."""
+
+    matches: str | None
+    """The filter of the rule; None: it applies to messages that no filter matches."""
+    age: int
+    """Age in microseconds after which the messages are deleted."""
+    spare: tuple[str, ...]
+    """The filters whose messages stay longer."""
+
+    @property
+    def name(self) -> str:
+        """The filter, or `OTHER`."""
+        return OTHER if self.matches is None else self.matches
+
+
+def rules(settings: RetentionSettings) -> list[Rule]:
+    """Return the rules by which messages are deleted before their generation, because others stay longer."""
+    whole, filters = settings.whole_age, settings.filters
+    found = []
+    for name, length in filters.items():
+        if length is not None and (whole is None or micros(length) < whole):
+            longer = [one for one, other in filters.items() if other is None or other > length]
+            found.append(Rule(name, micros(length), tuple(sorted(longer))))
+    if filters and settings.max_age is not None and (whole is None or micros(settings.max_age) < whole):
+        found.append(Rule(None, micros(settings.max_age), tuple(sorted(filters))))
+    return found
+
+
 @attrs.frozen(kw_only=True)
 class GenerationAge:
-    """A generation over all shards. Times are microseconds since the epoch."""
+    """The age of a generation over all shards. Times are microseconds since the epoch."""
 
     number: int
     created: int
     ended: int
-    """From when on all its messages are older than that; of the current one the present."""
+    """The time of its newest message; for the current generation, the current time."""
     messages: int
     live_bytes: int
     archived: bool
-    """Nothing of it is local, so it counts for no limit on bytes."""
+    """Whether nothing of it is local, so that it doesn't count for the limit on bytes."""
 
 
 def micros(seconds: float) -> int:
@@ -123,7 +192,8 @@ def ages(live: Mapping[int, Sequence[GenerationRecord]], now: int) -> list[Gener
 def _ended(record: GenerationRecord, latest: int, now: int) -> int:
     """Return the time of the newest message of a shard's part of a generation.
 
-    If that lies in the future, the time of its sealing; if that does too, ``latest``, by when another had followed.
+    If that is in the future, the time of its sealing; if that is too, ``latest``, by which another generation had
+    begun.
     """
     if record.sealed is None or record.last_position is None:
         return now
@@ -131,28 +201,35 @@ def _ended(record: GenerationRecord, latest: int, now: int) -> int:
 
 
 def must_rotate(settings: RetentionSettings, current: GenerationAge, now: int) -> bool:
-    """Say whether the current generation is old or large enough. An empty one goes on being used."""
+    """Return whether the current generation is old or large enough to be sealed. An empty one is kept."""
     if not current.messages:
         return False
     every, most = settings.rotation, settings.drops_bytes
-    # The distance, because a clock that was wrong may have noted a time in the future.
+    # The distance, because a wrong clock may have recorded a time in the future.
     old = every is not None and abs(now - current.created) >= every
     return old or (most is not None and current.live_bytes >= most // _PARTS_OF_BYTES)
 
 
 def outdated(settings: RetentionSettings, generations: Sequence[GenerationAge], now: int) -> list[GenerationAge]:
-    """Return the sealed generations that must go: of those that are local, a run of the oldest."""
-    oldest = 0 if settings.max_age is None else now - micros(settings.max_age)
+    """Return the sealed generations to remove: of the local ones, the oldest in sequence, and emptied ones."""
+    age = settings.whole_age
+    oldest = 0 if age is None else now - age
     most = settings.drops_bytes
     live = sum(generation.live_bytes for generation in generations)
-    gone = []
+    gone, in_turn = [], True
     for generation in generations[:-1]:
-        if generation.ended < oldest or (most is not None and live > most and not generation.archived):
+        too_much = most is not None and live > most and not generation.archived
+        if (in_turn and (generation.ended < oldest or too_much)) or is_emptied(settings, generation):
             gone.append(generation)
             live -= generation.live_bytes
         elif not generation.archived:
-            break
+            in_turn = False
     return gone
+
+
+def is_emptied(settings: RetentionSettings, generation: GenerationAge) -> bool:
+    """Return whether retention by filters left nothing of a sealed generation."""
+    return bool(settings.filters) and not generation.messages and not generation.archived
 
 
 def due(
@@ -163,8 +240,8 @@ def due(
     current, oldest = generations[-1], generations[0]
     if settings.rotation is not None:
         waits.append((min(current.created - now, 0) if current.messages else 0) + settings.rotation)
-    if settings.max_age is not None and oldest is not current:
-        waits.append(oldest.ended + micros(settings.max_age) + 1 - (now - held_back))
+    if settings.whole_age is not None and oldest is not current:
+        waits.append(oldest.ended + settings.whole_age + 1 - (now - held_back))
     most = settings.drops_bytes
     if most is None:
         return min(waits), FOREVER

@@ -1,5 +1,5 @@
-"""Publishing and following inside a process: what is stored, and then live what comes.
+"""Publishing and following inside a process: first the stored messages, then new ones live.
 
-`FilterIndex` says whose filter matches a topic, `Hub` who is told of a commit, `Feed` reads for all who follow one
-filter, and `Subscription` is what a program holds (`topicstore.Database.subscribe`).
+`FilterIndex` finds the filters that match a topic, `Hub` notifies the followers of a commit, `Feed` reads for all
+followers of one filter, and `Subscription` is the object that a program holds (`topicstore.Database.subscribe`).
 """

@@ -1,23 +1,25 @@
-"""`Bell`: wakes threads and asyncio tasks that wait until something has happened.
+"""`Bell`: wakes threads and asyncio tasks that wait until something has happened, and calls who asked for it.
 
-Who waits looks first, then waits, then looks again, all while it listens. A ring that comes after a look ends the
-wait that follows it, so nothing that happens in between is missed, however many listen to the same bell.
+A listener looks first, then waits, then looks again, all while it is registered. A ring that comes after a look ends
+the wait that follows it, so no event in between is missed, however many listeners the bell has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Self
 
-__all__ = ["Bell", "ListeningTask", "ListeningThread"]
+from topicstore.alarm import Alarm
+
+__all__ = ["Bell", "ListeningCall", "ListeningTask", "ListeningThread"]
 
 
 class Bell:
-    """Rings for all who listen. `ring` may be called from any thread, and takes no lock of its caller's."""
+    """Wakes all its listeners. `ring` may be called from any thread, and takes no lock that its callers hold."""
 
     __slots__ = ("listening",)
 
@@ -26,14 +28,14 @@ class Bell:
         """Needs no lock: a list is appended to, copied and removed from in one step."""
 
     def ring(self) -> None:
-        """Wake all who wait. Costs next to nothing if nobody listens."""
+        """Wake all listeners that wait. Costs next to nothing if there are none."""
         if self.listening:
             for waiter in list(self.listening):
                 waiter.wake()
 
 
 class _Listening(ABC):
-    """Listens to a bell within a ``with`` block, and waits for ``timeout`` seconds in all; None: for ever."""
+    """A listener of a bell within a ``with`` block, which waits for ``timeout`` seconds in all; None: without limit."""
 
     __slots__ = ("_bell", "_end")
 
@@ -63,18 +65,15 @@ class ListeningThread(_Listening):
 
     def __init__(self, bell: Bell, timeout: float | None) -> None:
         super().__init__(bell, timeout)
-        self._woken = threading.Event()
+        self._woken = Alarm()
 
     def wait(self) -> bool:
-        """Return True when the bell rings, or did since the last call, and False when the time is over."""
-        rang = self._woken.wait(self._left())
-        self._woken.clear()  # before the caller looks: what happens from here on wakes it again
-        return rang
+        """Return True once the bell rings, or if it rang since the last call, and False when the time is over."""
+        return self._woken.wait(self._left())  # an event from here on, before the caller looks, wakes it again
 
     def wake(self) -> None:
         """End the wait, or the next one."""
-        if not self._woken.is_set():
-            self._woken.set()
+        self._woken.ring()
 
 
 class ListeningTask(_Listening):
@@ -87,17 +86,17 @@ class ListeningTask(_Listening):
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._told = False
-        """The loop was told to wake the task, and the task has not looked since."""
+        """Whether the loop has been asked to wake the task and the task has not looked since."""
 
     async def wait(self) -> bool:
-        """Return True when the bell rings, or did since the last call, and False when the time is over."""
-        if not self._woken.is_set():  # else it rang, though the time may be over
+        """Return True once the bell rings, or if it rang since the last call, and False when the time is over."""
+        if not self._woken.is_set():  # otherwise it rang, even if the time is over
             try:
                 await asyncio.wait_for(self._woken.wait(), self._left())
             except TimeoutError:
                 return False
         self._woken.clear()
-        self._told = False  # before the caller looks: what happens from here on wakes it again
+        self._told = False  # before the caller looks: an event from here on wakes it again
         return True
 
     def wake(self) -> None:
@@ -106,3 +105,17 @@ class ListeningTask(_Listening):
             self._told = True
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 self._loop.call_soon_threadsafe(self._woken.set)
+
+
+class ListeningCall(_Listening):
+    """A function that is called at every ring, in the thread that rings. It must return quickly, and not raise."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, bell: Bell, call: Callable[[], object]) -> None:
+        super().__init__(bell, None)
+        self._call = call
+
+    def wake(self) -> None:
+        """Call the function."""
+        self._call()

@@ -1,10 +1,10 @@
-"""`Feed`: one topic filter that somebody follows, and what was read for it lately.
+"""`Feed`: one topic filter with followers, and the messages that were read for it recently.
 
-All who follow a filter share its feed. A consumer's place is one number a shard: everything up to
-that position is read. Who asks at the same place gets the same stretch, from memory. A feed knows
-behind which position nothing matching can be, because a batch that matches is announced before
-it can be seen: so who has caught up reads nothing until there is something, and then begins there,
-however much was stored between for others.
+All followers of a filter share its feed. A consumer's place is one number for each shard: everything up to that
+position is read. Consumers that ask at the same place get the same stretch, from memory. A feed knows the position
+after which no matching message can be, because a matching batch is announced before it becomes visible. So a consumer
+that has caught up reads nothing until there is a matching message, and then begins there, however many others were
+stored in between.
 """
 
 from __future__ import annotations
@@ -23,80 +23,89 @@ from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.contract.topics import TopicFilter
 
 from .read_cache import ReadCache, Run, Stretch
+from .recent_commits import Commit, Matches
 
 __all__ = ["Feed", "Listener"]
 
 ROWS = 4_096
-"""Messages of one scan."""
+"""Number of messages that one scan reads at a time."""
 _WALKS = 4
-"""Scans of one filter and shard that are kept open to go on."""
+"""Number of scans of one filter and shard that are kept open to be continued."""
 _RECENT = 8
-"""Stretches of one filter and shard that are kept in memory, if the hub has room."""
+"""Number of stretches of one filter and shard that are kept in memory, if the hub has room."""
 _APART = 1_000_000 << COUNTER_BITS
-"""Positions between two messages that are read again, from which on each is sought by itself: a second."""
+"""Distance of two messages from which on they are read again by separate scans: positions of one second."""
 _FOREVER = 1 << 64
 
 
 class Listener(Protocol):
-    """Who follows a feed. These run in the thread that stores, or closes: be quick, don't store, don't raise."""
+    """A follower of a feed. Its methods run in the thread that stores or closes: they mustn't block, store or raise."""
 
     def woken(self, feed: Feed, shard: int) -> None:
-        """There is something to read in a shard, or a generation of it was dropped."""
+        """Note that there is something to read in a shard, or that a generation of it was dropped."""
 
     def routed(self, feed: Feed, messages: list[Message]) -> None:
-        """Messages that match came by and are stored nowhere."""
+        """Take matching messages that are stored nowhere."""
 
     def closed(self) -> None:
-        """The database is being closed."""
+        """Note that the database is being closed."""
 
 
 @attrs.define
 class _Walk:
-    """A scan that can go on."""
+    """A scan that can be continued."""
 
     batches: Iterator[MessageBatch]
     bound: int
     ahead: MessageBatch | None
-    """What comes next, read already, so that the end is known when it comes; None at the end."""
+    """The next batch, read ahead so that the end is known when it is reached; None at the end."""
 
 
 class _ShardView:
     """A feed's view of one shard."""
 
-    __slots__ = ("lock", "newest", "quiet", "recent", "telling", "unannounced", "walks")
+    __slots__ = ("lock", "matches", "newest", "quiet", "recent", "telling", "unannounced", "walks")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         """Held while the shard is read for this filter. Guards `recent` and `walks`."""
+        self.matches = Matches()
+        """The recent commits that are still in memory."""
         self.telling = threading.Lock()
-        """Guards what follows; each is replaced as a whole, so a glance needs no lock."""
+        """Guards the attributes below; each is replaced as a whole, so reading one needs no lock."""
         self.unannounced = 0
-        """Commits up to here were made before anybody listened."""
+        """The position up to which messages were committed before there was a listener."""
         self.newest = 0
         """The last position of the last batch that was announced, or `unannounced`."""
         self.quiet = (0, 0)
-        """Nothing that matches lies behind the first of these, up to and with the second."""
+        """Two positions: no matching message is after the first up to and including the second."""
         self.recent: list[Stretch] = []
-        """`ReadCache.remember` takes from it too, in one step."""
+        """The stretches read recently. `ReadCache.remember` removes some too, in one step."""
         self.walks: dict[int, _Walk] = {}
-        """By the position that each has read."""
+        """The open scans, by the position up to which each has read."""
 
     def listen(self, end: int) -> None:
-        """Batches behind position ``end``, and perhaps some before it, are announced from now on."""
+        """Note that batches after position ``end``, and perhaps some before it, are announced from now on."""
         with self.telling:
             self.quiet = (0, 0)
             self.unannounced = end
             self.newest = max(self.newest, end)
+        self.matches.begin(end)
 
-    def announce(self, first: int, last: int) -> None:
-        """A batch with these positions, which is about to be committed, holds messages that match."""
+    def announce(self, first: int, last: int, commit: Commit | None, topics: list[str]) -> None:
+        """Note that a batch with these positions, which is about to be committed, holds matching messages."""
         with self.telling:
             begin, end = self.quiet
-            self.quiet = (begin, min(end, first - 1))
+            if first <= end:
+                self.quiet = (begin, first - 1)
             self.newest = last
+        if commit is None:
+            self.matches.begin(last)
+        else:
+            self.matches.add(commit, topics)
 
     def reached(self, position: int) -> bool:
-        """Everything up to here was read; note, and return, whether nothing that was announced lies behind it."""
+        """Note that everything up to a position was read; return whether no announced batch is after it."""
         with self.telling:
             if position < self.newest:
                 return False
@@ -110,59 +119,82 @@ class Feed:
     def __init__(self, reads: ReadCache, topic_filter: TopicFilter) -> None:
         self.topic_filter = topic_filter
         self.listeners: dict[Listener, None] = {}
-        """Guarded by the hub's lock; who tells them copies it in one step."""
+        """The listeners. Guarded by the hub's lock; it is copied in one step to notify them."""
         self._reads = reads
         self._shards = [_ShardView() for _ in range(len(reads))]
 
     # --- being told ---
 
     def listen(self, shard: int, end: int) -> None:
-        """Batches of a shard behind position ``end`` are announced from now on."""
+        """Note that batches of a shard after position ``end`` are announced from now on."""
         self._shards[shard].listen(end)
 
-    def announce(self, shard: int, first: int, last: int) -> None:
-        """A batch with these positions, which is about to be committed, holds messages that match."""
-        self._shards[shard].announce(first, last)
+    def leave(self) -> None:
+        """Note that batches are not announced any more."""
+        for view in self._shards:
+            view.matches.end()
+
+    def announce(self, shard: int, first: int, last: int, commit: Commit | None, topics: list[str]) -> None:
+        """Note that a batch with these positions, which is about to be committed, has matching messages of ``topics``.
+
+        ``commit`` is the batch if its messages can be read from memory once it is committed.
+        """
+        self._shards[shard].announce(first, last, commit, topics)
 
     def wake(self, shard: int) -> None:
-        """Tell the listeners that there is something to read."""
+        """Notify the listeners that there is something to read."""
         for listener in list(self.listeners):
             listener.woken(self, shard)
 
     def route(self, messages: list[Message]) -> None:
-        """Tell the listeners of messages that are stored nowhere."""
+        """Pass messages that are stored nowhere to the listeners."""
         for listener in list(self.listeners):
             listener.routed(self, messages)
 
     def forget(self) -> None:
-        """Keep nothing of what was read: some of it was deleted, or dropped."""
+        """Forget all that was read, because some of it was deleted or dropped."""
         for view in self._shards:
             with view.lock:
+                view.matches.forget()
                 view.recent.clear()
                 view.walks.clear()
 
     # --- reading ---
 
     def read(self, shard: int, after: int, limit: int) -> Run:
-        """Return at most ``limit`` matching messages behind position ``after``, in order of position.
+        """Return at most ``limit`` matching messages after position ``after``, in order of position.
 
-        Raises what reading raises; the same call may then be made again.
+        Raises the errors of reading; the same call may then be made again.
         """
         view = self._shards[shard]
+        answer = view.matches.answer
+        if answer is not None and answer[0] == (after, limit):
+            run = answer[1]
+            if not run.caught_up or run.position >= view.newest:
+                return run
         with view.lock:
             quiet = view.quiet
-            stretch = next((recent for recent in view.recent if recent.covers(after)), None)
-            if stretch is None:
-                stretch, ended = self._scan(view, shard, after)
-            else:
-                ended = stretch.position >= view.newest
-        run = stretch.view(after, limit)
-        caught_up = ended and run.position == stretch.position
-        dropped = self._reads.dropped_between(shard, after, run.position, quiet)
-        return attrs.evolve(run, caught_up=caught_up, dropped=dropped) if caught_up or dropped else run
+            stretch, ended = self._committed(view, shard, after) or self._read_before(view, shard, after)
+            rows, position = stretch.rows(after, limit)
+            caught_up = ended and position == stretch.position
+            dropped = self._reads.dropped_between(shard, after, position, quiet)
+            run = Run(stretch, rows, position, caught_up, dropped)
+            if len(run) and not dropped:
+                view.matches.keep((after, limit), run)
+        return run
+
+    def quiet_after(self, shard: int, after: int) -> bool:
+        """Say whether no matching message after a position was announced; then none is visible. It reads nothing."""
+        begin, end = self._shards[shard].quiet
+        return begin <= after and end == _FOREVER
+
+    def unread(self, shard: int, after: int) -> bool:
+        """Return whether there may be matching messages after position ``after``. Raises the errors of reading."""
+        run = self.read(shard, after, 1)
+        return bool(len(run)) or not run.caught_up
 
     def fetch(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
-        """Read the messages at these positions again; those that are not there any more are left out."""
+        """Read the messages at these positions again; those that no longer exist are left out."""
         wanted = np.array(sorted(set(positions)), dtype=np.uint64)
         found: dict[int, Message] = {}
         for first, last in _spans(wanted):
@@ -178,18 +210,32 @@ class Feed:
                 for batch in self._reads.scan(self.topic_filter, shard, first, last, ROWS)[0]:
                     first = int(batch.positions[-1]) + 1
                     yield batch
-            except GenerationDroppedError:  # under it: a new scan goes on without
+            except GenerationDroppedError:  # during the scan: a new one goes on without it
                 continue
             return
 
+    def _committed(self, view: _ShardView, shard: int, after: int) -> tuple[Stretch, bool] | None:
+        """Read on after a position in the recent commits; None if these don't reach back so far."""
+        found = view.matches.read(after, self._reads.watermark(shard), ROWS)
+        if found is not None and found[1]:
+            view.reached(found[0].position)
+        return found
+
+    def _read_before(self, view: _ShardView, shard: int, after: int) -> tuple[Stretch, bool]:
+        """Read on after a position before the recent commits: in what was read of late, or in the shard."""
+        for recent in view.recent:
+            if recent.covers(after):
+                return recent, recent.position >= view.newest
+        return self._scan(view, shard, after)
+
     def _scan(self, view: _ShardView, shard: int, after: int) -> tuple[Stretch, bool]:
-        """Read on behind a position; return what was read, and whether it is all that can be seen."""
+        """Read on after a position; return the stretch, and whether it holds everything that is visible."""
         begin, end = view.quiet
         quiet = begin <= after <= end
         if quiet and end == _FOREVER:
             return Stretch(after, after, MessageBatch.empty()), True
         walk = view.walks.pop(after, None)
-        old = walk is not None  # then it ends where everything ended that could be seen when it began
+        old = walk is not None  # then it ends where the visible messages ended when it began
         if walk is None:
             walk = self._walk(shard, end if quiet else after)
         if walk.ahead is None:
@@ -202,21 +248,21 @@ class Feed:
         return stretch, ended
 
     def _walk(self, shard: int, after: int) -> _Walk:
-        """Begin a scan behind a position."""
+        """Begin a scan after a position."""
         while True:
             batches, bound = self._reads.scan(self.topic_filter, shard, after + 1, None, ROWS)
             try:
                 return _Walk(batches, bound, next(batches, None))
-            except GenerationDroppedError:  # under it: the next plan leaves it out
+            except GenerationDroppedError:  # meanwhile: the next plan leaves it out
                 continue
 
     def _step(self, view: _ShardView, walk: _Walk, after: int) -> tuple[Stretch, bool]:
-        """Take what a scan has read, and let it read ahead; return the stretch, and whether it was the last."""
-        batch = cast("MessageBatch", walk.ahead)  # the caller has looked
+        """Take the batch that a scan has read, and let it read ahead; return the stretch and whether it is the last."""
+        batch = cast("MessageBatch", walk.ahead)  # the caller has checked it
         position = int(batch.positions[-1])
         try:
             walk.ahead = next(walk.batches, None)
-        except TopicstoreError:  # a new scan goes on behind this one, or says why it can't
+        except TopicstoreError:  # a new scan goes on after this one, or raises why it can't
             return Stretch(after, position, batch), False
         if walk.ahead is None:
             return Stretch(after, walk.bound, batch), True
@@ -231,7 +277,7 @@ class Feed:
         self._reads.remember(stretch, view.recent)
 
     def _reached(self, view: _ShardView, shard: int, position: int) -> bool:
-        """Say whether everything that was announced is read; what is committed but hidden is waited for."""
+        """Return whether all announced messages are read; wait for those that are committed but hidden."""
         if view.reached(position):
             return True
         if position < view.unannounced or self._reads.hides(shard):
@@ -240,7 +286,7 @@ class Feed:
 
 
 def _spans(positions: Positions) -> list[tuple[int, int]]:
-    """Return the first and last of each group of ascending positions that lie close together."""
+    """Return the first and last of each group of ascending positions that are close together."""
     if not len(positions):
         return []
     cuts = np.flatnonzero(np.diff(positions) > np.uint64(_APART)) + 1

@@ -1,36 +1,37 @@
-"""Which of many topic filters match a topic.
+"""An index that finds which of many topic filters match a topic (MQTT 5, section 4.7).
 
-A tree of filter levels is walked once a topic, however many filters there are, and the answer
-is kept: publishers mostly send to topics that were seen before.
+Filters without wildcards are looked up by their text. For the others a tree of filter levels is walked once for each
+topic, however many filters there are. The result is kept (`topicstore.pubsub.route_memo`): publishers mostly send to
+topics that were seen before.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.topics import TopicFilter
 
-__all__ = ["FilterIndex"]
+from .route_memo import RouteMemo
 
-_KEPT = 65_536
-"""Answers kept before all are forgotten."""
+__all__ = ["FilterIndex"]
 
 V = TypeVar("V")
 
 
 class _Node(Generic[V]):
-    """A level of filters."""
+    """A node of the tree: one level of filters."""
 
     __slots__ = ("children", "ending", "open_ended")
 
     def __init__(self) -> None:
         self.children: dict[str, _Node[V]] | None = None
         self.ending: dict[V, None] | None = None
-        """Of filters that end here."""
+        """The values of filters that end here."""
         self.open_ended: dict[V, None] | None = None
-        """Of filters that end with ``#`` behind this level."""
+        """The values of filters that end with ``#`` after this level."""
 
     def empty(self) -> bool:
         return not (self.children or self.ending or self.open_ended)
@@ -43,11 +44,14 @@ class FilterIndex(Generic[V]):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        """Guards what follows."""
+        self._lock = ProcessLock()
+        """Guards the attributes below."""
         self._root: _Node[V] = _Node()
-        self._answers: dict[str, tuple[V, ...]] = {}
-        """By topic. Replaced as a whole when filters change, so a glance needs no lock."""
+        """The tree of filters with wildcards."""
+        self._literal: dict[str, dict[V, None]] = {}
+        """The values of filters without wildcards, by their text."""
+        self._memo: RouteMemo[V] = RouteMemo()
+        """The results by topic, which are looked up without the lock, too."""
         self._size = 0
 
     def __len__(self) -> int:
@@ -55,48 +59,66 @@ class FilterIndex(Generic[V]):
         return self._size
 
     def add(self, topic_filter: TopicFilter, value: V) -> bool:
-        """Give a filter a value; return whether it did not have it yet."""
+        """Add a value to a filter; return whether it is new."""
         with self._lock:
-            node = self._root
-            for level in _path(topic_filter):
-                if node.children is None:
-                    node.children = {}
-                node = node.children.setdefault(level, _Node())
-            values = _values(node, topic_filter)
+            if topic_filter.literal:
+                values = self._literal.setdefault(topic_filter.text, {})
+            else:
+                node = self._root
+                for level in _path(topic_filter):
+                    if node.children is None:
+                        node.children = {}
+                    node = node.children.setdefault(level, _Node())
+                values = _values(node, topic_filter)
             if value in values:
                 return False
             values[value] = None
             self._size += 1
-            self._answers = {}
+            self._memo.change_locked(topic_filter)
             return True
 
     def remove(self, topic_filter: TopicFilter, value: V) -> bool:
-        """Take a value from a filter; return whether it had it."""
+        """Remove a value from a filter; return whether it was there."""
         with self._lock:
-            way = [self._root]
-            for level in _path(topic_filter):
-                child = (way[-1].children or {}).get(level)
-                if child is None:
-                    return False
-                way.append(child)
-            values = _values(way[-1], topic_filter)
-            if value not in values:
+            removed = self._remove_literal if topic_filter.literal else self._remove_from_tree
+            if not removed(topic_filter, value):
                 return False
-            del values[value]
-            _prune(way, _path(topic_filter))
             self._size -= 1
-            self._answers = {}
+            self._memo.change_locked(topic_filter)
             return True
+
+    def _remove_literal(self, topic_filter: TopicFilter, value: V) -> bool:
+        values = self._literal.get(topic_filter.text, {})
+        if value not in values:
+            return False
+        del values[value]
+        if not values:
+            del self._literal[topic_filter.text]
+        return True
+
+    def _remove_from_tree(self, topic_filter: TopicFilter, value: V) -> bool:
+        way = [self._root]
+        for level in _path(topic_filter):
+            child = (way[-1].children or {}).get(level)
+            if child is None:
+                return False
+            way.append(child)
+        values = _values(way[-1], topic_filter)
+        if value not in values:
+            return False
+        del values[value]
+        _prune(way, _path(topic_filter))
+        return True
 
     def match(self, topic: str) -> tuple[V, ...]:
         """Return the values of all filters that match a valid topic, each once."""
-        found = self._answers.get(topic)
+        found = self._memo.get(topic)
         if found is None:
             with self._lock:
-                found = tuple(dict.fromkeys(_match(self._root, topic)))
-                if len(self._answers) >= _KEPT:
-                    self._answers = {}
-                self._answers[topic] = found
+                found = self._memo.get_locked(topic)
+                if found is None:
+                    found = tuple(dict.fromkeys(chain(self._literal.get(topic, ()), _match(self._root, topic))))
+                    self._memo.put_locked(topic, found)
         return found
 
 
@@ -123,7 +145,7 @@ def _prune(way: list[_Node[V]], path: tuple[str, ...]) -> None:
 
 
 def _match(root: _Node[V], topic: str) -> Iterator[V]:
-    system = topic[0] == "$"  # no wildcard of the first level matches those
+    system = topic[0] == "$"  # no wildcard in the first level matches those [MQTT-4.7.2-1]
     nodes, hidden = [root], system
     for level in topic.split("/"):
         following = []
@@ -137,4 +159,4 @@ def _match(root: _Node[V], topic: str) -> Iterator[V]:
         nodes, hidden = following, False
     for node in nodes:
         yield from node.ending or ()
-        yield from node.open_ended or ()  # "a/#" matches "a"
+        yield from node.open_ended or ()  # "a/#" also matches "a" (MQTT 5, section 4.7.1.2)

@@ -1,21 +1,20 @@
-"""`Hub`: who in this process follows what, and is told when something matching was stored.
+"""`Hub`: the followers in this process, and their notification when matching messages are stored.
 
 A batch is announced, under its shard's lock and before its commit, to the feeds whose filters
-match one of its topics; they are woken when it can be read. Filters that don't match cost nothing:
-a thousand idle subscribers are as cheap as one. Nobody polls.
+match one of its topics; they are woken when it can be read. Filters that don't match cost nothing: a thousand idle
+subscribers cost as little as one. There is no polling.
 """
 
 from __future__ import annotations
 
 import collections
-import threading
 import weakref
-from itertools import chain
 from typing import cast
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage.storage import Storage
@@ -23,6 +22,7 @@ from topicstore.storage.storage import Storage
 from .feed import Feed, Listener
 from .filter_index import FilterIndex
 from .read_cache import ReadCache
+from .recent_commits import Commit, RecentCommits
 
 __all__ = ["Hub"]
 
@@ -32,21 +32,26 @@ class Hub:
 
     def __init__(self, storage: Storage) -> None:
         self.reads = ReadCache(storage)
-        """What was read of the streams lately, for all who follow."""
+        """The stretches that were read recently, shared by all followers."""
         self._shards = storage.shards
+        self._recent = RecentCommits()
+        self._scans_only = len(storage.hooks.topicstore_read.get_hookimpls()) > 1
+        """Whether a plugin wraps reading, so that messages may be read otherwise than they were stored."""
+        self._announced: list[Commit | None] = [None for _ in storage.shards]
+        """By shard, the last batch that was announced and can be read from memory. Guarded by the shard's lock."""
         self._routes: FilterIndex[Feed] = FilterIndex()
-        """Has a lock of its own."""
-        self._lock = threading.Lock()
-        """Guards what follows but one, and each feed's listeners."""
+        """The index of the feeds' filters, which has a lock of its own."""
+        self._lock = ProcessLock()
+        """Guards the attributes below except `_abandoned`, and each feed's listeners."""
         self._feeds: weakref.WeakValueDictionary[str, Feed] = weakref.WeakValueDictionary()
         self._closed = False
         self._abandoned: collections.deque[tuple[Feed, Listener]] = collections.deque()
-        """Needs no lock: it is appended to and taken from in one step."""
+        """Listeners to remove. Needs no lock: it is appended to and taken from in one step."""
 
     # --- following ---
 
     def feed(self, topic_filter: TopicFilter) -> Feed:
-        """Return the feed of a filter: the same for everybody."""
+        """Return the feed of a filter, which is shared by all its followers."""
         with self._lock:
             feed = self._feeds.get(topic_filter.text)
             if feed is None:
@@ -54,7 +59,7 @@ class Hub:
             return feed
 
     def listen(self, feed: Feed, listener: Listener) -> None:
-        """Tell a listener of a feed from now on."""
+        """Notify a listener of a feed from now on."""
         self._leave_abandoned()
         with self._lock:
             if self._closed:
@@ -64,18 +69,19 @@ class Hub:
             if first:
                 self._routes.add(feed.topic_filter, feed)
                 for number, shard in enumerate(self._shards):
-                    with shard.lock:  # who stores now may have looked for listeners before this one was there
+                    with shard.lock:  # a store under way may have looked for listeners before this one was there
                         feed.listen(number, shard.last_position)
 
     def leave(self, feed: Feed, listener: Listener) -> None:
-        """Tell a listener nothing more."""
+        """Stop notifying a listener."""
         with self._lock:
             feed.listeners.pop(listener, None)
             if not feed.listeners:
                 self._routes.remove(feed.topic_filter, feed)
+                feed.leave()
 
     def abandon(self, feed: Feed, listener: Listener) -> None:
-        """Like `leave`, at the next opportunity: takes no lock, so a garbage collection may call it anywhere."""
+        """Remove a listener as `leave` does, but later. It takes no lock: a garbage collection may call it anywhere."""
         self._abandoned.append((feed, listener))
 
     def _leave_abandoned(self) -> None:
@@ -92,30 +98,57 @@ class Hub:
         return self._routes.match(topic)
 
     def watermarks(self) -> list[int]:
-        """Return each shard's highest position that can be seen: where "from now on" begins."""
+        """Return each shard's highest visible position, at which "from now on" begins."""
         return [shard.watermark for shard in self._shards]
 
     # --- telling ---
 
     def announce(self, shard: int, batch: MessageBatch) -> list[Feed]:
-        """A batch is about to be committed; return the feeds to be woken when it was. Under the shard's lock."""
+        """Announce a batch that is about to be committed; return the feeds to wake then. Under the shard's lock."""
+        earlier, self._announced[shard] = self._announced[shard], None
+        if earlier is not None and not earlier.committed:  # an exception came between announcing and committing it
+            earlier.void = True
         if not len(self._routes) or not len(batch):
             return []
-        topics = set(to_iterable(batch.topics))
-        feeds = list(dict.fromkeys(chain.from_iterable(map(self._routes.match, topics))))
+        distinct = set(to_iterable(batch.topics))
+        wanted: dict[Feed, list[str]] = {}
+        match = self._routes.match
+        for topic in distinct:
+            for feed in match(topic):
+                if feed in wanted:
+                    wanted[feed].append(topic)
+                else:
+                    wanted[feed] = [topic]
+        if not wanted:
+            return []
+        commit = None if self._hidden(shard) else Commit(batch, len(distinct))
+        self._announced[shard] = commit
         first, last = int(batch.positions[0]), int(batch.positions[-1])
-        for feed in feeds:
-            feed.announce(shard, first, last)
-        return feeds
+        for feed, topics in wanted.items():
+            feed.announce(shard, first, last, commit, topics)
+        if commit is not None:
+            self._recent.remember(commit)
+        return list(wanted)
+
+    def _hidden(self, shard: int) -> bool:
+        """Return whether what is stored now has to be scanned: others may read it later, or otherwise."""
+        found = self._shards[shard]
+        return self._scans_only or found.slab(found.current).epoch > 1
+
+    def committed(self, shard: int) -> None:
+        """Note that the batch that was announced last is committed. Under the shard's lock."""
+        commit = self._announced[shard]
+        if commit is not None:
+            commit.committed = True
 
     def visible(self, shard: int, told: object) -> None:
-        """What was announced to these feeds can be read. No lock is held."""
+        """Wake the feeds to which a batch was announced, because it can be read. No lock is held."""
         self._leave_abandoned()
         for feed in cast("list[Feed]", told):
             feed.wake(shard)
 
     def route(self, messages: list[Message]) -> None:
-        """Hand messages that are stored nowhere to whoever listens now."""
+        """Pass messages that are stored nowhere to the current listeners."""
         routed: dict[Feed, list[Message]] = {}
         for message in messages:
             for feed in self._routes.match(message.topic):
@@ -124,26 +157,27 @@ class Hub:
             feed.route(matching)
 
     def dropped(self) -> None:
-        """A generation was dropped: what was read of it is forgotten, and listeners are told."""
+        """Forget the messages read from a dropped generation, and notify the listeners."""
         self.forget()
         for feed in self._all():
             for shard in range(len(self._shards)):
                 feed.wake(shard)
 
     def forget(self) -> None:
-        """Keep nothing of what was read: some of it was deleted."""
+        """Forget all that was read, because some of it was deleted."""
         self.reads.forget()
+        self._recent.forget()
         for feed in self._all():
             feed.forget()
 
     def _all(self) -> list[Feed]:
-        with self._lock:  # else feeds that are made meanwhile break off the walk
+        with self._lock:  # otherwise feeds that are made meanwhile would interrupt the iteration
             return list(self._feeds.values())
 
     # --- the end ---
 
     def stop(self) -> None:
-        """Tell all listeners that the database is being closed, and stop. May be called twice."""
+        """Notify all listeners that the database is being closed, and stop. May be called twice."""
         with self._lock:
             self._closed = True
             listeners = {listener: None for feed in list(self._feeds.values()) for listener in feed.listeners}
@@ -152,5 +186,5 @@ class Hub:
             listener.closed()
 
     def join(self) -> None:
-        """Return when no thread of the hub runs; the shards are closed by then."""
+        """Wait until no thread of the hub runs. The shards have to be closed before."""
         self.reads.join()

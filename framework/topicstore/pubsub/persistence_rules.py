@@ -1,6 +1,6 @@
-"""Persistence rules: which published messages are stored although neither publisher nor subscriber asks for it.
+"""Persistence rules: they select published messages to store even if neither publisher nor subscriber asks for it.
 
-Stored form (state keyspace of shard 0; keys begin with a byte of one, left out here)::
+Stored form (state keyspace of shard 0; keys begin with the byte 1, which is left out here)::
 
     "pr" xxh3_128 of the value's msgpack -> record (see `topicstore.shard.record_codec`) of
                                             version 1, topic filter, client id or nil, least QoS
@@ -9,6 +9,8 @@ Fields are only ever appended.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import attrs
 import msgspec
@@ -24,25 +26,26 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.contract.topics import TopicFilter, check_utf8
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.state import FrameworkWrite, ShardState
+from topicstore.shard.verification import Decoders
 
 from .filter_index import FilterIndex
 
-__all__ = ["PersistenceRule", "PersistenceRules"]
+__all__ = ["DECODERS", "PersistenceRule", "PersistenceRules"]
 
 _PREFIX = b"\1pr"
 _VERSION = 1
 _NEVER = 3
-"""Above every QoS."""
+"""A number above every QoS."""
 _REMEMBERED = 65_536
 
 
 @attrs.frozen
 class PersistenceRule:
-    """Store the messages whose topics match, of one publisher or of all, from a QoS on."""
+    """Messages to store: those whose topics match, of one publisher or of all, with at least a given QoS."""
 
     topic_filter: str = "#"
     client_id: str | None = attrs.field(default=None, kw_only=True)
-    """The publisher's; None: whoever published."""
+    """The publisher's client id; None: any publisher."""
     least_qos: int = attrs.field(default=0, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -62,62 +65,73 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
 _CODEC = RecordCodec(_Record, _VERSION)
 
 _Asked = str | tuple[str, str]
-"""A topic, or topic and client id if some rule asks for the publisher."""
+"""A topic, or topic and client id if any rule names a publisher."""
 
 
 @attrs.frozen
 class _Decisions:
-    """What the rules say of the messages that were asked for lately. Replaced as a whole when rules change."""
+    """The decisions of the rules that were asked for recently. Replaced as a whole when rules change."""
 
     by_client: bool
     least_qos: dict[_Asked, int] = attrs.field(factory=dict)
-    """From which QoS on messages are stored."""
+    """The lowest QoS at which messages are stored."""
 
 
 class PersistenceRules:
-    """The persistence rules of one database. Durable; all methods may be called from any thread."""
+    """The persistence rules of one database. They are durable; all methods may be called from any thread."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._changing = ProcessLock()
-        """Held while rules change. Guards `_decisions`, which is replaced as a whole, so a glance needs no lock."""
+        """Held while rules change. Guards `_decisions`, which is replaced as a whole, so reading it needs no lock."""
         self._routes: FilterIndex[PersistenceRule] = FilterIndex()
-        rules = self.list()
+        rules = list(self)
         for rule in rules:
             self._routes.add(TopicFilter(rule.topic_filter), rule)
         self._decisions = _undecided(rules)
 
-    def list(self) -> list[PersistenceRule]:
-        """Return the rules, sorted by filter."""
+    def __repr__(self) -> str:
+        return f"<PersistenceRules of {self._state!r}>"
+
+    def __iter__(self) -> Iterator[PersistenceRule]:
+        """Iterate over the rules as of now, sorted by filter."""
         rules = [_decode(key, value) for key, value in self._state.scan(_PREFIX)]
-        return sorted(rules, key=lambda rule: (rule.topic_filter, rule.client_id or "", rule.least_qos))
+        return iter(sorted(rules, key=lambda rule: (rule.topic_filter, rule.client_id or "", rule.least_qos)))
+
+    def __len__(self) -> int:
+        """Return the number of rules."""
+        return sum(1 for _ in self._state.scan(_PREFIX))
+
+    def __contains__(self, rule: PersistenceRule) -> bool:
+        """Return whether there is a rule equal to this one."""
+        return self._state.get(_encode(rule)[0]) is not None
 
     def add(self, topic_filter: str = "#", *, client_id: str | None = None, least_qos: int = 0) -> PersistenceRule:
-        """Store messages that match from now on; return the rule. Adding one that there is changes nothing.
+        """Store matching messages from now on; return the rule. Adding an existing rule changes nothing.
 
-        ``#`` matches no topics that begin with ``$``; those need a filter of their own.
+        ``#`` doesn't match topics that begin with ``$`` [MQTT-4.7.2-1]; those need a filter of their own.
         """
         rule = PersistenceRule(topic_filter, client_id=client_id, least_qos=least_qos)
         key, value = _encode(rule)
         with self._changing:
             self._state.write([FrameworkWrite(key, value)])
             self._routes.add(TopicFilter(topic_filter), rule)
-            self._decisions = _undecided(self.list())
+            self._decisions = _undecided(list(self))
         return rule
 
     def remove(self, rule: PersistenceRule) -> bool:
-        """Remove a rule; False if there was none like it. What was stored for it stays."""
+        """Remove a rule; return False if there was none equal to it. Messages that were stored for it stay."""
         key, _ = _encode(rule)
         with self._changing:
             self._state.write([FrameworkWrite(key, None)])
             had = self._routes.remove(TopicFilter(rule.topic_filter), rule)
-            self._decisions = _undecided(self.list())
+            self._decisions = _undecided(list(self))
         return had
 
     # --- asking ---
 
     def matching(self, batch: MessageBatch) -> npt.NDArray[np.bool_]:
-        """Say of each message whether a rule matches."""
+        """Return for each message whether a rule matches it."""
         if not len(batch) or not len(self._routes):
             return np.zeros(len(batch), np.bool_)
         qos = np.fromiter(to_iterable(batch.qos), np.int8, len(batch))
@@ -136,7 +150,7 @@ class PersistenceRules:
             known.update({one: self._decide(one) for one in set(asked) if one not in known})
         if len(known) > _REMEMBERED:
             with self._changing:
-                if self._decisions is decisions:  # else rules have changed since
+                if self._decisions is decisions:  # otherwise rules have changed since
                     self._decisions = _Decisions(decisions.by_client)
         return np.fromiter(map(known.__getitem__, asked), np.int8, len(asked))
 
@@ -159,3 +173,7 @@ def _encode(rule: PersistenceRule) -> tuple[bytes, bytes]:
 def _decode(key: bytes, stored: bytes) -> PersistenceRule:
     record = _CODEC.decode(key, stored, "shard 0, state: persistence rule")
     return PersistenceRule(record.topic_filter, client_id=record.client_id, least_qos=record.least_qos)
+
+
+DECODERS: Decoders = {_PREFIX: _decode}
+"""Decoder of the state that holds the rules."""

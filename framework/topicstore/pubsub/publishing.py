@@ -1,14 +1,15 @@
-"""Publishing: what is stored, what is kept as its topic's retained message, and what only goes by.
+"""Publishing: messages are stored, kept as their topic's retained message, or only passed on.
 
 A published message is stored, once, if its publisher asks for it (the user property `PERSIST`), if a
-persistence rule matches (`topicstore.pubsub.persistence_rules`), or if a durable subscription does. The others are
-handed to whoever listens now, and are gone. Who comes later, and replays, is promised the first two;
-what was stored for a subscription is there as long as its generation.
+persistence rule matches (`topicstore.pubsub.persistence_rules`), or if a durable subscription does; messages of QoS 0
+are stored for a durable subscription only if the sessions ask for it (`Sessions.store_qos0`). The others are
+passed to the current followers and not kept. Only the first two are a guarantee for later replays: a message stored for
+a durable subscription would not have been stored without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import msgspec
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.columns import Constant, to_iterable
+from topicstore.contract.columns import Column, Constant, to_iterable
 from topicstore.contract.model import Properties
 from topicstore.contract.requests import Destinations, StoreResult
 from topicstore.contract.state import StateWrite
@@ -26,22 +27,22 @@ from .hub import Hub
 from .persistence_rules import PersistenceRules
 from .retained import retained_rows
 
-__all__ = ["PERSIST", "PublishResult", "publish"]
+__all__ = ["PERSIST", "PublishResult", "publish", "store_retaining"]
 
 PERSIST = "topicstore-persist"
-"""The user property with which a publisher asks for its message to be stored; its value is ``1`` or ``true``."""
+"""The user property by which a publisher asks for its message to be stored; its value is ``1`` or ``true``."""
 
 _ASKING = frozenset(((PERSIST, "1"), (PERSIST, "true")))
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class PublishResult(StoreResult):
-    """What became of published messages. ``batch`` and ``ids`` are those of the stored ones; ``count`` is of all."""
+    """The result of publishing. ``batch`` and ``ids`` are those of the stored messages; ``count`` is that of all."""
 
     stored: int
-    """How many were stored: visible to the next read, and as durable as the database was told."""
+    """How many were stored: visible to the next read, and as durable as the database's ``durability`` says."""
     routed: int
-    """How many were not, and went to whoever listened."""
+    """How many were not stored, but only passed to the current followers."""
     retained: int
     """How many became their topics' retained messages."""
 
@@ -52,16 +53,20 @@ def publish(
     state: Mapping[int, Sequence[StateWrite]],
     *,
     rules: PersistenceRules,
-    wanted: Callable[[], Callable[[str], object]],
+    wanted: Callable[[], Callable[..., object]],
+    store_qos0: Callable[[], bool],
     hub: Callable[[], Hub | None],
 ) -> PublishResult:
-    """Publish messages that were checked; see `Database.publish`.
+    """Publish messages that have been checked; see `Database.publish`.
 
-    wanted: returns a function that says of a topic whether a durable subscription matches it; asked for only where
+    wanted: returns a function that returns for a topic whether a durable subscription matches it; called only if
             neither rules nor publishers decide.
-    hub:    returns who listens; asked for when everything was committed.
+    store_qos0: says whether durable subscriptions want messages of QoS 0, too; if not, what ``wanted`` returned is
+            called with the topic and 0 for these, because some still do.
+    hub:    returns the hub with the followers; called after the commit.
     """
-    stored = _chosen(batch, rules, wanted)
+    storage.check_times(batch)  # also those that are only passed on
+    stored = _chosen(batch, rules, wanted, store_qos0)
     keyed, writes = retained_rows(batch, storage.shard_of)
     for shard, more in state.items():
         writes[shard] = [*writes.get(shard, ()), *more]
@@ -79,6 +84,27 @@ def publish(
     )
 
 
+def store_retaining(
+    storage: Storage,
+    batch: MessageBatch,
+    state: Mapping[int, Sequence[StateWrite]],
+    *,
+    stored: Sequence[bool],
+    retained: Sequence[bool],
+) -> StoreResult:
+    """Store messages, and keep those with ``retain`` as retained messages, in one write for each shard.
+
+    stored:   by message, whether it is stored; all are, unless a part of the batch was stored before.
+    retained: by message, whether it counts for its topic's retained message, likewise.
+    """
+    counting = batch.take(np.flatnonzero(retained))
+    keyed, writes = retained_rows(counting, storage.shard_of)
+    rows = np.flatnonzero(retained).tolist()
+    for shard, more in state.items():
+        writes[shard] = [*writes.get(shard, ()), *more]
+    return _store(storage, batch, np.array(stored, np.bool_), {rows[row]: key for row, key in keyed.items()}, writes)
+
+
 def _store(
     storage: Storage,
     batch: MessageBatch,
@@ -86,7 +112,7 @@ def _store(
     keyed: Mapping[int, tuple[int, bytes]],
     state: Mapping[int, Sequence[StateWrite]],
 ) -> StoreResult:
-    """Commit what is stored and kept, and the state; what only goes by does not pass the plugins if all of it does."""
+    """Commit stored and retained messages and the state. If all messages are only passed on, plugins are not called."""
     if not keyed and stored.all():
         return storage.write(batch, state)
     if keyed or stored.any():
@@ -97,19 +123,36 @@ def _store(
 
 
 def _chosen(
-    batch: MessageBatch, rules: PersistenceRules, wanted: Callable[[], Callable[[str], object]]
+    batch: MessageBatch,
+    rules: PersistenceRules,
+    wanted: Callable[[], Callable[..., object]],
+    store_qos0: Callable[[], bool] = lambda: True,
 ) -> npt.NDArray[np.bool_]:
-    """Say of each message whether it is to be stored: what is quickly told first."""
+    """Return for each message whether it is to be stored; the cheapest checks come first."""
     stored = rules.matching(batch)
     if not stored.all():
         stored |= _asked(batch.properties, len(batch))
     if not stored.all():
-        stored |= _of_topics(batch, wanted())
+        chosen = wanted()
+        stored |= _of_topics(batch, chosen) if store_qos0() else _wanted_by_qos(batch, chosen)
     return stored
 
 
+def _wanted_by_qos(batch: MessageBatch, wanted: Callable[..., object]) -> npt.NDArray[np.bool_]:
+    """Return for each message whether durable subscriptions want it, if they don't want all messages of QoS 0."""
+
+    def of_qos0(topic: str) -> object:
+        return wanted(topic, 0)
+
+    light = np.fromiter(to_iterable(batch.qos), np.int8, len(batch)) == 0
+    if light.all():
+        return _of_topics(batch, of_qos0)
+    found = _of_topics(batch, wanted)
+    return np.where(light, _of_topics(batch, of_qos0), found) if light.any() else found
+
+
 def _of_topics(batch: MessageBatch, chosen: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-    """Say of each message whether its topic is one of the ``chosen``; each topic is asked for once."""
+    """Return for each message whether its topic is one of the ``chosen``; each topic is checked once."""
     topics = to_iterable(batch.topics)
     found = set(filter(chosen, set(topics)))
     if not found:
@@ -117,8 +160,8 @@ def _of_topics(batch: MessageBatch, chosen: Callable[[str], object]) -> npt.NDAr
     return np.fromiter(map(found.__contains__, topics), np.bool_, len(batch))
 
 
-def _asked(properties: Iterable[Properties | None], rows: int) -> npt.NDArray[np.bool_] | bool:
-    """Say of each message whether its publisher asks for it to be stored."""
+def _asked(properties: Column, rows: int) -> npt.NDArray[np.bool_] | bool:
+    """Return for each message whether its publisher asks for it to be stored."""
     if isinstance(properties, Constant):
         return _asks(properties.value)
     return np.fromiter(map(_asks, to_iterable(properties)), np.bool_, rows)
@@ -129,7 +172,7 @@ def _asks(properties: Properties | None) -> bool:
 
 
 def _route(hub: Hub, batch: MessageBatch, live: npt.NDArray[np.bool_], now: int) -> None:
-    """Hand the messages that are ``live`` to those who listen, with a time."""
+    """Pass the messages that are ``live`` to the current followers, with a time."""
     if not live.any():
         return
     rows = np.flatnonzero(live & _of_topics(batch, hub.matching))

@@ -1,7 +1,8 @@
-"""`Subscription`: what a program holds to follow a filter, in a thread or in asyncio.
+"""`Subscription`: the object by which a program follows a filter, in a thread or in asyncio.
 
-Consumers pull: a batch is read when it is asked for, by whoever asks, so a slow consumer holds back
-nobody and nothing piles up for it. What it can't pull because too much is unacknowledged waits in the store.
+Consumers pull: a batch is read when it is asked for, in the thread that asks, so a slow consumer doesn't hold up
+others, and no messages pile up in memory for it. Messages that it can't fetch because too many are unacknowledged wait
+in the store.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ import time
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
-from datetime import datetime
+from concurrent.futures import Executor
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
 import attrs
 
-from topicstore.contract.arguments import check_count, check_within
+from topicstore.contract.arguments import check_count, check_within, seconds
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, SubscriptionClosedError
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
-from topicstore.contract.positions import first_position, time_of, to_microseconds
+from topicstore.contract.positions import first_position
+from topicstore.contract.times import Time, instant
 from topicstore.contract.topics import TopicFilter
+from topicstore.storage.lag import Lag, LagCounter
 from topicstore.storage.storage import Storage
 
 from .bell import Bell, ListeningTask, ListeningThread
@@ -35,10 +39,10 @@ from .read_cache import Run
 __all__ = ["Place", "Subscription", "SubscriptionBatch", "SubscriptionStatus"]
 
 LIVE_ONLY = 10_000
-"""Messages stored nowhere that wait for a consumer; when more come, the oldest go."""
+"""Largest number of messages stored nowhere that wait for a consumer; when more come, the oldest are dropped."""
 
 Place = Mapping[int, int]
-"""By shard, the position up to which everything was read."""
+"""The position up to which everything was read, by shard."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -46,22 +50,24 @@ class SubscriptionBatch:
     """Messages of one shard in order of position, or messages that are stored nowhere."""
 
     messages: list[Message]
-    """Shared by all who read them; don't change the list."""
+    """The messages. Several consumers may share the list; don't change it."""
     sequence: int
-    """How many messages the subscription has delivered, these among them: what to acknowledge."""
+    """How many messages the subscription has delivered, including these: the number to acknowledge."""
     shard: int | None
-    """None: they are stored nowhere."""
+    """The shard of the messages; None if they are stored nowhere."""
     lagging: bool
-    """More is stored already: this is catching up, not live."""
+    """Whether more messages are stored already, so that the subscription is catching up and not live."""
     stuck: bool = False
-    """Empty because the window is full: acknowledge."""
+    """Whether the batch is empty because the window is full, until messages are acknowledged."""
     dropped: tuple[int, ...] = ()
-    """Generations that were dropped before the subscription had read them: what matched of the rest is lost."""
+    """The generations that were dropped before the subscription had read them; their unread messages are lost."""
     run: Run | None = attrs.field(default=None, repr=False)
+    after: int = attrs.field(default=0, repr=False)
+    """The position in its shard after which it was read."""
 
     @property
     def batch(self) -> MessageBatch:
-        """The messages as columns, with shards and positions if they are stored."""
+        """Return the messages as columns, with shards and positions if they are stored."""
         return MessageBatch.from_messages(self.messages) if self.run is None else self.run.batch
 
     def __len__(self) -> int:
@@ -70,36 +76,34 @@ class SubscriptionBatch:
 
 @attrs.frozen(kw_only=True)
 class SubscriptionStatus:
-    """Where a subscription stands."""
+    """The status of a subscription at one moment."""
 
     topic_filter: str
     place: dict[int, int]
     lagging: bool
-    """There is something to read, as far as is known."""
-    behind: float
-    """Seconds between what was read last and what can be read, of the shard that is furthest behind; 0 if none is."""
+    """Whether there is something to read, as far as is known; `Subscription.lag` returns how much."""
     unacknowledged: int
     stuck: bool
-    """The window is full."""
+    """Whether the window is full."""
     stuck_for: float
-    """Seconds since it filled up; 0 if it is not."""
+    """Seconds since the window filled up; 0 if it isn't full."""
     missed: int
-    """Messages stored nowhere that came while too many waited, and were thrown away."""
+    """How many messages stored nowhere were dropped because too many waited."""
 
 
 class _Inbox:
-    """What listeners of the hub are told, and who waits for it. Holds nothing of the subscription, which may go."""
+    """The events from the hub, and the waiters for them. It holds no reference to its subscription."""
 
     def __init__(self, shards: int) -> None:
         self.lock = ProcessLock()
-        """Guards what follows, and where its subscription stands. Held for moments, never while something is read."""
+        """Guards the attributes below and the subscription's place. Held briefly, never while messages are read."""
         self.ready: dict[int, None] = dict.fromkeys(range(shards))
-        """Shards with something to read, as far as is known; in the order in which their turn comes."""
+        """The shards with something to read, as far as is known, in the order of their turns."""
         self.live: collections.deque[Message] = collections.deque()
         self.missed = 0
         self.ended: Exception | None = None
         self.bell = Bell()
-        """Rings when any of it changes."""
+        """Rings when any of the attributes changes."""
 
     def woken(self, feed: Feed, shard: int) -> None:
         with self.lock:
@@ -124,16 +128,16 @@ class _Inbox:
 
 
 class Subscription:
-    """Follows a filter. Made by `Database.subscribe`; close it, or use it as a context manager.
+    """A subscription to a filter, made by `Database.subscribe`. Close it, or use it as a context manager.
 
-    Iterate over it, with ``for`` or ``async for``, and each message comes, catching up first, until it is
-    closed; with a ``window``, a batch counts as acknowledged when the first message behind it is asked for.
-    Or `fetch` batches, and `acknowledge` them. Methods may be called from any thread; batches that
-    several threads fetch are different ones.
+    Iterating over it, with ``for`` or ``async for``, returns each message, stored ones first, until it is closed; with
+    a ``window``, a batch counts as acknowledged when the first message after it is asked for. Alternatively, `fetch`
+    batches and `acknowledge` them. Methods may be called from any thread; threads that fetch at the same time get
+    different batches.
 
-    An error of a `fetch` ends nothing: fetching again goes on at the same place. When the database is
-    closed, `DatabaseClosedError` is raised; when the subscription is, `SubscriptionClosedError`, and
-    iterating ends.
+    After an error of `fetch`, another call goes on at the same place. When the database is closed,
+    `DatabaseClosedError` is raised. When the subscription is closed, `SubscriptionClosedError` is raised, and iterating
+    ends.
     """
 
     def __init__(
@@ -141,79 +145,89 @@ class Subscription:
         storage: Storage,
         hub: Hub,
         topic_filter: TopicFilter,
-        start: int | datetime | Place | None,
+        start: Time | Place | None,
         *,
         window: int | None,
         batch_size: int,
     ) -> None:
-        self._storage = storage  # which stays open as long as somebody follows it
+        self._storage = storage  # the database stays open as long as a subscription exists
         self._window = window
         self._batch_size = batch_size
         self._hub = hub
         self._feed = hub.feed(topic_filter)
         self._inbox = _Inbox(len(storage.shards))
         self._reading = ProcessLock()
-        """Held, before the inbox's lock, by who takes a batch: so batches are taken one after the other."""
+        """Held, before the inbox's lock, while a batch is taken, so that batches are taken one after the other."""
         self._lock = self._inbox.lock
-        """Guards all that follows."""
-        self._given_back: collections.deque[SubscriptionBatch] = collections.deque()
-        """Batches taken for an asyncio task that was cancelled meanwhile."""
+        """Guards all attributes below."""
+        self._held: dict[int, SubscriptionBatch] = {}
+        """By their `id`, batches that a thread took for an asyncio task, until that, or another fetch, returns them."""
+        self._holding = False
+        """What is taken at the moment is for an asyncio task. Guarded by `_reading`."""
         self._sequence = 0
         """How many messages were delivered."""
         self._acknowledged = 0
-        """How many of them were acknowledged."""
+        """How many messages were acknowledged."""
         self._live_last = False
-        """The last batch was of messages that are stored nowhere."""
+        """Whether the last batch was of messages that are stored nowhere."""
         self._iterated: collections.deque[Message] = collections.deque()
-        """What is left of the batch that is iterated over. Needs no lock: it is extended and taken from in one step."""
+        """The rest of the batch that is iterated over. Needs no lock: it is extended and taken from in one step."""
         self._iterated_to = 0
         """The sequence of that batch."""
         self._full_since: float | None = None
         """When the window filled up; None if it is not full."""
         self._delivered: collections.deque[tuple[int, int, int]] = collections.deque()
-        """Sequence, shard and position of the batches that wait to be acknowledged."""
-        self._gone = frozenset() if isinstance(start, Mapping) else hub.reads.gone()  # who begins there missed nothing
-        """Generations whose dropping was told, or concerns nobody."""
-        place = None if start is None else _place(start, len(storage.shards))
+        """Sequence, shard and position of each batch that waits to be acknowledged."""
+        self._gone = frozenset() if isinstance(start, Mapping) else hub.reads.gone()  # a start at a place misses none
+        """The generations whose dropping was reported or is irrelevant."""
+        place = None if start is None else _place(start, storage)
         hub.listen(self._feed, self._inbox)
         self._end = weakref.finalize(self, hub.abandon, self._feed, self._inbox)
         self._end.atexit = False
-        self._place = list(hub.watermarks()) if place is None else place  # behind it: so nothing is missed
-        """By shard, up to where everything was delivered. Changed only by who also holds `_reading`."""
+        self._place = list(hub.watermarks()) if place is None else place  # after listening begins, so nothing is missed
+        """By shard, the position up to which everything was delivered. Changed only while `_reading` is held, too."""
         self._done = list(self._place)
-        """By shard, up to where everything was acknowledged."""
+        """By shard, the position up to which everything was acknowledged."""
 
     @property
     def topic_filter(self) -> str:
-        """The filter."""
+        """The filter that it follows."""
         return self._feed.topic_filter.text
 
     @property
     def place(self) -> dict[int, int]:
-        """What was fetched, as a start for another subscription to go on behind it."""
+        """Return the place up to which messages were fetched, from which another subscription can start."""
         with self._lock:
-            return dict(enumerate(self._place))
+            return dict(enumerate(self._before_held_locked(self._place)))
 
     @property
     def acknowledged(self) -> dict[int, int]:
-        """What was acknowledged, as a start for another subscription to go on behind it.
+        """Return the place up to which messages were acknowledged, from which another subscription can start.
 
-        Of a batch of which only a part was acknowledged, nothing counts.
+        A batch of which only a part was acknowledged doesn't count.
         """
         with self._lock:
-            return dict(enumerate(self._done))
+            return dict(enumerate(self._before_held_locked(self._done)))
+
+    def _before_held_locked(self, places: list[int]) -> list[int]:
+        """Return places, by shard, with those moved back that lie after a batch which nobody has got yet."""
+        found = list(places)
+        for batch in self._held.values():
+            if batch.shard is not None:
+                found[batch.shard] = min(found[batch.shard], batch.after)
+        return found
 
     # --- fetching ---
 
-    def fetch(self, limit: int | None = None, timeout: float | None = None) -> SubscriptionBatch:
-        """Return the next messages: at most ``limit``, at once if there are some, else when they come.
+    def fetch(self, limit: int | None = None, timeout: timedelta | float | None = None) -> SubscriptionBatch:
+        """Return the next messages, at most ``limit``: at once if there are some, otherwise when they come.
 
-        After ``timeout`` seconds (None: never), or if the window is full by then, it returns an empty batch.
+        After ``timeout`` (a timedelta or seconds; None: never), or if the window is full by then, the batch is empty.
         """
         found = self._take(limit)
-        if found is not None:  # at once, without listening first, which costs as much as a short read
+        if found is not None:  # without listening first, which costs as much as a short read
             return found
-        with ListeningThread(self._inbox.bell, timeout) as listening:
+        with ListeningThread(self._inbox.bell, seconds(timeout)) as listening:
             while True:
                 found = self._take(limit)
                 if found is not None:
@@ -221,39 +235,51 @@ class Subscription:
                 if not self._worth_a_look() and not listening.wait():
                     return self._nothing()
 
-    async def fetch_async(self, limit: int | None = None, timeout: float | None = None) -> SubscriptionBatch:
-        """Like `fetch`, in asyncio. What is read to catch up is read in a thread, so the loop isn't held up."""
-        with ListeningTask(self._inbox.bell, timeout) as listening:
+    async def fetch_async(
+        self, limit: int | None = None, timeout: timedelta | float | None = None, *, executor: Executor | None = None
+    ) -> SubscriptionBatch:
+        """Fetch as `fetch` does, in asyncio. Messages are read in a thread of ``executor``: the loop isn't blocked."""
+        with ListeningTask(self._inbox.bell, seconds(timeout)) as listening:
             while True:
-                found = await self._take_async(limit) if self._worth_a_look() else None
+                found = await self._take_async(limit, executor) if self._worth_a_look() else None
                 if found is not None:
                     return found
                 if not self._worth_a_look() and not await listening.wait():
                     return self._nothing()
 
-    async def _take_async(self, limit: int | None) -> SubscriptionBatch | None:
-        taking = asyncio.get_running_loop().run_in_executor(None, self._take, limit)
+    async def _take_async(self, limit: int | None, executor: Executor | None) -> SubscriptionBatch | None:
+        taking = asyncio.get_running_loop().run_in_executor(executor, self._take_held, limit)
         try:
-            return await asyncio.shield(taking)
+            held = await asyncio.shield(taking)
         except asyncio.CancelledError:
-            taking.add_done_callback(self._give_back)  # what the thread takes is for the next fetch
-            await asyncio.wait([taking])  # which must not begin before: what it takes comes behind this
+            taking.add_done_callback(self._leave)
+            await asyncio.wait([taking])  # the next fetch must not begin before: what it takes comes after this
             raise
+        with self._lock:
+            return None if held is None else self._held.pop(id(held), None)  # None: another fetch was quicker
 
-    def _give_back(self, taking: asyncio.Future[SubscriptionBatch | None]) -> None:
-        if not taking.cancelled() and taking.exception() is None and (found := taking.result()) is not None:
-            with self._lock:
-                self._given_back.append(found)
+    def _take_held(self, limit: int | None) -> SubscriptionBatch | None:
+        """Take a batch that counts as fetched only once it is returned: the task may be cancelled meanwhile."""
+        with self._reading:
+            self._holding = True
+            try:
+                return self._take(limit)
+            finally:
+                self._holding = False
+
+    def _leave(self, taking: asyncio.Future[SubscriptionBatch | None]) -> None:
+        """Leave what was taken for a cancelled task to the next fetch."""
+        if not taking.cancelled() and taking.exception() is None:
             self._inbox.bell.ring()
 
     def _worth_a_look(self) -> bool:
         inbox = self._inbox
         with self._lock:
-            unread = inbox.live or inbox.ready  # with a full window neither can be had
-            return bool(self._given_back) or inbox.ended is not None or bool(unread and self._room_locked())
+            unread = inbox.live or inbox.ready  # with a full window neither can be fetched
+            return bool(self._held) or inbox.ended is not None or bool(unread and self._room_locked())
 
     def _room_locked(self) -> int:
-        """Return how many messages the window lets through."""
+        """Return how many more messages the window permits."""
         if self._window is None:
             return self._batch_size
         return max(self._window - (self._sequence - self._acknowledged), 0)
@@ -269,7 +295,7 @@ class Subscription:
             )
 
     def _take(self, limit: int | None) -> SubscriptionBatch | None:
-        """Return what there is; None if there is nothing, or no room for it."""
+        """Return the next batch; None if there is nothing to read, or no room for it."""
         if limit is not None:
             check_count("limit", limit)
         most = self._batch_size if limit is None else min(limit, self._batch_size)
@@ -277,8 +303,9 @@ class Subscription:
             with self._lock:
                 if self._inbox.ended is not None:
                     raise self._inbox.ended.with_traceback(None)
-                if self._given_back:
-                    return self._given_back.popleft()
+                if self._held:
+                    first = next(iter(self._held))
+                    return self._held[first] if self._holding else self._held.pop(first)
             sources = [self._take_live, self._take_stored]
             if self._live_last:  # they take turns, so that neither starves
                 sources.reverse()
@@ -298,7 +325,7 @@ class Subscription:
                 if not (inbox.ready and room):
                     return None
                 shard = next(iter(inbox.ready))
-                del inbox.ready[shard]  # before reading: what comes meanwhile puts it back
+                del inbox.ready[shard]  # before reading: a message that comes meanwhile puts it back
                 place = self._place[shard]
             try:
                 run = self._feed.read(shard, place, min(most, room))
@@ -311,11 +338,13 @@ class Subscription:
             with self._lock:
                 self._place[shard] = run.position
                 if len(run) or not self._gone.issuperset(run.dropped):
-                    return self._deliver_locked(messages, shard, run)
+                    return self._deliver_locked(messages, shard, run, place)
                 if not self._delivered:
                     self._done[shard] = run.position
 
-    def _deliver_locked(self, messages: list[Message], shard: int | None, run: Run | None) -> SubscriptionBatch:
+    def _deliver_locked(
+        self, messages: list[Message], shard: int | None, run: Run | None, after: int = 0
+    ) -> SubscriptionBatch:
         self._sequence += len(messages)
         self._live_last = run is None
         if self._window is None:
@@ -327,20 +356,24 @@ class Subscription:
         if self._room_locked() == 0:
             self._full_since = time.monotonic()
         dropped = () if run is None else tuple(gone for gone in run.dropped if gone not in self._gone)
-        self._gone = self._gone.union(dropped)  # each is told once, not for every shard
-        return SubscriptionBatch(
+        self._gone = self._gone.union(dropped)  # each is reported once, not for every shard
+        batch = SubscriptionBatch(
             messages=messages,
             sequence=self._sequence,
             shard=shard,
             lagging=run is not None and not run.caught_up,
             dropped=dropped,
             run=run,
+            after=after,
         )
+        if self._holding:
+            self._held[id(batch)] = batch
+        return batch
 
     # --- acknowledging ---
 
     def acknowledge(self, sequence: int) -> None:
-        """Everything up to this number (`SubscriptionBatch.sequence`) is done with; the window moves on."""
+        """Acknowledge all messages up to this number (`SubscriptionBatch.sequence`), which makes room in the window."""
         with self._lock:
             if type(sequence) is not int or not 0 <= sequence <= self._sequence:
                 raise InvalidArgumentError(f"{self._sequence} were delivered; {sequence!r} can't be acknowledged")
@@ -356,21 +389,32 @@ class Subscription:
             self._done[shard] = position
 
     def status(self) -> SubscriptionStatus:
-        """Return where it stands, as of one moment."""
-        marks = self._hub.watermarks()
+        """Return the status, as of one moment."""
         with self._lock:
-            behind = [time_of(marks[shard]) - time_of(self._place[shard]) for shard in self._inbox.ready]
             full = self._full_since
             return SubscriptionStatus(
                 topic_filter=self.topic_filter,
                 place=self.place,
                 lagging=bool(self._inbox.ready),
-                behind=max([*behind, 0]) / 1e6,
                 unacknowledged=self._sequence - self._acknowledged,
                 stuck=full is not None,
                 stuck_for=0.0 if full is None else time.monotonic() - full,
                 missed=self._inbox.missed,
             )
+
+    def lag(self) -> Lag:
+        """Return how far fetching lags behind the stored messages; messages stored nowhere don't count.
+
+        If there is something to read, this reads: up to 10,000 messages of each shard are counted, and further ones
+        estimated. Raises the errors of reading.
+        """
+        if self._inbox.ended is not None:
+            raise self._inbox.ended.with_traceback(None)
+        counter = LagCounter(self._storage)
+        with self._lock:
+            places = self._before_held_locked(self._place)
+        unread = [self._feed.unread(shard, place) for shard, place in enumerate(places)]
+        return counter.lag(self._feed.topic_filter, counter.caught_up(places, unread))
 
     # --- iterating ---
 
@@ -403,7 +447,7 @@ class Subscription:
             return
 
     def _iterate(self, batch: SubscriptionBatch) -> None:
-        """Iterate over a batch next. It stays here, so that who breaks off and begins again goes on where it was."""
+        """Iterate over a batch next. It is kept here, so that a new iteration goes on where the last one was left."""
         with self._lock:
             self._iterated.extend(batch.messages)
             self._iterated_to = batch.sequence
@@ -411,7 +455,7 @@ class Subscription:
     # --- the end ---
 
     def close(self) -> None:
-        """Follow nothing more; who waits is let go. May be called twice. In a forked child it does nothing."""
+        """End the subscription, and wake all waiters. May be called twice. In a forked child it does nothing."""
         if self._storage.inherited:
             return
         if self._end.detach() is not None:
@@ -434,10 +478,12 @@ class Subscription:
         return f"<Subscription {self.topic_filter!r}{' closed' * (self._inbox.ended is not None)}>"
 
 
-def _place(start: int | datetime | Place, shards: int) -> list[int]:
-    """Return, by shard, the position behind which to begin."""
+def _place(start: Time | Place, storage: Storage) -> list[int]:
+    """Return, by shard, the position after which to begin."""
+    shards = len(storage.shards)
     if not isinstance(start, Mapping):
-        return [max(first_position(to_microseconds(start)) - 1, 0)] * shards
+        time = instant(start, storage.clock, allow_ancient=storage.allow_ancient)
+        return [max(first_position(time) - 1, 0)] * shards
     for shard, position in start.items():
         if type(shard) is not int or not 0 <= shard < shards:
             raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {shards - 1}")

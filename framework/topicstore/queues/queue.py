@@ -1,8 +1,7 @@
-"""One queue: messages go in behind, and are read and committed in front."""
+"""One queue: messages are appended at its end, and read and committed at its head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import get_args
 
 import attrs
@@ -10,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.contract.arguments import check_count, check_within
-from topicstore.contract.batch import MessageBatch
+from topicstore.contract.arguments import KEEP, Keep, check_count, check_within, given
+from topicstore.contract.batch import MessageBatch, Messages
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.forking import ProcessLock
@@ -22,15 +21,15 @@ from topicstore.storage.generations import add_generation, drop_generation
 from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
 
-from .record import TOPIC, Overflow, QueueRecord, pack, save, taken, unpack
+from .record import DECODERS, TOPIC, Overflow, QueueRecord, pack, save, taken, unpack
 
 __all__ = ["Queue", "QueueBatch", "QueueInfo"]
 
 _FILTER = TopicFilter(TOPIC)
 _GENERATION_BYTES = 8 << 20
-"""Bytes of values after which a new generation is begun."""
+"""Bytes of values in a generation after which a new one is begun."""
 _LOOK = 4_096
-"""Messages that are looked at in one go to find out where the head goes."""
+"""Number of messages whose sizes are read at once to find the next head."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,28 +38,28 @@ class QueueBatch:
 
     messages: list[Message]
     ids: list[int]
-    """Of the messages, ascending: what `Queue.commit` takes."""
+    """The ids of the messages, ascending, as `Queue.commit` takes them."""
 
     def __len__(self) -> int:
         return len(self.messages)
 
     @property
     def last(self) -> int:
-        """The id of the last message; commit it when all were forwarded. Raises `IndexError` if there is none."""
+        """The id of the last message, to commit when all were forwarded. Raises `IndexError` if there is none."""
         return self.ids[-1]
 
 
 @attrs.frozen(kw_only=True)
 class QueueInfo:
-    """A queue in numbers."""
+    """Figures of a queue at one moment."""
 
     name: str
     messages: int
-    """Not yet committed."""
+    """Number of messages that are not committed."""
     bytes: int
-    """Of their topics, client ids and payloads, and some 6 for each."""
+    """Bytes of these messages: topics, client ids and payloads, and about 6 for each."""
     dropped: int
-    """Messages that found no room, or made room for others, since the queue was made."""
+    """Number of messages that found no room, or were removed to make room, since the queue was made."""
     max_messages: int | None
     max_bytes: int | None
     overflow: Overflow
@@ -68,47 +67,51 @@ class QueueInfo:
 
 
 class Queue:
-    """One queue, as `Queues.open` gives it. All methods may be called from any thread."""
+    """One queue, as returned by `Queues.open`. All methods may be called from any thread."""
 
     def __init__(self, storage: Storage, record: QueueRecord) -> None:
         self._storage = storage
         self._lock = ProcessLock()
-        """Guards what follows. The record is replaced as a whole, so a glance at it needs no lock."""
+        """Guards the attributes below. The record is replaced as a whole, so reading it needs no lock."""
         self._record = record
         self._read = record.head
-        """Where `read` goes on."""
+        """The position after which `read` goes on."""
         self._positions: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
-        """Of the first messages behind the head, as far as they were looked at."""
+        """The positions of the first messages after the head, as far as their sizes are known."""
         self._sizes: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._drop_passed()
+        if storage.mode is None:
+            self._drop_passed()
 
     # --- looking ---
 
     @property
     def name(self) -> str:
-        """What it was made as."""
+        """The name of the queue."""
         return self._record.name
 
     @property
     def bytes(self) -> int:
-        """Bytes of the messages that are not yet committed: topics, client ids and payloads, and some 6 for each."""
+        """Bytes of the messages that are not committed: topics, client ids and payloads, and about 6 for each."""
         return self._record.bytes
 
     @property
     def dropped(self) -> int:
-        """Messages that found no room, or made room for others, since the queue was made."""
+        """Number of messages that found no room, or were removed to make room, since the queue was made."""
         return self._record.dropped
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r}: {len(self):,} messages>"
 
     def __len__(self) -> int:
         """Return the number of messages that are not yet committed."""
         return self._record.messages
 
     def __bool__(self) -> bool:
-        """A queue is true, also an empty one."""
+        """Return True, also for an empty queue."""
         return True
 
     def info(self) -> QueueInfo:
-        """Return its numbers."""
+        """Return the figures of the queue."""
         r = self._record
         return QueueInfo(
             name=r.name,
@@ -118,25 +121,25 @@ class Queue:
             max_messages=r.max_messages,
             max_bytes=r.max_bytes,
             overflow=r.overflow,
-            disk_bytes=self._storage.shards[0].engine().stats().disk_bytes,
+            disk_bytes=self._storage.shards[0].engine().info().disk_bytes,
         )
 
     def damages(self) -> list[Damage]:
         """Read everything, and return what is damaged."""
-        return verify(self._storage, None).damages
+        return verify(self._storage, DECODERS).damages
 
     # --- in ---
 
-    def append(self, messages: Iterable[Message] | MessageBatch) -> list[int]:
-        """Put messages behind the others; return the ids of those that were put there, in their order.
+    def append(self, messages: Messages) -> list[int]:
+        """Append messages; return the ids of those that were appended, in order.
 
-        All in one commit, as durable as the database. Where the queue's bounds have no room for all,
-        its ``overflow`` decides:
+        They are stored in one commit, as durably as in the database. If the queue's bounds have no room for all, its
+        ``overflow`` decides:
 
-        ``refuse``:      none is put; raises `QuotaExceededError`.
-        ``drop_newest``: the first of them are, as far as there is room.
-        ``drop_oldest``: the oldest make room, those in the queue before these; one that is too large for the
-                         whole queue is left out.
+        ``refuse``:      none is appended; raises `QuotaExceededError`.
+        ``drop_newest``: the first of them are appended, as far as there is room.
+        ``drop_oldest``: the oldest messages are removed to make room, first those in the queue, then those of this
+                         call; a message that is too large for the whole queue is left out.
 
         Raises `InvalidMessageError`, also for a payload that with its topic and client id is larger than
         `topicstore.MAX_PAYLOAD`.
@@ -162,7 +165,7 @@ class Queue:
         return [one.position for one in result.ids]
 
     def _rotate(self) -> None:
-        """Begin a generation if the current one is large. First, so that an append which fails took no effect."""
+        """Begin a generation if the current one is large. This comes first, so that a failed append has no effect."""
         if self._storage.shards[0].generations()[-1].live_bytes >= _GENERATION_BYTES:
             add_generation(self._storage)
             self._drop_passed()
@@ -170,9 +173,10 @@ class Queue:
     # --- out ---
 
     def read(self, limit: int = 1_000) -> QueueBatch:
-        """Return at most ``limit`` messages behind those read last, maybe fewer; none only if there are no more.
+        """Return at most ``limit`` messages after those read last, maybe fewer; none only if there are no more.
 
-        They stay in the queue until they are committed: who opens it anew begins at the first that was not.
+        They stay in the queue until they are committed: after it is opened again, reading begins at the first one that
+        is not committed.
         """
         check_count("limit", limit)
         with self._lock:
@@ -183,15 +187,26 @@ class Queue:
             self._read = int(batch.positions[-1])
         return QueueBatch(messages=list(unpack(batch)), ids=batch.positions.tolist())
 
+    def peek(self, limit: int = 1_000, *, after: int = 0) -> QueueBatch:
+        """Return at most ``limit`` messages that follow an id, or the head, as `read` does, which goes on as before.
+
+        It is for several who read the same queue, each of which knows where it is.
+        """
+        check_count("limit", limit)
+        check_within("an id", after, 0, (1 << 64) - 1)
+        with self._lock:
+            batch = self._behind(max(after, self._record.head), limit)
+        return QueueBatch(messages=list(unpack(batch)), ids=batch.positions.tolist())
+
     def rewind(self) -> None:
-        """Read on at the first message that is not committed: what was read since comes again."""
+        """Read on at the first message that is not committed: messages that were read since are returned again."""
         with self._lock:
             self._read = self._record.head
 
     def commit(self, upto: int) -> int:
-        """Remove the messages up to and with the id ``upto``, for good; return how many there were.
+        """Remove the messages up to and including the id ``upto`` for good; return how many there were.
 
-        0 if they were removed before, so it may be called again.
+        Returns 0 if they were removed before, so it may be called again.
         """
         check_within("an id", upto, 0, (1 << 64) - 1)
         with self._lock:
@@ -203,45 +218,50 @@ class Queue:
                 self._drop_passed()
         return count
 
-    def bound(self, *, max_messages: int | None, max_bytes: int | None, overflow: Overflow | None) -> None:
-        """Change the bounds, durably; None leaves one as it is. What is in the queue stays."""
-        for name, value in (("max_messages", max_messages), ("max_bytes", max_bytes)):
-            if value is not None:
-                check_count(name, value)
-        if overflow is not None and overflow not in get_args(Overflow):
+    def bound(
+        self,
+        *,
+        max_messages: int | Keep | None = KEEP,
+        max_bytes: int | Keep | None = KEEP,
+        overflow: Overflow | Keep = KEEP,
+    ) -> None:
+        """Change the bounds durably; None removes one. Omitted bounds and the queue's messages stay as they are."""
+        changed = given({"max_messages": max_messages, "max_bytes": max_bytes, "overflow": overflow})
+        for name in ("max_messages", "max_bytes"):
+            if changed.get(name) is not None:
+                check_count(name, changed[name])
+        if changed.get("overflow", "refuse") not in get_args(Overflow):
             raise InvalidArgumentError(f"overflow is one of {', '.join(get_args(Overflow))}, not {overflow!r}")
-        given = {"max_messages": max_messages, "max_bytes": max_bytes, "overflow": overflow}
         with self._lock:
-            changed = {name: value for name, value in given.items() if value is not None}
             record = msgspec.structs.replace(self._record, **changed)
             if record != self._record:
                 self._save(record, 0)
 
     def close(self) -> None:
-        """Give back its files. Whoever opened the queue's database does this."""
+        """Close the queue's database. Its owner, `Queues`, calls this."""
         self._storage.close()
 
     # --- the head ---
 
     @property
     def _looked(self) -> int:
-        """Up to where sizes are known."""
+        """The position up to which sizes are known."""
         return int(self._positions[-1]) if len(self._positions) else self._record.head
 
     def _behind(self, position: int, limit: int) -> MessageBatch:
-        """Return at most ``limit`` messages behind a position, in order, as they are stored."""
+        """Return at most ``limit`` messages after a position, in order, as they are stored."""
         self._storage.check_open()
         plan = self._storage.plan_shard(0, _FILTER, position + 1, None)
         return next(self._storage.run_shards([plan], limit), MessageBatch.empty())[:limit]
 
     def _look(self) -> bool:
-        """Look at more messages; say whether there were any."""
+        """Read the sizes of more messages; return whether there were any."""
         batch = self._behind(self._looked, _LOOK)
         self._note(batch)
         return len(batch) > 0
 
     def _note(self, batch: MessageBatch) -> None:
-        """Note the sizes of messages, those that are not known yet."""
+        """Note the sizes of those messages for which they are not known yet."""
         if len(batch):
             new = batch[int(np.searchsorted(batch.positions, np.uint64(self._looked), side="right")) :]
             sizes = np.fromiter(map(len, to_iterable(new.payloads)), np.int64, len(new))
@@ -250,7 +270,7 @@ class Queue:
                 self._sizes = np.concatenate((self._sizes, sizes))
 
     def _oldest(self, messages: int, size: int) -> int:
-        """Return how many of the oldest are at least so many messages, and at least so many bytes."""
+        """Return how many of the oldest messages are at least this many messages and this many bytes."""
         while True:
             by_size = int(np.searchsorted(np.cumsum(self._sizes), size)) + 1 if size else 0
             count = max(messages, by_size)
@@ -258,7 +278,7 @@ class Queue:
                 return min(count, len(self._positions))
 
     def _without(self, count: int) -> QueueRecord:
-        """Return the record without so many of the oldest."""
+        """Return the record without this many of the oldest messages."""
         if not count:
             return self._record
         return msgspec.structs.replace(
@@ -273,7 +293,7 @@ class Queue:
         self._adopt(record, removed)
 
     def _adopt(self, record: QueueRecord, removed: int) -> None:
-        """Remember what was committed."""
+        """Take over a record that was committed."""
         self._record = record
         self._positions, self._sizes = self._positions[removed:], self._sizes[removed:]
         self._read = max(self._read, record.head)

@@ -1,13 +1,13 @@
-"""Queues: named, durable, bounded, first in first out; for what is to be forwarded while the other side is down.
+"""Queues: named, durable, bounded, first in first out; for messages to forward while the other side is down.
 
-Each is a small database of its own below the one it belongs to, with the same backend, durability and
-plugins, so that it is as safe, and as secret, as that; with its layout too, if that shows messages at once
-and in order of positions (``position_order``), else with the default one. It has one shard and one topic,
-so one stream. Generations are dropped as the head passes them, which gives the disk back.
+Each is a small database of its own in the directory of the one that it belongs to, with the same backend, durability
+and plugins, so that it is as safe and as confidential; with the same layout too, if that shows messages at once and in
+order of positions (``position_order``), otherwise with the default one. It has one shard and one topic, so one stream.
+Generations are dropped when the head has passed them, which frees their disk space.
 
-Stored form: a directory ``queues/<name>`` with the name percent-encoded (of one that gets longer than
-200 characters so, the first 150, ``%%``, and the name's xxh3_128 as 32 hexadecimal digits).
-`topicstore.queues.record` says what is in its database.
+Stored form: a directory ``queues/<name>`` with the name percent-encoded (RFC 3986, section 2.1). If that is longer than
+200 characters, it is its first 150, ``%%``, and the name's xxh3_128 as 32 hexadecimal digits.
+`topicstore.queues.record` describes the content of its database.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 import xxhash
 
+from topicstore.contract.arguments import KEEP, Keep
 from topicstore.contract.errors import (
     CorruptionError,
     DatabaseClosedError,
@@ -35,17 +36,18 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Damage
 from topicstore.contract.topics import check_utf8
 from topicstore.releasing import Taken, release_all
+from topicstore.storage.disk_errors import shortage_told
 from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
 
 from .queue import Queue, QueueInfo
-from .record import Overflow, QueueRecord, load, save
+from .record import DECODERS, Overflow, QueueRecord, load, save
 
 __all__ = ["DIRECTORY", "Queues"]
 
 DIRECTORY = "queues"
-"""Of a database's directory: where its queues are."""
+"""Name of the directory of queues in a database's directory."""
 _LONGEST, _HEAD = 200, 150
 _GONE = ".dropped-"
 
@@ -54,7 +56,7 @@ class OpenQueue(Protocol):
     """Opens the database of a queue."""
 
     def __call__(self, path: Path, *, read_only: bool = False) -> Storage:
-        """Do it, in a directory, or make one there; to be read it must be there."""
+        """Open the database in a directory, or create it unless it is only to be read."""
 
 
 class Queues:
@@ -65,56 +67,87 @@ class Queues:
         self._open_queue = open_queue
         self._read_only = read_only
         self._lock = ProcessLock()
-        """Guards what follows, and the directory."""
+        """Guards the attributes below, and the directory."""
         self._queues: dict[str, Queue] = {}
         self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Queues in {self._directory}{', read only' * self._read_only}{', closed' * self._closed}>"
 
     def open(
         self,
         name: str,
         *,
-        max_messages: int | None = None,
-        max_bytes: int | None = None,
-        overflow: Overflow | None = None,
+        max_messages: int | Keep | None = KEEP,
+        max_bytes: int | Keep | None = KEEP,
+        overflow: Overflow | Keep = KEEP,
     ) -> Queue:
-        """Return a queue, making it where there is none: durable, bounded, first in first out.
+        """Return a queue, which is created if there is none: durable, bounded, first in first out.
 
-        name:         any text; whom it is for, say.
-        max_messages: how many may wait to be committed.
-        max_bytes:    of their topics, client ids and payloads, and some 6 for each.
-        overflow:     what `Queue.append` does where there is no room: ``"refuse"``, ``"drop_oldest"`` or
+        name:         any text, for example the receiver.
+        max_messages: how many uncommitted messages the queue may hold.
+        max_bytes:    how many bytes they may take: topics, client ids and payloads, and about 6 for each.
+        overflow:     what `Queue.append` does if there is no room: ``"refuse"``, ``"drop_oldest"`` or
                       ``"drop_newest"``.
 
-        Bounds are stored; None leaves one as it is. A new queue has none, and refuses. It keeps its
-        messages apart from those of the database, and is closed with it; `Database.checkpoint` leaves it out.
+        Bounds are stored: omitted ones stay as they are, and None removes one. A new queue has none, and its
+        ``overflow`` is ``"refuse"``. Its messages are kept apart from those of the database, and it is closed with the
+        database; `Database.checkpoint` leaves it out. If the database is only read, the queue is as of this call, and
+        can be read but not committed; if there is none, this raises `ReadOnlyDatabaseError`.
         """
         if not name:
             raise InvalidArgumentError("the name of a queue has at least one character")
         check_utf8(name, "queue name", InvalidArgumentError)
         with self._lock:
-            self._check_usable()
+            self._check_open()
             queue = self._queues.get(name)
             if queue is None:
                 queue = self._queues[name] = self._open(name)
             queue.bound(max_messages=max_messages, max_bytes=max_bytes, overflow=overflow)
         return queue
 
-    def list(self) -> list[QueueInfo]:
-        """Return all queues, sorted by name, those of earlier openings too."""
+    def __iter__(self) -> Iterator[QueueInfo]:
+        """Iterate over all queues as of now, sorted by name, including those of earlier openings."""
         with self._lock:
-            self._check_usable()
+            self._check_open()
             known = {_file_name(name) for name in self._queues}
             others = [path for path in self._directories() if path.name not in known]
             found = [queue.info() for queue in self._queues.values()]
-            for path in others:
-                with contextlib.closing(self._open_queue(path)) as storage:
-                    record = load(storage.state(0))
-                    if record is not None:  # else its making was interrupted
-                        found.append(Queue(storage, record).info())
-        return sorted(found, key=lambda info: info.name)
+            found += [info for path in others if (info := self._info_in(path)) is not None]
+        return iter(sorted(found, key=lambda info: info.name))
+
+    def opened(self) -> list[QueueInfo]:
+        """Return the figures of the queues that were opened since the database was, sorted by name."""
+        with self._lock:
+            self._check_open()
+            return sorted((queue.info() for queue in self._queues.values()), key=lambda info: info.name)
+
+    def __len__(self) -> int:
+        """Return the number of queues."""
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> QueueInfo:
+        """Return the figures of a queue. Raises `InvalidArgumentError` if there is none with that name."""
+        with self._lock:
+            self._check_open()
+            queue = self._queues.get(name)
+            info = self._info_in(self._directory / _file_name(name)) if queue is None else queue.info()
+        if info is None:
+            raise InvalidArgumentError(f"there is no queue {name!r}")
+        return info
+
+    def _info_in(self, path: Path) -> QueueInfo | None:
+        """Return the figures of a queue that isn't open, or None if there is none in the directory."""
+        with (
+            contextlib.suppress(DatabaseNotFoundError),  # its making was interrupted, or has only begun
+            contextlib.closing(self._open_queue(path, read_only=self._read_only)) as storage,
+        ):
+            record = load(storage.state(0))
+            return None if record is None else Queue(storage, record).info()
+        return None
 
     def damages(self) -> Iterator[Damage]:
-        """Read all queues, those of earlier openings too, and yield what is damaged. None is changed."""
+        """Read all queues, including those of earlier openings, and yield the damage. Nothing is changed."""
         for path in sorted(self._directories()):
             with self._lock:
                 self._check_open()
@@ -131,7 +164,7 @@ class Queues:
             return  # dropped meanwhile
         try:
             with contextlib.closing(self._open_queue(path, read_only=True)) as storage:
-                yield from verify(storage, None).damages
+                yield from verify(storage, DECODERS).damages
         except DatabaseNotFoundError:
             return  # its making was interrupted
         except (EngineError, NewerFormatError, NotADatabaseError) as bad:  # it can't even be opened
@@ -139,14 +172,15 @@ class Queues:
             yield Damage(place=place or "its files", reason=str(bad))
 
     def __contains__(self, name: str) -> bool:
-        """Say whether there is a queue of that name."""
+        """Return whether there is a queue with that name."""
         with self._lock:
             return name in self._queues or (self._directory / _file_name(name)).is_dir()
 
+    @shortage_told()
     def drop(self, name: str) -> bool:
-        """Remove a queue with all that it holds; False if there is none of that name."""
+        """Remove a queue with all its messages; return False if there is none with that name."""
         with self._lock:
-            self._check_usable()
+            self._check_may_change(name)
             queue = self._queues.get(name)
             if queue is not None:
                 queue.close()
@@ -155,13 +189,13 @@ class Queues:
             path = self._directory / _file_name(name)
             there = path.is_dir()
             if there:
-                path.rename(path.with_name(_GONE + path.name))  # from here on there is none
+                path.rename(path.with_name(_GONE + path.name))  # from here on the queue doesn't exist
                 sync_directory(self._directory)
                 self._sweep()
         return there or queue is not None
 
     def close(self) -> None:
-        """Close those that are open. May be called twice."""
+        """Close the open queues. May be called twice."""
         with self._lock:
             self._closed = True
             release_all(queue.close for queue in self._queues.values())
@@ -170,29 +204,32 @@ class Queues:
         if self._closed:
             raise DatabaseClosedError("the database is closed")
 
-    def _check_usable(self) -> None:
+    def _check_may_change(self, name: str) -> None:
         self._check_open()
         if self._read_only:
-            raise ReadOnlyDatabaseError(
-                "the database was opened to be read; open it without read_only to use its queues"
-            )
+            raise ReadOnlyDatabaseError(f"the database was opened to be read; queue {name!r} can't be made or dropped")
 
+    @shortage_told()
     def _directories(self) -> Sequence[Path]:
         if not self._directory.is_dir():
             return []
         return [path for path in self._directory.iterdir() if not path.name.startswith(_GONE)]
 
     def _sweep(self) -> None:
-        """Remove the directories of dropped queues, also of those whose removal was interrupted."""
+        """Remove the directories of dropped queues, also if an earlier removal was interrupted."""
         for path in self._directory.glob(f"{_GONE}*"):
             shutil.rmtree(path)
 
     def _open(self, name: str) -> Queue:
+        path = self._directory / _file_name(name)
         with Taken() as taken:
-            storage = self._open_queue(self._directory / _file_name(name))
+            if not path.is_dir():
+                self._check_may_change(name)
+            storage = self._open_queue(path, read_only=self._read_only)
             taken.add(storage.close)
             record = load(storage.state(0))
             if record is None:
+                self._check_may_change(name)
                 record = QueueRecord(name=name)
                 storage.state(0).write([save(record)])
             if record.name != name:

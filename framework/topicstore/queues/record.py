@@ -1,4 +1,4 @@
-"""What is stored of a queue: where it stands, its messages, and which of them find room. Pure functions.
+"""The stored form of a queue: its record and its messages; and which messages find room. Pure functions.
 
 Stored form, in the queue's own database::
 
@@ -6,12 +6,12 @@ Stored form, in the queue's own database::
     state: 01 "q" -> record (see `topicstore.shard.record_codec`) of version 1, name, head, messages, bytes, dropped,
                      max_messages or nil, max_bytes or nil, overflow
 
-The head is a position: what lies up to it was committed, or dropped. Fields are only ever appended.
+The head is a position: messages up to it were committed or dropped. Fields are only ever appended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import attrs
@@ -19,19 +19,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.contract.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch, Messages
 from topicstore.contract.columns import Constant, to_iterable
 from topicstore.contract.errors import CorruptionError, QuotaExceededError
 from topicstore.contract.model import Message
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.state import FrameworkWrite, ShardState
+from topicstore.shard.verification import Decoders
 
-__all__ = ["TOPIC", "Overflow", "QueueRecord", "Taken", "load", "pack", "save", "taken", "unpack"]
+__all__ = ["DECODERS", "TOPIC", "Overflow", "QueueRecord", "Taken", "load", "pack", "save", "taken", "unpack"]
 
 Overflow = Literal["refuse", "drop_oldest", "drop_newest"]
 
 TOPIC = "queue"
-"""Of everything in a queue's database."""
+"""The topic of all messages in a queue's database."""
 _KEY = b"\1q"
 _VERSION = 1
 _PACK = msgspec.msgpack.Encoder().encode
@@ -39,7 +40,7 @@ _UNPACK = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
 
 
 class QueueRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Where a queue stands."""
+    """The head, counts and bounds of a queue."""
 
     version: int = _VERSION
     name: str
@@ -56,25 +57,33 @@ _CODEC = RecordCodec(QueueRecord, _VERSION)
 
 
 def save(record: QueueRecord) -> FrameworkWrite:
-    """Return the write that stores where a queue stands."""
+    """Return the write that stores the record of a queue."""
     return FrameworkWrite(_KEY, _CODEC.encode(_KEY, record))
 
 
 def load(state: ShardState) -> QueueRecord | None:
-    """Return where the queue of a database stands; None if it is new."""
+    """Return the record of the queue in a database; None if it is new."""
     stored = state.get(_KEY)
-    return None if stored is None else _CODEC.decode(_KEY, stored, "shard 0, state: queue")
+    return None if stored is None else _decode(_KEY, stored)
+
+
+def _decode(key: bytes, stored: bytes) -> QueueRecord:
+    return _CODEC.decode(key, stored, "shard 0, state: queue")
+
+
+DECODERS: Decoders = {_KEY: _decode}
+"""Decoder of the state of a queue's database."""
 
 
 @attrs.frozen
 class Taken:
-    """Which messages are put into a queue, and what must go for them."""
+    """The messages that are put into a queue, and how much must be removed for them."""
 
     rows: npt.NDArray[np.intp]
     messages_over: int = 0
-    """At least so many of the oldest messages go."""
+    """The least number of oldest messages to remove."""
     bytes_over: int = 0
-    """At least so many bytes of the oldest messages go."""
+    """The least number of bytes of oldest messages to remove."""
 
 
 def taken(record: QueueRecord, sizes: npt.NDArray[np.int64]) -> Taken:
@@ -91,23 +100,24 @@ def taken(record: QueueRecord, sizes: npt.NDArray[np.int64]) -> Taken:
     if len(sizes) > room or size > room_bytes:
         raise QuotaExceededError(
             f"queue {record.name!r} has no room for {len(sizes):,} messages of {size:,} bytes: it holds "
-            f"{record.messages:,} of {record.bytes:,} bytes; commit what was forwarded, or raise its bounds"
+            f"{record.messages:,} of {record.bytes:,} bytes, and {max(room, 0):,} more of {max(room_bytes, 0):,} bytes"
+            " fit; commit what was forwarded, or raise its bounds"
         )
     return Taken(rows)
 
 
 def _newest(record: QueueRecord, sizes: npt.NDArray[np.int64], most: int, most_bytes: int) -> Taken:
-    """Return what `taken` does where the oldest make room: in effect one message after the other is put."""
+    """Return the result of `taken` if the oldest make room: as if one message after the other were put."""
     rows = np.flatnonzero(sizes <= most_bytes)
     fitting = min(int(np.searchsorted(np.cumsum(sizes[rows][::-1]), most_bytes, side="right")), most)
-    if fitting < len(rows):  # some of these must go already: so must all that are older
+    if fitting < len(rows):  # if some of these are removed, so are all older ones
         return Taken(rows[len(rows) - fitting :], messages_over=record.messages)
     size = record.bytes + int(sizes[rows].sum())
     return Taken(rows, max(0, record.messages + len(rows) - most), max(0, size - most_bytes))
 
 
-def pack(messages: Iterable[Message] | MessageBatch) -> MessageBatch:
-    """Return messages as they are stored: of one topic and publisher, theirs in the payload."""
+def pack(messages: Messages) -> MessageBatch:
+    """Return messages as they are stored: with one topic and publisher, their own in the payload."""
     batch = MessageBatch.of(messages)
     columns = zip(to_iterable(batch.topics), to_iterable(batch.client_ids), to_iterable(batch.payloads), strict=True)
     rows = len(batch)

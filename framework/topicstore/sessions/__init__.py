@@ -1,56 +1,68 @@
-"""Durable sessions: what a client that was away missed, in order, whatever happened in between.
+"""Durable sessions: a client that was away gets every message that it missed, in order (MQTT 5, section 4).
 
-A session keeps its subscriptions, one place a shard for each, and what is in flight: never copies of
-messages. It speaks no network protocol: a broker opens sessions, sends what `Sessions.deliver` returns
-and passes on what its clients answer. Terms and rules are those of MQTT 5 (OASIS Standard), section 4.
+A session keeps its subscriptions, one place in each shard for each of them, and the packet ids and positions of
+messages in flight, but never copies of messages. The package implements no network protocol: a broker opens sessions,
+sends the packets that `Sessions.deliver` returns and passes on its clients' acknowledgements. Terms and rules are those
+of MQTT 5 (OASIS Standard), section 4: session state is section 4.1, the QoS exchanges 4.3, resending 4.4, message
+ordering 4.6.
 
-What a crash may cost: packet ids are committed before their messages are handed out, PUBRECs before
-their PUBRELs, incoming messages of QoS 2 together with their packet ids. PUBACKs and PUBCOMPs are
-committed when a whole flight was acknowledged and something else is committed, at the latest by
-`Sessions.checkpoint`, which `Sessions.tick` calls every 15 seconds; at once when a session is opened,
-taken over or closed. So after a crash only messages of QoS 1 without a committed PUBACK come again,
-with DUP, under the same packet ids and in the same order.
+Effects of a crash: packet ids are committed before their messages are handed out, PUBRECs before their PUBRELs, and
+incoming messages of QoS 2 together with their packet ids. PUBACKs and PUBCOMPs are committed with the next write after
+a whole flight was acknowledged, at the latest by `Sessions.checkpoint`, which `Sessions.tick` calls every 15 seconds;
+when a session is opened, taken over or closed, they are committed at once. So after a crash only messages of QoS 1
+without a committed PUBACK are delivered again, with DUP, under the same packet ids and in the same order.
 """
 
 from __future__ import annotations
 
 from topicstore.contract.errors import SessionEndedError, SessionNotFoundError, SessionTakenOverError
 
+from .batches import Acknowledged, Connect, PublishedRows
+from .delivery_batch import DeliveryBatch
 from .manager import Sessions
 from .model import (
-    START_PROPERTY,
-    Delivery,
     Ended,
     GroupInfo,
     GroupMember,
-    Release,
+    Overlapping,
+    Publish,
+    PubRel,
+    SessionCounts,
     SessionInfo,
     SessionStatus,
-    Start,
+    SessionSubscription,
     SubscribeOptions,
-    SubscriptionStatus,
+    SubscribeResult,
     Will,
-    parse_start,
 )
 from .session import Session
+from .shared.collection import SharedSubscriptions
+from .starts import START_PROPERTY, Start
 
 __all__ = [
     "START_PROPERTY",
-    "Delivery",
+    "Acknowledged",
+    "Connect",
+    "DeliveryBatch",
     "Ended",
     "GroupInfo",
     "GroupMember",
-    "Release",
+    "Overlapping",
+    "PubRel",
+    "Publish",
+    "PublishedRows",
     "Session",
+    "SessionCounts",
     "SessionEndedError",
     "SessionInfo",
     "SessionNotFoundError",
     "SessionStatus",
+    "SessionSubscription",
     "SessionTakenOverError",
     "Sessions",
+    "SharedSubscriptions",
     "Start",
     "SubscribeOptions",
-    "SubscriptionStatus",
+    "SubscribeResult",
     "Will",
-    "parse_start",
 ]

@@ -1,9 +1,9 @@
-"""`Commits`: what several sessions are about to hand out is committed together, an engine write a shard."""
+"""`Commits`: what changes several sessions is committed together, with one engine write for each shard."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from topicstore.contract.errors import SessionTakenOverError, StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
@@ -13,65 +13,87 @@ from .session_state import SessionState
 
 __all__ = ["Commits"]
 
+_Errors = dict[LiveSession, TopicstoreError]
+
 
 class Commits:
-    """How sessions are written. Used under the dispatcher's lock.
+    """Writes sessions. Used under the dispatcher's lock.
 
-    Every write of a session is conditional on its guard. ``overtaken`` ends a session whose guard is not there any
-    more, because somebody else opened it, and returns what to raise.
+    Every write of a session is conditional on its guard. ``overtaken`` ends a session whose guard has changed because
+    the session was opened elsewhere, and returns the error to raise.
     """
 
     def __init__(self, states: SessionState, overtaken: Callable[[LiveSession], SessionTakenOverError]) -> None:
         self._states = states
         self.overtaken = overtaken
 
-    def write(self, session: LiveSession, writes: list[StateWrite]) -> None:
-        """Commit writes of a session, its guard or what changes that among them."""
-        try:
-            self._states.write_for(session.client_id, writes)
-        except StateConflictError as conflict:
-            raise self.overtaken(session) from conflict
+    def write(self, session: LiveSession, writes: Sequence[StateWrite]) -> None:
+        """Commit writes of a session, which include its guard or a change of it."""
+        for failure in self.together({session: writes}).values():
+            raise failure
+
+    def together(self, changes: Mapping[LiveSession, Sequence[StateWrite]]) -> _Errors:
+        """Commit writes of sessions, each with its guard or a change of it; return the errors.
+
+        Those of sessions that are kept in memory count as committed.
+
+        A session that was opened elsewhere doesn't hold up the others. If the process dies in between, those of some
+        shards are committed, and those of the others are not.
+        """
+        by_shard: defaultdict[int, list[LiveSession]] = defaultdict(list)
+        for session in changes:
+            if session.stored:
+                by_shard[self._states.shard_of(session.client_id)].append(session)
+        errors: _Errors = {}
+        for shard, sessions in by_shard.items():
+            errors.update(self._write_in(shard, {session: changes[session] for session in sessions}))
+        return errors
+
+    def taken_over(self, sessions: Iterable[LiveSession]) -> _Errors:
+        """End those of the sessions that were opened elsewhere; return their errors."""
+        checked = [session for session in sessions if session.stored]
+        current = self._states.all_current([session.found for session in checked])
+        return {session: self.overtaken(session) for session, same in zip(checked, current, strict=True) if not same}
 
     def commit(self, drafts: list[Draft]) -> list[TopicstoreError]:
-        """Commit what sessions are about to hand out; return what failed."""
-        by_shard: defaultdict[int, list[Draft]] = defaultdict(list)
+        """Commit the drafts of sessions; return the errors."""
+        errors = self.together({draft.session: draft.writes for draft in drafts})
         for draft in drafts:
-            by_shard[self._states.shard_of(draft.session.client_id)].append(draft)
-        return [failure for shard, some in by_shard.items() for failure in self._commit_in(shard, some)]
+            failure = errors.get(draft.session)
+            if failure is None:
+                draft.session.settle(draft)
+            elif draft.session.ended is None:
+                draft.session.fail(draft, failure)
+        return list(dict.fromkeys(errors.values()))
 
     def commit_one(self, draft: Draft) -> None:
-        """Commit what one session is about to hand out, or raise."""
+        """Commit the draft of one session, or raise."""
         for failure in self.commit([draft]):
             raise failure
 
     def checkpoint(self, sessions: Iterable[LiveSession]) -> list[TopicstoreError]:
-        """Commit what was acknowledged in some sessions; return what failed."""
+        """Commit the acknowledgements of some sessions; return the errors."""
         drafted = {session: session.last_draft() for session in sessions}
         failures = self.commit([draft for draft in drafted.values() if draft is not None])
         for session in drafted:
             if session.ended is None and session.failure is None:
                 session.clean()
+                session.ask()  # PUBRECs may have been committed whose thread has not announced them yet
         return failures
 
-    def _commit_in(self, shard: int, drafts: list[Draft]) -> list[TopicstoreError]:
-        writes = [write for draft in drafts for write in draft.writes]
+    def _write_in(self, shard: int, changes: Mapping[LiveSession, Sequence[StateWrite]]) -> _Errors:
+        writes = [write for some in changes.values() for write in some]
         try:
             if writes:
                 self._states.write(shard, writes)
         except StateConflictError as conflict:
-            current = [draft for draft in drafts if self._states.current(draft.session.found)]
-            if len(current) == len(drafts):
-                return _failed(drafts, conflict)
-            errors = [self.overtaken(draft.session) for draft in drafts if draft not in current]
-            return [*errors, *self._commit_in(shard, current)]
+            overtaken = self.taken_over(changes)
+            if not overtaken:
+                return dict.fromkeys(changes, conflict)
+            left = {session: some for session, some in changes.items() if session not in overtaken}
+            for error in overtaken.values():
+                error.__cause__ = conflict
+            return overtaken | self._write_in(shard, left)
         except TopicstoreError as failure:
-            return _failed(drafts, failure)
-        for draft in drafts:
-            draft.session.settle(draft)
-        return []
-
-
-def _failed(drafts: list[Draft], failure: TopicstoreError) -> list[TopicstoreError]:
-    for draft in drafts:
-        draft.session.fail(draft, failure)
-    return [failure]
+            return dict.fromkeys(changes, failure)
+        return {}

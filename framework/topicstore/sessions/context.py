@@ -1,20 +1,24 @@
-"""`SessionContext`: what all sessions of one open database share, and each works with."""
+"""`SessionContext`: the parts that all sessions of one open database share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Protocol
 
 import attrs
 
-from topicstore.contract.model import Message
+from topicstore.contract.arguments import KEEP, Keep
+from topicstore.contract.times import Time
+from topicstore.storage.lag import Lag
 
 from .commits import Commits
-from .database_parts import Publish
+from .database_parts import Publish, RetainedMessages
 from .dispatch import Dispatcher
 from .durable_filters import DurableFilters
+from .entrance import Entrance
 from .live_session import LiveSession
-from .model import KEEP, Ended, Keep
+from .model import Ended
 from .session_state import SessionState
 from .shared.groups import Groups
 
@@ -25,21 +29,32 @@ class End(Protocol):
     """Ends the connection of a session."""
 
     def __call__(
-        self, session: LiveSession, why: Ended, *, send_will: bool, expiry_interval: float | Keep | None = KEEP
+        self,
+        session: LiveSession,
+        why: Ended,
+        *,
+        send_will: bool,
+        expiry_interval: timedelta | float | Keep | None = KEEP,
     ) -> None:
         """Commit everything of the session, and the end of its connection."""
 
 
 @attrs.frozen(kw_only=True)
 class SessionContext:
-    """The parts that a session is made with."""
+    """The shared parts that each session is created with."""
 
     dispatcher: Dispatcher[LiveSession]
+    entrance: Entrance
+    """The way to the dispatcher's lock."""
     states: SessionState
     filters: DurableFilters
     groups: Groups
     commits: Commits
     publish: Publish
-    retained: Callable[[str], list[Message]]
-    """Returns the retained messages that match a filter."""
+    retained: RetainedMessages
+    """The retained messages of all topics."""
+    instant: Callable[[Time], int]
+    """Returns a time as microseconds since the epoch. Raises `InvalidArgumentError`."""
     end: End
+    lag: Callable[..., dict[str, dict[str, Lag]]]
+    """Returns by client id, each an argument, and by filter how far sessions lag behind. Takes the locks itself."""

@@ -1,4 +1,4 @@
-"""`DatabaseParts`: what sessions need of the open database that they belong to, and nothing else."""
+"""`DatabaseParts`: the parts of an open database that its sessions need, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,49 +8,82 @@ from typing import Protocol
 
 import attrs
 
-from topicstore.contract.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch, Messages
 from topicstore.contract.errors import DatabaseClosedError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
+from topicstore.contract.times import Time, instant
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.hub import Hub
 from topicstore.pubsub.persistence_rules import PersistenceRules
 from topicstore.pubsub.publishing import PublishResult, publish
-from topicstore.pubsub.retained import retained
+from topicstore.pubsub.retained_lookup import RetainedPage, any_retained, retained_of, retained_page
 from topicstore.shard.state import ShardState
 from topicstore.storage.storage import Storage
 
-__all__ = ["DatabaseParts", "Messages", "Publish", "StateWrites"]
+from .durable_filters import DurableFilters
+from .session_clock import SessionClock
+
+__all__ = ["DatabaseParts", "Messages", "Publish", "RetainedMessages", "StateWrites"]
 
 
-Messages = Iterable[Message] | MessageBatch
 StateWrites = Mapping[int, Sequence[StateWrite]]
-"""By shard."""
+"""State writes by shard number."""
+_PEEK = 16
+"""How many retained messages are read to say whether some match."""
 
 
 class Publish(Protocol):
     """Publishes messages, and commits state in one engine write with those of the same shard."""
 
     def __call__(self, messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
-        """Do it; nothing is handed on before it is committed."""
+        """Publish the messages; none is delivered before the commit."""
+
+
+@attrs.frozen
+class RetainedMessages:
+    """The retained messages of a database, as its sessions look them up. No look-up takes a lock."""
+
+    _storage: Callable[[], Storage]
+    _clock: Callable[[], int]
+
+    def page(self, topic_filter: TopicFilter, start: str, limit: int, now: int) -> RetainedPage:
+        """Return a page of those that match (`topicstore.pubsub.retained_lookup.retained_page`).
+
+        About ``limit`` messages are read for it, whether they match or not.
+        """
+        return retained_page(self._storage(), topic_filter, now, start, limit, examine=limit)
+
+    def any(self) -> bool:
+        """Say whether there are some at all. It reads one of each shard at most."""
+        return any_retained(self._storage())
+
+    def may_match(self, topic_filter: TopicFilter) -> bool:
+        """Say whether some may match. It reads only a few: where these decide nothing, it says yes."""
+        page = retained_page(self._storage(), topic_filter, self._clock(), "", 1, examine=_PEEK)
+        return bool(page.messages) or page.following is not None
+
+    def of(self, topics: Sequence[str]) -> list[Message | None]:
+        """Return for each topic its retained message, or None if it has none that hasn't expired."""
+        return retained_of(self._storage(), topics, self._clock())
 
 
 @attrs.frozen(kw_only=True)
 class DatabaseParts:
-    """What sessions need of an open database.
+    """The parts of an open database that its sessions need.
 
-    They hold it weakly, else one that nobody holds would not be closed. Once nobody does, what needs it raises
-    `DatabaseClosedError`.
+    They hold the database by a weak reference: otherwise one without other references would not be closed. Once it is
+    gone, methods that need it raise `DatabaseClosedError`.
     """
 
     states: Sequence[ShardState]
-    """Those of all shards, in their order."""
+    """The states of all shards, by shard number."""
     shard_of: Callable[[str], int]
-    """Says in which shard what belongs to a client id, or to a group, is kept."""
+    """Returns the number of the shard that keeps the state of a client id or of a group."""
     clock: Callable[[], int]
-    """Microseconds since the epoch, as positions have them: by it messages expire."""
-    steady: Callable[[], int]
-    """Microseconds since the epoch that never jump: all that sessions wait for goes by it."""
+    """Returns the wall clock's time in microseconds since the epoch, as in positions. Messages expire by it."""
+    steady: SessionClock
+    """The clock by which sessions expire and wills are due."""
     hub: Hub
     rules: PersistenceRules
     _storage: weakref.ref[Storage]
@@ -59,29 +92,52 @@ class DatabaseParts:
     def of(cls, storage: Storage, hub: Hub, rules: PersistenceRules) -> DatabaseParts:
         """Return the parts of a database."""
         return cls(
-            states=[storage.state(shard) for shard in range(len(storage.shards))],
+            states=[_state(storage, shard) for shard in range(len(storage.shards))],
             shard_of=storage.shard_map.of,
             clock=storage.clock,
-            steady=storage.steady,
+            steady=SessionClock(storage.steady, storage.state(0)),
             hub=hub,
             rules=rules,
             storage=weakref.ref(storage),
         )
 
     def storage(self) -> Storage:
-        """Return the shards behind their hooks."""
+        """Return the shards, called through their hooks."""
         storage = self._storage()
         if storage is None:
             raise DatabaseClosedError("the database is closed")
         return storage
 
-    def publish(self, messages: Messages, state: StateWrites | None, wanted: Callable[[str], bool]) -> PublishResult:
-        """Publish messages as `Database.publish` does; ``wanted`` says which topics durable subscriptions match."""
+    def instant(self, when: Time) -> int:
+        """Return a time as microseconds since the epoch, as `Database.replay` takes it."""
+        return instant(when, self.clock, allow_ancient=self.storage().allow_ancient)
+
+    def publish(self, messages: Messages, state: StateWrites | None, filters: DurableFilters) -> PublishResult:
+        """Publish messages as `Database.publish` does; ``filters`` are those of the durable subscriptions."""
         storage = self.storage()
         storage.check_may_write()
         batch = MessageBatch.of(messages)
-        return publish(storage, batch, state or {}, rules=self.rules, wanted=lambda: wanted, hub=lambda: self.hub)
+        return publish(
+            storage,
+            batch,
+            state or {},
+            rules=self.rules,
+            wanted=lambda: filters.wants,
+            store_qos0=lambda: filters.store_qos0,
+            hub=lambda: self.hub,
+        )
 
-    def retained(self, topic_filter: str) -> list[Message]:
-        """Return the retained messages that match, in order of topics; those that expired are left out."""
-        return retained(self.storage(), TopicFilter(topic_filter), self.clock())
+    def retained(self) -> RetainedMessages:
+        """Return the retained messages of the database."""
+        return RetainedMessages(self.storage, self.clock)
+
+
+def _state(storage: Storage, shard: int) -> ShardState:
+    """Return the state of a shard. If the database is only read, loading tidies it up in memory only."""
+    if storage.mode is None:
+        return storage.state(shard)
+    return ShardState(shard, storage.shards[shard].reader, _write_nothing)
+
+
+def _write_nothing(writes: Iterable[StateWrite]) -> None:
+    """Write nothing: a process that writes the database will tidy it up."""

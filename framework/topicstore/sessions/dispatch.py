@@ -1,61 +1,78 @@
-"""Which sessions have something to do, found by events, not by looking.
+"""Which sessions have something to do, found through events and not by polling.
 
 Sources that have read everything wait in the `Channel` of their filter, which all sessions in this
-process that follow the filter share. A commit tells the channel; the sources that wait there for its
-shard become ready, and their sessions with them. So a session without traffic costs nothing.
+process that follow the filter share. A commit notifies the channel; the sources that wait there for its shard become
+ready, and their sessions with them. So a session without traffic costs nothing.
 
-Everything of sessions runs under `Channels.lock`, which "the dispatcher's lock" means, except what the
-storing thread calls: that only notes what happened.
+All code of sessions runs under `Channels.lock`, called the dispatcher's lock elsewhere, except two kinds of methods,
+which take no lock and only note what happened: those that the storing thread calls, and those that a server calls in
+its event loop, such as acknowledging.
 """
 
 from __future__ import annotations
 
+import asyncio
 import collections
-from collections.abc import Callable, Hashable
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 import attrs
 
 from topicstore.contract.errors import DatabaseClosedError
-from topicstore.contract.forking import ProcessLock
+from topicstore.contract.forking import ProcessLock, remember
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.bell import Bell, ListeningTask, ListeningThread
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
 
+from .entrance import Entrance
+from .session_clock import SessionClock
+
 __all__ = ["Channel", "Channels", "Dispatcher", "Follower"]
 
-R = TypeVar("R", bound=Hashable)
-"""What gets ready: a connected session."""
+
+class Attentive(Protocol):
+    """What becomes ready: a connected session."""
+
+    def __hash__(self) -> int:
+        """Return the identity, as objects do by default."""
+
+    def noticed(self) -> None:
+        """Handle what `Dispatcher.hear` noted."""
+
+
+R = TypeVar("R", bound=Attentive)
 
 _ROUTED = 1_024
-"""Batches of messages that are stored nowhere which a channel keeps until somebody looks."""
+"""Batches of messages that are stored nowhere which a channel keeps until they are taken."""
 
 
 class Follower(Protocol):
-    """A source that follows a filter."""
+    """A source of messages that follows a filter."""
 
     def wake(self, shard: int) -> None:
-        """There may be something to read in a shard."""
+        """Note that there may be something to read in a shard."""
 
     def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
-        """Messages that are stored nowhere came by at ``now``; ``marks``: the shards' highest visible positions."""
+        """Take messages stored nowhere, published at ``now``; ``marks``: the shards' highest visible positions."""
 
 
 @attrs.frozen
 class _Routed:
-    """Messages that came by and are stored nowhere."""
+    """Published messages that are stored nowhere."""
 
     messages: list[Message]
     marks: list[int]
-    """The shards' highest visible positions at that moment."""
+    """The shards' highest visible positions when the messages were published."""
     time: int
 
 
 class Channel:
-    """One filter, and who in this process follows it."""
+    """One filter, and the sources in this process that follow it."""
 
     __slots__ = ("_channels", "_noted", "_routed", "_waiting", "feed", "live", "users")
 
@@ -63,21 +80,21 @@ class Channel:
         self.feed = feed
         self.users = 0
         self.live: dict[Follower, None] = {}
-        """Who wants messages that are stored nowhere."""
+        """The followers that take messages that are stored nowhere."""
         self._channels = channels
         self._waiting: list[dict[Follower, None]] = [{} for _ in range(shards)]
-        """By shard, who waits for something to read. Guarded by the dispatcher's lock, as `users` and `live` are."""
+        """By shard, the followers that wait for something to read. The dispatcher's lock guards these three."""
         self._noted: dict[int, None] = {}
-        """Shards with something to read. The storing thread adds to it without a lock."""
+        """The shards with something to read. The storing thread adds to it without a lock."""
         self._routed: list[_Routed] = []
-        """What came by and is stored nowhere. The storing thread adds to it without a lock."""
+        """The published messages that are stored nowhere. The storing thread adds to it without a lock."""
 
     def wait_locked(self, follower: Follower, shard: int) -> None:
-        """Wake a follower when there is something to read in a shard."""
+        """Let a follower wait: it is woken when there is something to read in a shard."""
         self._waiting[shard][follower] = None
 
     def leave_locked(self, follower: Follower) -> None:
-        """Forget a follower."""
+        """Remove a follower."""
         self.live.pop(follower, None)
         for waiting in self._waiting:
             waiting.pop(follower, None)
@@ -91,22 +108,22 @@ class Channel:
             self._channels.note(self)
 
     def routed(self, feed: Feed, messages: list[Message]) -> None:
-        """Note messages that are stored nowhere, if somebody wants them."""
+        """Note messages that are stored nowhere, if a follower takes them."""
         if self.live:
             self._routed.append(_Routed(messages, self._channels.hub.watermarks(), self._channels.clock()))
             del self._routed[:-_ROUTED]
             self._channels.note(self)
 
     def closed(self) -> None:
-        """Wake who waits for something to do."""
+        """Wake the threads and tasks that wait for something to do."""
         self._channels.close()
 
     # --- under the dispatcher's lock ---
 
     def pass_on_locked(self) -> None:
-        """Wake the followers that what was noted concerns."""
+        """Wake the followers concerned by the events that were noted."""
         while self._noted:
-            shard, _ = self._noted.popitem()  # before who waits is looked at: what is noted later comes again
+            shard, _ = self._noted.popitem()  # before the followers are: a later event is handled again
             waiting, self._waiting[shard] = self._waiting[shard], {}
             for follower in waiting:
                 follower.wake(shard)
@@ -125,27 +142,34 @@ class Channels:
         shards: int,
         shard_of: Callable[[str], int],
         clock: Callable[[], int],
-        steady: Callable[[], int],
+        steady: SessionClock,
     ) -> None:
         self.hub = hub
         self.shard_of = shard_of
         self.clock = clock
-        """By it messages expire."""
+        """The wall clock, by which messages expire."""
         self.steady = steady
-        """All else goes by it: it never jumps."""
+        """The clock for everything else, which never jumps."""
         self.lock = ProcessLock()
         self.bell = Bell()
         """Rings when there may be something to do."""
+        self.entrance = Entrance(self.lock)
+        """The way to the lock for calls that wait for it, and what they do after it."""
+        self.missed = 0
+        """How many messages of QoS 0 were dropped because their sessions did not fetch them in time. Guarded by
+        `lock`; it can be read without it."""
         self.closed = False
-        """Set once, by whoever closes; a glance needs no lock."""
+        """Set once, by `close` or in a forked child; reading it needs no lock."""
+        self._inherited = False
+        """Whether this is a forked child, in which nothing can be used. Set before `closed`."""
         self._shards = shards
         self._channels: dict[str, Channel] = {}
-        """By filter. Guarded by `lock`."""
+        """The channels by filter. Guarded by `lock`."""
         self._noted: collections.deque[Channel] = collections.deque()
-        """Channels in which something happened. Any thread appends to it, without a lock."""
+        """The channels with new events. Any thread appends to it, without a lock."""
 
     def channel_locked(self, topic_filter: TopicFilter) -> Channel:
-        """Return the channel of a filter, with one user more."""
+        """Return the channel of a filter, and count one more user of it."""
         channel = self._channels.get(topic_filter.text)
         if channel is None:
             channel = Channel(self, self.hub.feed(topic_filter), self._shards)
@@ -155,7 +179,7 @@ class Channels:
         return channel
 
     def leave_locked(self, channel: Channel, follower: Follower) -> None:
-        """Take a follower from its channel."""
+        """Remove a follower from its channel, and count one user less."""
         channel.leave_locked(follower)
         channel.users -= 1
         if not channel.users:
@@ -163,23 +187,38 @@ class Channels:
             del self._channels[channel.feed.topic_filter.text]
 
     def note(self, channel: Channel) -> None:
-        """Something happened in a channel. In any thread, without the lock."""
+        """Note that a channel has new events. May be called in any thread, without the lock."""
         self._noted.append(channel)
         self.bell.ring()
 
     def listen_locked(self) -> None:
-        """Take note of what happened since."""
+        """Handle the events noted so far."""
         while self._noted:
             self._noted.popleft().pass_on_locked()
 
     def close(self) -> None:
-        """Wake who waits, to be told that the database is closed. In any thread, without the lock."""
+        """Note that the database is closed, and wake all that wait. May be called in any thread, without the lock."""
         self.closed = True
         self.bell.ring()
 
+    def leave_to_parent(self) -> None:
+        """Refuse everything in a forked child (`topicstore.contract.forking`)."""
+        self._inherited = self.closed = True
+
+    def check_open(self) -> None:
+        """Raise `DatabaseClosedError` if the database is closed, or was opened by another process. Needs no lock."""
+        self.check_process()
+        if self.closed:
+            raise DatabaseClosedError("the database is closed")
+
+    def check_process(self) -> None:
+        """Raise `DatabaseClosedError` in a forked child. Needs no lock."""
+        if self._inherited:
+            raise DatabaseClosedError("the database was opened by another process; a fork can't use it")
+
 
 class Dispatcher(Channels, Generic[R]):
-    """The channels, and who has something to do."""
+    """The channels, and the sessions that have something to do."""
 
     def __init__(
         self,
@@ -187,62 +226,102 @@ class Dispatcher(Channels, Generic[R]):
         shards: int,
         shard_of: Callable[[str], int],
         clock: Callable[[], int],
-        steady: Callable[[], int],
+        steady: SessionClock,
     ) -> None:
         super().__init__(hub, shards, shard_of, clock, steady)
         self.dirty: dict[R, None] = {}
-        """Those with acknowledgements that are not committed. Guarded by the lock, as the next two."""
+        """The sessions with acknowledgements that are not committed. Guarded by the lock, as are the next two."""
         self.failed: dict[R, None] = {}
-        """Those for which something failed that is to be tried again."""
+        """The sessions for which something failed that is to be tried again."""
         self._ready: dict[R, None] = {}
-        """Those that have something to do, in the order of their turns."""
+        """The sessions that have something to do, in the order of their turns."""
+        self._heard: collections.deque[R] = collections.deque()
+        """The sessions that were acknowledged, paused or resumed since. Any thread appends to it, without a lock."""
+        remember(self)
+
+    def hear(self, one: R) -> None:
+        """Have `noticed` of a session called before anything else is done. In any thread, without the lock.
+
+        It doesn't ring the bell: only the session knows whether it may have something to do now.
+        """
+        self._heard.append(one)
+
+    def hear_locked(self) -> None:
+        """Handle what happened to sessions."""
+        while self._heard:
+            self._heard.popleft().noticed()
+
+    def listen_locked(self) -> None:
+        """Handle the events noted so far."""
+        self.hear_locked()
+        super().listen_locked()
 
     def ready_locked(self, one: R) -> None:
-        """One has something to do."""
+        """Note that a session has something to do."""
         self._ready[one] = None
         self.bell.ring()
 
     def again_locked(self, one: R) -> None:
-        """One that had its turn has more to do: after the others."""
+        """Note that a session that had its turn has more to do, after the others."""
         self._ready.pop(one, None)
         self.ready_locked(one)
 
     def idle_locked(self, one: R) -> None:
-        """One has nothing to do."""
+        """Note that a session has nothing to do."""
         self._ready.pop(one, None)
 
     def next_ready_locked(self, limit: int) -> list[R]:
-        """Return at most ``limit`` that have something to do."""
+        """Return at most ``limit`` sessions that have something to do."""
         self.listen_locked()
         return list(islice(self._ready, limit))
 
+    def is_ready_locked(self, one: R) -> bool:
+        """Return whether a session has something to do."""
+        return one in self._ready
+
     def forget_locked(self, one: R) -> None:
-        """One is over."""
+        """Remove a session that has ended."""
         self._ready.pop(one, None)
         self.dirty.pop(one, None)
         self.failed.pop(one, None)
 
-    # --- waiting, in any thread, without the lock ---
+    # --- waiting, in any thread ---
 
     def wait(self, timeout: float | None) -> bool:
-        """Return True as soon as one has something to do, False if none has after ``timeout`` seconds."""
+        """Return True once a session has something to do, or False if none has after ``timeout`` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
         with ListeningThread(self.bell, timeout) as listening:
-            while not self._look():
+            while not self._ready or self.closed:
+                if self._must_listen() and self._listen(end):
+                    break
                 if not listening.wait():
                     return False
         return True
 
-    async def wait_async(self, timeout: float | None) -> bool:
-        """Do the same without holding up the event loop."""
+    async def wait_async(self, timeout: float | None, executor: Executor | None) -> bool:
+        """Wait like `wait` without blocking the event loop.
+
+        It looks in a thread if there are events to handle: that may take long, and commits hold the lock.
+        """
+        loop = asyncio.get_running_loop()
+        end = None if timeout is None else time.monotonic() + timeout
         with ListeningTask(self.bell, timeout) as listening:
-            while not self._look():
+            while not self._ready or self.closed:
+                if self._must_listen() and await loop.run_in_executor(executor, self._listen, end):
+                    break
                 if not await listening.wait():
                     return False
         return True
 
-    def _look(self) -> bool:
-        with self.lock:
-            if self.closed:
-                raise DatabaseClosedError("the database is closed")
-            self.listen_locked()
+    def _must_listen(self) -> bool:
+        """Return whether events have to be handled before it is known if a session has something to do."""
+        self.check_open()
+        return not self._ready and bool(self._heard or self._noted)
+
+    def _listen(self, end: float | None) -> bool:
+        """Handle events, if the lock can be had before ``end``; return whether a session has something to do."""
+        with self.entrance.within(end) as entered:
+            self.check_open()
+            if entered:
+                self.listen_locked()
             return bool(self._ready)

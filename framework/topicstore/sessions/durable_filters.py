@@ -1,4 +1,4 @@
-"""Which topics durable subscriptions want: what is published there must be stored."""
+"""The filters of durable subscriptions: messages published to matching topics must be stored."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["DurableFilters", "is_durable"]
 
 
 def is_durable(record: SubscriptionRecord) -> bool:
-    """Say whether a subscription's messages are stored for it: whether it is shared, or ever needs packet ids."""
+    """Say whether matching messages are stored for a subscription: if it is shared, or ever needs packet ids."""
     return is_shared(record.topic_filter) or any(era.options.qos for era in record.eras)
 
 
 class DurableFilters:
-    """The filters of all durable subscriptions. Nothing is read before somebody asks.
+    """The filters of all durable subscriptions. They are read when they are first needed.
 
     `wants` may be called from any thread.
     """
@@ -29,37 +29,48 @@ class DurableFilters:
         self._load = load
         self._lock = lock
         self._routes: FilterIndex[str] = FilterIndex()
-        """Changed under the lock; looked up in any thread."""
+        """The index of filters. Changed under the lock; looked up in any thread."""
         self._counts: Counter[str] = Counter()
-        """How many subscriptions a filter has. Guarded by the lock."""
+        """The number of subscriptions of each filter. Guarded by the lock."""
+        self._shared: FilterIndex[str] = FilterIndex()
+        """The index of the shared subscriptions' filters, whose messages are read from the store at QoS 0, too."""
+        self.store_qos0 = True
+        """Whether messages of QoS 0 are stored for all durable subscriptions, and not only for shared ones."""
         self._loaded = False
-        """Everything was read. Set once, under the lock; a glance needs none."""
+        """Whether all subscriptions were read. Set once, under the lock; reading it needs no lock."""
 
     def add_locked(self, topic_filter: str) -> None:
-        """There is one more durable subscription of a filter."""
+        """Count one more durable subscription of a filter."""
         if self._loaded:
             self._counts[topic_filter] += 1
             if self._counts[topic_filter] == 1:
-                self._routes.add(read_filter(topic_filter), topic_filter)
+                self._add(topic_filter)
 
     def remove_locked(self, topic_filter: str) -> None:
-        """There is one durable subscription of a filter less."""
+        """Count one durable subscription of a filter less."""
         if self._loaded:
             self._counts[topic_filter] -= 1
             if not self._counts[topic_filter]:
                 del self._counts[topic_filter]
                 self._routes.remove(read_filter(topic_filter), topic_filter)
+                if is_shared(topic_filter):
+                    self._shared.remove(read_filter(topic_filter), topic_filter)
 
-    def wants(self, topic: str) -> bool:
-        """Say whether a durable subscription matches a topic."""
+    def wants(self, topic: str, qos: int = 1) -> bool:
+        """Say whether a message of this topic and QoS is stored for a durable subscription."""
         if not self._loaded:
             with self._lock:
                 self._read_locked()
-        return bool(self._routes.match(topic))
+        return bool((self._routes if qos or self.store_qos0 else self._shared).match(topic))
+
+    def _add(self, topic_filter: str) -> None:
+        self._routes.add(read_filter(topic_filter), topic_filter)
+        if is_shared(topic_filter):
+            self._shared.add(read_filter(topic_filter), topic_filter)
 
     def _read_locked(self) -> None:
         if not self._loaded:
             self._counts = Counter(record.topic_filter for record in self._load() if is_durable(record))
             for topic_filter in self._counts:
-                self._routes.add(read_filter(topic_filter), topic_filter)
+                self._add(topic_filter)
             self._loaded = True

@@ -1,18 +1,23 @@
-"""What a session has in flight: packet ids, what each waits for, and how that is stored.
+"""The messages that a session has in flight: their packet ids, the packet each waits for, and how this is stored.
 
-Messages that are delivered together are a *flight*: one record. It is written when they are sent,
-and removed by the next write after all of them were acknowledged, so that a commit costs what
-was delivered since the last one, however much is in flight. PUBRECs are written the same way, as
-a record of the packet ids whose PUBREL goes out next.
+Messages that are delivered together are a *flight*: one record. It is written when they are sent, and removed by the
+next write after all of them were acknowledged, so that the cost of a commit depends on the deliveries since the last
+one and not on the number of messages in flight. PUBRECs are written the same way, as a record of the packet ids whose
+PUBREL is sent next.
 
-An id is used while it waits for anything: a PUBACK, a PUBREC, the commit of its PUBREC, or a
-PUBCOMP. Each of these is a dictionary here, and an id is in one at most.
+An id is in use while it waits for a PUBACK, a PUBREC, the commit of its PUBREC, or a PUBCOMP (MQTT 5, sections 2.2.1
+and 4.3). Each of these is a dictionary here, and an id is in one of them at most.
+
+Acknowledgements may come in any thread, at any time, also between `InflightWindow.stage` and `settle`, while the staged
+changes are being committed. So a window has a lock of its own, which is held for a few microseconds and never while
+anything is read or written.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 
 import attrs
@@ -24,9 +29,12 @@ from topicstore.shard.state import FrameworkWrite
 
 from .model import SubscribeOptions
 from .records import (
+    MERGED,
     VERSION,
     FlightRecord,
     Keys,
+    Matched,
+    MergedFlightRecord,
     PackedPositions,
     decode,
     pack_ids,
@@ -40,15 +48,19 @@ __all__ = ["MAX_PACKET_ID", "Flight", "InflightWindow", "Released", "Staged"]
 
 MAX_PACKET_ID = 65_535
 _FEW = 8
-"""Acknowledgements that are dealt with one by one more quickly than together."""
+"""Number of acknowledgements up to which handling them one by one is faster than together."""
 
 
 class Flight:
-    """Messages that one subscription delivered together, from one shard, in the order of their packet ids."""
+    """Messages that were delivered together, from one shard, in the order of their packet ids.
+
+    They are of one subscription, or of several that overlap, if each message is delivered once for all of them.
+    """
 
     __slots__ = (
         "ids",
         "left",
+        "matched",
         "number",
         "options",
         "packed",
@@ -58,6 +70,7 @@ class Flight:
         "topic_filter",
         "topics",
         "unsent",
+        "which",
         "written",
     )
 
@@ -72,6 +85,8 @@ class Flight:
         positions: Positions,
         topics: Sequence[str] = (),
         packed: PackedPositions | None = None,
+        matched: tuple[Matched, ...] = (),
+        which: Sequence[int] = (),
     ) -> None:
         self.number = number
         self.topic_filter = topic_filter
@@ -81,27 +96,35 @@ class Flight:
         self.qos = qos
         self.positions = positions
         self.topics = topics
-        """Of retained messages, in place of positions."""
+        """The topics of retained messages, in place of positions."""
         self.packed = packed
-        """The positions as they are stored, if somebody packed them already."""
+        """The positions as they are stored, if they are packed already."""
+        self.matched = matched
+        """The sets of overlapping subscriptions that its messages matched; empty if it is of one subscription."""
+        self.which = which
+        """By row, the number of its set in `matched`, if there are any."""
         self.left = len(ids)
-        """How many wait for their PUBACK or PUBREC."""
+        """How many messages wait for their PUBACK or PUBREC."""
         self.written = self.left
-        """How many did when it was last written."""
+        """How many messages waited when the flight was last written."""
         self.unsent: dict[int, int] | None = None
-        """After a resumption: ids, with their rows, that were not sent on this connection yet."""
+        """After a resumption, the ids that were not sent on this connection yet, with their rows."""
 
     def qos_of(self, row: int) -> int:
         """Return the QoS of a row."""
         return self.qos if isinstance(self.qos, int) else self.qos[row]
 
+    def matched_of(self, row: int) -> Matched | None:
+        """Return the overlapping subscriptions that a row matched; None if the flight is of one subscription."""
+        return self.matched[self.which[row]] if self.matched else None
+
     def sent(self, packet_id: int) -> None:
-        """A message was sent again, or needs it no more."""
+        """Note that a message was sent again, or need not be."""
         if self.unsent:
             self.unsent.pop(packet_id, None)
 
     def rows(self, rows: Sequence[int]) -> Flight:
-        """Return a flight of these rows alone, under the same number."""
+        """Return a flight with only these rows, under the same number."""
         qos = self.qos if isinstance(self.qos, int) else [self.qos[row] for row in rows]
         ids = [self.ids[row] for row in rows]
         positions, topics = self.positions, self.topics
@@ -109,28 +132,55 @@ class Flight:
             topics = [topics[row] for row in rows]
         else:
             positions = positions[np.fromiter(rows, np.intp, len(rows))]
-        return Flight(self.number, self.topic_filter, self.shard, self.options, ids, qos, positions, topics)
+        which = [self.which[row] for row in rows] if self.matched else ()
+        return Flight(
+            self.number,
+            self.topic_filter,
+            self.shard,
+            self.options,
+            ids,
+            qos,
+            positions,
+            topics,
+            matched=self.matched,
+            which=which,
+        )
 
     def record(self) -> FlightRecord:
-        """Return what is stored of it."""
+        """Return the record by which the flight is stored."""
         first, steps, width = self.packed or pack_positions(self.positions)
         qos = self.qos if isinstance(self.qos, int) else bytes(self.qos)
         ids = pack_ids(self.ids)
-        return FlightRecord(
-            VERSION, self.topic_filter, self.shard, self.options, ids, qos, first, steps, width, tuple(self.topics)
+        shard, options, topics = self.shard, self.options, tuple(self.topics)
+        if not self.matched:
+            return FlightRecord(VERSION, self.topic_filter, shard, options, ids, qos, first, steps, width, topics)
+        which = np.fromiter(self.which, "<u2", len(self.which)).tobytes()
+        return MergedFlightRecord(
+            MERGED, self.topic_filter, shard, options, ids, qos, first, steps, width, topics, self.matched, which
         )
 
     @classmethod
-    def of(cls, number: int, record: FlightRecord) -> Flight:
+    def of(cls, number: int, record: MergedFlightRecord) -> Flight:
         """Return the flight of a record."""
         positions = unpack_positions(record.first, record.steps, record.width)
         ids = unpack_ids(record.ids, len(record.topics) or len(positions))
         qos = record.qos if isinstance(record.qos, int) else list(record.qos)
-        return cls(number, record.topic_filter, record.shard, record.options, ids, qos, positions, record.topics)
+        return cls(
+            number,
+            record.topic_filter,
+            record.shard,
+            record.options,
+            ids,
+            qos,
+            positions,
+            record.topics,
+            matched=record.matched,
+            which=np.frombuffer(record.which, "<u2").tolist(),
+        )
 
 
 class Released:
-    """Packet ids whose PUBRECs were committed together: their PUBRELs may be sent, their PUBCOMPs are due."""
+    """Packet ids whose PUBRECs were committed together: their PUBRELs may be sent, and their PUBCOMPs are due."""
 
     __slots__ = ("ids", "left", "number", "written")
 
@@ -147,15 +197,22 @@ class Staged:
 
     writes: list[StateWrite]
     flights: list[Flight]
-    """New ones."""
+    """The new flights."""
     released: Released | None
     rewritten: list[Flight | Released]
+    left: list[int]
+    """How many ids of each of these were left when they were staged."""
     finished: int
-    """How many finished ones it removes."""
+    """How many finished flights are removed."""
+    again: int
+    """How many PUBRELs are to be sent again."""
 
 
 class InflightWindow:
-    """The packet ids of one session. Not for several threads at once."""
+    """The packet ids of one session.
+
+    Any thread may acknowledge, at any time. Sending, which is all the rest, is up to one thread at a time.
+    """
 
     __slots__ = (
         "_again",
@@ -166,107 +223,138 @@ class InflightWindow:
         "awaiting_pubcomp",
         "awaiting_pubrec",
         "keys",
+        "lock",
         "next_id",
         "next_number",
         "resend",
+        "stored",
     )
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, *, stored: bool = True) -> None:
         self.keys = keys
+        self.stored = stored
+        """Whether changes are stored; a session that is kept in memory has nothing to write."""
+        self.lock = threading.RLock()  # a signal handler may acknowledge, too
+        """Guards the attributes below, and the flights. Whoever holds it takes no other lock."""
         self.next_id = 1
         self.next_number = 1
         self.awaiting_puback: dict[int, Flight] = {}
         self.awaiting_pubrec: dict[int, Flight] = {}
         self._received: dict[int, Flight] = {}
-        """PUBRECs that are not committed, in the order they came."""
+        """The PUBRECs that are not committed, in the order they were received."""
         self.awaiting_pubcomp: dict[int, Released] = {}
         self._stored: dict[int, Flight | Released] = {}
-        """By number, what the store holds of flights and ids to release."""
+        """By number, the stored flights and ids to release."""
         self._finished: list[Flight | Released] = []
-        """Those of which nothing is left."""
+        """The stored flights and ids to release of which nothing is left."""
         self._again: list[int] = []
-        """Ids whose PUBREL goes out once more."""
+        """The ids whose PUBREL is to be sent again."""
         self.resend: list[Flight] = []  # a deque takes 760 bytes, also in an idle session
-        """Flights of earlier connections, oldest first, with ids that were not sent again yet."""
+        """The flights of earlier connections with ids that were not sent again yet, oldest first."""
 
     # --- packet ids ---
 
     def __len__(self) -> int:
         """Return how many packet ids are in use."""
-        return len(self.awaiting_puback) + len(self.awaiting_pubrec) + len(self._received) + len(self.awaiting_pubcomp)
+        with self.lock:
+            flights = len(self.awaiting_puback) + len(self.awaiting_pubrec) + len(self._received)
+            return flights + len(self.awaiting_pubcomp)
 
     def unsent(self) -> int:
         """Return how many ids in use were not sent on this connection yet."""
-        return sum(len(flight.unsent or ()) for flight in self.resend)
+        return sum(len(flight.unsent or ()) for flight in list(self.resend))
+
+    def sent(self) -> int:
+        """Return how many ids in use were sent on this connection."""
+        with self.lock:
+            used = len(self.awaiting_puback) + len(self.awaiting_pubrec) + len(self._received)
+            return used + len(self.awaiting_pubcomp) - (self.unsent() if self.resend else 0)
 
     def free_ids(self, count: int) -> Sequence[int]:
-        """Return ``count`` ids that are not in use, in the order they come by. Nobody has them yet.
+        """Return ``count`` ids that are not in use, in the order they were found. This doesn't reserve them.
 
         There must be as many: `len` plus ``count`` is at most `MAX_PACKET_ID`.
         """
         first = self.next_id
         all_: tuple[Mapping[int, object], ...]
-        all_ = (self.awaiting_puback, self.awaiting_pubrec, self._received, self.awaiting_pubcomp)
-        used = [some for some in all_ if some]
-        straight = range(first, first + count)
-        if straight.stop <= MAX_PACKET_ID + 1 and all(some.keys().isdisjoint(straight) for some in used):
-            return straight
-        following = chain(range(first, MAX_PACKET_ID + 1), range(1, first))
-        free = (packet_id for packet_id in following if not any(packet_id in some for some in used))
-        return list(islice(free, count))
+        with self.lock:
+            all_ = (self.awaiting_puback, self.awaiting_pubrec, self._received, self.awaiting_pubcomp)
+            used = [some for some in all_ if some]
+            straight = range(first, first + count)
+            if straight.stop <= MAX_PACKET_ID + 1 and all(some.keys().isdisjoint(straight) for some in used):
+                return straight
+            following = chain(range(first, MAX_PACKET_ID + 1), range(1, first))
+            free = (packet_id for packet_id in following if not any(packet_id in some for some in used))
+            return list(islice(free, count))
 
     # --- acknowledgements ---
 
     def puback(self, packet_id: int) -> bool:
-        """A message was received; return whether its PUBACK was due."""
-        flight = self.awaiting_puback.pop(packet_id, None)
-        if flight is None:
-            return False
-        self._over(flight, packet_id)
-        return True
+        """Record a PUBACK; return whether it was due."""
+        with self.lock:
+            flight = self.awaiting_puback.pop(packet_id, None)
+            if flight is None:
+                return False
+            self._over(flight, packet_id)
+            return True
 
-    def puback_many(self, packet_ids: Iterable[int]) -> int:
-        """Messages were received; return of how many the PUBACK was due."""
-        ids = packet_ids if isinstance(packet_ids, (list, tuple, range)) else list(packet_ids)
-        if len(ids) < _FEW:
-            return sum(map(self.puback, ids))
-        flights = Counter(filter(None, map(self.awaiting_puback.pop, ids, repeat(None))))
-        for flight, count in flights.items():
-            for packet_id in ids if flight.unsent else ():
-                flight.sent(packet_id)
-            flight.left -= count
-            if not flight.left:
-                self._finished.append(flight)
-        return flights.total()
+    def puback_many(self, packet_ids: Sequence[int]) -> int:
+        """Record PUBACKs; return how many of them were due."""
+        if len(packet_ids) == 1:  # as most brokers pass them on
+            return int(self.puback(packet_ids[0]))
+        with self.lock:
+            if len(packet_ids) < _FEW:
+                return sum(map(self.puback, packet_ids))
+            flights = Counter(filter(None, map(self.awaiting_puback.pop, packet_ids, repeat(None))))
+            for flight, count in flights.items():
+                for packet_id in packet_ids if flight.unsent else ():
+                    flight.sent(packet_id)
+                flight.left -= count
+                if not flight.left:
+                    self._finished.append(flight)
+            return flights.total()
 
     def pubrec(self, packet_id: int, *, accepted: bool = True) -> bool:
-        """A QoS 2 message was received, or refused; return whether the id was in an exchange of QoS 2.
+        """Record a PUBREC; return whether the id was in an exchange of QoS 2.
 
-        After a refusal the exchange is over. The PUBREC of an id whose PUBREL was sent has it sent again.
+        If it refuses the message, the exchange ends (MQTT 5, section 4.3.3). The PUBREC of an id whose PUBREL was sent
+        causes that to be sent again.
         """
-        flight = self.awaiting_pubrec.pop(packet_id, None)
-        if flight is None:
-            if packet_id in self.awaiting_pubcomp:
-                self._again.append(packet_id)
-                return True
-            return packet_id in self._received
-        if accepted:
-            self._received[packet_id] = flight
-        self._over(flight, packet_id)
-        return True
+        with self.lock:
+            flight = self.awaiting_pubrec.pop(packet_id, None)
+            if flight is None:
+                if packet_id in self.awaiting_pubcomp:
+                    self._again.append(packet_id)
+                    return True
+                return packet_id in self._received
+            if accepted:
+                self._received[packet_id] = flight
+            self._over(flight, packet_id)
+            return True
+
+    def pubrec_many(self, packet_ids: Sequence[int], *, accepted: bool = True) -> int:
+        """Record PUBRECs; return how many of the ids were in an exchange of QoS 2."""
+        with self.lock:
+            return sum(self.pubrec(packet_id, accepted=accepted) for packet_id in packet_ids)
 
     def pubcomp(self, packet_id: int) -> bool:
-        """An exchange of QoS 2 is over; return whether its PUBCOMP was due."""
-        released = self.awaiting_pubcomp.pop(packet_id, None)
-        if released is None:
-            return False
-        released.left -= 1
-        if not released.left:
-            self._finished.append(released)
-        return True
+        """Record a PUBCOMP; return whether it was due."""
+        with self.lock:
+            released = self.awaiting_pubcomp.pop(packet_id, None)
+            if released is None:
+                return False
+            released.left -= 1
+            if not released.left:
+                self._finished.append(released)
+            return True
+
+    def pubcomp_many(self, packet_ids: Sequence[int]) -> int:
+        """Record PUBCOMPs; return how many of them were due."""
+        with self.lock:
+            return sum(map(self.pubcomp, packet_ids))
 
     def _over(self, flight: Flight, packet_id: int) -> None:
-        """An id leaves its flight."""
+        """Remove an id from its flight."""
         flight.sent(packet_id)
         flight.left -= 1
         if not flight.left:
@@ -276,52 +364,85 @@ class InflightWindow:
 
     @property
     def received(self) -> int:
-        """How many PUBRECs wait to be committed, so that their PUBRELs can be sent."""
+        """The number of PUBRECs that have to be committed before their PUBRELs can be sent."""
         return len(self._received) + len(self._again)
 
     def stage(self, flights: Sequence[Flight], *, whole: bool) -> Staged:
-        """Return the changes to commit with these new flights.
+        """Return the changes to commit together with these new flights.
 
-        PUBRECs are among them always; PUBACKs and PUBCOMPs that leave their record something only
-        with ``whole``. Nothing changes before `settle`.
+        They always include PUBRECs; PUBACKs and PUBCOMPs that don't complete their record only with ``whole``. The
+        window doesn't change before `settle`, except by acknowledgements.
         """
+        with self.lock:
+            return self._stage_locked(flights, whole=whole)
+
+    def _stage_locked(self, flights: Sequence[Flight], *, whole: bool) -> Staged:
         keys, stored = self.keys, self._stored
         number = self.next_number
-        writes = []
+        writes: list[StateWrite] = []
         released = None
         if self._received:
             released = Released(number, list(self._received))
-            writes.append(put(keys.released(number), (VERSION, pack_ids(released.ids))))
             number += 1
         for new in flights:
             new.number = number
-            writes.append(put(keys.flight(number), new.record()))
             number += 1
-        rewritten = self._to_rewrite(whole=whole)
-        writes += map(self._rewrite, rewritten)
-        writes += [FrameworkWrite(self._key(gone), None) for gone in self._finished if gone.number in stored]
-        return Staged(writes, list(flights), released, rewritten, len(self._finished))
+        rewritten: list[Flight | Released] = []
+        if self.stored:
+            rewritten = self._to_rewrite(whole=whole)
+            if released is not None:
+                writes.append(put(keys.released(released.number), (VERSION, pack_ids(released.ids))))
+            writes += [put(keys.flight(new.number), new.record()) for new in flights]
+            writes += map(self._rewrite, rewritten)
+            writes += [FrameworkWrite(self._key(gone), None) for gone in self._finished if gone.number in stored]
+        left = [kept.left for kept in rewritten]
+        return Staged(writes, list(flights), released, rewritten, left, len(self._finished), len(self._again))
+
+    def send(self, count: int, flight_of: Callable[[Sequence[int]], Flight]) -> Sequence[int]:
+        """Return ids for the messages of a new flight, of a session that is kept in memory; they are in use now."""
+        with self.lock:
+            for gone in self._finished:
+                self._stored.pop(gone.number, None)
+            self._finished.clear()
+            ids = self.free_ids(count)
+            flight = flight_of(ids)
+            flight.number = self.next_number
+            self.adopt(flight)
+            return ids
+
+    def everything(self) -> list[StateWrite]:
+        """Return the writes that store all messages in flight, of a window that was not stored until now."""
+        with self.lock:
+            return [
+                put(self._key(kept), kept.record() if isinstance(kept, Flight) else (VERSION, pack_ids(kept.ids)))
+                for kept in self._stored.values()
+            ]
 
     def settle(self, staged: Staged) -> list[int]:
-        """What was staged is committed; return the packet ids to send PUBRELs for."""
+        """Note that staged changes are committed; return the packet ids to send PUBRELs for."""
+        with self.lock:
+            return self._settle_locked(staged)
+
+    def _settle_locked(self, staged: Staged) -> list[int]:
         for gone in self._finished[: staged.finished]:
             self._stored.pop(gone.number, None)
         del self._finished[: staged.finished]
-        for changed in staged.rewritten:
-            changed.written = changed.left
-        again, self._again = self._again, []
+        for changed, left in zip(staged.rewritten, staged.left, strict=True):
+            changed.written = left
+        again, self._again = self._again[: staged.again], self._again[staged.again :]
         if staged.released is not None:
-            self._received.clear()
+            for packet_id in staged.released.ids:
+                del self._received[packet_id]
             self._adopt_released(staged.released)
             again += staged.released.ids
         for flight in staged.flights:
             self.adopt(flight)
-        if not self._stored:  # dictionaries keep the room they once needed
+        if not self._stored:  # dictionaries don't shrink when items are removed
             self.awaiting_puback, self.awaiting_pubrec, self.awaiting_pubcomp = {}, {}, {}
         return again
 
     def adopt(self, flight: Flight) -> None:
-        """Take a flight that is stored: its ids are in use now."""
+        """Add a flight that is stored: its ids are in use from now on."""
         self._stored[flight.number] = flight
         self.next_number = flight.number + 1
         ids = flight.ids
@@ -342,7 +463,9 @@ class InflightWindow:
 
     def _to_rewrite(self, *, whole: bool) -> list[Flight | Released]:
         if not whole:
-            shrunk = dict.fromkeys(self._received.values())  # these ids are released now, and no part of them
+            if not self._received:
+                return []
+            shrunk = dict.fromkeys(self._received.values())  # these ids are released now, not in flight
             return [flight for flight in shrunk if flight.left]
         return [kept for kept in self._stored.values() if 0 < kept.left < kept.written]
 
@@ -364,9 +487,9 @@ class InflightWindow:
     # --- resuming ---
 
     def load(self, flights: Iterator[tuple[bytes, bytes]], released: Iterator[tuple[bytes, bytes]]) -> None:
-        """Take up what is stored, into an empty window: all is to be sent again."""
+        """Load the stored flights and ids into an empty window; all of them are to be sent again."""
         found: list[Flight | Released] = [
-            Flight.of(_number_of(key), decode(key, value, FlightRecord)) for key, value in flights
+            Flight.of(_number_of(key), decode(key, value, MergedFlightRecord)) for key, value in flights
         ]
         for key, value in released:
             _, ids = decode(key, value, tuple[int, bytes])
@@ -385,7 +508,7 @@ class InflightWindow:
                 self.resend.append(kept)
 
     def _supersede(self, ids: Iterable[int]) -> None:
-        """Take ids from whatever had them: they were free when they were written anew."""
+        """Remove ids from older records that hold them: the ids were free when the newer record was written."""
         for packet_id in ids:
             holders = (self.awaiting_puback, self.awaiting_pubrec, self.awaiting_pubcomp)
             for holder in holders:
@@ -396,10 +519,10 @@ class InflightWindow:
                         self._finished.append(kept)
 
     def vanished(self, packet_id: int) -> None:
-        """A message that was to be sent again can't be read any more.
+        """Note that a message that was to be sent again can't be read any more.
 
-        At QoS 1 its exchange is over. At QoS 2 the client may have received it and keep its id from
-        being used: it is told to forget it, as if its PUBREC had come.
+        At QoS 1 its exchange ends. At QoS 2 the client may have received the message and still hold its id: a PUBREL is
+        sent, as if the PUBREC had been received.
         """
         if not self.puback(packet_id):
             self.pubrec(packet_id)

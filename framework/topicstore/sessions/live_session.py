@@ -1,43 +1,53 @@
-"""`LiveSession`: what a session is to be sent while its client is connected, and how that is committed.
+"""`LiveSession`: the packets to send in a session while its client is connected, and how they are committed.
 
-What there is to send is drafted: messages are read from the sources and get packet ids. A draft is committed with
-those of other sessions (`topicstore.sessions.commits`). Then it is settled, and lies in the outbox until it is taken;
-or it failed, and everything is read again.
+Deliveries are drafted: messages are read from the sources and get packet ids. A draft is committed with those of other
+sessions (`topicstore.sessions.commits`). If that succeeds it is settled, and stays in the outbox until it is taken; if
+it fails, everything is read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import attrs
+import msgspec
 
 from topicstore.contract.errors import SessionEndedError, SessionTakenOverError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 
+from .credit import Allow, allowed, likely, only_allowed
+from .database_parts import RetainedMessages
+from .delivery_batch import DeliveryBatch, Packet, count_of, cut, single
 from .dispatch import Dispatcher
 from .durable_filters import DurableFilters
 from .inflight import InflightWindow, Staged
-from .model import Delivery, Ended, Release, SubscribeOptions
+from .model import Ended, Publish, PubRel, SubscribeOptions
+from .overlapping import OverlappingSources
 from .portions import Portion
 from .resending import delivery_again, read_again
+from .retained_source import RetainedSource
 from .session_state import Found
 from .shared.source import SharedSource
-from .sources import FeedSource, RetainedSource, Source
+from .sources import FeedSource, Source
 
 __all__ = ["Draft", "LiveSession"]
 
 _READS = 256
-"""Reads after which a session lets others have their turn, though it found nothing to deliver."""
+"""Number of reads after which a session leaves the turn to others, even if it found nothing to deliver."""
+_EFFORT = 20
+"""Number of messages that take as long as one read."""
 _NOTHING = SubscribeOptions()
+_SECOND = 1_000_000
+"""Microseconds."""
 _RESENT = 1_000
-"""Messages read at a time to be sent again."""
+"""Number of messages read at a time to be sent again."""
 
 
 @attrs.define
 class Draft:
-    """What a session is about to hand out, once ``writes`` are committed."""
+    """The deliveries that a session hands out once ``writes`` are committed."""
 
     session: LiveSession
     portions: list[Portion]
@@ -46,11 +56,17 @@ class Draft:
     staged: Staged
     writes: list[StateWrite]
 
+    def __len__(self) -> int:
+        """Return how many packets it hands out."""
+        released = 0 if self.staged.released is None else len(self.staged.released.ids)
+        return sum(map(len, self.portions)) + released + self.staged.again
+
 
 class LiveSession:
-    """The inside of a session whose client is connected; programs hold its `Session`.
+    """The internals of a session whose client is connected; programs hold its `Session`.
 
-    All of it is used under the dispatcher's lock.
+    All of it is used under the dispatcher's lock, except what says that it needs none: that is what a server calls in
+    its event loop.
     """
 
     __slots__ = (
@@ -59,11 +75,19 @@ class LiveSession:
         "_dirty",
         "_dispatcher",
         "_filters",
+        "_held",
+        "_noted",
         "_outbox",
+        "_read_at",
         "_read_retained",
+        "_size",
         "_stalled",
         "_unread",
+        "_waited",
+        "allow",
+        "batch_size",
         "client_id",
+        "effort",
         "ended",
         "failure",
         "found",
@@ -72,7 +96,10 @@ class LiveSession:
         "keep_alive",
         "keys",
         "numbers",
+        "overlapping",
+        "paused_since",
         "receive_maximum",
+        "refused",
         "retained",
         "seen",
         "sources",
@@ -87,63 +114,107 @@ class LiveSession:
         incoming: Iterable[int],
         dispatcher: Dispatcher[LiveSession],
         filters: DurableFilters,
-        read_retained: Callable[[str], list[Message]],
+        read_retained: RetainedMessages,
         *,
         receive_maximum: int,
         keep_alive: float,
+        allow: Allow | None = None,
+        batch_size: int | None = None,
     ) -> None:
         self.client_id = found.client_id
         self.keys = window.keys
         self.found = found
         """The session as it is stored."""
         self.guard = found.guard
-        """The condition of its writes."""
+        """The guard on which its writes are conditional."""
         self.window = window
-        self.incoming = dict.fromkeys(incoming)  # an empty set takes more than three times the room
+        self.incoming = dict.fromkeys(incoming)  # an empty set takes more than three times the memory
         """Packet ids of incoming messages of QoS 2 whose PUBREL has not come."""
         self.receive_maximum = receive_maximum
         self.keep_alive = keep_alive
+        self.allow = allow
+        """Says which messages the client may be sent; None: all."""
+        self.batch_size = batch_size
+        """The most packets that are taken in one turn; None: any number."""
+        self.refused = 0
+        """How many messages were left out because of that."""
+        self.effort = 0
+        """What the last `draft` cost, in messages: every read counts as some."""
+        self.paused_since: int | None = None
+        """Since when the session has been held back; None if it isn't. Set in any thread, without the lock."""
         self.seen = dispatcher.steady()
-        """When the client was last heard of, if it has a keep-alive."""
+        """When the client was last heard of, if it has a keep-alive. Set in any thread, without the lock."""
         self.stuck_since: int | None = None
-        """Since when the window has been full without an acknowledgement."""
+        """The time since which the window has been full without an acknowledgement; None if it isn't."""
         self.ended: Ended | None = None
         self.failure: TopicstoreError | None = None
-        """Why something can't be read or committed at the moment; it is tried again."""
+        """Why something can't be read or committed at the moment, which will be tried again; None if nothing failed."""
         self.sources: dict[str, FeedSource | SharedSource] = {}
-        """By filter, its subscriptions. Changed by `topicstore.sessions.subscribing`, as the next two."""
+        """The subscriptions by filter. Changed by `topicstore.sessions.subscribing`, as are the next two."""
         self.retained: dict[int, RetainedSource] = {}
-        """By number of subscription, the retained messages that it is being sent."""
+        """The retained messages that are being sent, by number of subscription."""
+        self.overlapping: OverlappingSources | None = None
+        """The subscriptions that overlap, if a message that matches several of them is delivered once."""
         self.numbers = 0
-        """The number that the next subscription gets."""
+        """The number of the next subscription."""
         self._dispatcher = dispatcher
         self._filters = filters
         self._read_retained = read_retained
         self._behind: dict[Source, None] = {}
-        """Sources that may have something to read, in the order of their turns."""
-        self._outbox: list[Delivery | Release] = []
-        """What is committed, and was not handed out yet."""
+        """The sources that may have something to read, in the order of their turns."""
+        self._outbox: list[Packet] = []
+        """The packets that are committed and not handed out yet. Those that were left by an earlier call are single."""
+        self._read_at = 0
+        """When the messages in the outbox were read: their expiry is told as of then."""
+        self._waited = False
+        """Whether the packets in the outbox were left there by an earlier call."""
         self._unread: tuple[Source, ...] = ()
-        """Sources that could not be read, to be tried again."""
+        """The sources that could not be read and will be tried again."""
         self._blocked = False
-        """It has something to send, and no room for it."""
+        """Whether it has something to send, and no room for it."""
         self._dirty = False
-        """It has acknowledgements that are not committed."""
+        """Whether it has acknowledgements that are not committed."""
         self._stalled = False
-        """It can't go on before the next tick."""
+        """Whether it can't go on before the next tick."""
+        self._noted = False
+        """Whether the dispatcher will call `noticed`. Set in any thread, without the lock."""
+        self._held = False
+        """Whether it lost its turn because it is paused."""
+        self._size: float | None = None
+        """The average size of the payloads that were read last, if bytes are limited; None: it isn't known."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether it is stored; otherwise it is kept in memory, and has nothing to commit."""
+        return self.window.stored
 
     # --- drafts ---
 
-    def draft(self, limit: int) -> Draft | None:
-        """Read what to hand out, as far as there is room; None if there is nothing to commit."""
+    def draft(self, limit: int, max_bytes: int | None = None) -> Draft | None:
+        """Read the next deliveries, as far as there is room; return None if there is nothing to commit.
+
+        Those of a session that is kept in memory may be taken then.
+
+        max_bytes: about how many bytes the payloads may have; None: any number.
+
+        Raises `InvalidArgumentError` if it can't be said what is allowed; then call `rewind`.
+        """
         window = self.window
         portions: list[Portion] = []
         sources: list[Source] = []
-        if not (self._outbox or (window.resend and self._room())):  # what needs no room goes on without any
-            self._read(max(limit - window.received, 0), portions, sources)  # so that all of it is handed out
-        if not (portions or window.received):
+        self.effort, refused = 0, self.refused
+        if self.paused_since is not None:
+            self._become_ready()
+            return None
+        if not (self._outbox or (window.resend and self._room())):  # packets that need no room are sent without any
+            left = max(limit - window.received, 0)  # so that all of the draft is handed out
+            self._read(left, max_bytes, portions, sources)
+        if not (portions or window.received or self.refused > refused or any(source.urgent for source in sources)):
             if sources:  # places moved, with nothing to hand out
                 self.touched()
+            return None
+        if not (self.stored or window.received):
+            self._hand_over(portions, sources)
             return None
         counts = [portion.acknowledged() for portion in portions]
         ids = window.free_ids(sum(counts))
@@ -153,62 +224,97 @@ class LiveSession:
                 flights.append(portion.flight(ids[start : start + count]))
                 start += count
         staged = window.stage(flights, whole=False)
-        writes = [write for source in sources for write in source.writes()] + staged.writes
+        writes = [write for source in sources for write in source.writes()] + staged.writes if self.stored else []
         return Draft(self, portions, ids, sources, staged, [self.guard, *writes] if writes else [])
 
+    def _hand_over(self, portions: list[Portion], sources: list[Source]) -> None:
+        """Give packet ids to what was read, and put it into the outbox: nothing of it has to be committed."""
+        for portion in filter(len, portions):
+            count = portion.acknowledged()
+            ids = self.window.send(count, portion.flight) if count else ()
+            self._outbox.append(DeliveryBatch(portion.packet_ids(ids), portion))
+        for source in sources:
+            self._settle_source(source)
+        self._waited = False
+
     def last_draft(self) -> Draft | None:
-        """Return what there is to commit without handing out anything; None if there is nothing."""
+        """Return a draft of uncommitted changes that hands out nothing; None if there are no changes."""
         staged = self.window.stage([], whole=True)
         sources: list[Source] = [*self.sources.values(), *self.retained.values()]
+        if not self.stored:
+            return Draft(self, [], range(0), sources, staged, [])
         writes = [write for source in sources for write in source.writes()] + staged.writes
         return Draft(self, [], range(0), sources, staged, [self.guard, *writes]) if writes else None
 
-    def _read(self, limit: int, portions: list[Portion], sources: list[Source]) -> None:
+    def _read(self, limit: int, max_bytes: int | None, portions: list[Portion], sources: list[Source]) -> None:
         """Take messages from the sources in turn, as far as there is room."""
         room = self._room()
         left, now = limit, self._dispatcher.clock()
+        self._read_at = now
         waiting: list[Source] = []
         turn = _READS
-        while self._behind and left and turn > 0:
-            source = next(iter(self._behind))
-            del self._behind[source]
-            if source.limited and not room:
-                waiting.append(source)
-                continue
-            turn -= source.cost
-            portion = self._read_from(source, min(left, room) if source.limited else left, now)
-            if portion is None:
-                continue
-            self._behind[source] = None  # after the others
-            sources.append(source)
-            if len(portion):
-                portions.append(portion)
-                left -= len(portion)
-                room -= portion.acknowledged()
-        self._behind = dict.fromkeys(waiting) | self._behind
+        try:
+            while self._behind and left and turn > 0 and (max_bytes is None or max_bytes > 0):
+                source = next(iter(self._behind))
+                del self._behind[source]
+                if source.limited and not room:
+                    waiting.append(source)
+                    continue
+                turn -= source.cost
+                most = left if max_bytes is None else min(left, likely(self._size, max_bytes))
+                portion = self._read_from(source, min(most, room) if source.limited else most, now)
+                if portion is None:
+                    continue
+                self._behind[source] = None  # after the others
+                sources.append(source)
+                if len(portion):
+                    self.effort += len(portion)
+                    if max_bytes is not None:
+                        size = sum(len(message.payload) for message in portion.messages)
+                        self._size, max_bytes = size / len(portion), max_bytes - size
+                    portions.append(portion)
+                    left -= len(portion)
+                    room -= portion.acknowledged()
+        finally:
+            self.effort += (_READS - turn) * _EFFORT
+            self._behind = dict.fromkeys(waiting) | self._behind
 
     def _read_from(self, source: Source, limit: int, now: int) -> Portion | None:
         try:
-            return source.read(limit, now)
+            portion = source.read(limit, now)
         except TopicstoreError as failure:
             self._unread = (*self._unread, source)
-            self.failed(failure)  # in a part of it: all else goes on
+            self.failed(failure)  # in one source: the others go on
             return Portion(source.topic_filter.text, 0, _NOTHING, (), 0, None)
+        if self.allow is None or not portion:
+            return portion
+        try:
+            permitted = only_allowed(self.allow, portion, self.client_id)
+        except BaseException:
+            self._behind[source] = None
+            raise
+        self.refused += len(portion) - len(permitted)
+        return permitted
 
     def settle(self, draft: Draft) -> None:
-        """What was drafted is committed: it may be handed out."""
+        """Note that a draft is committed: its deliveries may be handed out."""
         released = self.window.settle(draft.staged)
         start = 0
-        out: list[Delivery | Release] = [Release(packet_id) for packet_id in released]
-        for portion in draft.portions:
+        out: list[Packet] = [PubRel(packet_id) for packet_id in released]
+        for portion in filter(len, draft.portions):
             count = portion.acknowledged()
-            out += portion.deliveries(draft.ids[start : start + count])
+            out.append(DeliveryBatch(portion.packet_ids(draft.ids[start : start + count]), portion))
             start += count
         for source in draft.sources:
             self._settle_source(source)
         self._outbox += out
+        self._waited = False
 
     def _settle_source(self, source: Source) -> None:
+        for part in source.parts():
+            self._settle_part(part)
+
+    def _settle_part(self, source: Source) -> None:
         was_limited = source.limited
         source.settled()
         if was_limited and not source.limited:
@@ -217,86 +323,146 @@ class LiveSession:
             del self.retained[source.number]
 
     def fail(self, draft: Draft, failure: TopicstoreError) -> None:
-        """What was drafted could not be committed: it is read again."""
+        """Note that a draft could not be committed: its messages are read again."""
         for source in draft.sources:
             source.rewind()
             self._behind[source] = None
         self.stall(failure)
 
     def stall(self, failure: TopicstoreError) -> None:
-        """It can't go on: let it wait for the next tick."""
+        """Let the session wait for the next tick, because it can't go on."""
         self._stalled = True
         self._dispatcher.idle_locked(self)
         self.failed(failure)
 
     def failed(self, failure: TopicstoreError) -> None:
-        """Something could not be read or committed: it is tried again at the next tick, unless it has ended."""
+        """Note an error of reading or committing. Unless the session has ended, the next tick tries again."""
         self.failure = failure
         if self.ended is None:
             self._dispatcher.failed[self] = None
 
     def go_on(self) -> None:
-        """Wait for no tick: the client's own thread asks for more."""
+        """Go on without waiting for a tick, because the client's own thread asks for more."""
         self._stalled = False
 
     def try_again(self) -> None:
-        """Try again what failed."""
+        """Read again the sources that failed."""
         self.failure = None
         self._stalled = False
         unread, self._unread = self._unread, ()
         for source in unread:
             source.try_again()
             self.wake(source)
-        self._dispatcher.ready_locked(self)
+        self._become_ready()
 
     def rewind(self) -> None:
-        """Read again what was not handed out: something came in between."""
+        """Read again the messages that were not handed out, because an error came in between."""
         for source in (*self.sources.values(), *self.retained.values()):
             source.rewind()
         self._behind.update(dict.fromkeys(self.retained.values()))
 
     # --- the outbox ---
 
-    def take(self, limit: int) -> list[Delivery | Release]:
-        """Return what may be handed out, and see whether there will be more."""
-        if self.window.resend and len(self._outbox) < limit:
-            self._resend(min(limit - len(self._outbox), self._room()))
-        taken, self._outbox = self._outbox[:limit], self._outbox[limit:]
+    def take(self, limit: int, max_bytes: int | None = None) -> list[Packet]:
+        """Return the packets that may be handed out, and become ready if there are more."""
+        if self.paused_since is not None:
+            self._waited = True
+            self._become_ready()
+            return []
+        if self.window.resend and not (self._waited and self._outbox):
+            left = limit - count_of(self._outbox)
+            if left > 0:
+                self._resend(min(left, self._room()))
+        taken, rest = cut(self._outbox, limit, max_bytes)
+        self._outbox = [*rest]
+        if self._waited:
+            taken = [*self._unexpired(taken, self._dispatcher.clock())]
+        self._waited = True
         self.ask()
         return taken
 
+    def put_back(self, packets: Sequence[Packet]) -> None:
+        """Take back packets that were taken and not handed out, because an error came in between."""
+        if self.ended is None:
+            now = self._dispatcher.clock()
+            self._outbox = [*single(packets), *self._unexpired(self._outbox, now)]
+            self._read_at = now
+            self.ask()
+
+    def _unexpired(self, packets: Sequence[Packet], now: int) -> list[Publish | PubRel]:
+        """Return packets that waited in the outbox, with what is left of their expiry, without those that expired."""
+        past, left = now - self._read_at, []
+        for packet in single(packets):
+            if isinstance(packet, PubRel) or packet.expiry is None:
+                left.append(packet)
+                continue
+            expiry = -((past - packet.expiry * _SECOND) // _SECOND)
+            if expiry > 0:
+                left.append(msgspec.structs.replace(packet, expiry=min(expiry, packet.expiry)))
+            elif packet.packet_id:
+                self.window.vanished(packet.packet_id)
+                self.touched()
+        return left
+
+    def waiting(self) -> int:
+        """Return how many packets can be taken without a draft, at most."""
+        return count_of(self._outbox) + self.window.unsent()
+
+    def unsent(self) -> int:
+        """Return how many messages of earlier connections are to be sent again, or found to have vanished."""
+        return self.window.unsent() if self.window.resend else 0
+
     def _resend(self, room: int) -> None:
-        """Put messages of earlier connections into the outbox again."""
+        """Put messages of earlier connections into the outbox, to be sent again (MQTT 5, section 4.4)."""
         window = self.window
+        self._read_at = self._dispatcher.clock()
         while room > 0 and window.resend:
             flight, now = window.resend[0], self._dispatcher.clock()
-            rows = list(islice((flight.unsent or {}).items(), min(room, _RESENT)))
+            with window.lock:
+                rows = list(islice((flight.unsent or {}).items(), min(room, _RESENT)))
             found = read_again(flight, [row for _, row in rows], self._dispatcher.hub, self._read_retained, now)
-            for packet_id, row in rows:
-                message = found[row]
-                if message is None:
-                    window.vanished(packet_id)
-                    self.touched()
-                else:
-                    flight.sent(packet_id)
-                    self._outbox.append(delivery_again(flight, packet_id, row, message, now))
+            if self.allow is not None:
+                self._refuse(self.allow, found)
+            with window.lock:
+                for packet_id, row in rows:
+                    message = found[row]
+                    if packet_id not in (flight.unsent or ()):  # it was acknowledged meanwhile
+                        continue
+                    if message is None:
+                        window.vanished(packet_id)
+                        self.touched()
+                    else:
+                        flight.sent(packet_id)
+                        self._outbox.append(delivery_again(flight, packet_id, row, message, self._read_at))
             room -= len(rows)
             if not flight.unsent:
                 del window.resend[0]
 
+    def _refuse(self, allow: Allow, found: dict[int, Message | None]) -> None:
+        """Remove the messages that the client may not be sent on this connection."""
+        rows = [(row, message) for row, message in found.items() if message is not None]
+        answers = allowed(allow, [message for _, message in rows], self.client_id)
+        for (row, _), answer in zip(rows, answers, strict=True):
+            if not answer:
+                found[row] = None
+                self.refused += 1
+
     # --- its turn ---
 
     def _room(self) -> int:
-        """Return how many messages may be sent before the client's receive maximum is reached."""
-        window = self.window
-        return max(0, self.receive_maximum - len(window) + window.unsent())
+        """Return how many messages may be sent before the client's receive maximum is reached (MQTT 5, section 4.9)."""
+        return max(0, self.receive_maximum - self.window.sent())
 
     def ask(self) -> None:
-        """Be ready if there is something to do that there is room for; else wait for what changes that."""
+        """Become ready if there is something to do and room for it; otherwise wait for an event that changes this."""
         if self._stalled:
             return
+        if self.paused_since is not None:
+            self._become_ready()
+            return
         window = self.window
-        waiting, room = bool(window.resend or self._behind), self._room()
+        waiting = bool(window.resend or self._behind)
+        room = waiting and self._room()
         self._blocked = waiting and not room
         at_once = self._outbox or window.received or any(not source.limited for source in self._behind)
         if at_once or (waiting and room):
@@ -305,62 +471,123 @@ class LiveSession:
             self._dispatcher.idle_locked(self)
         if self._blocked:
             self.stuck_since = self.stuck_since or self._dispatcher.steady()
+            if self._noted:  # perhaps by somebody who didn't know that it is blocked
+                self._dispatcher.bell.ring()
 
     def wake(self, source: Source) -> None:
-        """A source has something to read."""
+        """Note that a source has something to read."""
         self._behind[source] = None
         if not (self._stalled or (self._blocked and source.limited)):
+            self._become_ready()
+
+    def _become_ready(self) -> None:
+        """Become ready, or once it is no longer paused."""
+        if self.paused_since is None:
             self._dispatcher.ready_locked(self)
+        else:
+            self._held = True
+            self._dispatcher.idle_locked(self)
+            if self._noted:  # perhaps because it was resumed at this moment, by somebody who didn't know of this
+                self._dispatcher.bell.ring()
 
     def forget(self, source: Source) -> None:
-        """A source is not read any more."""
+        """Stop reading a source."""
         self._behind.pop(source, None)
+        self._unread = tuple(unread for unread in self._unread if unread is not source)
+        if self.overlapping is not None:
+            self.overlapping.forget(source)
+
+    def merge_overlapping(self, source: FeedSource) -> None:
+        """Read a new subscription together with those that it overlaps with, if each message is delivered once."""
+        if self.overlapping is not None:
+            for joined in self.overlapping.consider(source):
+                self.forget(joined)
+
+    def deliver_once(self) -> None:
+        """Deliver a message that matches several subscriptions once. To be called before there are subscriptions."""
+        self.overlapping = OverlappingSources(self._dispatcher, self.wake)
 
     def waits_for(self) -> str:
-        """Say what it waits for, as `SessionStatus.waits_for` has it."""
+        """Return what the session waits for, as in `SessionStatus.waits_for`."""
         if self.failure is not None:
             return str(self.failure)
+        if self.paused_since is not None:
+            return "resume"
         if self._blocked:
             return "acknowledgements"
         return "delivery" if self._behind or self._outbox or self.window.resend else "nothing"
 
     # --- what is to be committed some time ---
 
-    def acknowledged(self) -> bool:
-        """Something was: there may be room, and there is something to commit. True."""
+    def acknowledged(self) -> None:
+        """Note an acknowledgement: there may be room now, and there is something to commit. Needs no lock."""
+        self.stuck_since = None
+        self._note()
+
+    def pause(self) -> None:
+        """Hold the session back. Needs no lock."""
+        if self.paused_since is None:
+            self.paused_since = self._dispatcher.steady()
+
+    def resume(self) -> None:
+        """Hold the session back no longer. Needs no lock."""
+        if self.paused_since is not None:
+            self.paused_since = None
+            self._note()
+
+    def _note(self) -> None:
+        """Have the dispatcher call `noticed`. Needs no lock."""
+        if not self._noted:
+            self._noted = True  # before the dispatcher is told, which may call it at once
+            self._dispatcher.hear(self)
+        if self._blocked or self._held or self.window.received:  # after it is noted: see `ask`
+            self._dispatcher.bell.ring()
+
+    def noticed(self) -> None:
+        """Handle what was noted."""
+        self._noted = False  # before it looks: what comes from here on is noted again
+        if self.ended is not None:
+            return
         self.touched()
+        if self._held and self.paused_since is None:
+            self._held = False
+            self.ask()
         if self._blocked or self.window.received:
             self._blocked = False
             self.stuck_since = None
-            self._dispatcher.ready_locked(self)
-        return True
+            self._become_ready()
 
     def touched(self) -> None:
-        """There is something to commit, at a checkpoint."""
+        """Note that there is something to commit at the next checkpoint."""
         if not self._dirty:
             self._dirty = True
             self._dispatcher.dirty[self] = None
 
     def clean(self) -> None:
-        """Everything acknowledged is committed."""
+        """Note that all acknowledgements are committed."""
         self._dirty = False
         self._dispatcher.dirty.pop(self, None)
 
     # --- its end ---
 
     def end(self, why: Ended) -> None:
-        """Be of no more use."""
+        """End this object, which can't be used after that."""
         self.ended = why
         self._dispatcher.forget_locked(self)
+        if not self.stored:  # those of a stored session are followed until that ends
+            for one in self.sources.values():
+                if one.limited:
+                    self._filters.remove_locked(one.topic_filter.text)
         for source in (*self.sources.values(), *self.retained.values()):
             source.close()
         self.sources.clear()
         self.retained.clear()
+        self.overlapping = None
         self._behind.clear()
         self._outbox.clear()
 
     def check(self) -> None:
-        """Raise `SessionEndedError`, or `SessionTakenOverError`, if it is of no more use."""
+        """Raise `SessionEndedError`, or `SessionTakenOverError`, if the object has ended."""
         if self.ended is not None:
             kind = SessionTakenOverError if self.ended is Ended.TAKEN_OVER else SessionEndedError
             raise kind(f"session {self.client_id!r} is over: {self.ended.value}")

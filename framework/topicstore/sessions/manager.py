@@ -2,390 +2,599 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from datetime import timedelta
 
-import attrs
-
-from topicstore.contract.arguments import check_within
-from topicstore.contract.errors import (
-    DatabaseClosedError,
-    InvalidArgumentError,
-    SessionNotFoundError,
-    TopicstoreError,
-)
-from topicstore.contract.topics import check_utf8
+from topicstore.contract.arguments import KEEP, Keep, seconds
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+from topicstore.contract.model import Message
+from topicstore.pubsub.bell import ListeningCall
 from topicstore.pubsub.publishing import PublishResult
 from topicstore.releasing import release_all
-from topicstore.shard.state import FrameworkWrite
+from topicstore.storage.lag import Lag
 
+from .acknowledging import free_all, receive_all
+from .batches import Acknowledged, Connect, PublishedRows
 from .commits import Commits
 from .context import SessionContext
+from .credit import Allow
 from .database_parts import DatabaseParts, Messages, StateWrites
+from .delivering import Deliveries
+from .delivery_batch import Packet, single
 from .dispatch import Dispatcher
 from .durable_filters import DurableFilters
+from .incoming import Incoming
 from .inflight import MAX_PACKET_ID
+from .lagging import Lagging
+from .leaving import Leaving
+from .live_rows import Refused
 from .live_session import LiveSession
-from .model import KEEP, Delivery, Ended, GroupInfo, Keep, Release, SessionInfo, Will
-from .records import NEVER, VERSION, Keys, SessionRecord
-from .session import Session
-from .session_state import Found, SessionState, encode_session, will_key
+from .lookup import Lookup
+from .model import (
+    Ended,
+    Overlapping,
+    Publish,
+    PubRel,
+    SessionCounts,
+    SessionInfo,
+    SubscribeOptions,
+    SubscribeResult,
+    Will,
+)
+from .opening import Opening, checked
+from .pace import Pace
+from .publishing import publish
+from .session import Session, lives_of
+from .session_state import SessionState
+from .shared.collection import SharedSubscriptions
 from .shared.groups import Groups
-from .subscribing import resume
+from .silences import Silences
+from .starts import Start
+from .subscribing import subscribe_rows
 from .takeover import Connections
-from .timers import Timers, microseconds
-from .wills import Wills, disconnected
+from .timers import Timers
+from .wills import Wills
 
 __all__ = ["Sessions"]
 
-_TOGETHER = 1_000
-"""Sessions that are committed together."""
-
 
 class Sessions:
-    """The durable sessions of one open database, as `Database.sessions` gives it.
+    """The durable sessions of one open database, as returned by `Database.sessions`.
 
-    A session belongs to a client id. While its client is connected there is a `Session` object;
-    otherwise it is only stored. Deliveries are fetched: `wait` tells when there are some, and `deliver`
-    returns them for all sessions that have any, committed together. `tick` is to be called as often as
-    it asks for: all that depends on time happens there.
+    A session belongs to a client id. While its client is connected there is a `Session` object; otherwise the session
+    is only stored. Deliveries are pulled: `wait` returns when there are some, and `deliver` returns those of all
+    sessions, committed together. Call `tick` as often as it asks for: everything that depends on time happens there.
 
-    All methods may be called from any thread.
+    All methods may be called from any thread. Those that a server calls in its event loop wait neither for a lock nor
+    for the engine: `connected`, `counts`, `notify`, `wait_async`, and those that `Session` names. All others may wait,
+    for the engine and for each other, though never for a whole `deliver`, which lets others in between its pieces.
+
+    ``on_end`` is called without any lock: by the thread whose call ended the session, at the end of that call. An error
+    that it raises is no error of that call; it is given as a `RuntimeWarning` or, where warnings are errors, passed to
+    `threading.excepthook`.
     """
 
     def __init__(self, parts: DatabaseParts) -> None:
-        self.states = SessionState(parts.states, parts.shard_of)
-        """Internal, as `dispatcher` is."""
-        self.dispatcher: Dispatcher[LiveSession] = Dispatcher(
+        self._states = SessionState(parts.states, parts.shard_of)
+        self._dispatcher: Dispatcher[LiveSession] = Dispatcher(
             parts.hub, len(parts.states), parts.shard_of, parts.clock, parts.steady
         )
-        self.shared = Groups(self.states, self.dispatcher)
-        """What shared subscriptions may be told: `Groups.slow_after`, `Groups.handover_after`."""
+        self._groups = Groups(self._states, self._dispatcher)
+        self.groups = SharedSubscriptions(self._groups, self._entered)
+        """The shared subscriptions, and how long their members may be slow or away before others take over."""
+        self.pace = Pace()
+        """How often is done what nothing else brings about; its attributes may be set."""
         self._clock = parts.steady
-        self._lock = self.dispatcher.lock
-        """Guards all that follows; `DurableFilters.wants` takes it when it has to."""
-        self._connections = Connections()
-        self._commits = Commits(self.states, self._connections.overtaken)
-        self._filters = DurableFilters(self.states.all_subscriptions, self._lock)
+        self._storage = parts.storage
+        self._entrance = self._dispatcher.entrance
+        """The way to the lock that guards all attributes below; `DurableFilters.wants` takes it when it has to."""
+        self._silences = Silences()
+        self._connections = Connections(self._entrance, self._silences.forget)
+        self._commits = Commits(self._states, self._connections.overtaken)
+        self._lookup = Lookup(self._states, self._connections.live, self._clock.wall)
+        self._filters = DurableFilters(self._lookup.all_subscriptions, self._dispatcher.lock)
 
-        def publish(messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
-            return parts.publish(messages, state, self._filters.wants)
+        def published(messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
+            return parts.publish(messages, state, self._filters)
 
         self._context = SessionContext(
-            dispatcher=self.dispatcher,
-            states=self.states,
+            dispatcher=self._dispatcher,
+            entrance=self._entrance,
+            states=self._states,
             filters=self._filters,
-            groups=self.shared,
+            groups=self._groups,
             commits=self._commits,
-            publish=publish,
-            retained=parts.retained,
+            publish=published,
+            retained=parts.retained(),
+            instant=parts.instant,
             end=self._end_locked,
+            lag=self.lag,
         )
-        self._wills = Wills(self.states, parts.storage, publish)
-        self._timers = Timers(self._context, self._connections, self._wills)
+        self._lagging = Lagging(self._states, self._groups, self._lookup, self._entered, parts.storage)
+        self._wills = Wills(self._states, parts.storage, published)
+        self._timers = Timers(self._context, self._connections, self._wills, self._silences, self.pace)
+        self._leaving = Leaving(self._context, self._connections, self._timers, self._clock)
+        self._opening = Opening(
+            self._context, self._connections, self._timers, self._silences, self._wills, self._leaving, self._clock
+        )
+        self._deliveries = Deliveries(self._dispatcher, self._commits, self._connections, self._check_may_write)
 
     # --- opening ---
+
+    def __repr__(self) -> str:
+        return f"<Sessions: {len(self._connections.live)} connected>"
 
     def open(
         self,
         client_id: str,
         *,
         clean_start: bool = False,
-        expiry_interval: float | None = 0.0,
+        expiry_interval: timedelta | float | None = 0.0,
         receive_maximum: int = MAX_PACKET_ID,
-        keep_alive: float = 0,
+        keep_alive: timedelta | float = 0,
         will: Will | None = None,
+        allow: Allow | None = None,
+        overlapping: Overlapping = "each",
+        in_memory: bool = False,
+        batch_size: int | None = None,
         on_end: Callable[[Session, Ended], None] | None = None,
     ) -> Session:
-        """Open the session of a client, or make one; `Session.present` says which. Committed when it returns.
+        """Open the session of a client, or create one; `Session.present` says which. It is committed on return.
 
-        clean_start:     end the session there was, and begin a new one.
-        expiry_interval: seconds that the session lasts after its connection; 0: as long as that; None: for good.
-        receive_maximum: messages of QoS 1 and 2 that may be sent and not acknowledged.
-        keep_alive:      seconds; a client that is silent for one and a half times that is lost; 0: it may be.
-        will:            what is published when the connection is lost.
-        on_end:          called once, when something other than the session's own methods ends it. Be quick.
+        clean_start:     end an existing session, and begin a new one (section 3.1.2.4).
+        expiry_interval: how long the session lasts after this connection, as a timedelta or in seconds; 0: it ends with
+                         the connection; None: it never expires (section 3.1.2.11.2).
+        receive_maximum: how many messages of QoS 1 and 2 may be sent but not acknowledged (section 3.1.2.11.3).
+        keep_alive:      a timedelta or seconds; the connection of a client that is silent for one and a half times
+                         as long counts as lost; 0: there is no limit (section 3.1.2.10).
+        will:            the message that is published when the connection is lost (section 3.1.2.5).
+        allow:           called with the messages that are to be delivered next, before they get packet ids; returns for
+                         each whether the client may be sent it, by its size or by what the client may read. What it
+                         refuses counts as delivered: it is not sent later, nor to another member of a shared
+                         subscription (sections 3.1.2.11.4 and 4.8.2); `SessionStatus.refused` counts it. Of a resumed
+                         session it is asked for the messages in flight, too. It is called under the sessions' lock, so
+                         it has to return quickly and call nothing of the database. If it raises, nothing is delivered
+                         to this session, whose `failure` tells, and the next tick tries again.
+        overlapping:     what happens to a message that matches several subscriptions: with ``"each"`` it is delivered
+                         for each, with ``"once"`` once, with the highest QoS and all subscription identifiers of those
+                         that it matches (section 3.3.4), and with the RETAIN flag if one of them wants it as published.
+                         It is for this connection, and may differ from the one before. A shared subscription, and
+                         retained messages that a subscription is sent when it is made, are delivered by themselves.
+                         With ``"once"``, messages of QoS 0 of subscriptions that overlap with one of QoS 1 or 2 wait
+                         while the window is full.
+        in_memory:       nothing of the session is stored, so that its client costs no writes: it is gone when the
+                         process dies. The messages that it is sent are stored as for any other session. It needs an
+                         ``expiry_interval`` of 0, ``clean_start``, and no ``will``. From its first shared subscription
+                         on it is a stored one, which still ends with the connection.
+        batch_size:      the most packets that it is handed in its turn, though others may be allowed more; None: any
+                         number.
+        on_end:          called once if the object ends other than by its own methods; it should return quickly.
 
-        An older `Session` of the client is taken over: it is of no more use, wherever it is.
-
-        Raises `InvalidArgumentError`, and what reading and writing state raises.
+        Section numbers are those of MQTT 5. An older `Session` object of the client is taken over and can't be used any
+        more [MQTT-3.1.4-3]. Raises `InvalidArgumentError`, and the errors of reading and writing state.
         """
-        _check_opening(client_id, expiry_interval, receive_maximum, keep_alive, will)
-        with self._lock:
-            self._check_open()
-            if client_id in self._connections.live:
-                self._take_over_locked(self._connections.live[client_id], Ended.TAKEN_OVER)
-            found, guard = self._before_locked(client_id, clean_start=clean_start)
-            now = self._clock()
-            record = SessionRecord(
-                VERSION,
-                guard=max(now, guard + 1),
-                created=now if found is None else found.record.created,
-                connected=True,
-                expiry_interval=NEVER if expiry_interval is None else microseconds(expiry_interval),
-                will_delay=NEVER if will is None else microseconds(will.delay),
-            )
-            opened = encode_session(client_id, record)
-            self._write_opening_locked(found, opened, will)
-            live = LiveSession(
-                opened,
-                self.states.window(client_id),
-                self.states.incoming(client_id),
-                self.dispatcher,
-                self._filters,
-                self._context.retained,
-                receive_maximum=receive_maximum,
-                keep_alive=keep_alive,
-            )
-            session = Session(self._context, live, present=found is not None, on_end=on_end)
-            if session.present:
-                self.dispatcher.listen_locked()  # what came before is not for it
-                try:
-                    resume(self._context, live)
-                except BaseException:
-                    live.end(Ended.LOST)  # what it follows by now is left again
-                    raise
-            self._connections.add(live, session)
-            if keep_alive:
-                self._timers.watch(live)
-            return session
+        how = Connect(
+            client_id=client_id,
+            clean_start=clean_start,
+            expiry_interval=expiry_interval,
+            receive_maximum=receive_maximum,
+            keep_alive=keep_alive,
+            will=will,
+            allow=allow,
+            overlapping=overlapping,
+            in_memory=in_memory,
+            batch_size=batch_size,
+        )
+        good, _ = checked([how], partial=False)
+        with self._entrance.enter():
+            self._check_may_write()
+            return self._opening.open_all(good, on_end)[0]
 
-    def _take_over_locked(self, session: LiveSession, why: Ended) -> None:
-        """Commit what an older session object knows, and end it."""
-        try:
-            self._commits.checkpoint([session])
-        finally:
-            self._connections.over(session, why, told=True)
+    def open_many(
+        self,
+        connects: Iterable[Connect],
+        *,
+        on_end: Callable[[Session, Ended], None] | None = None,
+        partial: bool = False,
+    ) -> list[Session | TopicstoreError]:
+        """Open sessions of many clients, as `open` does, with one commit for each shard; return them by row.
 
-    def _before_locked(self, client_id: str, *, clean_start: bool) -> tuple[Found | None, int]:
-        """Return the session that is to be resumed, if there is one, and the guard of the one there was.
+        partial: open those that can be opened; the result of a row that can't is its error. Without it, the first error
+                 is raised: an invalid argument before anything is done, any other after the connections of those that
+                 were opened have ended as if they were lost.
 
-        One that is over, or is to be, is removed. A will is published unless it may be withdrawn.
+        In each shard all openings are one engine write; if the process dies in between, those of some shards are
+        committed. A client that occurs again is opened after those before it, and takes over. A session that is ended
+        first, because of ``clean_start`` or its expiry, is removed by commits of its own.
         """
-        found = self.states.find(client_id)
-        if found is None:
-            return None, 0
-        record, now = found.record, self._clock()
-        expired = NEVER < record.expires <= now or (record.connected and record.expiry_interval == 0)
-        if clean_start or expired or record.ending:
-            self._timers.remove(found)
-            return None, record.guard
-        if NEVER < record.will_due <= now or (record.connected and record.will_delay == 0):
-            found = self._wills.publish(found)
-        return found, record.guard
+        good, refused = checked(connects, partial=partial)
+        with self._entrance.enter():
+            self._check_may_write()
+            if not partial:
+                return list(self._opening.open_all(good, on_end))
+            outcome = refused | self._opening.open(good, on_end)
+        return [outcome[row] for row in sorted(outcome)]
 
-    def _write_opening_locked(self, found: Found | None, opened: Found, will: Will | None) -> None:
-        writes = self.states.change(opened.client_id, found, opened)
-        if will is not None:
-            self._wills.store(opened.client_id, will, writes)
-            return
-        if found is not None and found.record.will_delay != NEVER:
-            writes.append(FrameworkWrite(will_key(Keys(opened.client_id)), None))
-        self.states.write_for(opened.client_id, writes)
+    def connected(self, client_id: str) -> Session | None:
+        """Return the `Session` of a client that is connected, or None. Never waits."""
+        self._dispatcher.check_open()
+        return self._connections.sessions.get(client_id)
 
-    def get(self, client_id: str) -> Session | None:
-        """Return the session of a client that is connected, or None."""
-        with self._lock:
-            return self._connections.sessions.get(client_id)
+    @property
+    def store_qos0(self) -> bool:
+        """Whether messages of QoS 0 are stored for durable subscriptions; may be set, and is not stored itself.
 
-    def wants(self, topic: str) -> bool:
-        """Say whether a durable subscription of any session, connected or not, matches a topic."""
-        return self._filters.wants(topic)
+        True: they are delivered to clients that were away, too. False: they are delivered at QoS 0 to the clients that
+        are connected, in order with the stored messages of the same topic and QoS, and cost no write. Both are allowed
+        (MQTT 5, section 4.1: messages of QoS 0 that wait may be part of a session's state). Shared subscriptions are
+        served from the stored messages, and so are all others if a message is stored for another reason.
+        """
+        return self._filters.store_qos0
+
+    @store_qos0.setter
+    def store_qos0(self, stored: bool) -> None:
+        self._filters.store_qos0 = bool(stored)
+
+    def wants(self, topic: str, qos: int = 1) -> bool:
+        """Say whether a message of this topic and QoS is stored for a durable subscription, connected or not."""
+        return self._filters.wants(topic, qos)
 
     # --- delivering ---
 
-    def deliver(self, limit_each: int = 1_000) -> list[tuple[Session, list[Delivery | Release]]]:
-        """Return what to send now for all sessions that have something: at most about ``limit_each`` messages each.
+    def deliver(
+        self, limit_each: int = 1_000, *, limit: int = 20_000, max_bytes: int | None = None
+    ) -> list[tuple[Session, list[Publish | PubRel]]]:
+        """Return what to send now, by session. Sessions have their turns in order; the next call goes on after them.
 
-        What `Session.deliver` says of one holds for all, which are committed together, an engine write a
-        shard. What fails is left out, shows in `Session.failure`, and is tried again at the next tick.
+        limit_each: how many packets one session gets at most.
+        limit:      how many packets all sessions get at most.
+        max_bytes:  how many bytes the payloads that one session gets have at most, though it gets at least one message;
+                    None: any number. A few more messages may be read, and wait in memory for the next call, unless
+                    they expire: those of QoS 0 are lost with the connection, as any that are on their way to the
+                    client, and all are handed out though they were deleted meanwhile.
+
+        The rules of `Session.deliver` hold for each session. About 10,000 packets, of up to 1,000 sessions, are
+        committed together, with one engine write for each shard; in between other threads have their turn. A session
+        for which that fails is left out; its `Session.failure` shows the error, and the next tick tries again.
         """
-        with self._lock:
-            self._check_open()
-            ready = self.dispatcher.next_ready_locked(_TOGETHER)
-            try:
-                drafts = [draft for live in ready if (draft := live.draft(limit_each)) is not None]
-                self._commits.commit(drafts)
-            except BaseException:
-                for live in ready:
-                    live.rewind()
-                raise
-            sessions = self._connections.sessions
-            taken = [(live, _take_locked(live, limit_each)) for live in ready if live.ended is None]
-            return [(sessions[live.client_id], items) for live, items in taken if items]
+        delivered = self.deliver_batches(limit_each, limit=limit, max_bytes=max_bytes)
+        return [(session, single(packets)) for session, packets in delivered]
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Return True as soon as there is something to deliver, False if there is nothing after ``timeout`` seconds.
+    def deliver_batches(
+        self, limit_each: int = 1_000, *, limit: int = 20_000, max_bytes: int | None = None
+    ) -> list[tuple[Session, list[Packet]]]:
+        """Return the same as `deliver`, with messages as columns, for a server that encodes once what many are sent.
 
-        Raises `DatabaseClosedError` if the database is closed, also meanwhile.
+        See `DeliveryBatch`. A message that was left by an earlier call, or is sent again, is a `Publish`.
         """
-        return self.dispatcher.wait(timeout)
+        return self._deliveries.deliver(limit_each, limit, max_bytes)
 
-    async def wait_async(self, timeout: float | None = None) -> bool:
-        """Do the same in an event loop, which goes on meanwhile."""
-        return await self.dispatcher.wait_async(timeout)
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Return True once there is something to deliver, or False if there is nothing after ``timeout``.
+
+        ``timeout`` is a timedelta or seconds; None means that it waits without limit. Raises `DatabaseClosedError` if
+        the database is closed, before or during the wait. It may return True for messages that another thread takes at
+        the same time, or that are for a session that is paused at the same time.
+        """
+        return self._dispatcher.wait(seconds(timeout))
+
+    async def wait_async(self, timeout: timedelta | float | None = None, *, executor: Executor | None = None) -> bool:
+        """Wait like `wait`, without blocking the event loop. Events are examined in a thread of ``executor``."""
+        return await self._dispatcher.wait_async(seconds(timeout), executor)
+
+    def notify(self, call: Callable[[], object]) -> contextlib.AbstractContextManager[object]:
+        """Return a context manager; while it is entered, ``call`` is called when there may be something to deliver.
+
+        It is for a server that delivers by turns anyway, and would look twice with `wait_async`. It is called in any
+        thread, also by the methods that never wait, as an acknowledgement that makes room, and often under a lock: so
+        it must return at once and not raise, and should do no more than note it, as ``loop.call_soon_threadsafe`` does.
+        `wait` with a timeout of 0 then says whether there is something. It is called when the database is closed, too.
+        """
+        self._dispatcher.check_open()
+        return ListeningCall(self._dispatcher.bell, call)
 
     # --- committing ---
 
     def checkpoint(self) -> None:
-        """Commit what was acknowledged in all sessions. `tick` does it every 15 seconds.
+        """Commit the acknowledgements of all sessions. `tick` does it every 15 seconds, unless `pace` says otherwise.
 
-        Raises the first error; what could be committed was.
+        Raises the first error, after committing all that could be committed.
         """
-        with self._lock:
-            self._check_open()
-            failures = self._commits.checkpoint(list(self.dispatcher.dirty))
+        with self._entrance.enter():
+            self._check_may_write()
+            self._dispatcher.hear_locked()
+            failures = self._commits.checkpoint(list(self._dispatcher.dirty))
         if failures:
             raise failures[0]
 
     # --- ending connections ---
 
     def _end_locked(
-        self, session: LiveSession, why: Ended, *, send_will: bool, expiry_interval: float | Keep | None = KEEP
+        self,
+        session: LiveSession,
+        why: Ended,
+        *,
+        send_will: bool,
+        expiry_interval: timedelta | float | Keep | None = KEEP,
     ) -> None:
-        """Commit everything of a session, and the end of its connection."""
-        interval = session.found.record.expiry_interval
-        if not isinstance(expiry_interval, Keep):
-            _check_seconds("expiry_interval", expiry_interval)
-            interval = NEVER if expiry_interval is None else microseconds(expiry_interval)
-        now = self._clock()
-        after = encode_session(session.client_id, disconnected(session.found.record, now, interval, will=send_will))
-        draft = session.last_draft()
-        writes = self.states.change(session.client_id, session.found, after)
-        if draft is not None:
-            writes += draft.writes[1:]  # all but the guard, which the change is
-        if not send_will:
-            writes.append(FrameworkWrite(will_key(session.keys), None))
-        self._commits.write(session, writes)
-        self._connections.over(session, why, told=why not in (Ended.DISCONNECTED, Ended.LOST))
-        self._timers.expect(after)
-        self._timers.run(self.states.shard_of(session.client_id), now)
+        """Commit everything of a session, and the end of its connection, or raise."""
+        errors = self._leaving.end([session], why, send_will=send_will, expiry_interval=expiry_interval)
+        for failure in errors.values():
+            raise failure
+
+    def disconnect(
+        self,
+        sessions: Iterable[Session],
+        *,
+        send_will: bool = False,
+        expiry_interval: timedelta | float | Keep | None = KEEP,
+        partial: bool = False,
+    ) -> list[TopicstoreError | None]:
+        """End connections after their DISCONNECTs, as `Session.disconnect` does, with one commit for each shard.
+
+        partial: the result is by row the error of a connection that could not be ended, or None. Without it, the first
+                 error is raised when all that can be ended have ended.
+
+        In each shard all ends are one engine write; if the process dies in between, those of some shards are committed.
+        A connection that has ended already is an error, `SessionEndedError`, unless it was ended by an earlier row.
+        """
+        lives = lives_of(self._context, list(sessions))
+        with self._entrance.enter():
+            return self._leaving.end_rows(
+                lives, Ended.DISCONNECTED, send_will=send_will, expiry_interval=expiry_interval, partial=partial
+            )
+
+    def lost(self, sessions: Iterable[Session], *, partial: bool = False) -> list[TopicstoreError | None]:
+        """End connections that broke without a DISCONNECT, as `Session.lost` does, with one commit for each shard.
+
+        ``partial``, and the effect of a crash, are as in `disconnect`.
+        """
+        lives = lives_of(self._context, list(sessions))
+        with self._entrance.enter():
+            return self._leaving.end_rows(lives, Ended.LOST, send_will=True, partial=partial)
 
     def kick(self, client_id: str) -> bool:
-        """End the connection of a client's session, as if it were lost; False if it has none.
+        """End the connection of a client's session as if it were lost; return False if it has none.
 
-        One that a crash left open counts. Raises `SessionNotFoundError`.
+        A connection that a crash left open counts. Raises `SessionNotFoundError`.
         """
-        with self._lock:
-            self._check_open()
+        with self._entrance.enter():
+            self._check_may_write()
             session = self._connections.live.get(client_id)
             if session is not None:
                 self._end_locked(session, Ended.KICKED, send_will=True)
                 return True
-            found, now = self._found_locked(client_id), self._clock()
+            found, now = self._lookup.found(client_id), self._clock()
             if not found.record.connected:
                 return False
-            self.states.write_for(client_id, self._timers.lose(found, now))
-            self._timers.run(self.states.shard_of(client_id), now)
+            self._states.write_for(client_id, self._timers.lose(found, now))
+            self._timers.run(self._states.shard_of(client_id), now)
             return True
 
     def expire(self, client_id: str) -> None:
         """End a client's session now, and its connection if it has one. Raises `SessionNotFoundError`."""
-        with self._lock:
-            self._check_open()
-            found = self._found_locked(client_id)
+        with self._entrance.enter():
+            self._check_may_write()
+            found = self._lookup.found(client_id)
             session = self._connections.live.get(client_id)
             if session is not None:
-                self._take_over_locked(session, Ended.EXPIRED)
-            self._timers.remove(found)
+                self._opening.take_over([session], Ended.EXPIRED)
+            if session is None or session.stored:
+                self._timers.remove(found)
 
     def close(self) -> None:
-        """Commit everything and end all connections, as if they were lost. The database's close calls it."""
-        with self._lock:
-            ends = [partial(self._close_locked, session) for session in self._connections.live.values()]
-            release_all((*ends, self.dispatcher.close))
+        """Commit everything and end all connections as if they were lost. `Database.close` calls it."""
+        with self._entrance.enter():
+            release_all((self._note_clock_locked, self._close_locked, self._dispatcher.close))
 
-    def _close_locked(self, session: LiveSession) -> None:
-        try:
-            self._end_locked(session, Ended.CLOSED, send_will=True)
-        except TopicstoreError:  # its mark stays, so the next opening deals with it
-            self._connections.over(session, Ended.CLOSED, told=True)
+    def _close_locked(self) -> None:
+        lives = list(self._connections.live.values())
+        end = functools.partial(self._leaving.end, lives, Ended.CLOSED, send_will=True)
+        over = self._connections.over  # if an end could not be committed, its mark stays: the next opening recovers it
+        release_all((end, *(functools.partial(over, live, Ended.CLOSED, told=True) for live in lives)))
+
+    # --- packets of many sessions ---
+
+    def subscribe(
+        self,
+        rows: Iterable[tuple[Session, str, SubscribeOptions]],
+        *,
+        start: Start = None,
+        partial: bool = False,
+    ) -> list[SubscribeResult | TopicstoreError]:
+        """Make or change subscriptions, of one session or of many, as `Session.subscribe` does; return results by row.
+
+        rows:    a session, a filter and its options.
+        start:   where all of them begin.
+        partial: the result of a row that is refused is its error. Without it, the first error is raised; an invalid
+                 filter or option, or a session that has ended, then lets nothing change.
+
+        In each shard all subscriptions are one engine write; if the process dies in between, those of some shards are
+        committed. A filter that occurs again for a session is changed after those before it, by a commit of its own.
+        """
+        given = list(rows)
+        lives = lives_of(self._context, [session for session, _, _ in given])
+        return subscribe_rows(
+            self._context, lives, [(text, options) for _, text, options in given], start, partial=partial
+        )
+
+    def publish(self, rows: Iterable[tuple[Session, Message, int]], *, partial: bool = False) -> PublishedRows:
+        """Publish messages of many clients, as `Session.publish` does, with one commit for each shard.
+
+        rows:    a session, a message of its client, and the packet id at QoS 2; 0 for a message without one.
+        partial: refuse the rows that can't be published, such as those of sessions that have ended, and publish the
+                 others. Without it, the first of these errors is raised, and nothing was stored; the index of an
+                 `InvalidMessageError` is the row.
+
+        Messages of one client keep their order. In each shard, the messages and packet ids of all sessions are one
+        engine write; if the process dies in between, those of some shards are stored, and those of the others are not,
+        and nothing was acknowledged: a client then sends its messages again, and those of QoS 2 are stored once.
+
+        When it returns, a PUBREC or PUBACK may be sent for every row that was not refused. Raises the errors that
+        concern the whole batch, such as `QuotaExceededError`; then nothing was stored, unless a shard failed in its
+        commit and another did not.
+        """
+        given = list(rows)
+        lives = lives_of(self._context, [session for session, _, _ in given])
+        refused: Refused = {}
+        messages = Incoming.of_objects([message for _, message, _ in given], refused, partial=partial)
+        ids = [packet_id for _, _, packet_id in given]
+        return publish(self._context, lives, messages, ids, refused, partial=partial)
+
+    def publish_batch(
+        self, sessions: Sequence[Session], batch: MessageBatch, packet_ids: Sequence[int], *, partial: bool = False
+    ) -> PublishedRows:
+        """Publish messages of many clients that are given as columns, as `publish` does, without an object for each.
+
+        sessions:   the session of each row, which may occur often.
+        batch:      the messages, each of the client of its row's session. A server that cuts topics and payloads out of
+                    its buffers makes it by the constructor of `MessageBatch`; the messages are checked here.
+        packet_ids: the packet id of each row at QoS 2; 0 for a message without one.
+
+        Otherwise all is as `publish` says. Raises `InvalidArgumentError` if there are not as many sessions and packet
+        ids as messages, and `InvalidMessageError` if the columns of the batch have different lengths.
+        """
+        messages, ids = Incoming.of_batch(batch), list(packet_ids)
+        lives = lives_of(self._context, sessions)
+        if not len(lives) == len(messages) == len(ids):
+            raise InvalidArgumentError(f"{len(messages)} messages, {len(lives)} sessions, {len(ids)} packet ids")
+        return publish(self._context, lives, messages, ids, {}, partial=partial)
+
+    def pubrel(self, rows: Iterable[tuple[Session, int]], *, partial: bool = False) -> Acknowledged:
+        """Free the packet ids of incoming PUBRELs, as `Session.pubrel` does, with one commit for each shard.
+
+        rows:    a session and a packet id.
+        partial: refuse the rows of sessions that have ended or can't be committed, and free the others. Without it, the
+                 first error is raised; a session that had ended before then prevents all.
+
+        When it returns, they are committed, and a PUBCOMP may be sent for every row that was not refused.
+        """
+        given = list(rows)
+        lives = lives_of(self._context, [session for session, _ in given])
+        return free_all(self._context, lives, [packet_id for _, packet_id in given], partial=partial)
+
+    def pubrec(
+        self, rows: Iterable[tuple[Session, int]], *, accepted: bool = True, partial: bool = False
+    ) -> Acknowledged:
+        """Record PUBRECs of messages of QoS 2 from many clients, as `Session.pubrec` does.
+
+        rows:    a session and a packet id.
+        partial: refuse the rows of sessions that have ended, and record the others. Without it, the error is raised,
+                 and nothing was recorded.
+
+        The next `deliver` commits those of all sessions, with one commit for each shard, and returns the `PubRel`s.
+        """
+        given = list(rows)
+        lives = lives_of(self._context, [session for session, _ in given])
+        return receive_all(
+            self._context, lives, [packet_id for _, packet_id in given], accepted=accepted, partial=partial
+        )
 
     # --- looking ---
 
-    def groups(self) -> list[GroupInfo]:
-        """Return the shared subscriptions, sorted by filter, with their members, connected or not."""
-        with self._lock:
+    def counts(self) -> SessionCounts:
+        """Return counts of the connected sessions, for statistics such as ``$SYS`` topics.
+
+        It is computed from what is in memory, and never waits; it takes about a microsecond for each session.
+        """
+        self._dispatcher.check_open()
+        return self._lookup.counts(self._dispatcher.missed)
+
+    def __iter__(self) -> Iterator[SessionInfo]:
+        """Iterate over all sessions, as they are stored or kept in memory, sorted by client id.
+
+        Each is read when it is reached.
+
+        Here and below nobody is held up meanwhile. So a session may change while it is read.
+        """
+        self._check_open()
+        clients = self._lookup.clients()
+        return (info for client_id in clients if (info := self._info_of(client_id)) is not None)
+
+    def clients(self, *, connected: bool | None = None) -> list[str]:
+        """Return the client ids of all sessions, or of those that are connected here or not, sorted."""
+        self._check_open()
+        return self._lookup.clients(connected)
+
+    def __len__(self) -> int:
+        """Return how many sessions there are."""
+        self._check_open()
+        return self._lookup.count()
+
+    def __contains__(self, client_id: str) -> bool:
+        """Say whether a client has a session, connected or not."""
+        self._check_open()
+        return self._lookup.find(client_id) is not None
+
+    def __getitem__(self, client_id: str) -> SessionInfo:
+        """Return a client's session, as it is stored or kept in memory. Raises `SessionNotFoundError`."""
+        self._check_open()
+        return self._lookup.info(self._lookup.found(client_id))
+
+    def lag(self, *client_ids: str) -> dict[str, dict[str, Lag]]:
+        """Return, by client id and filter, how far the deliveries of sessions lag behind the stored messages.
+
+        Without arguments it covers all sessions. For a session that isn't connected here, the committed deliveries
+        count. Messages in flight count as delivered; waiting retained messages and messages that are stored nowhere
+        don't count; expired messages count although they will be skipped. The lag of a shared subscription is that of
+        the whole group, not of one member.
+
+        This reads: up to 10,000 messages of each filter and shard are counted, and further ones estimated.
+        Raises `SessionNotFoundError`, and the errors of reading.
+        """
+        self._check_open()
+        return self._lagging.lag(client_ids)
+
+    def longest_behind(self, client_ids: Iterable[str], limit: int) -> list[str]:
+        """Return the clients of these, at most ``limit``, that are behind, those of the longest `Lag.seconds` first.
+
+        It reads as little as it can: the next message of those that may be among them. Raises the errors of reading.
+        """
+        self._check_open()
+        return self._lagging.longest(list(client_ids), limit)
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        with self._entrance.enter():
             self._check_open()
-            self.dispatcher.listen_locked()
-            return self.shared.list()
+            self._dispatcher.listen_locked()
+            yield
 
-    def list(self) -> list[SessionInfo]:
-        """Return all sessions as they are stored, sorted by client id, without what they have in flight."""
-        with self._lock:
-            self._check_open()
-            found = [self.states.find(client_id) for client_id in sorted(self.states.clients())]
-            return [self._info(one) for one in found if one is not None and not one.record.ending]
-
-    def inspect(self, client_id: str) -> SessionInfo:
-        """Return a session as it is stored. Raises `SessionNotFoundError`."""
-        with self._lock:
-            self._check_open()
-            subscriptions = [record for _, record in self.states.subscriptions(client_id)]
-            return attrs.evolve(
-                self._info(self._found_locked(client_id)),
-                subscriptions=tuple((record.topic_filter, record.eras[-1].options) for record in subscriptions),
-                in_flight=len(self.states.window(client_id)),
-                awaiting_release=len(self.states.incoming(client_id)),
-            )
-
-    def _info(self, found: Found) -> SessionInfo:
-        record = found.record
-        return SessionInfo(
-            client_id=found.client_id,
-            connected=found.record.connected,
-            created=record.created,
-            expiry_interval=None if record.expiry_interval == NEVER else record.expiry_interval / 1e6,
-            expires=None if record.expires == NEVER else record.expires,
-            will_due=None if record.will_due == NEVER else record.will_due,
-        )
-
-    def _found_locked(self, client_id: str) -> Found:
-        found = self.states.find(client_id)
-        if found is None or found.record.ending:
-            raise SessionNotFoundError(f"there is no session of client {client_id!r}")
-        return found
+    def _info_of(self, client_id: str) -> SessionInfo | None:
+        self._check_open()
+        found = self._lookup.find(client_id)
+        return None if found is None else self._lookup.info(found)
 
     # --- time ---
 
     def tick(self) -> float:
-        """Do what is due; return in how many seconds to call again.
+        """Do everything that is due; return after how many seconds to call again.
 
-        Wills are published, sessions end, silent clients are lost, what was acknowledged is committed, what
-        failed is tried again. Never early. What fails is tried again at the next call.
+        Wills are published, sessions end, the connections of silent clients are ended, acknowledgements are committed,
+        and failed work is tried again. None of it happens early. A failure doesn't hold up the rest; it is raised at
+        the end, several failures as an `ExceptionGroup`, and a call a second later tries again.
 
-        None of it minds that the clock is set while the database is open: it is trusted at the opening, and time that
-        really passes is added. What has to outlive a restart, the expiry of sessions and the delays of wills, is
-        stored as such times; so a clock that was set meanwhile counts at the next opening.
+        Setting the wall clock while the database is open has no effect on any of this, neither then nor after a restart
+        that a tick or the closing preceded: time that really passes counts. While no process has the database open, the
+        expiry of sessions and the delays of wills go by the time that has passed according to the wall clock.
         """
-        with self._lock:
-            self._check_open()
+        with self._entrance.enter():
+            self._check_may_write()
+            self._note_clock_locked()
             return self._timers.tick(self._clock())
 
+    def _note_clock_locked(self) -> None:
+        with contextlib.suppress(TopicstoreError):  # the next tick tries again, and the shard itself reports why
+            self._clock.note()
+
     def _check_open(self) -> None:
-        if self.dispatcher.closed:
-            raise DatabaseClosedError("the database is closed")
+        self._dispatcher.check_open()
+        self._storage().check_open()
 
-
-def _take_locked(session: LiveSession, limit: int) -> list[Delivery | Release]:
-    try:
-        return session.take(limit)
-    except TopicstoreError as failure:  # of reading what is to be sent again
-        session.stall(failure)
-        return []
-
-
-def _check_opening(
-    client_id: str, expiry_interval: float | None, receive_maximum: int, keep_alive: float, will: Will | None
-) -> None:
-    if check_utf8(client_id, "client id", InvalidArgumentError) == "":
-        raise InvalidArgumentError("a session's client id has at least one character")
-    check_within("receive_maximum", receive_maximum, 1, MAX_PACKET_ID)
-    _check_seconds("expiry_interval", expiry_interval)
-    _check_seconds("keep_alive", keep_alive)
-    _check_seconds("a will's delay", 0 if will is None else will.delay)
-
-
-def _check_seconds(name: str, value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e10):
-        raise InvalidArgumentError(f"{name} is a number of seconds, not {value!r}")
+    def _check_may_write(self) -> None:
+        self._check_open()
+        self._storage().check_may_write()

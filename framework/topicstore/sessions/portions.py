@@ -1,18 +1,16 @@
-"""`Portion`: messages of one source as one subscription is to get them.
+"""`Portion`: messages of one source, in the form in which one subscription delivers them.
 
-What must be known of messages to decide that (their QoS, when they expire, who published them) is
-looked at once for all sessions that read the same stretch.
+The traits that decide this (their QoS, when they expire, who published them) are determined once for all sessions that
+read the same stretch.
 
-Messages expire by the wall clock, as their positions have it: their time outlives a restart. One that is due while the
-clock is ahead is left out, and one that is too old while it is behind is delivered.
+Messages expire by the wall clock, like the times of their positions, because their expiry has to go on across a
+restart. While the clock is ahead, messages are left out too early, and while it is behind, expired ones are delivered.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from itertools import repeat
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import numpy as np
@@ -24,12 +22,14 @@ from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.pubsub.read_cache import Run, Stretch
 
 from .inflight import Flight
-from .model import Delivery, SubscribeOptions
+from .model import SubscribeOptions
 from .records import PackedPositions, pack_positions
 
-__all__ = ["Portion", "Traits", "expiry_of", "portion_at", "portion_of", "rows_until"]
+__all__ = ["Portion", "Traits", "expiry_of", "portion_at", "portion_of", "rows_in", "rows_until"]
 
 _SECOND = 1_000_000
+_FEW = 64
+"""Number of messages up to which their traits are taken from the objects, which are delivered anyway."""
 _NEVER = (1 << 63) - 1
 
 Rows = npt.NDArray[np.intp]
@@ -37,52 +37,48 @@ Rows = npt.NDArray[np.intp]
 
 @attrs.define
 class Portion:
-    """Messages in order of their positions, to be delivered by one subscription's options. May be empty."""
+    """Messages in order of their positions, to be delivered by the options of one subscription. May be empty.
+
+    Sessions share it, so it isn't changed.
+    """
 
     topic_filter: str
     shard: int
     options: SubscribeOptions
     messages: Sequence[Message]
     qos: int | list[int]
-    """As delivered: that of all, or of each."""
+    """The QoS of delivery, one value for all messages or one for each."""
     positions: Positions | None
-    """None if none of them is to be acknowledged, because they are of QoS 0, or if they are retained messages."""
+    """The positions; None if all messages are of QoS 0, which is not acknowledged, or if they are retained messages."""
     packed: PackedPositions | None = None
-    """The positions, packed."""
+    """The positions as they are stored, if they are packed already."""
     retain: bool | list[bool] = False
-    """The flag as delivered."""
+    """The RETAIN flag of delivery, one value for all messages or one for each."""
     expiry: list[int | None] | None = None
-    """What is left of each message's expiry interval; None: they have none."""
+    """The rest of each message's expiry interval in seconds; None if no message has one."""
 
     def __len__(self) -> int:
         return len(self.messages)
 
     def acknowledged(self) -> int:
-        """Return how many need a packet id."""
+        """Return how many messages need a packet id."""
         if isinstance(self.qos, int):
             return len(self.messages) if self.qos else 0
         return len(self.qos) - self.qos.count(0)
 
-    def deliveries(self, ids: Sequence[int]) -> list[Delivery]:
-        """Return what to send, with these packet ids for those that need one."""
-        options = self.options
-        all_ids = self._ids(ids)
-        qos = repeat(self.qos) if isinstance(self.qos, int) else self.qos
-        if not (options.identifier or self.retain or self.expiry):
-            return list(map(Delivery, all_ids, self.messages, qos))
-        retain = repeat(self.retain) if isinstance(self.retain, bool) else self.retain
-        identifiers = (options.identifier,) if options.identifier else ()
-        expiry = self.expiry or repeat(None)
-        return list(map(Delivery, all_ids, self.messages, qos, repeat(False), retain, repeat(identifiers), expiry))
+    def identifiers(self) -> tuple[int, ...] | list[tuple[int, ...]]:
+        """Return the subscription identifiers to send: a tuple, those of all messages, or a list of tuples."""
+        return (self.options.identifier,) if self.options.identifier else ()
 
-    def _ids(self, ids: Sequence[int]) -> Any:
+    def packet_ids(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return a packet id for each message: these for the messages that need one, and 0 for the others."""
         if isinstance(self.qos, int):
-            return ids if self.qos else repeat(0)
+            return ids if self.qos else [0] * len(self.messages)
         following = iter(ids)
         return [next(following) if qos else 0 for qos in self.qos]
 
     def flight(self, ids: Sequence[int]) -> Flight:
-        """Return those that need a packet id, with these; its number is not given out yet."""
+        """Return the messages that need a packet id as a flight with these ids, which has no number yet."""
         qos, positions, topics, packed = self.qos, self.positions, self.topics(), self.packed
         if not isinstance(qos, int):
             rows = [row for row, needed in enumerate(qos) if needed]
@@ -93,34 +89,46 @@ class Portion:
         return Flight(0, self.topic_filter, self.shard, self.options, ids, qos, places, topics, packed)
 
     def topics(self) -> list[str]:
-        """Return the topics of retained messages, which name them; nothing of others."""
+        """Return the topics of retained messages, which identify them; an empty list for other messages."""
         return [] if self.positions is not None else [message.topic for message in self.messages]
 
 
 class Traits:
-    """What is asked of the messages of a stretch, found out once."""
+    """Traits of a stretch's messages on which their delivery depends, determined once."""
 
-    __slots__ = ("_batch", "_clients", "_packed", "expires", "positions", "qos", "retain")
-
-    _known: ClassVar[weakref.WeakKeyDictionary[Stretch, Traits]] = weakref.WeakKeyDictionary()
+    __slots__ = ("_clients", "_packed", "expires", "portions", "positions", "qos", "retain")
 
     def __init__(self, stretch: Stretch) -> None:
-        batch = stretch.batch
-        self.positions: Positions = batch.positions
-        self.qos: int | list[int] = _folded(batch.qos)
-        self.retain: bool | list[bool] = _folded(batch.retain)
-        self.expires = _expiries(batch.properties, batch.positions)
-        """By row, the time in microseconds from which on it is not delivered; None: there is none of them."""
-        self._batch = batch
+        self.positions: Positions = stretch.positions
+        self.qos: int | list[int]
+        self.retain: bool | list[bool]
+        properties: Any
+        if len(self.positions) == 1:
+            (message,) = stretch.messages
+            self.qos, self.retain, properties = message.qos, message.retain, Constant(message.properties, 1)
+        elif len(self.positions) <= _FEW:
+            messages = stretch.messages
+            self.qos = _value(fold([message.qos for message in messages])) if messages else 0
+            self.retain = _value(fold([message.retain for message in messages])) if messages else False
+            properties = [message.properties for message in messages]
+            if properties.count(None) == len(properties):
+                properties = Constant(None, len(properties))
+        else:
+            self.qos, self.retain = _folded(stretch.batch.qos), _folded(stretch.batch.retain)
+            properties = stretch.batch.properties
+        self.expires = _expiries(properties, self.positions)
+        """By row, the time in microseconds from which on the message is not delivered; None if no message expires."""
         self._clients: npt.NDArray[np.object_] | None = None
+        self.portions: dict[tuple[int, int, str, SubscribeOptions], Portion] = {}
+        """The portions that all sessions get alike, by their rows, filter and options."""
         self._packed: dict[tuple[int, int], PackedPositions] = {}
 
     @classmethod
     def of(cls, stretch: Stretch) -> Traits:
-        """Return those of a stretch."""
-        traits = cls._known.get(stretch)
-        if traits is None:
-            traits = cls._known[stretch] = cls(stretch)
+        """Return the traits of a stretch."""
+        traits = stretch.traits
+        if not isinstance(traits, cls):
+            traits = stretch.traits = cls(stretch)
         return traits
 
     def packed(self, start: int, stop: int) -> PackedPositions:
@@ -130,10 +138,10 @@ class Traits:
             found = self._packed[start, stop] = pack_positions(self.positions[start:stop])
         return found
 
-    def of_others(self, client_id: str) -> npt.NDArray[np.bool_]:
-        """Say of each row whether another client than this published it."""
+    def of_others(self, stretch: Stretch, client_id: str) -> npt.NDArray[np.bool_]:
+        """Return for each row of its stretch whether another client than this one published it."""
         if self._clients is None:
-            self._clients = np.array(to_list(self._batch.client_ids), dtype=object)
+            self._clients = np.array(to_list(stretch.batch.client_ids), dtype=object)
         others: npt.NDArray[np.bool_] = self._clients != client_id
         return others
 
@@ -141,12 +149,15 @@ class Traits:
 def portion_of(
     run: Run, stop: int, topic_filter: str, shard: int, options: SubscribeOptions, client_id: str, now: int
 ) -> Portion:
-    """Return what of the rows of a run before ``stop`` (a row of its stretch) a subscription of this client gets."""
+    """Return the rows of a run before ``stop`` (a row of its stretch) that a subscription of this client gets."""
     start = run.rows.start
     if start >= stop:
         return Portion(topic_filter, shard, options, (), 0, None)
     traits = Traits.of(run.stretch)
-    rows = _wanted(traits, start, stop, options, client_id, now)
+    shared = None if options.no_local or traits.expires is not None else (start, stop, topic_filter, options)
+    if shared is not None and shared in traits.portions:
+        return traits.portions[shared]
+    rows = _wanted(run.stretch, traits, start, stop, options, client_id, now)
     if rows is not None:
         return portion_at(run.stretch, rows, topic_filter, shard, options, now)
     messages = run.messages if stop == run.rows.stop else run.messages[: stop - start]
@@ -156,13 +167,25 @@ def portion_of(
         positions, packed = traits.positions[start:stop], traits.packed(start, stop)
     retain = _rows_of(traits.retain, start, stop) if options.retain_as_published else False
     expiry = None if traits.expires is None else _left(traits.expires[start:stop], now)
-    return Portion(topic_filter, shard, options, messages, qos, positions, packed, retain, expiry)
+    portion = Portion(topic_filter, shard, options, messages, qos, positions, packed, retain, expiry)
+    if shared is not None:
+        traits.portions[shared] = portion
+    return portion
+
+
+def rows_in(run: Run, stop: int, options: SubscribeOptions, client_id: str, now: int) -> Rows:
+    """Return those rows of a run before ``stop`` (a row of its stretch) that a subscription of this client gets."""
+    start = int(run.rows.start)
+    if start >= stop:
+        return np.empty(0, np.intp)
+    rows = _wanted(run.stretch, Traits.of(run.stretch), start, stop, options, client_id, now)
+    return np.arange(start, stop) if rows is None else rows
 
 
 def portion_at(
     stretch: Stretch, rows: Rows, topic_filter: str, shard: int, options: SubscribeOptions, now: int
 ) -> Portion:
-    """Return what a subscription gets of these rows of a stretch: those that have not expired."""
+    """Return those of these rows of a stretch that have not expired, as a subscription gets them."""
     if not len(rows):
         return Portion(topic_filter, shard, options, (), 0, None)
     traits = Traits.of(stretch)
@@ -177,18 +200,20 @@ def portion_at(
 
 
 def expiry_of(message: Message, since: int, now: int) -> int | None:
-    """Return the seconds that are left to a message of this time, rounded up; 0: it expired; None: it never does."""
+    """Return the seconds until a message of this time expires, rounded up; 0 if it has; None if it never does."""
     interval = None if message.properties is None else message.properties.message_expiry_interval
     return None if interval is None else max(0, -((now - since) // _SECOND - interval))
 
 
-def _wanted(traits: Traits, start: int, stop: int, options: SubscribeOptions, client_id: str, now: int) -> Rows | None:
-    """Return the rows from ``start`` to before ``stop`` that are to be delivered; None: all of them."""
+def _wanted(
+    stretch: Stretch, traits: Traits, start: int, stop: int, options: SubscribeOptions, client_id: str, now: int
+) -> Rows | None:
+    """Return the rows from ``start`` to before ``stop`` that are to be delivered; None means all of them."""
     wanted = None
     if traits.expires is not None:
         wanted = traits.expires[start:stop] > now
     if options.no_local:
-        others = traits.of_others(client_id)[start:stop]
+        others = traits.of_others(stretch, client_id)[start:stop]
         wanted = others if wanted is None else wanted & others
     if wanted is None or wanted.all():
         return None
@@ -213,7 +238,7 @@ def _left(expires: npt.NDArray[np.int64], now: int) -> list[int | None]:
 
 
 def _folded(column: Any) -> Any:
-    """Return a column as one value, if it is the same for all rows, else as a list."""
+    """Return a column as one value if it is the same for all rows, otherwise as a list."""
     values = column if isinstance(column, Constant) else fold(to_list(column)) if len(column) else [0]
     return _value(values)
 
@@ -240,9 +265,9 @@ def _at_most(qos: int | list[int], limit: int) -> int | list[int]:
 
 
 def rows_until(run: Run, position: int) -> int:
-    """Return the row of a run's stretch behind its last that lies at or before a position."""
+    """Return the row of a run's stretch that follows the run's last row at or before a position."""
     start, stop = int(run.rows.start), int(run.rows.stop)
     if run.position <= position or start == stop:
         return stop
-    behind = int(np.searchsorted(run.stretch.batch.positions, np.uint64(position), side="right"))
+    behind = int(np.searchsorted(run.stretch.positions, np.uint64(position), side="right"))
     return min(max(behind, start), stop)

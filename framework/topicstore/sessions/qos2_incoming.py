@@ -1,63 +1,107 @@
-"""What a client publishes at QoS 2 is stored exactly once, however often it is sent.
+"""Messages that clients publish at QoS 2 are stored exactly once, however often they are sent.
 
 The packet id of such a message is committed in one engine write with it. Until its PUBREL comes, a message with the
-same id is a repetition. All of it is used under the dispatcher's lock, but for the checks.
+same id is a repetition (MQTT 5, section 4.3.3). Used under the dispatcher's lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 
-from topicstore.contract.errors import InvalidArgumentError, StateConflictError
-from topicstore.contract.model import Message
-from topicstore.pubsub.publishing import PublishResult
+from topicstore.contract.errors import TopicstoreError
+from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite
 
+from .batches import Acknowledged
 from .context import SessionContext
-from .inflight import MAX_PACKET_ID
+from .database_parts import StateWrites
+from .live_rows import Refused
 from .live_session import LiveSession
-from .records import VERSION, put
+from .records import VERSION, put_all
 
-__all__ = ["publish_once", "qos2_ids", "release"]
+__all__ = ["NewIds", "adopt_committed", "new_messages", "pubrel", "writes_of"]
 
-
-def qos2_ids(messages: Sequence[Message], packet_ids: Sequence[int] | None) -> list[int]:
-    """Return, by message, the packet id if it is of QoS 2, else 0. Raises `InvalidArgumentError`."""
-    if packet_ids is None:
-        packet_ids = [0] * len(messages)
-    if len(packet_ids) != len(messages):
-        raise InvalidArgumentError(f"{len(messages)} messages, but {len(packet_ids)} packet ids")
-    ids = [packet_id if message.qos == 2 else 0 for message, packet_id in zip(messages, packet_ids, strict=True)]
-    if any(type(packet_id) is not int or not 0 <= packet_id <= MAX_PACKET_ID for packet_id in ids):
-        raise InvalidArgumentError(f"a packet id is a number from 1 to {MAX_PACKET_ID:,}")
-    return ids
+NewIds = dict[LiveSession, dict[int, None]]
+"""The packet ids that come into use, by session."""
 
 
-def publish_once(
-    context: SessionContext, session: LiveSession, messages: list[Message], ids: list[int]
-) -> PublishResult:
-    """Publish messages but those whose packet id is in use, and commit the ids that are new."""
-    new: dict[int, Message] = {}
-    for message, packet_id in zip(messages, ids, strict=True):
-        if packet_id not in session.incoming:
-            new.setdefault(packet_id or -1 - len(new), message)  # any other key for those that have no id
-    fresh = [packet_id for packet_id in new if packet_id > 0]
-    writes = [session.guard, *(put(session.keys.incoming(packet_id), (VERSION,)) for packet_id in fresh)]
-    shard = context.states.shard_of(session.client_id)
-    try:
-        result = context.publish(new.values(), state={shard: writes})
-    except StateConflictError as conflict:
-        raise context.commits.overtaken(session) from conflict
-    session.incoming.update(dict.fromkeys(fresh))
-    return result
+def new_messages(
+    lives: Sequence[LiveSession], qos: Sequence[int], ids: Sequence[int], rows: Iterable[int]
+) -> tuple[list[int], NewIds]:
+    """Return those of the rows that are no repetitions, and the packet ids that come into use with them."""
+    chosen: list[int] = []
+    new: NewIds = {}
+    for row in rows:
+        packet_id = ids[row]
+        if packet_id and qos[row] == 2:
+            live = lives[row]
+            if packet_id in live.incoming:
+                continue
+            some = new.get(live)
+            if some is None:
+                new[live] = {packet_id: None}
+            elif packet_id in some:
+                continue
+            else:
+                some[packet_id] = None
+        chosen.append(row)
+    return chosen, new
 
 
-def release(context: SessionContext, session: LiveSession, packet_ids: Iterable[int]) -> int:
-    """Free the packet ids of which the PUBREL came, in one commit; return how many were in use."""
-    known = session.incoming.keys() & packet_ids
-    if known:
-        writes = [FrameworkWrite(session.keys.incoming(packet_id), None) for packet_id in known]
-        context.commits.write(session, [session.guard, *writes])
-        for packet_id in known:
-            del session.incoming[packet_id]
-    return len(known)
+def writes_of(context: SessionContext, new: NewIds) -> StateWrites:
+    """Return, by shard, the writes that commit packet ids, on condition that their sessions are current."""
+    shard_of = context.states.shard_of
+    guards: dict[int, list[StateWrite]] = {}
+    keys: dict[int, list[bytes]] = {}
+    for live, ids in new.items():
+        if not live.stored:
+            continue
+        shard = shard_of(live.client_id)
+        guards.setdefault(shard, []).append(live.guard)
+        keys.setdefault(shard, []).extend(map(live.keys.incoming, ids))
+    return {shard: guards[shard] + put_all(keys[shard], (VERSION,)) for shard in guards}
+
+
+def adopt_committed(context: SessionContext, new: NewIds) -> None:
+    """Note which packet ids are committed though a call failed: one shard may have failed when others had committed.
+
+    Of a session that is kept in memory this is not known: none of its new ids is in use after a call that failed.
+    """
+    for live, ids in new.items():
+        if not live.stored:
+            continue
+        keys = list(map(live.keys.incoming, ids))
+        with contextlib.suppress(TopicstoreError):  # a shard that can't be read takes no messages either
+            stored = context.states.states[context.states.shard_of(live.client_id)].get_many(keys)
+            live.incoming.update((packet_id, None) for packet_id, value in zip(ids, stored, strict=True) if value)
+
+
+def pubrel(
+    context: SessionContext, lives: Sequence[LiveSession], ids: Sequence[int], refused: Refused, *, partial: bool
+) -> Acknowledged:
+    """Free the packet ids of received PUBRELs, with one commit for each shard; ``refused`` rows were refused before."""
+    freed: NewIds = {}
+    known: list[bool] = []
+    for row, (live, packet_id) in enumerate(zip(lives, ids, strict=True)):
+        used = row not in refused and packet_id in live.incoming and packet_id not in freed.get(live, ())
+        known.append(used)
+        if used:
+            freed.setdefault(live, {})[packet_id] = None
+    changes = {live: [live.guard, *_removals(live, some)] for live, some in freed.items() if live.stored}
+    errors = context.commits.together(changes)
+    for live, some in freed.items():
+        if live not in errors:
+            for packet_id in some:
+                del live.incoming[packet_id]
+    for failure in errors.values():
+        if not partial:
+            raise failure
+    if errors:
+        known = [used and live not in errors for live, used in zip(lives, known, strict=True)]
+    failed = {row: errors[live] for row, live in enumerate(lives) if live in errors}
+    return Acknowledged(known=known, refused=failed | refused)
+
+
+def _removals(live: LiveSession, ids: Iterable[int]) -> list[StateWrite]:
+    return [FrameworkWrite(key, None) for key in map(live.keys.incoming, ids)]

@@ -1,51 +1,61 @@
-"""What sessions keep in the state of a shard, and how it is written.
+"""The records that sessions keep in the state of a shard, and their stored form.
 
-All of a session lies in the shard of its client id. Every key begins with a byte of one
-(`topicstore.shard.state.FrameworkWrite`), left out here. Numbers in keys are big-endian; ``client`` and ``filter``
-are UTF-8 and hold no NUL. Every value is a checksum (`topicstore.contract.checksums`) and a
-msgpack array that begins with the version 1::
+All records of a session are in the shard of its client id. Every key begins with the byte 1
+(`topicstore.shard.state.FrameworkWrite`), which is left out here. Numbers in keys are big-endian; ``client`` and
+``filter`` are UTF-8 and hold no NUL. Every value is a checksum (`topicstore.contract.checksums`) and a msgpack array
+that begins with the version, which is 1 unless something else is said::
 
     "sr" client               the session itself: `SessionRecord`. Its bytes are the session's guard: every
                               write of the session is conditional on them, and each opening changes them.
-    "sl" client               the session was opened and not closed: [1]. Left behind by a crash.
+    "sl" client               the session was opened and not closed: [1]. A crash leaves it there.
     "ss" client 00 number:4   a subscription: `SubscriptionRecord`
-    "sc" client 00 number:4   its place: [1, [position by shard]]: everything up to there was delivered
-    "sn" client 00 number:4   it is being sent retained messages: [1, topic]: those up to the topic were delivered
+    "sc" client 00 number:4   its place: [1, [position by shard]]: everything up to it was delivered
+    "sn" client 00 number:4   it is being sent retained messages: [1, topic]: those up to this topic were delivered
     "sg" client 00 number:4   its places, of a shared subscription (`topicstore.sessions.shared.records`)
-    "sf" client 00 number:8   a flight, in the order sent: `FlightRecord`: messages whose PUBACK or PUBREC is due
+    "sf" client 00 number:8   a flight, in the order sent: messages whose PUBACK or PUBREC is due: `FlightRecord`, or
+                              in version 2 `MergedFlightRecord`
     "sp" client 00 number:8   packet ids whose PUBCOMP is due, in the order of PUBRECs: [1, 2 bytes each, little-endian]
     "i"  client 00 id:2       an incoming QoS 2 packet id whose PUBREL is due: [1]
-    "t"  time:8 kind:1 client a timer, in microseconds since the epoch: [1]; kind "e" the session ends, "w" its
-                              will is due. It counts if the session's record names the same time.
+    "t"  time:8 kind:1 client a timer, by the session clock: [1]; kind "e" the session ends, "w" its will is due.
+                              It counts if the session's record names the same time.
+    "c"                       in shard 0, the time by both clocks (`topicstore.sessions.session_clock`)
+
+Times are microseconds by the session clock.
 
 A will is a keyed message (`topicstore.storage.keyed_messages`) under ``"w" client``.
 
-Flights and packet ids to release are numbered in one sequence. An id that stands in two of them
-belongs to the later: it was free when that was written, the other just had not been written anew.
+Flights and packet ids to release are numbered in one sequence. An id that is in two of them belongs to the later one:
+it was free when that was written, but the earlier one had not been rewritten yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.contract.checksums import add_checksum
+from topicstore.contract.checksums import add_checksum, add_checksums
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.state import FrameworkWrite
+from topicstore.shard.verification import Decoders
 
 from .model import SubscribeOptions
 
 __all__ = [
+    "CLOCK",
+    "DECODERS",
     "EXPIRY",
     "INCOMING",
+    "LEASES",
     "LIVE",
+    "MERGED",
     "NEVER",
+    "PLACE",
     "SESSION",
     "SUBSCRIPTION",
     "TIMER",
@@ -54,15 +64,19 @@ __all__ = [
     "Era",
     "FlightRecord",
     "Keys",
+    "Matched",
+    "MergedFlightRecord",
     "PackedPositions",
     "SessionRecord",
     "SubscriptionRecord",
     "Timer",
     "client_of",
     "decode",
+    "decoder",
     "pack_ids",
     "pack_positions",
     "put",
+    "put_all",
     "timer_key",
     "timer_of",
     "unpack_ids",
@@ -70,27 +84,31 @@ __all__ = [
 ]
 
 VERSION = 1
+MERGED = 2
+"""The version of a flight of overlapping subscriptions, `MergedFlightRecord`."""
 NEVER = -1
-"""Stands for a time that never comes."""
+"""Stored in place of a time that never comes."""
 
 SESSION = b"\1sr"
 LIVE = b"\1sl"
 SUBSCRIPTION = b"\1ss"
-_PLACE = b"\1sc"
+PLACE = b"\1sc"
 _RETAINED = b"\1sn"
-_LEASES = b"\1sg"
+LEASES = b"\1sg"
 _FLIGHT = b"\1sf"
 _RELEASED = b"\1sp"
 INCOMING = b"\1i"
 TIMER = b"\1t"
+CLOCK = b"\1c"
 
 EXPIRY = b"e"
 WILL = b"w"
 
 T = TypeVar("T")
 
+_ENCODER = msgspec.msgpack.Encoder()
 _CODECS: dict[Any, RecordCodec[Any]] = {}
-"""By the kind of their records."""
+"""The codecs by type of record."""
 
 
 class PackedPositions(NamedTuple):
@@ -98,7 +116,7 @@ class PackedPositions(NamedTuple):
 
     first: int
     steps: bytes
-    """Of each position, how far it lies behind the first: little-endian numbers of `width` bytes."""
+    """The distance of each position from the first, as little-endian numbers of `width` bytes."""
     width: int
 
 
@@ -112,35 +130,35 @@ class Timer(NamedTuple):
 
 
 class SessionRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A session. Times are microseconds since the epoch. Fields are only ever appended."""
+    """A session. Times are by the session clock. Fields are only ever appended."""
 
     version: int
     guard: int
-    """Another one at every opening, higher than before."""
+    """A number that is higher at every opening."""
     created: int
     connected: bool
     expiry_interval: int
-    """Microseconds from the end of the connection; -1: never."""
+    """Microseconds from the end of the connection to the end of the session; -1: it never ends."""
     expires: int = -1
-    """When it ends; -1: never, or not while it is connected."""
+    """When the session ends; -1 while it is connected, or if it never ends."""
     will_delay: int = -1
-    """Microseconds; -1: it has no will."""
+    """Microseconds from the end of the connection to the will; -1: it has no will."""
     will_due: int = -1
-    """When its will is published; -1: not as things are."""
+    """When its will is published; -1: no will is pending."""
     ending: bool = False
-    """It is over; what it kept is being removed."""
+    """Whether it has ended and its records are being removed."""
 
 
 class Era(msgspec.Struct, frozen=True, array_like=True):
-    """Options of a subscription, and how long they held."""
+    """Options of a subscription, and the positions up to which they held."""
 
     options: SubscribeOptions
     until: tuple[int, ...] | None = None
-    """By shard, the last position they are for; None: they hold."""
+    """By shard, the last position to which the options apply; None: they are the current ones."""
 
 
 class SubscriptionRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A subscription: the options that held, in their order, the last of which hold now."""
+    """A subscription: all options that still apply to unread messages, oldest first; the last are the current ones."""
 
     version: int
     topic_filter: str
@@ -154,18 +172,42 @@ class FlightRecord(msgspec.Struct, frozen=True, array_like=True):
     topic_filter: str
     shard: int
     options: SubscribeOptions
-    """Those they were delivered by: all a repetition needs, though the subscription be gone."""
+    """The options of delivery, which are all that resending needs, even if the subscription has ended."""
     ids: int | bytes
-    """The first of consecutive ids, or each."""
+    """The first of consecutive ids, or two bytes for each id."""
     qos: int | bytes
-    """That of all, or a byte each."""
+    """The QoS of all messages, or a byte for each."""
     first: int
     """The first position."""
     steps: bytes
-    """Of each position, how far it lies behind the first: little-endian numbers of `width` bytes."""
+    """The distance of each position from the first, as little-endian numbers of `width` bytes."""
     width: int
     topics: tuple[str, ...] = ()
-    """Of retained messages, which have no positions that name them."""
+    """The topics of retained messages, which are not identified by positions."""
+
+
+class Matched(msgspec.Struct, frozen=True, array_like=True):
+    """The overlapping subscriptions that a message matched: what is needed to send it again."""
+
+    topic_filter: str
+    """The filter of one of them, by which the message is read again."""
+    identifiers: tuple[int, ...]
+    """All their subscription identifiers."""
+    retain_as_published: bool
+    """Whether one of them asked for the RETAIN flag as it was published."""
+
+
+class MergedFlightRecord(FlightRecord, frozen=True, array_like=True):
+    """A flight of several overlapping subscriptions, each message once (`topicstore.sessions.overlapping`).
+
+    It has version 2, so that an older topicstore refuses it, which would not find all its messages. The flights of one
+    subscription stay in version 1; they are read as this, with nothing in the fields below.
+    """
+
+    matched: tuple[Matched, ...] = ()
+    """The sets of subscriptions that messages of the flight matched."""
+    which: bytes = b""
+    """By message, the number of its set in `matched`, as two little-endian bytes."""
 
 
 class Keys:
@@ -179,17 +221,17 @@ class Keys:
 
     @property
     def session(self) -> bytes:
-        """The session itself."""
+        """The key of the session itself."""
         return SESSION + self._client
 
     @property
     def live(self) -> bytes:
-        """The mark of an open session."""
+        """The key of the mark of an open session."""
         return LIVE + self._client
 
     @property
     def will(self) -> bytes:
-        """Under which the will is kept (`topicstore.storage.keyed_messages`)."""
+        """The key under which the will is kept (`topicstore.storage.keyed_messages`)."""
         return b"w" + self._client
 
     def subscription(self, number: int) -> bytes:
@@ -198,15 +240,15 @@ class Keys:
 
     def place(self, number: int) -> bytes:
         """Return the key of a subscription's place."""
-        return b"%b%b\0%b" % (_PLACE, self._client, number.to_bytes(4, "big"))
+        return b"%b%b\0%b" % (PLACE, self._client, number.to_bytes(4, "big"))
 
     def retained(self, number: int) -> bytes:
-        """Return the key of how far a subscription's retained messages were delivered."""
+        """Return the key that records how far a subscription's retained messages were delivered."""
         return b"%b%b\0%b" % (_RETAINED, self._client, number.to_bytes(4, "big"))
 
     def leases(self, number: int) -> bytes:
         """Return the key of a shared subscription's places."""
-        return b"%b%b\0%b" % (_LEASES, self._client, number.to_bytes(4, "big"))
+        return b"%b%b\0%b" % (LEASES, self._client, number.to_bytes(4, "big"))
 
     def flight(self, number: int) -> bytes:
         """Return the key of a flight."""
@@ -225,12 +267,12 @@ class Keys:
         return timer_key(time, kind) + self._client
 
     def prefixes(self) -> dict[str, bytes]:
-        """Return what the keys of everything but the session itself, its mark and its timers begin with."""
+        """Return the prefixes of all the session's keys but those of the session itself, its mark and its timers."""
         names = {
             "subscriptions": SUBSCRIPTION,
-            "places": _PLACE,
+            "places": PLACE,
             "retained": _RETAINED,
-            "leases": _LEASES,
+            "leases": LEASES,
             "flights": _FLIGHT,
             "released": _RELEASED,
             "incoming": INCOMING,
@@ -239,7 +281,7 @@ class Keys:
 
 
 def timer_key(time: int, kind: bytes = b"") -> bytes:
-    """Return what the keys of timers of a time begin with."""
+    """Return the prefix of the keys of a time's timers."""
     return TIMER + time.to_bytes(8, "big") + kind
 
 
@@ -249,40 +291,66 @@ def timer_of(key: bytes) -> Timer:
 
 
 def client_of(key: bytes, prefix: bytes) -> str:
-    """Return the client id in a key that begins with ``prefix``; what follows a NUL is left out."""
+    """Return the client id in a key that begins with ``prefix``, up to a NUL if there is one."""
     return key[len(prefix) :].partition(b"\0")[0].decode()
 
 
 def put(key: bytes, value: Any) -> StateWrite:
-    """Return the write that keeps a value, an array that begins with `VERSION`."""
-    return FrameworkWrite(key, add_checksum(key, msgspec.msgpack.encode(value)))
+    """Return the write that stores a value, an array that begins with `VERSION`."""
+    return FrameworkWrite(key, add_checksum(key, _ENCODER.encode(value)))
+
+
+def put_all(keys: Sequence[bytes], value: Any) -> list[StateWrite]:
+    """Return the writes that store one value, an array that begins with `VERSION`, under each of the keys."""
+    return list(map(FrameworkWrite, keys, add_checksums(keys, msgspec.msgpack.encode(value))))
 
 
 def decode(key: bytes, stored: bytes, kind: type[T]) -> T:
     """Return a stored value. Raises `CorruptionError` or `NewerFormatError`, naming the key."""
     codec = _CODECS.get(kind)
     if codec is None:
-        codec = _CODECS[kind] = RecordCodec(kind, VERSION)
+        codec = _CODECS[kind] = RecordCodec(kind, MERGED if kind is MergedFlightRecord else VERSION)
     found: T = codec.decode(key, stored, f"state {key!r}")
     return found
+
+
+def decoder(kind: type[Any]) -> Callable[[bytes, bytes], object]:
+    """Return a function that decodes a key and its value, a record of this kind."""
+    return lambda key, stored: decode(key, stored, kind)
+
+
+DECODERS: Decoders = {
+    SESSION: decoder(SessionRecord),
+    LIVE: decoder(tuple[int]),
+    SUBSCRIPTION: decoder(SubscriptionRecord),
+    PLACE: decoder(tuple[int, list[int]]),
+    _RETAINED: decoder(tuple[int, str]),
+    _FLIGHT: decoder(MergedFlightRecord),
+    _RELEASED: decoder(tuple[int, bytes]),
+    INCOMING: decoder(tuple[int]),
+    TIMER: decoder(tuple[int]),
+}
+"""Decoders of sessions' state, but for that of `topicstore.sessions.session_clock` and shared subscriptions."""
 
 
 def pack_positions(positions: Positions) -> PackedPositions:
     """Return ascending positions as they are stored."""
     if not len(positions):
         return PackedPositions(0, b"", 1)
+    if len(positions) == 1:
+        return PackedPositions(int(positions[0]), b"\0", 1)
     steps = positions - positions[0]
     width = next(size for size in (1, 2, 4, 8) if int(steps[-1]) >> (8 * size) == 0)
     return PackedPositions(int(positions[0]), steps.astype(f"<u{width}").tobytes(), width)
 
 
 def unpack_positions(first: int, steps: bytes, width: int) -> Positions:
-    """Return what `pack_positions` packed."""
+    """Return the positions that `pack_positions` packed."""
     return np.frombuffer(steps, dtype=f"<u{width}").astype(np.uint64) + np.uint64(first)
 
 
 def pack_ids(ids: Sequence[int]) -> int | bytes:
-    """Return packet ids as the first, if each follows the one before, else as two bytes each."""
+    """Return packet ids as the first one if they are consecutive, otherwise as two bytes for each."""
     if isinstance(ids, range):
         return ids.start
     packed: npt.NDArray[np.uint16] = np.fromiter(ids, "<u2", len(ids))
@@ -290,7 +358,7 @@ def pack_ids(ids: Sequence[int]) -> int | bytes:
 
 
 def unpack_ids(ids: int | bytes, count: int) -> Sequence[int]:
-    """Return what `pack_ids` packed."""
+    """Return the packet ids that `pack_ids` packed."""
     if isinstance(ids, int):
         return range(ids, ids + count)
     unpacked: list[int] = np.frombuffer(ids, "<u2").tolist()

@@ -1,15 +1,14 @@
-"""Messages of earlier connections, read once more to be sent again after a resumption."""
+"""Messages of earlier connections are read again after a resumption, to be sent again (MQTT 5, section 4.4)."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from topicstore.contract.model import Message
 from topicstore.contract.positions import time_of
 from topicstore.pubsub.hub import Hub
 
+from .database_parts import RetainedMessages
 from .inflight import Flight
-from .model import Delivery
+from .model import Publish
 from .portions import expiry_of
 from .shared.filters import read_filter
 
@@ -17,31 +16,46 @@ __all__ = ["delivery_again", "read_again"]
 
 
 def read_again(
-    flight: Flight, rows: list[int], hub: Hub, retained: Callable[[str], list[Message]], now: int
+    flight: Flight, rows: list[int], hub: Hub, retained: RetainedMessages, now: int
 ) -> dict[int, Message | None]:
-    """Return the messages of these rows of a flight, None for those that have vanished or expired."""
+    """Return the messages of these rows of a flight; None for those that were removed or have expired."""
     if flight.topics:
-        current = [retained(flight.topics[row]) for row in rows]
-        return {row: next(iter(messages), None) for row, messages in zip(rows, current, strict=True)}
-    positions = [int(flight.positions[row]) for row in rows]
-    found = hub.feed(read_filter(flight.topic_filter)).fetch(flight.shard, positions)
-    return {
-        row: message if message is None or expiry_of(message, time_of(position), now) != 0 else None
-        for row, position in zip(rows, positions, strict=True)
-        for message in (found.get(position),)
-    }
+        return dict(zip(rows, retained.of([flight.topics[row] for row in rows]), strict=True))
+    found: dict[int, Message | None] = {}
+    for topic_filter, some in _by_filter(flight, rows).items():
+        positions = [int(flight.positions[row]) for row in some]
+        fetched = hub.feed(read_filter(topic_filter)).fetch(flight.shard, positions)
+        for row, position in zip(some, positions, strict=True):
+            message = fetched.get(position)
+            expired = message is not None and expiry_of(message, time_of(position), now) == 0
+            found[row] = None if expired else message
+    return found
 
 
-def delivery_again(flight: Flight, packet_id: int, row: int, message: Message, now: int) -> Delivery:
-    """Return what to send again of a row of a flight, under the packet id that it has."""
-    options, retained = flight.options, bool(flight.topics)
+def _by_filter(flight: Flight, rows: list[int]) -> dict[str, list[int]]:
+    """Return the rows by the filter to read them by."""
+    if not flight.matched:
+        return {flight.topic_filter: rows}
+    by_filter: dict[str, list[int]] = {}
+    for row in rows:
+        by_filter.setdefault(flight.matched[flight.which[row]].topic_filter, []).append(row)
+    return by_filter
+
+
+def delivery_again(flight: Flight, packet_id: int, row: int, message: Message, now: int) -> Publish:
+    """Return the packet by which a row of a flight is sent again, under its packet id."""
+    options, retained, matched = flight.options, bool(flight.topics), flight.matched_of(row)
+    as_published = options.retain_as_published
+    identifiers: tuple[int, ...] = (options.identifier,) if options.identifier else ()
+    if matched is not None:
+        as_published, identifiers = matched.retain_as_published, matched.identifiers
     since = now if retained else time_of(int(flight.positions[row]))
-    return Delivery(
+    return Publish(
         packet_id,
         message,
         flight.qos_of(row),
         dup=True,
-        retain=retained or (options.retain_as_published and message.retain),
-        subscription_identifiers=(options.identifier,) if options.identifier else (),
+        retain=retained or (as_published and message.retain),
+        subscription_identifiers=identifiers,
         expiry=expiry_of(message, since, now),
     )

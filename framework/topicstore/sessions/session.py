@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import partial
 
+from topicstore.contract.arguments import KEEP, Keep
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
-from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.publishing import PublishResult
+from topicstore.storage.lag import Lag
 
 from .context import SessionContext
+from .credit import check_max_bytes
+from .delivery_batch import single
+from .incoming import Incoming
+from .live_rows import Refused
 from .live_session import LiveSession
-from .model import KEEP, Delivery, Ended, Keep, Release, SessionStatus, Start, SubscribeOptions
-from .qos2_incoming import publish_once, qos2_ids, release
-from .subscribing import status_of, subscribe, unsubscribe
+from .model import Ended, Publish, PubRel, SessionStatus, SubscribeOptions, SubscribeResult
+from .publishing import publish
+from .qos2_incoming import pubrel
+from .starts import Start
+from .subscribing import status_of, subscribe_rows, unsubscribe
 
-__all__ = ["Session"]
+__all__ = ["Session", "lives_of"]
 
 
 class Session:
-    """A connected client's session. Made by `Sessions.open`; all methods may be called from any thread.
+    """A connected client's session, made by `Sessions.open`. All methods may be called from any thread.
 
-    When its client connects anew, or it is kicked, or the database is closed, every method raises
-    `SessionEndedError` (`SessionTakenOverError`), and ``on_end`` was called.
+    What a server calls in its event loop never waits, neither for a lock nor for the engine: `alive`, `puback`,
+    `pubrec`, `pubcomp`, `pause`, `resume`, `status` and the attributes. The other methods read or commit, and may wait.
 
-    Acknowledgements of unknown packet ids are harmless: False is returned. After a resumption a
-    client may well send some.
+    After its client has connected again, or the session was kicked, or the database was closed, every method raises
+    `SessionEndedError` (in the first case its subclass `SessionTakenOverError`), and ``on_end`` has been called.
+    Acknowledgements of unknown packet ids are ignored, and not counted: a client may send some after a resumption.
     """
 
     __slots__ = (
         "__weakref__",
         "_context",
         "_live",
-        "_lock",
         "_window",
         "client_id",
         "on_end",
@@ -49,32 +58,30 @@ class Session:
     ) -> None:
         self.client_id = live.client_id
         self.present = present
-        """The session was there before: `CONNACK`'s flag."""
+        """Whether the session existed before: the Session Present flag of CONNACK (MQTT 5, section 3.2.2.1.1)."""
         self.on_end = on_end
         self._context = context
-        self._lock = context.dispatcher.lock
-        """Guards what follows."""
         self._live = live
         self._window = live.window
 
     @property
     def receive_maximum(self) -> int:
-        """Messages of QoS 1 and 2 that may be sent and not acknowledged."""
+        """How many messages of QoS 1 and 2 may be sent but not acknowledged."""
         return self._live.receive_maximum
 
     @property
     def keep_alive(self) -> float:
-        """Seconds; a client that is silent for one and a half times that is lost; 0: it may be."""
+        """Keep-alive in seconds: a client that is silent for one and a half times as long is lost; 0: no limit."""
         return self._live.keep_alive
 
     @property
     def ended(self) -> Ended | None:
-        """Why the object is of no more use; None: it is."""
+        """Why the object can't be used any more; None while it can."""
         return self._live.ended
 
     @property
     def failure(self) -> TopicstoreError | None:
-        """Why something can't be read or committed at the moment; it is tried again."""
+        """Why something can't be read or committed at the moment, which will be tried again; None if nothing failed."""
         return self._live.failure
 
     # --- subscriptions ---
@@ -89,208 +96,240 @@ class Session:
         retain_handling: int = 0,
         subscription_identifier: int = 0,
         start: Start = None,
-    ) -> bool:
-        """Subscribe, or change the options of a subscription; return whether there was one. Committed when it returns.
+    ) -> SubscribeResult:
+        """Subscribe, or change the options of a subscription; say which it was. It is committed on return.
 
-        start: where to begin: by default from now on, or, if there was a subscription of this filter,
-               where it is; what was stored before then comes by the options of that time. With a time, a
-               place or ``"beginning"`` it (re)plays what is stored, whether or not the session
-               existed then (`topicstore.sessions.Start`).
+        start: where to begin. By default that is now or, if there is a subscription with this filter, its place;
+               messages stored before the change are delivered by the earlier options. A time, a place or
+               ``"beginning"`` replays stored messages from there, whether or not the session existed then
+               (`topicstore.sessions.Start`).
 
-        At QoS 1 and 2 everything that matches is stored from now on, and delivered however long the
-        client is away. At QoS 0 only what comes while it is connected is delivered. A message that
-        matches several subscriptions is delivered for each, with its identifier.
+        At QoS 1 and 2 all matching messages are stored from now on, and delivered however long the client is away. At
+        QoS 0 only messages that come while it is connected are delivered. A message that matches several subscriptions
+        is delivered once for each, with its subscription identifier, or once for all of them: see ``overlapping`` of
+        `Sessions.open` (MQTT 5, section 3.3.4).
 
-        With ``$share/<name>/<filter>`` it shares a subscription (`topicstore.sessions.shared`): each message goes
-        to one of those that do, also at QoS 0 from what is stored. ``start`` counts for the first of them;
-        options hold from now on; there are no retained messages, and no ``no_local`` [MQTT-3.8.3-4].
+        Retained messages come before the other messages of the subscription (`topicstore.sessions.retained_source`).
+        They are read in pages as they are delivered, each as it is then.
+
+        A filter ``$share/<name>/<filter>`` makes a shared subscription (`topicstore.sessions.shared`, MQTT 5, section
+        4.8.2): each message is delivered to one of the sessions that share it, also at QoS 0 from the stored messages.
+        ``start`` applies to the first of them; options hold from now on; there are no retained messages, and
+        ``no_local`` is refused [MQTT-3.8.3-4].
 
         Raises `InvalidFilterError`, `InvalidArgumentError`.
         """
-        parsed = TopicFilter(topic_filter)
         options = SubscribeOptions(qos, no_local, retain_as_published, retain_handling, subscription_identifier)
-        options.checked()
-        with self._lock:
-            self._heard_locked()
-            return subscribe(self._context, self._live, parsed, options, start)
+        (result,) = subscribe_rows(self._context, [self._live], [(topic_filter, options)], start, partial=False)
+        if isinstance(result, TopicstoreError):
+            raise result
+        return result
 
     def unsubscribe(self, topic_filter: str) -> bool:
-        """End a subscription; return whether there was one. What is in flight is brought to its end."""
-        with self._lock:
-            self._heard_locked()
+        """End a subscription; return whether there was one. The exchanges of messages in flight are completed."""
+        with self._context.entrance.enter():
+            self._heard()
             return unsubscribe(self._context, self._live, topic_filter)
 
     # --- delivering ---
 
-    def deliver(self, limit: int = 1_000) -> list[Delivery | Release]:
-        """Return what to send now: at most about ``limit`` messages; nothing if there is nothing, or no room.
+    def deliver(self, limit: int = 1_000, *, max_bytes: int | None = None) -> list[Publish | PubRel]:
+        """Return what to send now: at most about ``limit`` messages, none if none wait or the window is full.
 
-        Their packet ids, and the PUBRECs of the `Release`s, are committed before it returns. After a
-        resumption first comes what was sent and not acknowledged: the PUBRELs in the order of their
-        PUBRECs, then the messages in the order they were sent, with ``dup``. Those that were deleted or
-        dropped, or expired, meanwhile are left out: at QoS 1 their packet ids are free; at QoS 2, where the
-        client may hold the id, its exchange goes on with a `Release`.
+        A call reads a bounded number of times. So it may also return none, though some wait, in a session with hundreds
+        of subscriptions that all may have something; then `Sessions.wait` returns True at once.
 
-        Raises what reading and committing raise; then nothing was handed out, and the call may be repeated.
+        max_bytes: how many bytes their payloads have at most, though it is at least one message; None: any number; see
+                   `Sessions.deliver`.
+
+        Their packet ids, and the PUBRECs of the `PubRel`s, are committed before it returns. After a resumption the
+        unacknowledged packets come first (MQTT 5, sections 4.4 and 4.6): the PUBRELs in the order of their PUBRECs,
+        then the messages in the order they were sent, with ``dup``. Messages that were deleted or dropped, or have
+        expired, in the meantime are left out: at QoS 1 their packet ids are free; at QoS 2, where the client may still
+        hold the id, the exchange goes on with a `PubRel`.
+
+        Raises the errors of reading and committing; then nothing was handed out, and the call may be repeated.
         """
+        check_max_bytes(max_bytes)
         live = self._live
-        with self._lock:
+        with self._context.entrance.enter():
             live.check()
             self._context.dispatcher.listen_locked()
             live.go_on()
-            try:
-                draft = live.draft(limit)
-                if draft is not None:
-                    self._context.commits.commit_one(draft)
-                return live.take(limit)
-            except BaseException:
-                live.rewind()
-                raise
+            while True:
+                try:
+                    draft = live.draft(limit, max_bytes)
+                    if draft is not None:
+                        self._context.commits.commit_one(draft)
+                    unsent = live.unsent()
+                    packets = single(live.take(limit, max_bytes))
+                except BaseException:
+                    live.rewind()
+                    raise
+                if packets or live.unsent() == unsent:
+                    return packets  # otherwise all that it was to send again has vanished, and newer messages may wait
+
+    def pause(self) -> None:
+        """Hand out nothing more, at no QoS, until `resume`: the client's socket is full. Never waits.
+
+        What a `deliver` that is under way has taken still comes. Stored messages stay where they are; of those that are
+        stored nowhere, the last 10,000 of each subscription wait, and older ones count as `SessionStatus.missed`. In
+        shared subscriptions it counts as slow, so that others get its share. May be called twice.
+        """
+        self._check()
+        self._live.pause()
+
+    def resume(self) -> None:
+        """End `pause`. Never waits. May be called although it isn't paused."""
+        self._check()
+        self._live.resume()
 
     # --- acknowledgements ---
 
-    def puback(self, packet_id: int) -> bool:
-        """A message of QoS 1 was received; return whether its PUBACK was due.
+    def puback(self, *packet_ids: int) -> int:
+        """Record the PUBACKs of messages of QoS 1; return how many of them were due.
 
-        Committed at the next checkpoint, or with the next delivery that follows the flight's last.
+        They are committed at the next checkpoint, or with the first delivery after the last PUBACK of their flight.
+        Never waits.
         """
-        with self._lock:
-            self._heard_locked()
-            return self._window.puback(packet_id) and self._live.acknowledged()
+        return self._acknowledge(self._window.puback_many, packet_ids)
 
-    def puback_many(self, packet_ids: Iterable[int]) -> int:
-        """Do the same for several at once; return of how many the PUBACK was due."""
-        with self._lock:
-            self._heard_locked()
-            count = self._window.puback_many(packet_ids)
-            if count:
-                self._live.acknowledged()
-            return count
+    def pubrec(self, *packet_ids: int, accepted: bool = True) -> int:
+        """Record the PUBRECs of messages of QoS 2; return how many of the packet ids are in an exchange of QoS 2.
 
-    def pubrec(self, packet_id: int, *, accepted: bool = True) -> bool:
-        """A message of QoS 2 was received; return whether the packet id is in an exchange of QoS 2.
-
-        The next `deliver` commits it and returns its `Release`. With ``accepted`` False (a reason code of
-        0x80 or above) the exchange is over.
+        The next `deliver` commits them and returns a `PubRel` for each. With ``accepted`` False (a reason code of 0x80
+        or above) the exchanges end (MQTT 5, section 4.3.3). Never waits.
         """
-        with self._lock:
-            self._heard_locked()
-            return self._window.pubrec(packet_id, accepted=accepted) and self._live.acknowledged()
+        return self._acknowledge(partial(self._window.pubrec_many, accepted=accepted), packet_ids)
 
-    def pubrec_many(self, packet_ids: Iterable[int]) -> int:
-        """Do the same for several at once that were accepted; return how many are in an exchange of QoS 2."""
-        with self._lock:
-            self._heard_locked()
-            count = sum(map(self._window.pubrec, packet_ids))
-            if count:
-                self._live.acknowledged()
-            return count
+    def pubcomp(self, *packet_ids: int) -> int:
+        """Record the PUBCOMPs of messages of QoS 2; return how many of them were due. Committed as in `puback`.
 
-    def pubcomp(self, packet_id: int) -> bool:
-        """An exchange of QoS 2 is over; return whether its PUBCOMP was due. Committed as `puback` is."""
-        with self._lock:
-            self._heard_locked()
-            return self._window.pubcomp(packet_id) and self._live.acknowledged()
+        Never waits.
+        """
+        return self._acknowledge(self._window.pubcomp_many, packet_ids)
 
-    def pubcomp_many(self, packet_ids: Iterable[int]) -> int:
-        """Do the same for several at once; return of how many the PUBCOMP was due."""
-        with self._lock:
-            self._heard_locked()
-            count = sum(map(self._window.pubcomp, packet_ids))
-            if count:
-                self._live.acknowledged()
-            return count
+    def _acknowledge(self, acknowledge: Callable[[Sequence[int]], int], packet_ids: tuple[int, ...]) -> int:
+        for packet_id in packet_ids:
+            if type(packet_id) is not int:
+                raise _no_id(packet_id)
+        self._heard()
+        count = acknowledge(packet_ids)
+        if count:
+            self._live.acknowledged()
+        return count
 
     # --- what the client publishes ---
 
     def publish(self, messages: Iterable[Message], packet_ids: Sequence[int] | None = None) -> PublishResult:
-        """Publish messages of this client, by `Database.publish`; return what became of the new ones.
+        """Publish messages of this client through `Database.publish`; return the result for the new ones.
 
-        packet_ids: by message; of those of QoS 2 the id is committed in one engine write with the message,
-                    and until its `release` a message with the same id is a repetition, and left out.
+        packet_ids: the packet id of each message. At QoS 2 it is committed in one engine write with the message, and
+                    until its `pubrel` a message with the same id is a repetition, and left out (MQTT 5, section 4.3.3).
 
-        A PUBREC, or PUBACK, may be sent for all of them when it returns, whether or not they were new.
-        Raises what `Database.publish` raises; then nothing was stored.
+        When it returns, a PUBREC or PUBACK may be sent for all messages, whether or not they were new. Raises the
+        errors of `Database.publish`; then nothing was stored. The index of an `InvalidMessageError` counts all
+        messages of the call, with repetitions.
         """
         batch = list(messages)
-        if any(message.client_id != self.client_id for message in batch):
-            raise InvalidArgumentError(f"a session publishes messages of its own client, {self.client_id!r}")
-        ids = qos2_ids(batch, packet_ids)
-        with self._lock:
-            self._heard_locked()
-            if any(ids):
-                return publish_once(self._context, self._live, batch, ids)
-        return self._context.publish(batch)
+        ids = [0] * len(batch) if packet_ids is None else list(packet_ids)
+        if len(ids) != len(batch):
+            raise InvalidArgumentError(f"{len(batch)} messages, but {len(ids)} packet ids")
+        refused: Refused = {}
+        given = Incoming.of_objects(batch, refused, partial=False)
+        return publish(self._context, [self._live] * len(batch), given, ids, refused, partial=False).result
 
-    def release(self, packet_id: int) -> bool:
-        """An incoming PUBREL: free its packet id; return whether it was in use. Committed when it returns.
+    def pubrel(self, *packet_ids: int) -> int:
+        """Free the packet ids of incoming PUBRELs; return how many were in use. They are committed on return.
 
-        Either way a PUBCOMP may be sent.
+        A PUBCOMP may then be sent for all of them, whether or not they were in use. `Sessions.pubrel` says which were.
         """
-        return self.release_many([packet_id]) == 1
-
-    def release_many(self, packet_ids: Iterable[int]) -> int:
-        """Do the same for several at once, in one commit; return how many were in use."""
-        with self._lock:
-            self._heard_locked()
-            return release(self._context, self._live, packet_ids)
+        for packet_id in packet_ids:
+            if type(packet_id) is not int:
+                raise _no_id(packet_id)
+        with self._context.entrance.enter():
+            self._heard()
+            freed = pubrel(self._context, [self._live] * len(packet_ids), packet_ids, {}, partial=False)
+            return sum(freed.known)
 
     # --- its end ---
 
     def alive(self) -> None:
-        """The client was heard of: a PINGREQ, or anything that reaches no other method."""
-        with self._lock:
-            self._heard_locked()
+        """Note that the client sent a PINGREQ or another packet that is passed to no other method. Never waits."""
+        self._heard()
 
     def checkpoint(self) -> None:
-        """Commit what was acknowledged."""
-        with self._lock:
+        """Commit the acknowledgements received so far."""
+        with self._context.entrance.enter():
             self._live.check()
             for failure in self._context.commits.checkpoint([self._live]):
                 raise failure
 
-    def disconnect(self, *, send_will: bool = False, expiry_interval: float | Keep | None = KEEP) -> None:
-        """The client disconnected: commit everything; the will is dropped, or published if ``send_will``.
+    def disconnect(self, *, send_will: bool = False, expiry_interval: timedelta | float | Keep | None = KEEP) -> None:
+        """End the connection after a DISCONNECT: commit everything, and drop the will or publish it if ``send_will``.
 
-        expiry_interval: seconds, or None for never, in place of what it was opened with.
+        expiry_interval: a timedelta or seconds, or None for never, in place of the value that the session was
+                         opened with.
         """
-        with self._lock:
+        with self._context.entrance.enter():
             self._live.check()
             self._context.end(self._live, Ended.DISCONNECTED, send_will=send_will, expiry_interval=expiry_interval)
 
     def lost(self) -> None:
-        """The connection is gone without a DISCONNECT: the will is published after its delay."""
-        with self._lock:
+        """End the connection without a DISCONNECT: the will is published after its delay."""
+        with self._context.entrance.enter():
             self._live.check()
             self._context.end(self._live, Ended.LOST, send_will=True)
 
     # --- looking ---
 
     def status(self) -> SessionStatus:
-        """Return what it has in flight, what it waits for, and how far each subscription has come."""
-        live = self._live
-        with self._lock:
-            self._context.dispatcher.listen_locked()
-            marks = self._context.dispatcher.hub.watermarks()
-            sources = list(live.sources.values())
-            return SessionStatus(
-                client_id=self.client_id,
-                in_flight=len(live.window),
-                receive_maximum=live.receive_maximum,
-                to_resend=live.window.unsent(),
-                waits_for=live.waits_for(),
-                stuck_since=live.stuck_since,
-                missed=sum(source.missed for source in sources),
-                subscriptions=tuple(status_of(source, marks) for source in sources),
-            )
+        """Return what the session has in flight and waits for. Never waits; `lag` says how many messages are unread."""
+        dispatcher, live = self._context.dispatcher, self._live
+        dispatcher.check_process()
+        sources, since = list(live.sources.values()), live.stuck_since
+        return SessionStatus(
+            client_id=self.client_id,
+            in_flight=len(live.window),
+            receive_maximum=live.receive_maximum,
+            to_resend=live.window.unsent(),
+            waits_for=live.waits_for(),
+            stuck_since=None if since is None else dispatcher.steady.wall(since),
+            missed=sum(source.missed for source in sources),
+            refused=live.refused,
+            subscriptions=tuple(map(status_of, sources)),
+        )
 
-    def _heard_locked(self) -> None:
-        """The client was heard of; raise if the object is of no more use."""
-        live = self._live
+    def lag(self) -> dict[str, Lag]:
+        """Return, by filter, how far the deliveries lag behind the stored messages; see `Sessions.lag`."""
+        with self._context.entrance.enter():
+            self._live.check()
+        return self._context.lag(self.client_id)[self.client_id]
+
+    def _heard(self) -> None:
+        """Note that the client was heard of; raise if the object can't be used any more."""
+        live, dispatcher = self._live, self._context.dispatcher
         if live.keep_alive:
-            live.seen = self._context.dispatcher.steady()
-        if live.ended is not None:
-            live.check()
+            live.seen = dispatcher.steady()
+        if live.ended is not None or dispatcher.closed:
+            self._check()
+
+    def _check(self) -> None:
+        """Raise if the object can't be used any more."""
+        self._live.check()
+        self._context.dispatcher.check_open()
 
     def __repr__(self) -> str:
         return f"<Session {self.client_id!r}{'' if self.ended is None else ' ended'}>"
+
+
+def lives_of(context: SessionContext, sessions: Sequence[Session]) -> list[LiveSession]:
+    """Return the internals of sessions. Raises `InvalidArgumentError` if one is not of this database."""
+    for session in set(sessions):
+        if not isinstance(session, Session) or session._context is not context:  # noqa: SLF001 - it is of this module
+            raise InvalidArgumentError(f"{session!r} is not a session of this database")
+    return [session._live for session in sessions]  # noqa: SLF001
+
+
+def _no_id(packet_id: object) -> InvalidArgumentError:
+    return InvalidArgumentError(f"packet ids are numbers, as in puback(1, 2) or puback(*ids), not {packet_id!r}")

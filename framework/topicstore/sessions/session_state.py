@@ -1,8 +1,8 @@
 """`SessionState`: sessions as they are stored, and the writes that change them.
 
-Whatever happens to a session as a whole (it is opened, its connection ends, it ends) is one new
-`SessionRecord`, written on condition that the old one is still there. The timers it names and the mark
-of an open session change with it, in the same engine write.
+Every change of a session as a whole (it is opened, its connection ends, it ends) is one new `SessionRecord`, written on
+condition that the old one is still there. The timers that it names and the mark of an open session change in the same
+engine write.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from topicstore.shard.state import FrameworkWrite, ShardState
 from topicstore.storage.keyed_messages import state_key
 
 from .inflight import InflightWindow
+from .model import SessionInfo
 from .records import (
     EXPIRY,
     LIVE,
@@ -42,12 +43,12 @@ from .records import (
 __all__ = ["Found", "SessionState", "encode_session", "will_key"]
 
 _CHUNK = 1_000
-"""Keys removed in one write."""
+"""Number of keys removed in one write."""
 
 
 @attrs.frozen
 class Found:
-    """A session as it was found: what it is, and the bytes that later writes are conditional on."""
+    """A session as it was found: its record, and the stored bytes on which later writes are conditional."""
 
     client_id: str
     stored: bytes
@@ -55,39 +56,79 @@ class Found:
 
     @property
     def guard(self) -> StateWrite:
-        """A write that changes nothing, and fails if the session changed since."""
+        """Return a write that changes nothing, and fails if the session has changed since it was found."""
         key = Keys(self.client_id).session
         return FrameworkWrite(key, self.stored, expect=self.stored)
 
 
+def _found(client_id: str, stored: bytes) -> Found:
+    return Found(client_id, stored, decode(Keys(client_id).session, stored, SessionRecord))
+
+
 def encode_session(client_id: str, record: SessionRecord) -> Found:
-    """Return a session as it is to be stored."""
+    """Return a session with the bytes by which it is to be stored."""
     return Found(client_id, add_checksum(Keys(client_id).session, msgspec.msgpack.encode(record)), record)
 
 
 class SessionState:
-    """The sessions that one open database keeps. Methods raise what reading and writing state raises."""
+    """The stored sessions of one open database. Methods raise the errors of reading and writing state."""
 
     def __init__(self, states: Sequence[ShardState], shard_of: Callable[[str], int]) -> None:
         self.states = states
-        """By shard."""
+        """The states of all shards, by shard number."""
         self.shard_of = shard_of
 
     # --- reading ---
 
     def find(self, client_id: str) -> Found | None:
         """Return the session of a client, or None."""
-        key = Keys(client_id).session
-        stored = self.states[self.shard_of(client_id)].get(key)
-        if stored is None:
-            return None
-        return Found(client_id, stored, decode(key, stored, SessionRecord))
+        return self.find_all([client_id])[0]
+
+    def find_all(self, client_ids: Sequence[str]) -> list[Found | None]:
+        """Return the session of each client, or None."""
+        return [
+            None if stored is None else _found(client_id, stored)
+            for client_id, stored in zip(client_ids, self._stored(client_ids), strict=True)
+        ]
+
+    def _stored(self, client_ids: Sequence[str]) -> list[bytes | None]:
+        """Return the stored record of each client's session, with one read for each shard."""
+        keys: dict[int, dict[str, bytes]] = {}
+        for client_id in client_ids:
+            keys.setdefault(self.shard_of(client_id), {})[client_id] = Keys(client_id).session
+        stored: dict[str, bytes | None] = {}
+        for shard, some in keys.items():
+            stored.update(zip(some, self.states[shard].get_many(list(some.values())), strict=True))
+        return [stored[client_id] for client_id in client_ids]
+
+    def info(self, found: Found, wall: Callable[[int], int]) -> SessionInfo:
+        """Return what is told of a session. ``wall`` turns a time of the sessions' clock into one of the wall clock."""
+        record, client_id = found.record, found.client_id
+        subscriptions = [subscription for _, subscription in self.subscriptions(client_id)]
+        return SessionInfo(
+            client_id=client_id,
+            connected=record.connected,
+            created=wall(record.created),
+            expiry_interval=None if record.expiry_interval == NEVER else record.expiry_interval / 1e6,
+            expires=None if record.expires == NEVER else wall(record.expires),
+            will_due=None if record.will_due == NEVER else wall(record.will_due),
+            subscriptions=tuple((one.topic_filter, one.eras[-1].options) for one in subscriptions),
+            in_flight=len(self.window(client_id)),
+            awaiting_pubrel=len(self.incoming(client_id)),
+        )
 
     def clients(self) -> Iterator[str]:
-        """Yield the client ids of all sessions, by shard."""
+        """Yield the client ids of all sessions, one shard after the other."""
         for state in self.states:
             for key, _ in state.scan(SESSION):
                 yield client_of(key, SESSION)
+
+    def lasting(self) -> Iterator[str]:
+        """Yield the client ids of the sessions that aren't being removed, in one scan of each shard."""
+        for state in self.states:
+            for key, value in state.scan(SESSION):
+                if not decode(key, value, SessionRecord).ending:
+                    yield client_of(key, SESSION)
 
     def left_open(self, shard: int) -> Iterator[str]:
         """Yield the client ids of the sessions of a shard that were opened and not closed."""
@@ -111,22 +152,22 @@ class SessionState:
         return {int.from_bytes(key[-4:], "big"): decode(key, value, tuple[int, list[int]])[1] for key, value in found}
 
     def retained(self, client_id: str) -> dict[int, str]:
-        """Return, by number, up to which topic a session's subscriptions were sent retained messages."""
+        """Return, by number of subscription, the topic up to which retained messages were sent."""
         found = self._of(client_id, "retained")
         return {int.from_bytes(key[-4:], "big"): decode(key, value, tuple[int, str])[1] for key, value in found}
 
     def window(self, client_id: str) -> InflightWindow:
-        """Return what a session has in flight, all of it to be sent again."""
+        """Return the messages that a session has in flight, all of them to be sent again."""
         window = InflightWindow(Keys(client_id))
         window.load(self.flights(client_id), self._of(client_id, "released"))
         return window
 
     def flights(self, client_id: str) -> Iterator[tuple[bytes, bytes]]:
-        """Yield what a session has in flight, as it is stored."""
+        """Yield the stored keys and values of a session's flights."""
         return self._of(client_id, "flights")
 
     def incoming(self, client_id: str) -> set[int]:
-        """Return the packet ids of incoming QoS 2 messages whose PUBREL has not come."""
+        """Return the packet ids of incoming QoS 2 messages that wait for their PUBREL."""
         return {int.from_bytes(key[-2:], "big") for key, _ in self._of(client_id, "incoming")}
 
     def _of(self, client_id: str, part: str) -> Iterator[tuple[bytes, bytes]]:
@@ -135,16 +176,17 @@ class SessionState:
     # --- changing ---
 
     def write(self, shard: int, writes: Iterable[StateWrite]) -> None:
-        """Commit writes of a shard together."""
+        """Commit writes to a shard together."""
         self.states[shard].write(writes)
 
     def write_for(self, client_id: str, writes: Iterable[StateWrite]) -> None:
-        """Commit writes in the shard of a client."""
+        """Commit writes to the shard of a client together."""
         self.states[self.shard_of(client_id)].write(writes)
 
-    def current(self, found: Found) -> bool:
-        """Say whether a session is still as it was found."""
-        return self.states[self.shard_of(found.client_id)].get(Keys(found.client_id).session) == found.stored
+    def all_current(self, found: Sequence[Found]) -> list[bool]:
+        """Say of each session whether it is still as it was found."""
+        now = self._stored([one.client_id for one in found])
+        return [one.stored == stored for one, stored in zip(found, now, strict=True)]
 
     @staticmethod
     def change(client_id: str, before: Found | None, after: Found) -> list[StateWrite]:
@@ -165,9 +207,9 @@ class SessionState:
         return writes
 
     def remove(self, found: Found) -> bool:
-        """Remove a session with all it kept; False if it changed since it was found.
+        """Remove a session with all its records; return False if it has changed since it was found.
 
-        A crash in between leaves one that says it is ending, and its mark, by which the rest is removed.
+        A crash in between leaves a record that says that it is ending, and its mark, by which the rest is removed.
         """
         keys = Keys(found.client_id)
         ending = encode_session(found.client_id, msgspec.structs.replace(found.record, ending=True))
@@ -177,7 +219,7 @@ class SessionState:
                 writes = [FrameworkWrite(key, None) for key in doomed[:_CHUNK]]
                 if len(doomed) <= _CHUNK:
                     break
-                begun = [attrs.evolve(ending.guard, expect=found.stored), put(keys.live, (VERSION,))]
+                begun = [msgspec.structs.replace(ending.guard, expect=found.stored), put(keys.live, (VERSION,))]
                 self.write_for(found.client_id, [*begun, *writes])
                 found = ending
             writes += [FrameworkWrite(key, None) for key in (*_timers(keys, found.record), keys.live, will_key(keys))]

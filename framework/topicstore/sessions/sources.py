@@ -1,83 +1,109 @@
-"""Where a subscription gets its messages.
+"""The sources of a subscription's messages.
 
-A `Source` reads on from its place, and says what to store so that the place is found again. The place
-moves as messages are taken; `Source.settled` is called when it was stored, `Source.rewind` when it
-could not be: then they are read again.
+A `Source` reads on from its place, and returns the writes that store the place. The place moves as messages are taken;
+`Source.settled` is called when it was stored, `Source.rewind` when that failed: then the messages are read again.
 """
 
 from __future__ import annotations
 
-import collections
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Protocol
 
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
-from topicstore.shard.state import FrameworkWrite
+from topicstore.pubsub.read_cache import Run
 
 from .dispatch import Channel, Channels
+from .live_messages import LiveMessages
 from .model import SubscribeOptions
 from .portions import Portion, expiry_of, portion_of, rows_until
 from .records import VERSION, Era, Keys, SubscriptionRecord, put
 
-__all__ = ["FeedSource", "RetainedSource", "Source"]
+__all__ = ["FeedSource", "Live", "Source", "Union"]
 
-_LIVE = 10_000
-"""Messages stored nowhere that wait for a subscription of QoS 0 at most."""
-_Live = tuple[int, int, int, Message, SubscribeOptions]
-"""One of them: its publisher's shard, what is delivered there before, its time, itself, and the options then."""
+Live = tuple[int, list[int], int, Message, SubscribeOptions]
+"""A message stored nowhere: its publisher's shard, by shard the highest position that was visible when it was published
+(what is up to there in its publisher's shard is delivered before it), its time, the message, and the options at that
+time."""
 
 
 class Source(ABC):
     """The messages of one subscription of a session. Used under the dispatcher's lock.
 
-    It calls ``ready``, which it was made with, when there may be something to read and there was not.
+    It calls ``ready``, an argument of its constructor, when there may be something to read after there was nothing.
     """
 
     __slots__ = ()
 
     topic_filter: TopicFilter
     limited: bool
-    """Some of its messages need a packet id, so that it is read only while the session has room."""
+    """Whether some of its messages need a packet id, so that it is read only while the session has room."""
     cost = 1
-    """How much of its session's turn a `read` takes."""
+    """The part of its session's turn that a `read` takes."""
 
     @abstractmethod
     def read(self, limit: int, now: int) -> Portion | None:
-        """Return at most ``limit`` messages that follow; None: nothing does now.
+        """Return at most ``limit`` of the next messages; None if there are none now.
 
-        A portion may be empty though more follows. ``now`` is in microseconds since the epoch.
+        A portion may be empty though more follows. ``now`` is in microseconds since the epoch. After an error, what
+        could not be read counts as nothing until `try_again`: otherwise its session would never come to rest.
         """
 
     @abstractmethod
     def writes(self) -> list[StateWrite]:
-        """Return what stores the place, if it moved since it was stored."""
+        """Return the writes that store the place, if it has moved since it was stored."""
 
     @abstractmethod
     def settled(self) -> None:
-        """What was read since is handed out, and `writes` was committed."""
+        """Note that the messages read since are handed out, and `writes` committed."""
 
     @abstractmethod
     def rewind(self) -> None:
-        """What was read since the last `settled` was not handed out: read it again."""
+        """Go back to the last `settled`: the messages read since were not handed out, and are read again."""
 
     @abstractmethod
     def close(self) -> None:
-        """It is not read any more."""
+        """End reading: the source is not used any more."""
 
+    @property
+    def urgent(self) -> bool:
+        """Whether `writes` are to be committed at once, even if there is nothing to hand out with them."""
+        return False
+
+    @abstractmethod
     def try_again(self) -> None:
-        """`read` may try again what it raised an error for; by default it does anyway."""
-        return
+        """Let `read` try again after an error that it raised."""
+
+    def parts(self) -> list[Source]:
+        """Return the sources whose places `read` moves: itself, unless it reads for several."""
+        return [self]
+
+
+class Union(Protocol):
+    """Subscriptions of one session that overlap and are read together (`topicstore.sessions.overlapping`)."""
+
+    def wake(self, source: FeedSource) -> None:
+        """Note that one of them has something to read."""
+
+    def take_live(self, source: FeedSource, messages: list[Message], marks: list[int], now: int) -> None:
+        """Take messages stored nowhere that one of them matches."""
+
+    def forget_live(self, source: FeedSource) -> None:
+        """Forget that waiting messages stored nowhere match this one."""
+
+    def leave(self, source: FeedSource) -> None:
+        """Go on without this one."""
 
 
 class FeedSource(Source):
     """The messages of a filter, straight from the streams, shard by shard in the order of positions.
 
-    A change of options begins an era: messages up to the positions of that moment are delivered by
-    the options before. Messages stored nowhere come by only if the options allow QoS 0 at most; they
-    keep their place behind what was stored when they came by.
+    A change of options begins an era: messages up to the positions at that moment are delivered by the earlier options.
+    Messages stored nowhere are taken only if they, or the options, are of QoS 0; they are delivered after the messages
+    that were stored when they were published.
     """
 
     __slots__ = (
@@ -93,7 +119,9 @@ class FeedSource(Source):
         "_places",
         "_ready",
         "_settled",
+        "_union",
         "dropped",
+        "held",
         "limited",
         "missed",
         "number",
@@ -107,7 +135,7 @@ class FeedSource(Source):
         number: int,
         topic_filter: TopicFilter,
         eras: tuple[Era, ...],
-        ready: Callable[[Source], None],
+        ready: Callable[[FeedSource], None],
     ) -> None:
         self.number = number
         self.topic_filter = topic_filter
@@ -116,97 +144,133 @@ class FeedSource(Source):
         self._channels = channels
         self._keys = keys
         self._ready = ready
+        self._union: Union | None = None
+        """The overlapping subscriptions that it is read with, each message once; None if it is read alone."""
         self._channel: Channel = channels.channel_locked(topic_filter)
         self._places: list[int] = []
         self._settled: list[int] = []
         self._moved = False
         self._ended = False
-        """A shard came to the end of an era."""
+        """Whether a shard came to the end of an era."""
         self._behind: dict[int, None] = {}
-        """Shards in which there may be something to read."""
+        """The shards in which there may be something to read."""
         self._failing: dict[int, None] = {}
-        """Shards that could not be read."""
-        self._live: collections.deque[_Live] | None = None
-        """Messages stored nowhere."""
+        """The shards that could not be read."""
+        self._live: LiveMessages[Live] | None = None
+        """The waiting messages that are stored nowhere; None if the subscription takes none."""
+        self.held = False
+        """Whether it waits until the subscription's retained messages are handed out."""
         self.eras = eras
 
     # --- its place ---
 
     @property
     def places(self) -> list[int]:
-        """By shard, the position up to which everything was read."""
+        """Return by shard the position up to which everything was read."""
         return self._places
 
     def start(self, places: list[int]) -> None:
-        """Begin behind these positions, by shard, wherever it is."""
+        """Move the place to these positions, by shard, wherever it is."""
         self._places = list(places)
         self._settled = self._settled or list(places)
         self._moved = True
         self._live = None
+        if self._union is not None:
+            self._union.forget_live(self)
         self._wake_all()
 
     @property
+    def client_id(self) -> str:
+        """The client id of its session."""
+        return self._keys.client_id
+
+    @property
     def options(self) -> SubscribeOptions:
-        """The options that hold."""
+        """The current options."""
         return self.eras[-1].options
 
     @property
     def eras(self) -> tuple[Era, ...]:
-        """The options that held, the last of which hold."""
+        """The options that still apply to unread messages, oldest first; the last are the current ones."""
         return self._eras
 
     @eras.setter
     def eras(self, eras: tuple[Era, ...]) -> None:
         self._eras = eras
         self.limited = any(era.options.qos for era in eras)
-        if self.options.qos == 0:
-            self._channel.live[self] = None
-        else:
-            self._channel.live.pop(self, None)
+        self._channel.live[self] = None
 
     def change(self, options: SubscribeOptions, marks: list[int]) -> None:
-        """Let other options hold for messages behind these positions, by shard."""
+        """Change the options for messages after these positions, by shard."""
         self._eras = (*self.eras[:-1], Era(self.options, tuple(marks)), Era(options))
         self.eras = self._held()
 
     def restart(self, options: SubscribeOptions, places: list[int]) -> None:
-        """Begin behind these positions, by shard, with these options alone."""
+        """Begin after these positions, by shard, with only these options."""
         self.eras = (Era(options),)
         self.start(places)
 
     def undo(self, eras: tuple[Era, ...]) -> None:
-        """Go back to these eras, and the place that is stored."""
+        """Go back to these eras and the stored place."""
         self.eras = eras
         self.rewind()
 
     def record(self, eras: tuple[Era, ...] | None = None) -> SubscriptionRecord:
-        """Return what is stored of the subscription besides its place; with these eras, if not with its own."""
+        """Return the record of the subscription, without its place, with these eras or by default its own."""
         return SubscriptionRecord(VERSION, self.topic_filter.text, self.eras if eras is None else eras)
 
     def unread(self) -> list[int]:
         """Return the shards in which there may be something to read."""
         return [*self._behind, *self._failing]
 
+    # --- with others that overlap ---
+
+    def join(self, union: Union) -> list[Live]:
+        """Let the union read from now on; return the waiting messages that are stored nowhere."""
+        self._union, self._ready = union, union.wake
+        live, self._live = list(self._live or ()), None
+        return live
+
+    @property
+    def moved(self) -> bool:
+        """Whether the place has moved since it was stored."""
+        return self._moved
+
+    def behind(self, shard: int) -> bool:
+        """Say whether there may be something to read in a shard, as far as it was noted."""
+        return shard in self._behind
+
+    def quiet(self, shard: int) -> bool:
+        """Say whether no matching message after its place was announced, and so none that is visible by now."""
+        return shard not in self._behind and self._channel.feed.quiet_after(shard, self._places[shard])
+
     # --- as `Follower` ---
 
     def wake(self, shard: int) -> None:
-        """There may be something to read in a shard."""
+        """Note that there may be something to read in a shard."""
         self._behind[shard] = None
         self._ready(self)
 
     def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
-        """Messages came by that are stored nowhere, at ``now``."""
+        """Take messages stored nowhere that were published at ``now``."""
+        if self._union is not None:
+            self._union.take_live(self, messages, marks, now)
+            return
         if self._live is None:
-            self._live = collections.deque()
+            self._live = LiveMessages(_payload_size)
         shard_of, options = self._channels.shard_of, self.options
         for message in messages:
-            if not (options.no_local and message.client_id == self._keys.client_id):
+            if self.takes(message) and not (options.no_local and message.client_id == self._keys.client_id):
                 shard = shard_of(message.client_id)
-                self._live.append((shard, marks[shard], now, message, options))
-        while len(self._live) > _LIVE:
-            self._live.popleft()
-            self.missed += 1
+                self._live.append((shard, marks, now, message, options))
+        dropped = sum(1 for _ in self._live.drop())
+        self.missed += dropped
+        self._channels.missed += dropped
         self._ready(self)
+
+    def takes(self, message: Message) -> bool:
+        """Say whether a message that is stored nowhere is delivered here: as one of QoS 0."""
+        return message.qos == 0 or self.options.qos == 0
 
     def _wake_all(self) -> None:
         self._behind = dict.fromkeys(range(len(self._places)))
@@ -214,51 +278,79 @@ class FeedSource(Source):
 
     # --- reading ---
 
+    def hold(self) -> None:
+        """Read nothing until `release`: retained messages come first."""
+        self.held = True
+
+    def release(self) -> None:
+        """Go on reading."""
+        self.held = False
+        self._ready(self)
+
     def read(self, limit: int, now: int) -> Portion | None:
-        """Return at most ``limit`` messages that follow; None: nothing does now."""
+        """Return at most ``limit`` of the next messages; None if there are none now, or while it is held."""
+        if self.held:
+            return None
         if self._live:
-            shard, mark = self._live[0][:2]
-            if self._places[shard] < mark and shard in self._behind:
-                return self._read(shard, limit, now, mark)
+            shard, marks = self._live.first[:2]
+            if self._places[shard] < marks[shard] and shard in self._behind:
+                return self._read(shard, limit, now, marks[shard])
             return self._read_live(self._live, limit, now)
         if not self._behind:
             return None
         return self._read(next(iter(self._behind)), limit, now, None)
 
     def _read(self, shard: int, limit: int, now: int, bound: int | None) -> Portion:
-        """Read on in a shard, to the end of the era it is in, or to ``bound``."""
+        """Read on in a shard, to the end of its current era or to ``bound``."""
+        era = self.era(shard)
+        run = self.run(shard, limit)
+        end, stop = run.position, run.rows.stop
+        if bound is not None or era.until is not None:
+            end = min(end for end in (bound, None if era.until is None else era.until[shard]) if end is not None)
+            stop = rows_until(run, end)
+        self.advance(shard, run, era, end)
+        return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._keys.client_id, now)
+
+    def era(self, shard: int) -> Era:
+        """Return the era in which the next messages of a shard are."""
+        if len(self._eras) == 1:
+            return self._eras[0]
         after = self._places[shard]
-        era = next(era for era in self.eras if era.until is None or after < era.until[shard])
+        return next(era for era in self._eras if era.until is None or after < era.until[shard])
+
+    def run(self, shard: int, limit: int) -> Run:
+        """Return at most ``limit`` of a shard's next messages, from which `advance` moves on. Raises errors."""
         try:
-            run = self._channel.feed.read(shard, after, limit)
+            return self._channel.feed.read(shard, self._places[shard], limit)
         except TopicstoreError:
-            del self._behind[shard]
+            self._behind.pop(shard, None)
             self._failing[shard] = None  # the other shards go on
             raise
-        ends = [end for end in (bound, None if era.until is None else era.until[shard]) if end is not None]
-        end = min(ends, default=run.position)
-        stop = rows_until(run, end)
-        self.dropped += run.dropped
+
+    def advance(self, shard: int, run: Run, era: Era, end: int) -> None:
+        """Move on over what `run` returned, at most up to ``end``, which is not after the end of the era."""
+        end = max(end, self._places[shard])
+        if run.dropped:  # perhaps told before: a run may be read again from the same place
+            self.dropped += tuple(number for number in run.dropped if number not in self.dropped)
         self._places[shard] = min(run.position, end)
         self._moved = True
         self._ended |= era.until is not None and self._places[shard] >= era.until[shard]
-        del self._behind[shard]
+        self._behind.pop(shard, None)
         if run.caught_up and run.position <= end:
             self._channel.wait_locked(self, shard)
         else:
-            self._behind[shard] = None  # behind the other shards
-        return portion_of(run, stop, self.topic_filter.text, shard, era.options, self._keys.client_id, now)
+            self._behind[shard] = None  # after the other shards
 
-    def _read_live(self, live: collections.deque[_Live], limit: int, now: int) -> Portion:
-        """Take messages stored nowhere that came under the same options, as far as what was stored before is read."""
+    def _read_live(self, live: LiveMessages[Live], limit: int, now: int) -> Portion:
+        """Take messages stored nowhere that came under the same options, once all stored before them are read."""
         messages: list[Message] = []
         expiry: list[int | None] = []
-        options = live[0][4]
+        options = live.first[4]
         while live and len(messages) < limit:
-            shard, mark, came, message, then = live[0]
-            if then is not options or (self._places[shard] < mark and shard in self._behind):
+            shard, marks, came, message, then = live.first
+            if then is not options or (self._places[shard] < marks[shard] and shard in self._behind):
                 break
-            live.popleft()
+            live.take()
             left = expiry_of(message, came, now)
             if left != 0:
                 messages.append(message)
@@ -268,29 +360,29 @@ class FeedSource(Source):
         return Portion(self.topic_filter.text, 0, options, messages, 0, None, None, retain, some)
 
     def try_again(self) -> None:
-        """Read on where that failed."""
+        """Read again the shards that failed."""
         self._behind.update(self._failing)
         self._failing.clear()
 
     # --- storing ---
 
     def everything(self) -> list[StateWrite]:
-        """Return what stores the subscription and its place."""
+        """Return the writes that store the subscription and its place."""
         record = put(self._keys.subscription(self.number), self.record())
         place = put(self._keys.place(self.number), (VERSION, self._places))
         return [record, place] if self.limited else [record]
 
     def writes(self) -> list[StateWrite]:
-        """Return what stores the place, if it moved since and is stored at all."""
+        """Return the writes that store the place, if it has moved and is stored at all."""
         if not (self._moved and self.limited):
             return []
         writes = [put(self._keys.place(self.number), (VERSION, self._places))]
-        if self._ended and self._held() != self.eras:
+        if self._ended and self._held() != self._eras:
             writes.append(put(self._keys.subscription(self.number), self.record(self._held())))
         return writes
 
     def _held(self) -> tuple[Era, ...]:
-        """Return the eras that some shard has not left."""
+        """Return the eras that at least one shard has not left."""
         return tuple(
             era
             for era in self.eras
@@ -298,7 +390,7 @@ class FeedSource(Source):
         )
 
     def settled(self) -> None:
-        """What was read since is handed out, and the place is stored."""
+        """Note that the messages read since are handed out, and the place stored."""
         if self._moved:
             self._settled[:] = self._places
             self._moved = False
@@ -307,7 +399,7 @@ class FeedSource(Source):
                 self._ended = False
 
     def rewind(self) -> None:
-        """Read again what was read since the last `settled`."""
+        """Go back to the last `settled`: the messages read since are read again."""
         if self._moved:
             self._places[:] = self._settled
             self._moved = self._ended = False
@@ -315,93 +407,10 @@ class FeedSource(Source):
 
     def close(self) -> None:
         """Leave the filter's channel."""
+        if self._union is not None:
+            self._union.leave(self)
         self._channels.leave_locked(self._channel, self)
 
 
-class RetainedSource(Source):
-    """The retained messages that a subscription is sent when it is made, in order of topics.
-
-    Those there were when it was made or, after a resumption, those there are then.
-    """
-
-    __slots__ = (
-        "_done",
-        "_keys",
-        "_messages",
-        "_moved",
-        "_options",
-        "_settled",
-        "_since",
-        "limited",
-        "number",
-        "topic_filter",
-    )
-
-    def __init__(
-        self,
-        keys: Keys,
-        number: int,
-        topic_filter: TopicFilter,
-        options: SubscribeOptions,
-        messages: list[Message],
-        since: int,
-        behind: str | None = None,
-    ) -> None:
-        """Send these messages, found at ``since``; ``behind`` is the last topic that was sent, if that is stored."""
-        self.topic_filter = topic_filter
-        self.limited = options.qos > 0 or behind is not None  # what was stored stays so, whatever the options are now
-        self._keys = keys
-        self._options = options
-        self._messages = [message for message in messages if message.topic > (behind or "")]
-        self._since = since
-        """What is left of their intervals was counted then."""
-        self.number = number
-        self._done = 0
-        self._settled = 0
-        self._moved = behind is not None and self.done  # nothing is left to send: that is to be stored
-
-    @property
-    def done(self) -> bool:
-        """Everything was handed out."""
-        return self._settled == len(self._messages)
-
-    def everything(self) -> list[StateWrite]:
-        """Return what stores that these messages are to be sent, or that those before are not any more."""
-        key = self._keys.retained(self.number)
-        if not self._messages:
-            return []
-        return [put(key, (VERSION, "")) if self.limited else FrameworkWrite(key, None)]
-
-    def read(self, limit: int, now: int) -> Portion | None:
-        """Return at most ``limit`` messages that follow; None: that was all."""
-        options = self._options
-        following = self._messages[self._done : self._done + limit]
-        if not following:
-            return None
-        self._done += len(following)
-        self._moved = True
-        left = [expiry_of(message, self._since, now) for message in following]  # intervals were lowered when found
-        messages = [message for message, seconds in zip(following, left, strict=True) if seconds != 0]
-        qos = [min(message.qos, options.qos) for message in messages]
-        expiry = [seconds for seconds in left if seconds != 0]
-        return Portion(self.topic_filter.text, 0, options, messages, qos, None, None, True, expiry)
-
-    def writes(self) -> list[StateWrite]:
-        """Return what stores the last topic that was delivered, or removes it at the end."""
-        if not (self._moved and self.limited):
-            return []
-        key = self._keys.retained(self.number)
-        if self._done == len(self._messages):
-            return [FrameworkWrite(key, None)]
-        return [put(key, (VERSION, self._messages[self._done - 1].topic))]
-
-    def settled(self) -> None:
-        """What was read since is handed out, and the place is stored."""
-        self._settled, self._moved = self._done, False
-
-    def rewind(self) -> None:
-        """Read again what was read since the last `settled`."""
-        self._done, self._moved = self._settled, False
-
-    def close(self) -> None:
-        """There is nothing to give back."""
+def _payload_size(live: Live) -> int:
+    return len(live[3].payload)

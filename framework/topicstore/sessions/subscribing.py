@@ -1,37 +1,177 @@
-"""Making, changing, ending and resuming the subscriptions of a session. All of it under the dispatcher's lock."""
+"""Making, changing, ending and resuming the subscriptions of a session. Used under the dispatcher's lock."""
 
 from __future__ import annotations
 
-from topicstore.contract.errors import InvalidArgumentError
-from topicstore.contract.positions import time_of
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import attrs
+
+from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
+from topicstore.failures import do_all
 from topicstore.shard.state import FrameworkWrite
 
 from .context import SessionContext
+from .live_rows import Refused, check_sessions
 from .live_session import LiveSession
-from .model import Start, SubscribeOptions, SubscriptionStatus, places_of
+from .model import SessionSubscription, SubscribeOptions, SubscribeResult
 from .records import Era
+from .retained_source import RetainedSource
 from .shared.filters import is_shared
 from .shared.source import SharedSource
-from .sources import FeedSource, RetainedSource
+from .sources import FeedSource
+from .starts import Start, places_of
+from .storing import store
 
-__all__ = ["resume", "status_of", "subscribe", "unsubscribe"]
+__all__ = ["resume", "status_of", "subscribe_rows", "unsubscribe"]
 
 
-def subscribe(
-    context: SessionContext, session: LiveSession, topic_filter: TopicFilter, options: SubscribeOptions, start: Start
-) -> bool:
-    """Subscribe, or change the options of a subscription; return whether there was one."""
-    context.dispatcher.listen_locked()  # what came before is for those who were there, by the options there were
+_Asked = tuple[LiveSession, TopicFilter, SubscribeOptions]
+"""A subscription to make or to change: the session, the filter and the options."""
+
+
+@attrs.frozen
+class _Change:
+    """A subscription that is being made or changed: what to write, and what to do when it is written or can't be."""
+
+    created: bool
+    writes: Sequence[StateWrite]
+    done: Callable[[], object]
+    undo: Callable[[], object]
+
+
+def subscribe_rows(
+    context: SessionContext,
+    lives: Sequence[LiveSession],
+    wanted: Sequence[tuple[str, SubscribeOptions]],
+    start: Start,
+    *,
+    partial: bool,
+) -> list[SubscribeResult | TopicstoreError]:
+    """Subscribe, after checking everything that can be checked before; see `Sessions.subscribe`. Takes the lock."""
+    refused: Refused = {}
+    asked: dict[int, _Asked] = {}
+    for row, (live, (text, options)) in enumerate(zip(lives, wanted, strict=True)):
+        try:
+            if not isinstance(options, SubscribeOptions):
+                raise InvalidArgumentError(f"row {row}: options are SubscribeOptions, not {options!r}")
+            asked[row] = live, TopicFilter(text), options.checked()
+        except TopicstoreError as error:
+            if not partial:
+                raise
+            refused[row] = error
+    with context.entrance.enter():
+        check_sessions(context, lives, refused, partial=partial)
+        asked = {row: one for row, one in asked.items() if row not in refused}
+        outcome = refused | _subscribe(context, asked, start, partial=partial)
+    return [outcome[row] for row in range(len(lives))]
+
+
+def _subscribe(
+    context: SessionContext, asked: Mapping[int, _Asked], start: Start, *, partial: bool
+) -> dict[int, SubscribeResult | TopicstoreError]:
+    """Subscribe, or change the options of subscriptions, given by row; say by row which it was, or what failed.
+
+    Without ``partial`` the first error is raised; one that comes before the commit lets nothing change. A filter that
+    occurs again for a session is changed after those before it, by another commit.
+    """
+    context.dispatcher.listen_locked()  # earlier messages are for existing sources, by the options until now
+    outcome: dict[int, SubscribeResult | TopicstoreError] = {}
+    left = dict(asked)
+    while left:
+        now: dict[int, _Asked] = {}
+        seen: set[tuple[LiveSession, str]] = set()
+        for row, (session, topic_filter, options) in left.items():
+            if (session, topic_filter.text) not in seen:
+                seen.add((session, topic_filter.text))
+                now[row] = session, topic_filter, options
+        _subscribe_once(context, now, start, outcome, partial=partial)
+        left = {row: one for row, one in left.items() if row not in now}
+    return outcome
+
+
+def _subscribe_once(
+    context: SessionContext,
+    asked: Mapping[int, _Asked],
+    start: Start,
+    outcome: dict[int, SubscribeResult | TopicstoreError],
+    *,
+    partial: bool,
+) -> None:
+    """Make or change subscriptions that all differ, with one commit for each shard."""
+    changes: dict[int, _Change] = {}
+    any_retained = len(asked) == 1 or context.retained.any()  # one look for all, and for one the look for its own
+    asked = _stored_members(context, asked, outcome, partial=partial)
+    try:
+        for row, (session, topic_filter, options) in asked.items():
+            try:
+                changes[row] = _prepare(context, session, topic_filter, options, start, any_retained=any_retained)
+            except TopicstoreError as error:
+                if not partial:
+                    raise
+                outcome[row] = error
+        writes: dict[LiveSession, list[StateWrite]] = {}
+        for row, change in changes.items():
+            session = asked[row][0]
+            writes.setdefault(session, [session.guard]).extend(change.writes)
+        errors = context.commits.together(writes)
+    except BaseException:
+        do_all([change.undo for change in changes.values()], "could not be undone")
+        raise
+    for row, change in changes.items():
+        failure = errors.get(asked[row][0])
+        if failure is None:
+            change.done()
+            outcome[row] = SubscribeResult(created=change.created)
+        else:
+            change.undo()
+            outcome[row] = failure
+    for failure in () if partial else errors.values():
+        raise failure
+
+
+def _stored_members(
+    context: SessionContext,
+    asked: Mapping[int, _Asked],
+    outcome: dict[int, SubscribeResult | TopicstoreError],
+    *,
+    partial: bool,
+) -> Mapping[int, _Asked]:
+    """Store the sessions that are kept in memory and ask for a shared subscription; return the rows that can go on.
+
+    It comes before anything is prepared: a subscription is prepared to be stored or to be kept in memory.
+    """
+    failed: dict[int, TopicstoreError] = {}
+    for row, (session, topic_filter, _) in asked.items():
+        if not session.stored and is_shared(topic_filter.text):
+            try:
+                store(context, session)
+            except TopicstoreError as failure:
+                if not partial:
+                    raise
+                failed[row] = failure
+    outcome.update(failed)
+    return {row: one for row, one in asked.items() if row not in failed} if failed else asked
+
+
+def _prepare(
+    context: SessionContext,
+    session: LiveSession,
+    topic_filter: TopicFilter,
+    options: SubscribeOptions,
+    start: Start,
+    *,
+    any_retained: bool,
+) -> _Change:
     known = session.sources.get(topic_filter.text)
     if is_shared(topic_filter.text):
-        _share(context, session, topic_filter.text, options, start)
-    elif isinstance(known, FeedSource):
-        _change(context, session, known, options, start)
-    else:
-        _add(context, session, topic_filter, options, start)
-    return known is not None
+        return _share(context, session, topic_filter.text, options, start)
+    if isinstance(known, FeedSource):
+        return _change(context, session, known, options, start, retained=any_retained and options.retain_handling == 0)
+    retained = any_retained and options.retain_handling < 2
+    return _add(context, session, topic_filter, options, start, retained=retained)
 
 
 def unsubscribe(context: SessionContext, session: LiveSession, topic_filter: str) -> bool:
@@ -42,7 +182,7 @@ def unsubscribe(context: SessionContext, session: LiveSession, topic_filter: str
     number, keys = source.number, session.keys
     kinds = (keys.subscription, keys.place, keys.retained, keys.leases)
     if isinstance(source, SharedSource):
-        source.group.save()  # its places, before they are removed here
+        source.group.save()  # stores its places, before they are removed here
     _commit(context, session, [FrameworkWrite(key(number), None) for key in kinds])
     session.sources.pop(topic_filter)
     for gone in (source, session.retained.pop(number, None)):
@@ -57,43 +197,72 @@ def unsubscribe(context: SessionContext, session: LiveSession, topic_filter: str
 
 
 def _add(
-    context: SessionContext, session: LiveSession, topic_filter: TopicFilter, options: SubscribeOptions, start: Start
-) -> None:
+    context: SessionContext,
+    session: LiveSession,
+    topic_filter: TopicFilter,
+    options: SubscribeOptions,
+    start: Start,
+    *,
+    retained: bool,
+) -> _Change:
+    places = _places(context, start)
     source = _source(context, session, session.numbers, topic_filter, (Era(options),))
-    try:
-        source.start(places_of(start, context.dispatcher.hub.watermarks()))
-        _store(context, session, source, retained=options.retain_handling < 2)
-    except BaseException:
+    session.numbers += 1
+
+    def undo() -> None:
         session.forget(source)
         source.close()
+
+    def added() -> None:
+        session.sources[topic_filter.text] = source
+        session.merge_overlapping(source)
+        if source.limited:
+            context.filters.add_locked(topic_filter.text)
+
+    try:
+        source.start(places)
+        return _stored(context, session, source, added, undo, created=True, retained=retained)
+    except BaseException:
+        undo()
         raise
-    session.numbers += 1
-    session.sources[topic_filter.text] = source
-    if source.limited:
-        context.filters.add_locked(topic_filter.text)
 
 
 def _change(
-    context: SessionContext, session: LiveSession, source: FeedSource, options: SubscribeOptions, start: Start
-) -> None:
+    context: SessionContext,
+    session: LiveSession,
+    source: FeedSource,
+    options: SubscribeOptions,
+    start: Start,
+    *,
+    retained: bool,
+) -> _Change:
     eras, was_limited = source.eras, source.limited
     marks = context.dispatcher.hub.watermarks()
     if start is not None:
-        source.restart(options, places_of(start, marks))
+        source.restart(options, places_of(start, marks, context.instant))
     elif options != source.options:
         source.change(options, marks)
+
+    def undo() -> None:
+        if session.ended is None:  # otherwise its sources are closed
+            source.undo(eras)
+
+    def changed() -> None:
+        if source.limited and not was_limited:
+            context.filters.add_locked(source.topic_filter.text)
+        elif was_limited and not source.limited:
+            context.filters.remove_locked(source.topic_filter.text)
+
     try:
-        _store(context, session, source, retained=options.retain_handling == 0)
+        return _stored(context, session, source, changed, undo, created=False, retained=retained)
     except BaseException:
-        source.undo(eras)
+        undo()
         raise
-    if source.limited and not was_limited:
-        context.filters.add_locked(source.topic_filter.text)
-    elif was_limited and not source.limited:
-        context.filters.remove_locked(source.topic_filter.text)
 
 
-def _share(context: SessionContext, session: LiveSession, text: str, options: SubscribeOptions, start: Start) -> None:
+def _share(
+    context: SessionContext, session: LiveSession, text: str, options: SubscribeOptions, start: Start
+) -> _Change:
     """Join a shared subscription, or change this member's options."""
     if options.no_local:
         raise InvalidArgumentError("a shared subscription can't have no_local [MQTT-3.8.3-4]")
@@ -101,40 +270,62 @@ def _share(context: SessionContext, session: LiveSession, text: str, options: Su
     if isinstance(known, SharedSource):
         before = known.options
         known.change(options)
-        try:
-            _commit(context, session, known.everything())
-        except BaseException:
-            known.change(before)
-            raise
-        return
-    groups, places = context.groups, places_of(start, context.dispatcher.hub.watermarks())
+        return _Change(False, known.everything(), _nothing, partial(known.change, before))
+    groups, places = context.groups, _places(context, start)
     source = groups.join(session.keys, session.numbers, text, options, places, session.wake)
-    try:
-        _commit(context, session, source.everything())
-    except BaseException:
-        groups.leave(source.group, session.client_id)
-        raise
     session.numbers += 1
-    session.sources[text] = source
-    context.filters.add_locked(text)
-    source.group.attach(source)
+
+    def joined() -> None:
+        session.sources[text] = source
+        context.filters.add_locked(text)
+        source.group.attach(source)
+
+    return _Change(True, source.everything(), joined, partial(groups.leave, source.group, session.client_id))
 
 
-def _store(context: SessionContext, session: LiveSession, source: FeedSource, *, retained: bool) -> None:
-    """Commit a subscription, and that its retained messages are to be sent."""
-    messages = context.retained(source.topic_filter.text) if retained else []
-    now = context.dispatcher.clock()
-    sending = RetainedSource(session.keys, source.number, source.topic_filter, source.options, messages, now)
-    _commit(context, session, [*source.everything(), *sending.everything()])
-    source.settled()
-    if messages:
-        session.forget(session.retained.get(source.number, sending))
-        session.retained[source.number] = sending
-        session.wake(sending)
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _places(context: SessionContext, start: Start) -> list[int]:
+    return places_of(start, context.dispatcher.hub.watermarks(), context.instant)
+
+
+def _stored(
+    context: SessionContext,
+    session: LiveSession,
+    source: FeedSource,
+    done: Callable[[], object],
+    undo: Callable[[], object],
+    *,
+    created: bool,
+    retained: bool,
+) -> _Change:
+    """Return the change that stores a subscription, and that its retained messages are to be sent if there are any."""
+    sending = None
+    if retained and context.retained.may_match(source.topic_filter):
+        sending = RetainedSource(session.keys, source, context.retained)
+
+    def stored() -> None:
+        source.settled()
+        if sending is not None:
+            _send(session, sending)
+        done()
+
+    writes = [*source.everything(), *(() if sending is None else sending.everything())] if session.stored else []
+    return _Change(created, writes, stored, undo)
+
+
+def _send(session: LiveSession, sending: RetainedSource) -> None:
+    """Send retained messages, in place of those of the same subscription that are being sent."""
+    session.forget(session.retained.get(sending.number, sending))
+    session.retained[sending.number] = sending
+    sending.begin()
+    session.wake(sending)
 
 
 def resume(context: SessionContext, session: LiveSession) -> None:
-    """Take up the stored subscriptions, once, when the session is opened."""
+    """Load the stored subscriptions, once, when the session is opened."""
     states, marks = context.states, context.dispatcher.hub.watermarks()
     places, sent = states.places(session.client_id), states.retained(session.client_id)
     for number, record in states.subscriptions(session.client_id):
@@ -149,14 +340,10 @@ def resume(context: SessionContext, session: LiveSession) -> None:
         source.start(places.get(number, marks) if source.limited else marks)
         source.settled()
         session.sources[text] = source
+        session.merge_overlapping(source)
         if number in sent:
-            messages, now = context.retained(text), context.dispatcher.clock()
-            sending = RetainedSource(
-                session.keys, number, source.topic_filter, options, messages, now, behind=sent[number]
-            )
-            session.retained[number] = sending
-            session.wake(sending)
-            session.touched()  # perhaps nothing is left to send, which is to be stored
+            context.retained.may_match(source.topic_filter)  # an opening fails if they can't be read, and is repeated
+            _send(session, RetainedSource(session.keys, source, context.retained, behind=sent[number]))
     session.ask()
 
 
@@ -170,14 +357,11 @@ def _commit(context: SessionContext, session: LiveSession, writes: list[StateWri
     context.commits.write(session, [session.guard, *writes])
 
 
-def status_of(source: FeedSource | SharedSource, marks: list[int]) -> SubscriptionStatus:
-    """Return how far a subscription has come; ``marks``: the shards' highest visible positions."""
-    places = source.places
-    behind = max((time_of(marks[shard]) - time_of(places[shard]) for shard in source.unread()), default=0)
-    return SubscriptionStatus(
+def status_of(source: FeedSource | SharedSource) -> SessionSubscription:
+    """Return the description of a subscription."""
+    return SessionSubscription(
         topic_filter=source.topic_filter.text,
         options=source.options,
-        places=tuple(places),
-        behind=max(behind, 0) / 1e6,
+        places=tuple(source.places),
         dropped=source.dropped,
     )

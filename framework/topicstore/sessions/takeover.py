@@ -1,13 +1,17 @@
 """`Connections`: the sessions whose clients are connected, and how an older object of one is taken over.
 
-There is one `Session` object for a client id at most. When the client connects anew, here or by another process that
-opened the database after this one crashed, the older object is of no more use, and its owner is told.
+There is one `Session` object for a client id at most. When the client connects again, here or in another process that
+opened the database after this one crashed, the older object ends, and its owner is notified (MQTT 5, section 3.1.4).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from topicstore.contract.errors import SessionTakenOverError
 
+from .entrance import Entrance
 from .live_session import LiveSession
 from .model import Ended
 from .session import Session
@@ -16,36 +20,49 @@ __all__ = ["Connections"]
 
 
 class Connections:
-    """The connected sessions of one open database, by client id. Used under the dispatcher's lock."""
+    """The connected sessions of one open database, by client id.
 
-    def __init__(self) -> None:
+    Changed under the dispatcher's lock. Looking up a client needs none: the dictionaries change in one step.
+    """
+
+    def __init__(self, entrance: Entrance, ended: Callable[[LiveSession], None]) -> None:
+        """``ended`` is called with each session object that has ended."""
+        self._entrance = entrance
+        self._ended = ended
         self.live: dict[str, LiveSession] = {}
-        """What is inside of them."""
+        """The internals of the sessions."""
         self.sessions: dict[str, Session] = {}
-        """What programs hold."""
+        """The objects that programs hold."""
 
     def add(self, live: LiveSession, session: Session) -> None:
-        """A session was opened."""
+        """Add a session that was opened."""
         self.live[live.client_id] = live
         self.sessions[live.client_id] = session
 
     def stuck_since(self, client_id: str) -> int | None:
-        """Return since when a session's window has been full; None if it is not, or the session is not connected."""
+        """Return since when a connected session has been held back, or its window full; None if it is neither."""
         live = self.live.get(client_id)
-        return None if live is None else live.stuck_since
+        if live is None:
+            return None
+        return live.stuck_since if live.paused_since is None else live.paused_since
 
     def over(self, live: LiveSession, why: Ended, *, told: bool) -> None:
-        """A session object is of no more use; tell its owner, if that didn't end it."""
+        """End a session object, and remove it; ``told``: call ``on_end``, because its owner didn't end it.
+
+        It is called by this thread once it has given up the lock.
+        """
         session = None
         if self.live.get(live.client_id) is live:
             del self.live[live.client_id]
             session = self.sessions.pop(live.client_id)
         if live.ended is None:
             live.end(why)
+            self._ended(live)
             if told and session is not None and session.on_end is not None:
-                session.on_end(session, why)
+                call = partial(session.on_end, session, why)
+                self._entrance.afterwards(f"on_end of session {live.client_id!r}", call)
 
     def overtaken(self, live: LiveSession) -> SessionTakenOverError:
-        """Somebody else opened a session: end this object, and return what to raise."""
+        """End the object of a session that was opened elsewhere, and return the error to raise."""
         self.over(live, Ended.TAKEN_OVER, told=True)
         return SessionTakenOverError(f"session {live.client_id!r} is over: {Ended.TAKEN_OVER.value}")

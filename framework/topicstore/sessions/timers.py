@@ -1,144 +1,166 @@
-"""`Timers`: what is due: wills, the expiry of sessions, silent clients, checkpoints, and what a crash left open.
+"""`Timers`: wills, the expiry of sessions, keep-alives, checkpoints, and sessions that a crash left open.
 
-Nothing happens by itself: all of it is done by `Timers.tick`, at the time that it is given, which never jumps
-(`topicstore.clocks.SteadyClock`).
+All of this is done by `Timers.tick`, at the time that it is given, which never jumps
+(`topicstore.sessions.session_clock`).
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import NamedTuple
+
+import attrs
 
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.state import StateWrite
+from topicstore.failures import do_all, raise_all
 
 from .context import SessionContext
 from .durable_filters import is_durable
-from .live_session import LiveSession
 from .model import Ended
+from .pace import Pace
 from .records import EXPIRY, NEVER, Timer
 from .session_state import Found, encode_session
+from .silences import Silences
 from .takeover import Connections
 from .wills import Wills, disconnected
 
-__all__ = ["Timers", "microseconds"]
+__all__ = ["Timers"]
 
-CHECKPOINT_INTERVAL = 15_000_000
-"""Microseconds after which what was acknowledged is committed."""
 _CHUNK = 1_000
-"""Sessions left open by a crash that one tick deals with, a shard."""
-_SILENCE = 1.5
-"""Keep-alives after which a silent client counts as lost (MQTT 5, section 3.1.2.10)."""
-_LONGEST_PAUSE = 1_000_000
-"""Microseconds between ticks at most."""
+"""Number of sessions left open by a crash that one tick recovers in each shard."""
+_AGAIN = 1_000_000
+"""Microseconds after which what failed is tried again."""
 
 
-class _Silence(NamedTuple):
-    """When to look whether a client was heard of."""
+@attrs.define
+class _LeftOpen:
+    """The sessions of one shard that may have been left open and that were not looked at yet."""
 
-    deadline: int
-    order: int
-    """Another number for each, so that sessions are not compared."""
-    session: LiveSession
+    clients: Iterator[str]
+    due: int = 0
+    """The time at which to go on."""
+    failed: bool = False
+    """Whether some could not be recovered, so that all are looked at again."""
 
 
 class Timers:
     """The timers of one open database's sessions. Used under the dispatcher's lock."""
 
-    def __init__(self, context: SessionContext, connections: Connections, wills: Wills) -> None:
-        self._context = context
+    def __init__(
+        self, context: SessionContext, connections: Connections, wills: Wills, silences: Silences, pace: Pace
+    ) -> None:
+        self._context, self._pace = context, pace
         self._dispatcher = context.dispatcher
         self._states = context.states
         self._connections = connections
         self._wills = wills
+        self._silences = silences
         shards = range(len(context.states.states))
-        self._left_open: list[Iterator[str] | None] = [context.states.left_open(shard) for shard in shards]
-        """By shard, clients whose sessions a crash may have left open; None: all were looked at."""
+        self._left_open: list[_LeftOpen | None] = [_LeftOpen(context.states.left_open(shard)) for shard in shards]
+        """The sessions left open, by shard; None: all were recovered."""
         self._next_timer: list[int | None] = [0 for _ in shards]
-        """By shard, when its earliest stored timer is due at the earliest; None: there is none."""
-        self._silences: list[_Silence] = []
-        """When to look whether a client kept silent for too long: a heap."""
-        self._order = itertools.count()
+        """By shard, the earliest time at which a stored timer may be due; None: there is no timer."""
         self._checkpoint_due: int | None = None
 
     def tick(self, now: int) -> float:
-        """Do what is due at ``now``, microseconds since the epoch; return in how many seconds to call again."""
+        """Do everything that is due at ``now``; return after how many seconds to call again.
+
+        When everything was tried, raises the errors as `topicstore.failures.do_all` does.
+        """
+        self._dispatcher.hear_locked()
         failed = list(self._dispatcher.failed)
         self._dispatcher.failed.clear()
-        for session in failed:
-            session.try_again()
+        steps: list[Callable[[], object]] = [session.try_again for session in failed]
         for shard in range(len(self._next_timer)):
-            self._recover(shard, now)
-            self.run(shard, now)
-        self._end_silent(now)
-        self._context.groups.tick(now, self._connections.stuck_since)
-        self._checkpoint_in_time(now)
+            steps += [partial(self._recover, shard, now), partial(self._run_all, shard, now)]
+        steps += [
+            partial(self._end_silent, now),
+            partial(self._context.groups.tick, now, self._connections.stuck_since),
+            partial(self._checkpoint_in_time, now),
+        ]
+        do_all(steps, "failed")
         return self._pause(now)
 
     def _pause(self, now: int) -> float:
-        waiting = [time for time in (*self._next_timer, self._checkpoint_due) if time is not None]
-        waiting += [silence.deadline for silence in self._silences[:1]]
-        if any(left is not None for left in self._left_open):
-            return 0.0
-        return min(max(min(waiting, default=now + _LONGEST_PAUSE) - now, 0), _LONGEST_PAUSE) / 1e6
+        longest = round(self._pace.longest_pause * 1e6)
+        times = (*self._next_timer, self._checkpoint_due, self._silences.next_time())
+        waiting = [time for time in times if time is not None]
+        waiting += [left.due for left in self._left_open if left is not None]
+        return min(max(min(waiting, default=now + longest) - now, 0), longest) / 1e6
 
     def _checkpoint_in_time(self, now: int) -> None:
         if not self._dispatcher.dirty:
             self._checkpoint_due = None
         elif self._checkpoint_due is None:
-            self._checkpoint_due = now + CHECKPOINT_INTERVAL
+            self._checkpoint_due = now + round(self._pace.checkpoint_interval * 1e6)
         elif self._checkpoint_due <= now:
             self._checkpoint_due = None
             self._context.commits.checkpoint(list(self._dispatcher.dirty))
 
     # --- silent clients ---
 
-    def watch(self, session: LiveSession) -> None:
-        """Look after a client that has a keep-alive."""
-        deadline = session.seen + microseconds(session.keep_alive * _SILENCE)
-        heapq.heappush(self._silences, _Silence(deadline, next(self._order), session))
-
     def _end_silent(self, now: int) -> None:
-        while self._silences and self._silences[0].deadline <= now:
-            session = heapq.heappop(self._silences).session
-            if session.ended is not None:
-                continue
-            if session.seen + microseconds(session.keep_alive * _SILENCE) <= now:
-                try:
-                    self._context.end(session, Ended.KEEP_ALIVE, send_will=True)
-                except TopicstoreError as failure:
-                    session.failed(failure)
-                    if session.ended is not None:
-                        continue
-                    heapq.heappush(self._silences, _Silence(now + _LONGEST_PAUSE, next(self._order), session))
-            else:
-                self.watch(session)
+        while (session := self._silences.silent(now)) is not None:
+            try:
+                self._context.end(session, Ended.KEEP_ALIVE, send_will=True)
+            except TopicstoreError as failure:
+                session.failed(failure)
+                if session.ended is None:
+                    self._silences.watch(session, now + _AGAIN)
 
-    # --- what a crash left open ---
+    # --- what a crash, or a failure, left open ---
+
+    def recover_later(self, client_ids: Iterable[str]) -> None:
+        """Have the connections of sessions that are stored as open, and have no object, count as lost at a later tick.
+
+        All that are stored as open in their shards are looked at.
+        """
+        for shard in set(map(self._states.shard_of, client_ids)):
+            left = self._left_open[shard]
+            if left is None:
+                self._left_open[shard] = _LeftOpen(self._states.left_open(shard))
+            else:  # it may have passed by these
+                left.failed = True
 
     def _recover(self, shard: int, now: int) -> None:
-        """Deal with sessions that a crash left open: their connections are lost, as of now."""
+        """Recover sessions that were left open: their connections count as lost now.
+
+        A failure doesn't hold up the others; it is tried again later.
+        """
         left = self._left_open[shard]
-        if left is None:
+        if left is None or left.due > now:
             return
-        clients = list(islice(left, _CHUNK))
-        writes: list[StateWrite] = []
-        for client_id in clients:
-            found = None if client_id in self._connections.live else self._states.find(client_id)
-            if found is not None and found.record.ending:
-                self.remove(found)
-            elif found is not None and found.record.connected:
-                writes += self.lose(found, now)
+        ended = True  # also if the next can't be read: then all are looked at again
+        try:
+            clients = list(islice(left.clients, _CHUNK))
+            ended = len(clients) < _CHUNK
+            writes: list[StateWrite] = []
+            recoveries = [partial(self._recover_one, client_id, now, writes) for client_id in clients]
+            do_all((*recoveries, partial(self._write, shard, writes)), "could not be recovered")
+        except BaseException:
+            left.failed = True
+            raise
+        finally:
+            if ended:
+                again = _LeftOpen(self._states.left_open(shard), now + _AGAIN)
+                self._left_open[shard] = again if left.failed else None
+
+    def _write(self, shard: int, writes: Sequence[StateWrite]) -> None:
         if writes:
             self._states.write(shard, writes)
-        if len(clients) < _CHUNK:
-            self._left_open[shard] = None
+
+    def _recover_one(self, client_id: str, now: int, writes: list[StateWrite]) -> None:
+        """Remove a session, or add the writes that end its connection as lost."""
+        found = None if client_id in self._connections.live else self._states.find(client_id)
+        if found is not None and found.record.ending:
+            self.remove(found)
+        elif found is not None and found.record.connected:
+            writes += self.lose(found, now)
 
     def lose(self, found: Found, now: int) -> Sequence[StateWrite]:
-        """Return the writes by which the connection of a session that nobody has open is lost."""
+        """Return the writes that end the connection of a session without an open object as lost."""
         record = disconnected(found.record, now, found.record.expiry_interval, will=True)
         after = encode_session(found.client_id, record)
         self.expect(after)
@@ -147,7 +169,7 @@ class Timers:
     # --- stored timers ---
 
     def expect(self, found: Found) -> None:
-        """A session was stored as this, with its timers."""
+        """Note the timers of a session that was stored."""
         shard = self._states.shard_of(found.client_id)
         for time in (found.record.expires, found.record.will_due):
             if time != NEVER:
@@ -157,13 +179,19 @@ class Timers:
         following = self._next_timer[shard]
         self._next_timer[shard] = time if following is None else min(following, time)
 
-    def run(self, shard: int, now: int) -> None:
-        """Fire the stored timers of a shard that are due, and find the next."""
+    def _run_all(self, shard: int, now: int) -> None:
+        raise_all(self.run(shard, now), "failed")
+
+    def run(self, shard: int, now: int) -> list[TopicstoreError]:
+        """Fire the stored timers of a shard that are due, and find the next one.
+
+        Returns the errors; `tick` raises them, and tries again.
+        """
         following = self._next_timer[shard]
         if following is None or following > now:
-            return
+            return []
         self._next_timer[shard] = None
-        failed = False
+        failures: list[TopicstoreError] = []
         timers = self._states.timers(shard)
         for timer in islice(timers, _CHUNK):
             if timer.time > now:
@@ -171,14 +199,15 @@ class Timers:
                 break
             try:
                 self._fire(timer)
-            except TopicstoreError:
-                failed = True  # the others go on
+            except TopicstoreError as failure:  # the others go on
+                failures.append(failure)
         else:
             for timer in timers:
                 self._expect_at(shard, timer.time)
                 break
-        if failed:
-            self._expect_at(shard, now + _LONGEST_PAUSE)
+        if failures:
+            self._expect_at(shard, now + _AGAIN)
+        return failures
 
     def _fire(self, timer: Timer) -> None:
         found, expiry = self._states.find(timer.client_id), timer.kind == EXPIRY
@@ -191,7 +220,7 @@ class Timers:
             self._wills.publish(found)
 
     def remove(self, found: Found) -> None:
-        """End a session: publish a will that is pending, and remove all it kept, unless it was opened meanwhile."""
+        """End a session: publish a pending will, and remove its records, unless it was opened in the meantime."""
         if found.record.will_due != NEVER or (found.record.connected and found.record.will_delay != NEVER):
             found = self._wills.publish(found)
         records = [record for _, record in self._states.subscriptions(found.client_id)]
@@ -201,8 +230,3 @@ class Timers:
             for record in records:
                 if is_durable(record):
                     self._context.filters.remove_locked(record.topic_filter)
-
-
-def microseconds(seconds: float) -> int:
-    """Return seconds as the microseconds that records have."""
-    return round(seconds * 1e6)

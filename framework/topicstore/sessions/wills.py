@@ -1,12 +1,12 @@
 """Wills: messages that are published when a client's connection is lost, after a delay, or with the session's end.
 
-A will is a keyed message (`topicstore.storage.keyed_messages`) beside its session, whose record says after which
-delay it is published, and when, once that is known.
+A will is a keyed message (`topicstore.storage.keyed_messages`) in the shard of its session, whose record holds the
+delay and, once it is known, the time at which the will is published (MQTT 5, sections 3.1.2.5 and 3.1.3.2.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -17,7 +17,6 @@ from topicstore.storage.keyed_messages import message_under, store_under
 from topicstore.storage.storage import Storage
 
 from .database_parts import Publish
-from .model import Will
 from .records import NEVER, Keys, SessionRecord
 from .session_state import Found, SessionState, encode_session, will_key
 
@@ -32,13 +31,17 @@ class Wills:
         self._storage = storage
         self._publish = publish
 
-    def store(self, client_id: str, will: Will, writes: list[StateWrite]) -> None:
-        """Commit writes of a session together with its will."""
-        shard = self._states.shard_of(client_id)
-        store_under(self._storage(), [will.message], [Keys(client_id).will], shards=[shard], state={shard: writes})
+    def store(self, shard: int, wills: Sequence[tuple[str, Message]], writes: list[StateWrite]) -> None:
+        """Commit writes of sessions of one shard together with wills, which are given with their client ids.
+
+        The index of an `InvalidMessageError` is that of a will.
+        """
+        keys = [Keys(client_id).will for client_id, _ in wills]
+        messages = [message for _, message in wills]
+        store_under(self._storage(), messages, keys, shards=[shard] * len(wills), state={shard: writes})
 
     def publish(self, found: Found) -> Found:
-        """Publish the will of a session, and note that in the same write; return the session as it is then."""
+        """Publish the will of a session, and record that in the same write; return the changed session."""
         client_id, shard = found.client_id, self._states.shard_of(found.client_id)
         after = encode_session(client_id, msgspec.structs.replace(found.record, will_due=NEVER, will_delay=NEVER))
         writes = [*self._states.change(client_id, found, after), FrameworkWrite(will_key(Keys(client_id)), None)]
@@ -49,7 +52,7 @@ class Wills:
 
 
 def disconnected(record: SessionRecord, now: int, interval: int, *, will: bool) -> SessionRecord:
-    """Return a session whose connection ends now. Its will is due after its delay, or with the session's end."""
+    """Return the record of a session whose connection ends now; its will is due after its delay or when it ends."""
     due = NEVER
     if will and record.will_delay != NEVER:
         due = now + (record.will_delay if interval == NEVER else min(record.will_delay, interval))

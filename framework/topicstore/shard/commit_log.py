@@ -1,8 +1,9 @@
-"""The one function through which every write of a shard goes, and what it guards.
+"""The function through which every write of a shard goes, and the state that its lock guards.
 
 Positions are assigned and committed under one lock, so no reader sees a position before a lower one. Readers see up
-to the watermark, which moves after the commit or, under ``sync``, after the flush: never what power loss could take
-back. Flushes are shared: one serves every batch that was written before it began (group commit).
+to the watermark. It moves after the commit or, with ``durability="sync"``, after the flush, so that readers never see
+a message that a power failure could undo. Flushes are shared: one serves every batch that was written before it began
+(group commit, as in DeWitt et al., "Implementation techniques for main memory database systems", 1984).
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ import msgspec
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.engine import Engine, WriteBatch
-from topicstore.contract.errors import DatabaseClosedError, ReadOnlyDatabaseError, ShardReadOnlyError
+from topicstore.contract.errors import (
+    DatabaseClosedError,
+    ReadOnlyDatabaseError,
+    ShardReadOnlyError,
+    TopicstoreError,
+)
 
 from .counters import ShardCounters
+from .latencies import ShardLatencies
 from .locks import FairLock, owned
 from .records import Tail, load_tail, put_tail
 from .write_settings import WriteSettings
@@ -27,75 +34,95 @@ from .write_settings import WriteSettings
 __all__ = ["CommitListener", "CommitLog", "NoteSynced", "Ticket"]
 
 NoteSynced = Callable[[int, int, int], object]
-"""Takes note that everything up to a write of a shard is on disk: (shard, number of the write, its position)."""
+"""A function that records that everything up to a write of a shard is on disk: (shard, number of the write, its
+position)."""
 
 
 class CommitListener(Protocol):
-    """Who is told what a shard commits."""
+    """An object that is notified of the messages that a shard commits."""
 
     def announce(self, shard: int, batch: MessageBatch) -> object:
-        """Messages are about to be committed, under the shard's lock; return what `visible` is to be told."""
+        """Called under the shard's lock before messages are committed. The result is passed to `visible`."""
+
+    def committed(self, shard: int) -> None:
+        """Called under the shard's lock when the engine has taken what was announced last, visible or not."""
 
     def visible(self, shard: int, told: object) -> None:
-        """What was announced can be read, or never will. No lock is held."""
+        """Called, without a lock, when the announced messages can be read, or when it is certain that they never can.
+
+        ``told`` is the result of `announce`.
+        """
 
 
 class Ticket(NamedTuple):
-    """With which `CommitLog.settle` makes a write durable and visible."""
+    """The argument with which `CommitLog.settle` makes a write durable and visible."""
 
     written: int
     """The number of the write."""
     told: object = None
-    """What `CommitListener.announce` returned."""
+    """The result of `CommitListener.announce`."""
 
 
 class CommitLog:
-    """The engine of one shard, the lock of everything that writes it, and how far readers may see."""
+    """The engine of one shard, the lock that all writers of the shard take, and the watermark of its readers."""
 
     def __init__(
         self, number: int, engine: Engine, policy: WriteSettings, note_synced: NoteSynced, *, read_only: bool
     ) -> None:
         self.number = number
         self.engine = engine
-        """Use it through `reader` or `open_engine`, which check that the shard is open."""
+        """The engine. Use it through `reader` or `open_engine`, which check that the shard is open."""
         self.policy = policy
         self._note_synced = note_synced
         self.read_only = read_only
-        """Whether the engine is a view of one moment, to which nothing is added."""
+        """Whether the engine is a view of one moment, which is never written."""
         self.counters = ShardCounters()
+        self.latencies = ShardLatencies()
         self.lock = FairLock()
-        """Guards all that is written, and what memory knows of it."""
+        """The lock that guards everything that is written, and the state in memory that depends on it."""
         self.moved_on = threading.Condition(self.lock)
-        """Told when the last position moves, a generation is added, or the shard fails or is closed."""
+        """A condition that is notified when the last position moves, a generation is added, or the shard fails or is
+        closed."""
         self.listener: CommitListener | None = None
-        """Told of every batch. Guarded by `lock`."""
+        """The listener that is notified of every batch, or None. Guarded by `lock`."""
         self.tail = load_tail(engine)
-        """Guarded by `lock`; replaced as a whole, so that a glance needs no lock."""
+        """The shard's tail. Guarded by `lock`; replaced as a whole, so it can be read without the lock."""
         self.last_commit = time.monotonic()
-        """When the last position moved. Guarded by `lock`."""
+        """The time (`time.monotonic`) at which the last position moved. Guarded by `lock`."""
         self.watermark = self.tail.last_position
-        """The highest position that readers may see. Moved by who commits or flushes; a glance needs no lock."""
+        """The highest position that readers may see. Moved by commits or flushes; it can be read without a lock."""
         self._failure: BaseException | None = None
-        """Of a write, set under `lock`, or of a flush, under `_flush_lock`; a glance needs no lock."""
+        """The error of a write, set under `lock`, or of a flush, set under `_flush_lock`. It can be read without a
+        lock."""
         self._end = (self.tail.writes, self.watermark)
         """The last write and its position, set in one step. Guarded by `lock`; read without it by `_flush`."""
         self._flush_lock = FairLock()
         self._flushed = self.tail.writes if read_only else self.tail.writes - 1
-        """The last write that is known to be on disk: of those before the opening, not all. Guarded by `_flush_lock`.
-        """
-        self._closed = False
-        """Guarded by `lock` and `_flush_lock` together; a glance needs none."""
+        """The number of the last write that is known to be flushed. After the opening it is one less than the last
+        write, so that the first flush isn't skipped. Guarded by `_flush_lock`."""
+        self._note_lock = FairLock()
+        """Held while a note is written, so that a note never waits for a flush. It is taken after all other locks."""
+        self._reached = self._noted = (0, 0)
+        """The last write that is known to be on disk, and the last one that was noted, each with its position. Guarded
+        by `_note_lock`. The order of the locks is `lock`, `_flush_lock`, `_note_lock`."""
+        self._not_noted: TopicstoreError | None = None
+        """The error with which the last note failed, or None. Guarded by `_note_lock`."""
+        self._closing = False
+        """Whether the shard may no longer be used. It is set under `lock` and `_flush_lock` together, and can be read
+        without them."""
+        self.closed = False
+        """Whether the engine has been closed, too. Guarded like `_closing`."""
         self._owner = os.getpid()
         if not read_only:
             self.settle(self.last_ticket())
 
     @property
     def failure(self) -> str | None:
-        """Why the shard takes no writes, or None."""
+        """The reason why the shard takes no writes, or None."""
         return None if self._failure is None else str(self._failure) or type(self._failure).__name__
 
     def last_ticket(self) -> Ticket:
-        """Return a ticket with which everything written so far is settled."""
+        """Return a ticket that settles everything written so far."""
         return Ticket(self._end[0])
 
     # --- writing ---
@@ -107,15 +134,15 @@ class CommitLog:
         adopt: Callable[[], object] | None = None,
         batch: MessageBatch | None = None,
     ) -> Ticket:
-        """Announce a batch, apply its write, and with ``adopt`` what memory must know of it.
+        """Announce a batch, apply its write, and call ``adopt``, which brings the state in memory up to date.
 
-        Returns the ticket with which `settle` makes it durable and visible. Whatever interrupts
-        it, Ctrl-C too, closes the shard to writes, because memory may lag behind the engine. The tail is
-        part of every write and has its number, so that a write which vanishes can be missed.
+        Returns the ticket with which `settle` makes the write durable and visible. Any exception, Ctrl-C included,
+        closes the shard to writes, because the state in memory may differ from the engine's. Every write includes the
+        tail with the number of the write, so that a lost write is detected.
         """
         started = time.perf_counter()
         told = None
-        if batch is not None and self.listener is not None:  # so that who has caught up knows where to read on
+        if batch is not None and self.listener is not None:  # so that a caught-up reader knows its place
             told = self.listener.announce(self.number, batch)
         try:
             tail = msgspec.structs.replace(tail, writes=self.tail.writes + 1)
@@ -128,6 +155,8 @@ class CommitLog:
                 self.moved_on.notify_all()
             self.tail = tail
             self._end = (tail.writes, tail.last_position)
+            if told is not None and self.listener is not None:
+                self.listener.committed(self.number)
         except BaseException as error:
             self.fail(error)
             raise
@@ -135,19 +164,20 @@ class CommitLog:
         self.counters.bytes += write.size
         if self.policy.durability == "commit":
             self.watermark = tail.last_position
-        if self.policy.synced_at_once:
-            self._note_synced(self.number, *self._end)
         return Ticket(tail.writes, told)
 
     def settle(self, ticket: Ticket) -> None:
-        """The second half of every write, without the lock, so that others can join the flush.
+        """Complete a write. The lock must not be held, so that other writes can share the flush.
 
-        Under ``sync``, return when the write of this ticket is on disk, and let readers see it. Then, also if that
-        failed, tell who listens.
+        With ``durability="sync"``, flush the write of this ticket unless another flush has done it, and let readers
+        see it. Then notify the listener, even if the flush failed. The flushed writes are noted as being on disk; if
+        noting them fails, they are on disk all the same, and `check_noted` raises the error.
         """
         try:
             if self.policy.durability == "sync":
                 self._flush(ticket.written)
+            elif self.policy.synced_at_once:
+                self._note(self._end)
         finally:
             if ticket.told is not None and self.listener is not None:
                 self.listener.visible(self.number, ticket.told)
@@ -156,13 +186,20 @@ class CommitLog:
         """Return when everything stored so far is on disk, whatever the durability."""
         self._flush(self._end[0])
 
+    def check_noted(self) -> None:
+        """Note the writes that are known to be on disk and aren't noted yet. Raises the error if that fails."""
+        with self._note_lock:
+            self._note_locked()
+            if self._not_noted is not None:
+                raise self._not_noted
+
     def _flush(self, ticket: int) -> None:
-        """Flush unless it was done since. Takes no other lock, because who holds that may wait for this."""
+        """Flush, unless another flush has served the write of this number."""
         with self._flush_lock:
             if self._flushed >= ticket:
                 return  # a flush that began after this write has served it
             self.check_writable()
-            written, position = self._end
+            end = self._end
             started = time.perf_counter()
             try:
                 self.engine.flush_log()
@@ -171,40 +208,61 @@ class CommitLog:
                 raise
             self.counters.flushes += 1
             self.counters.flush_seconds += time.perf_counter() - started
-            self._flushed = written
-            if self.policy.durability == "sync":  # else it has moved on meanwhile
+            self._flushed, position = end
+            if self.policy.durability == "sync":  # otherwise it moved with the commit
                 self.watermark = position
-            self._note_synced(self.number, written, position)
+            self._note(end)
+
+    def _note(self, end: tuple[int, int]) -> None:
+        """Record that everything up to a write is on disk, and note it."""
+        with self._note_lock:
+            self._reached = max(end, self._reached)
+            self._note_locked()
+
+    def _note_locked(self) -> None:
+        if self._noted >= self._reached:
+            return
+        try:
+            self._note_synced(self.number, *self._reached)
+            self._noted, self._not_noted = self._reached, None
+        except TopicstoreError as failed:
+            self._not_noted = failed
+            self.counters.failures += 1
 
     def fail(self, error: BaseException) -> None:
-        """Close the shard to writes because one failed."""
+        """Close the shard to writes because of an error.
+
+        A failed flush isn't tried again, because the kernel may have dropped the data that it could not write: see
+        Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
+        """
         self._failure = error
         self.counters.failures += 1
-        if owned(self.lock):  # else who waits for the end of an epoch looks soon
+        if owned(self.lock):  # otherwise threads that wait for the end of an epoch look again soon
             self.moved_on.notify_all()
 
-    # --- open or not ---
+    # --- opening and closing ---
 
     def open_engine(self) -> Engine:
-        """Return the engine; raise `DatabaseClosedError` after the close, and in a forked process."""
+        """Return the engine. Raises `DatabaseClosedError` after the close, and in a forked process."""
         self.check_open()
         return self.engine
 
     def check_open(self) -> None:
         """Raise `DatabaseClosedError` after the close, and in a process that was forked since the opening."""
-        if self._closed:
+        if self._closing:
             raise DatabaseClosedError("the database is closed")
         if os.getpid() != self._owner:
             raise DatabaseClosedError(f"the database was opened by process {self._owner}; a fork can't use it")
 
     def check_writable(self) -> None:
-        """Raise `ShardReadOnlyError` if an earlier write failed, `DatabaseClosedError` after the close.
+        """Raise an error if the shard takes no writes.
 
-        `ReadOnlyDatabaseError` if the database was opened to be read.
+        The error is `ShardReadOnlyError` if an earlier write failed, `DatabaseClosedError` after the close, and
+        `ReadOnlyDatabaseError` if the database was opened for reading.
         """
         self.check_open()
         if self.read_only:
-            raise ReadOnlyDatabaseError("the database was opened to be read; open it without read_only to write")
+            raise ReadOnlyDatabaseError("the database was opened with mode='r'; another mode lets you write")
         if self._failure is not None:
             raise ShardReadOnlyError(
                 f"shard {self.number} takes no writes since one failed ({self.failure}); "
@@ -212,21 +270,35 @@ class CommitLog:
             ) from self._failure
 
     def close(self, forget: Callable[[], object]) -> None:
-        """Close the engine, after ``forget`` has dropped what reads from it. May be called twice."""
+        """Close the engine, after ``forget`` has dropped the objects that read from it. May be called twice.
+
+        A close that was interrupted is finished by the next call.
+        """
         if os.getpid() != self._owner:
             return  # the engine's threads and files are the other process's
         with self.lock, self._flush_lock:
-            if self._closed:
+            if self.closed:
                 return
             try:
-                if not self.read_only and self._failure is None:
-                    self.flush()  # what is left in order is on disk, whatever the durability
+                if not self._closing and not self.read_only and self._failure is None:
+                    self.flush()  # after an orderly close everything is on disk, whatever the durability
+                    self.check_noted()
             finally:
-                self._closed = True
+                self._closing = True
                 self.moved_on.notify_all()
                 forget()
-                try:
-                    self.engine.close()
-                except BaseException:
-                    self._closed = False  # interrupted: it may be called again
-                    raise
+                self._close_engine_locked()
+
+    @property
+    def closed_in_order(self) -> bool:
+        """Whether the shard was closed, every write is on disk, and nothing failed or was interrupted."""
+        return self.closed and self._failure is None and self._flushed >= self._end[0]
+
+    def _close_engine_locked(self) -> None:
+        try:
+            self.engine.close()
+        except BaseException as failed:
+            self._failure = self._failure or failed
+            self.closed = isinstance(failed, Exception)  # then everything is released; otherwise it was interrupted
+            raise
+        self.closed = True

@@ -1,8 +1,8 @@
-"""What stands for a slab that can't be opened, so that the rest of the database can."""
+"""A placeholder for a slab that can't be opened, so that the rest of the database can be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from topicstore.contract.batch import MessageBatch
@@ -15,9 +15,9 @@ __all__ = ["DamagedSlab"]
 
 
 class DamagedSlab(Slab):
-    """Raises the error with which opening failed whenever somebody asks for messages, or brings some.
+    """A slab whose methods that read or store messages raise the error with which opening it failed.
 
-    The generation can be dropped, and another begun; all others are read and written as ever.
+    The generation can be dropped, and another begun. The other generations are read and written as usual.
     """
 
     def __init__(self, error: CorruptionError) -> None:
@@ -57,12 +57,14 @@ class DamagedSlab(Slab):
         """Raise."""
         self._refuse()
 
-    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+    def delete(
+        self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
+    ) -> Iterator[DeleteStep]:
         """Raise."""
         self._refuse()
 
     def info(self) -> SlabInfo:
-        """No streams, and the damage."""
+        """Return no streams, and the damage."""
         return SlabInfo(streams=0, details={"damage": str(self.error)})
 
     def verify(self, bound: int) -> Iterator[Damage | int]:

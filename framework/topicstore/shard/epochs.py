@@ -1,7 +1,7 @@
-"""Epochs: layouts that order messages by something else within an epoch hide the epoch that is being written.
+"""Epochs: layouts that don't order messages by position within an epoch hide the epoch that is being written.
 
-A reader who wants to see all there is has it ended: once it is over, the shard's last position moves to its end, in a
-commit of its own, so that nothing can come before what was read, whatever the clock does later.
+A reader that wants all messages ends the epoch: once it is over, a commit of its own moves the shard's last position to
+its end, so that no message can be stored before those that were read, whatever the clock does later.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from .generations import Generations
 __all__ = ["Epochs"]
 
 _LOOK = 1.0
-"""Seconds after which who waits for the end of an epoch looks whether the shard has failed: a flush can't tell it."""
+"""Seconds after which a thread that waits for the end of an epoch checks whether the shard has failed, because a failed
+flush doesn't notify it."""
 
 
 class Epochs:
-    """Ending the epoch that is written, and waiting until something is visible."""
+    """Ending the epoch that is being written, and waiting until a position is visible."""
 
     def __init__(self, log: CommitLog, generations: Generations) -> None:
         self._log = log
         self._generations = generations
 
     def end(self, generation: int, position: int, *, wait: bool, since: float | None = None) -> None:
-        """See that readers of a generation may see everything up to ``position``.
+        """Make everything up to ``position`` visible to readers of a generation.
 
-        If that lies in the epoch being written, it must be over: with ``wait``, return when it is, at
-        most an epoch after ``since``, of `time.monotonic`, or the call; else do nothing while it isn't.
+        If the position lies in the epoch being written, that must be over. With ``wait``, wait for its end, at most
+        for the length of an epoch after ``since`` (of `time.monotonic`), or after the call if that is None. Without
+        it, do nothing if the epoch isn't over.
         """
         log, epoch = self._log, self._generations.slab(generation).epoch
         if epoch == 1 or log.read_only:
@@ -51,7 +53,7 @@ class Epochs:
                 log.moved_on.wait(min(seconds, _LOOK))
             ticket = log.last_ticket()
         if wait or log.failure is None:
-            log.settle(ticket)  # somebody else may have ended it, and not be done with that
+            log.settle(ticket)  # another thread may have ended the epoch, and not have settled that yet
 
     def await_visible(self, position: int) -> None:
         """Return when readers may see everything up to a committed position: after its flush, and its epoch."""
@@ -61,7 +63,7 @@ class Epochs:
         self.end(record.number, position, wait=True)
 
     def _is_open_locked(self, position: int, epoch: int) -> bool:
-        """Say whether a position lies in the epoch being written."""
+        """Return whether a position lies in the epoch being written."""
         last = self._log.tail.last_position
         end = last | (epoch - 1)
         return end - epoch < position and last < end
@@ -69,8 +71,8 @@ class Epochs:
     def _left_locked(self, epoch: int, latest: float) -> float:
         """Return the seconds until the epoch being written is over.
 
-        By the clock, where positions go by it; or when it has lasted for its length since the last
-        commit; or at the latest, which is its length since somebody began to wait.
+        It is over when the clock has passed its end, where positions follow the clock; when its length has passed
+        since the last commit; or, at the latest, when its length has passed since the wait began.
         """
         lasted = min(self._log.last_commit + time_of(epoch) / 1e6, latest) - time.monotonic()
         if self._log.policy.timestamps != "commit":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from topicstore.contract.errors import (
     CorruptionError,
     GenerationDroppedError,
     GenerationError,
-    InvalidIteratorError,
+    InvalidCursorError,
     NewerFormatError,
     PluginError,
 )
@@ -31,13 +31,17 @@ from .records import (
     ranges_of,
     remove_messages,
 )
+from .tally_records import remove_tallies
+from .zones import Zone, ZoneRecord, load_zones, put_zone
 
 __all__ = ["Generations", "MakeLayout", "OpenArchive", "check_local"]
 
+_LAST = (1 << 64) - 1
+
 MakeLayout = Callable[[str, dict[str, Any]], Layout]
-"""Makes a layout of a name with its options."""
+"""A function that makes the layout of a name, with options."""
 OpenArchive = Callable[[int, GenerationRecord], Slab]
-"""Returns the slab of an archived generation of a shard."""
+"""A function that returns the slab of an archived generation of a shard."""
 
 
 class Generations:
@@ -48,16 +52,18 @@ class Generations:
         self._make_layout = make_layout
         self._open_archive = open_archive
         self.rewriting = FairLock()
-        """Held, before the log's lock, by who replaces what is stored: deletes, compactions, archiving."""
+        """The lock that deletes, compactions and archiving hold. It is taken before the log's lock."""
         self.records = {record.number: record for record in load_generations(log.engine)}
-        """Of all generations, tombstones among them. Guarded by the log's lock; to look one up needs none."""
+        """The records of all generations, including tombstones, by number. Guarded by the log's lock; looking one up
+        needs no lock."""
         self.slabs: dict[int, Slab] = {}
-        """Of the live generations. Guarded by the log's lock; to look one up needs none."""
+        """The slabs of the live generations by number. Guarded by the log's lock; looking one up needs no lock."""
         self.live: list[tuple[GenerationRecord, Slab]] = []
-        """The live generations, oldest first, replaced as a whole, so that readers needn't wait for a writer."""
+        """The live generations, oldest first. The list is replaced as a whole, so that readers needn't wait for a
+        writer."""
 
     def open(self) -> None:
-        """Open the slab of each live generation, and go on removing what dropped ones held."""
+        """Open the slab of each live generation, and continue removing the messages of dropped ones."""
         for number, record in sorted(self.records.items()):
             if not record.dropped:
                 self.slabs[number] = self._open_slab(record)
@@ -94,11 +100,11 @@ class Generations:
         self.slabs.clear()
         self.live = []
 
-    # --- looking ---
+    # --- looking up ---
 
     @property
     def current(self) -> int:
-        """The number of the generation that is written; 0 before the first was added."""
+        """The number of the generation that is being written; 0 before the first was added."""
         return max(self.records, default=0)
 
     def listed(self) -> list[GenerationRecord]:
@@ -114,32 +120,46 @@ class Generations:
             ]
 
     def with_slabs(self) -> list[tuple[GenerationRecord, Slab]]:
-        """Return the live generations, oldest first, with their slabs, as of one moment. Never waits for a writer.
+        """Return the live generations, oldest first, with their slabs, at one moment. Never waits for a writer.
 
         The counts of the current one are not filled in; `listed` does that.
         """
         live = self.live
-        self._log.check_open()  # after it: a close since then emptied the list
+        self._log.check_open()  # checked last, because a close empties the list
         return list(live)
 
     def slab(self, generation: int) -> Slab:
         """Return a live generation's slab.
 
-        Raises `GenerationDroppedError`, or `InvalidIteratorError` if there never was one of that number.
+        Raises `GenerationDroppedError`, or `InvalidCursorError` if there never was one of that number.
         """
         self._log.check_open()
         slab = self.slabs.get(generation)
         if slab is None:
-            self._log.check_open()  # again: a close since then emptied the dictionary
+            self._log.check_open()  # checked again, because a close empties the dictionary
             if 0 < generation <= self.current:
                 raise GenerationDroppedError(f"generation {generation} of shard {self._log.number} was dropped")
-            raise InvalidIteratorError(f"shard {self._log.number} has no generation {generation}")
+            raise InvalidCursorError(f"shard {self._log.number} has no generation {generation}")
         return slab
 
-    def archived_in(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the archived generations that have messages from position ``first`` to ``last``.
+    def zones(self, generations: Iterable[int]) -> Iterator[ZoneRecord]:
+        """Yield the zones of ``generations``, given in ascending order, and the one that is being filled.
 
-        Each with its last position.
+        Raises `CorruptionError` for a record that is damaged.
+        """
+        tail = self._log.tail  # read before the records: a zone that fills meanwhile comes twice rather than never
+        try:
+            for generation in generations:
+                yield from load_zones(self._log.engine, generation)
+        except CorruptionError as bad:
+            raise CorruptionError(bad.reason, f"shard {self._log.number}, {bad.place}") from bad
+        if tail.zone is not None:
+            yield tail.zone.closed(_LAST)
+
+    def archived_in(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the number and last position of each archived generation that has messages in a range of positions.
+
+        The range is from ``first`` to ``last``, inclusive.
         """
         return [
             (record.number, end)
@@ -173,7 +193,7 @@ class Generations:
             same = sealed is not None and sealed.layout == layout_name
             heir = same and not isinstance(parent, DamagedSlab)
             layout.create(log.engine, log.number, number, parent if heir else None, write)
-            tail = msgspec.structs.replace(tail, messages=0, live_bytes=0)
+            tail = msgspec.structs.replace(tail, messages=0, live_bytes=0, zone=Zone(tail.last_position + 1))
 
             def adopt() -> None:
                 self.slabs[number] = self._open_with(layout, layout_name, number)
@@ -198,19 +218,21 @@ class Generations:
             live_bytes=tail.live_bytes,
         )
         put_generation(write, sealed)
+        if tail.zone is not None:
+            put_zone(write, self.current, tail.zone.closed(tail.last_position))
         return self.slabs[self.current], sealed
 
     def replace_locked(self, record: GenerationRecord) -> None:
-        """Take over a record that was committed."""
+        """Replace the record in memory by one that was committed."""
         self.records[record.number] = record
         self._list_live_locked()
 
-    # --- taking away ---
+    # --- removing ---
 
     def check_droppable(self, number: int) -> bool:
-        """Return whether a generation is there to be dropped; False if it was dropped before.
+        """Return whether a generation can be dropped; False if it was dropped before.
 
-        Raises `GenerationError` for the current one and for one that never was.
+        Raises `GenerationError` for the current generation and for one that never existed.
         """
         with self._log.lock:
             record = self.records.get(number)
@@ -223,9 +245,9 @@ class Generations:
             return True
 
     def drop(self, number: int) -> bool:
-        """Make a sealed generation invisible, in one engine write; False if it was dropped before.
+        """Make a sealed generation invisible, in one engine write. Returns False if it was dropped before.
 
-        `remove_dropped` then removes what it held.
+        `remove_dropped` then removes its messages.
         """
         log = self._log
         with log.lock:
@@ -235,6 +257,7 @@ class Generations:
             record = msgspec.structs.replace(self.records[number], dropped=True)
             write = WriteBatch()
             put_generation(write, record)
+            remove_tallies(write, number)
 
             def adopt() -> None:
                 del self.slabs[number]
@@ -245,10 +268,10 @@ class Generations:
         return True
 
     def archive(self, number: int, location: str, messages: int) -> None:
-        """Read a generation from its export, and remove what is local of it, in one engine write.
+        """Have a generation read from its export, and remove its local messages, in one engine write.
 
-        ``messages``: that the export holds. The caller has compared them. Raises `GenerationError` if
-        the generation has others now, `GenerationDroppedError` if it is gone.
+        ``messages`` is the number of messages in the export, which the caller has compared. Raises `GenerationError`
+        if the generation has another number now, and `GenerationDroppedError` if it was dropped.
         """
         log = self._log
         with self.rewriting, log.lock:
@@ -273,7 +296,7 @@ class Generations:
         self.reclaim(number)
 
     def remove_dropped(self) -> None:
-        """Remove what dropped generations held. May be interrupted; the next open goes on."""
+        """Remove the messages of dropped generations. It may be interrupted; the next open continues."""
         with self._log.lock:
             dropped = [number for number, record in self.records.items() if record.dropped]
         for number in dropped:
@@ -288,13 +311,13 @@ class Generations:
         self.reclaim(number)
 
     def reclaim(self, number: int) -> None:
-        """Give back the disk space of what a generation held or replaced. May take long."""
+        """Free the disk space of values that a generation has removed or replaced. May take long."""
         for keyspace, start, end in ranges_of(number):
             self._log.engine.reclaim(keyspace, start, end)
 
 
 def check_local(archived: Iterable[tuple[int, int]]) -> None:
-    """Raise `GenerationError` if a delete reaches any archived generation; takes what `archived_in` gives."""
+    """Raise `GenerationError` if a delete reaches an archived generation; ``archived`` comes from `archived_in`."""
     found = sorted(archived)
     if found:
         numbers = ", ".join(map(str, dict(found)))

@@ -1,4 +1,4 @@
-"""Whose shard it is, so that directories that were mixed up are noticed.
+"""The identity of a shard: its database and number, so that directories that were mixed up are detected.
 
 Stored form (state keyspace): ``00 "identity"`` -> checksum (see `topicstore.contract.checksums`) and msgpack array
 of the version 1, the database's id and the shard's number; written when the shard is made.
@@ -19,7 +19,7 @@ _VERSION = 1
 
 
 def check_identity(engine: Engine, database: bytes, shard: int) -> None:
-    """Note in a new shard whose it is; raise `CorruptionError` if a used one is another's."""
+    """Store a new shard's identity. Raises `CorruptionError` if an existing shard has another one."""
     mine = add_checksum(_KEY, msgspec.msgpack.encode((_VERSION, database, shard)))
     found = engine.get(STATE, _KEY)
     if found == mine:

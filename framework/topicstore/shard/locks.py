@@ -1,38 +1,42 @@
-"""Locks that are passed on to who waits, and holding several at once, whatever interrupts the taking of them."""
+"""Locks that are passed on in turn, and a function that holds several of them and is safe against Ctrl-C."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
+from topicstore.contract.errors import NestedCallError
 from topicstore.contract.forking import ProcessLock
 
-__all__ = ["FairLock", "holding", "owned"]
+__all__ = ["FairLock", "check_not_owned", "holding", "owned"]
 
 
-class FairLock(ProcessLock):  # type: ignore[misc]  # in truth RLock is not final
-    """A reentrant lock that whoever gives it back can't take again before one who waits for it.
+T = TypeVar("T")
 
-    `threading.RLock` lets a thread that writes in a tight loop take it again and again, before
-    those it woke have come to run: they may starve for seconds. Here the next in line holds a
-    second lock, the turn, while it waits, and nobody else gets in line before that is free.
 
-    Ctrl-C while it is taken leaves it as it was. Giving it back is RLock's own, in C: no signal
-    handler runs between the end of a ``with`` and that.
+class FairLock(ProcessLock):  # type: ignore[misc]  # RLock isn't final at run time
+    """A reentrant lock that a thread which releases it can't take again before a thread that waits for it.
+
+    `threading.RLock` lets a thread that writes in a tight loop take the lock again and again before the threads that
+    it woke have run, and those may starve for seconds. Here the next thread in line holds a second lock, the turn,
+    while it waits, and no other thread gets in line before that is free.
+
+    Ctrl-C while the lock is being taken leaves it as it was. The release is RLock's own, in C, so no signal handler
+    runs between the end of a ``with`` block and the release.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._turn = threading.Lock()
+        self._turn = ProcessLock()
 
-    def acquire(self) -> None:  # type: ignore[override]  # there is one way to take it: to wait
+    def acquire(self) -> None:  # type: ignore[override]  # it can only be taken by waiting
         """Take the lock; return when it is taken."""
         take = super().acquire
         if owned(self):
             try:
                 take()
-            except BaseException:  # a signal's, which came behind it: taking it again waits for nothing
+            except BaseException:  # of a signal handler that ran after the take, because a reentrant take doesn't wait
                 self.release()
                 raise
             return
@@ -47,30 +51,37 @@ class FairLock(ProcessLock):  # type: ignore[misc]  # in truth RLock is not fina
     __enter__ = acquire  # type: ignore[assignment]
 
 
-def owned(lock: ProcessLock) -> bool:
-    """Say whether this thread holds the lock."""
-    return lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001 - as threading.Condition does
+def owned(lock: ProcessLock | threading.RLock) -> bool:
+    """Return whether this thread holds the lock."""
+    return lock._is_owned()  # type: ignore[union-attr, no-any-return]  # noqa: SLF001 - as threading.Condition does
 
 
-@contextlib.contextmanager
-def holding(locks: Iterable[FairLock]) -> Iterator[None]:
-    """Take the locks in their order, which must be the same everywhere, and give them back at the end.
+def check_not_owned(lock: FairLock) -> None:
+    """Raise `NestedCallError` if this thread holds the lock, because the state that it guards may be half changed."""
+    if owned(lock):
+        raise NestedCallError("another call of this thread, within which this one was made, is writing")
 
-    Not for a thread that holds one of them already. `contextlib.ExitStack` would leak a lock if
-    Ctrl-C came between taking it and noting it down; here it is noted down first. If it comes while
-    they are given back, the others are given back all the same.
+
+def holding(locks: Iterable[FairLock], work: Callable[[], T]) -> T:
+    """Take the locks in their order, which must be the same everywhere; return what ``work`` returns under them.
+
+    Raises `NestedCallError` if this thread holds one of them already. `contextlib.ExitStack` would leak a lock if
+    Ctrl-C came between taking and recording it; here it is recorded first. If Ctrl-C comes while the locks are
+    released, the others are released all the same. A context manager written in Python can't do that, because Ctrl-C
+    may come when its ``__exit__`` begins. See also https://github.com/python/cpython/issues/74174.
     """
     noted: list[FairLock] = []
     try:
         for lock in locks:
+            check_not_owned(lock)
             noted.append(lock)
             lock.acquire()
-        yield
+        return work()
     finally:
         try:
             _give_back(noted)
         finally:
-            _give_back(noted)  # what is left, should Ctrl-C have come in between
+            _give_back(noted)  # those that are left, if Ctrl-C has interrupted the first call
 
 
 def _give_back(noted: list[FairLock]) -> None:

@@ -1,24 +1,41 @@
-"""Reading a shard: which streams of it a replay reads, and the next messages of one of them."""
+"""Reading a shard: planning the streams that a replay reads, and reading the next messages of a stream."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
-from topicstore.contract.errors import CorruptionError, GenerationArchivedError, InvalidIteratorError
-from topicstore.contract.iterators import Iterator
+from topicstore.contract.cursors import Cursor
+from topicstore.contract.errors import CorruptionError, GenerationArchivedError, InvalidCursorError
 from topicstore.contract.layout import Slab, SlabStep
-from topicstore.contract.replay_plan import GenerationPlan, ShardPlan
+from topicstore.contract.replay_plan import GenerationPlan, ShardPlan, TimeRange
 from topicstore.contract.topics import TopicFilter
 
 from .commit_log import CommitLog
 from .epochs import Epochs
 from .generations import Generations
+from .records import GenerationRecord
+from .zones import Span, may_hold
 
-__all__ = ["Reads"]
+__all__ = ["Reads", "filters_of_all"]
+
+
+def filters_of_all(slab: Slab) -> tuple[str, ...]:
+    """Return filters that together match every topic once.
+
+    A leading wildcard doesn't match topics that begin with ``$`` (MQTT 5, section 4.7.2).
+    """
+    known = {node.path[0] for node in slab.learned() if node.path[0].startswith("$")}
+    return "#", *(f"{level}/#" for level in sorted(known - {"$+"} | {"$SYS"}))
+
+
+def _reaches(record: GenerationRecord, first: int, last: int) -> bool:
+    """Return whether a generation may have messages with positions from ``first`` to ``last``."""
+    return record.first_position <= last and (record.last_position is None or record.last_position >= first)
 
 
 class Reads:
-    """How one shard is read."""
+    """The read operations of one shard."""
 
     def __init__(self, log: CommitLog, generations: Generations, epochs: Epochs) -> None:
         self._log = log
@@ -26,32 +43,72 @@ class Reads:
         self._epochs = epochs
 
     def plan(
-        self, database: bytes, topic_filter: TopicFilter, first: int, bound: int, *, since: float | None
+        self,
+        database: bytes,
+        topic_filter: TopicFilter,
+        first: int,
+        bound: int,
+        *,
+        since: float | None,
+        timestamps: TimeRange | None = None,
     ) -> ShardPlan:
-        """Plan to read the matching messages with positions from ``first`` to ``bound``.
+        """Return a plan that reads the matching messages with positions from ``first`` to ``bound``.
 
-        The generations in turn, each by the streams that its layout finds cheapest. Where the layout hides the
-        epoch that is written and the bound lies in it, wait for its end, at most an epoch after ``since`` (of
-        `time.monotonic`); with None don't wait, and lower the bound instead.
+        It has the generations in turn, each with the streams that its layout finds cheapest. If the layout hides the
+        epoch that is being written and the bound lies in it, wait for its end, at most for the length of an epoch
+        after ``since`` (of `time.monotonic`). If ``since`` is None, don't wait, and lower the bound instead.
+
+        With ``timestamps``, ranges that are known to have no message of these times are left out. The other ranges
+        are read whole, so they may give messages of other times.
         """
         number, plans = self._log.number, []
-        for record, slab in self._generations.with_slabs() if first <= bound else ():
-            if record.first_position > bound or (record.last_position is not None and record.last_position < first):
-                continue
-            streams = slab.cover(topic_filter, first)
-            if record.sealed is None and any(slab.visible(stream, self._log.watermark) < bound for stream in streams):
+        for record, slab, begin, last in self._parts(first, bound, timestamps):
+            streams = slab.cover(topic_filter, begin)
+            if record.sealed is None and any(slab.visible(stream, self._log.watermark) < last for stream in streams):
                 if since is None:
                     bound = min(slab.visible(stream, self._log.watermark) for stream in streams)
                 else:
-                    self._epochs.end(record.number, bound, wait=True, since=since)
+                    self._epochs.end(record.number, last, wait=True, since=since)
             if streams:
                 text = topic_filter.text
-                iterators = [
-                    Iterator(database, number, record.number, stream, text, slab.begin(stream, topic_filter, first))
+                cursors = [
+                    Cursor(database, number, record.number, stream, text, slab.begin(stream, topic_filter, begin))
                     for stream in streams
                 ]
-                plans.append(GenerationPlan(iterators, slab.epoch))
+                plans.append(GenerationPlan(cursors, slab.epoch, last))
         return ShardPlan(shard=number, bound=bound, generations=plans)
+
+    def _parts(
+        self, first: int, bound: int, timestamps: TimeRange | None
+    ) -> Iterator[tuple[GenerationRecord, Slab, int, int]]:
+        """Yield the generations with positions from ``first`` to ``bound``, each with a range of positions to read.
+
+        A generation comes several times if it has several such ranges.
+        """
+        live = self._generations.with_slabs()
+        if timestamps is not None:
+            spans = self.spans(timestamps, first, bound)
+        else:
+            spans = [(first, bound)] if first <= bound else []
+        for record, slab in live:
+            for begin, last in spans:
+                if _reaches(record, begin, last):
+                    yield record, slab, begin, last
+
+    def spans(self, timestamps: TimeRange, first: int, last: int) -> list[Span]:
+        """Return spans of positions from ``first`` to ``last`` outside of which no message has any of these times."""
+        live = [record.number for record, _ in self._generations.with_slabs() if _reaches(record, first, last)]
+        return list(may_hold(timestamps, self._generations.zones(live), first, last)) if first <= last else []
+
+    def zones(self, timestamps: TimeRange) -> tuple[int, int]:
+        """Return the number of zones that may have messages of these times, and the number of all zones."""
+        zones = list(self._generations.zones(record.number for record, _ in self._generations.with_slabs()))
+        return sum(timestamps.overlaps_any(zone.spans) for zone in zones), len(zones)
+
+    def zone_ends(self, generation: int) -> list[int]:
+        """Return the last position of each full zone of a generation, in order."""
+        zones = self._generations.zones([generation])  # with the one that is being filled, which has no end yet
+        return sorted({zone.last for zone in zones if zone.last <= self._log.watermark})
 
     def next(
         self,
@@ -66,10 +123,10 @@ class Reads:
         deadline: float | None,
         final: bool = False,
     ) -> tuple[SlabStep, bool]:
-        """Read on in a stream; return the step, and whether it ended the stream for good.
+        """Read on in a stream. Return the step, and whether the stream has ended for good.
 
-        ``final``: the caller wants what is there up to ``bound``, and won't go on after it. Of a view of one
-        moment it then gets the open epoch too.
+        With ``final`` the caller reads up to ``bound`` and never continues after it. If the shard is a view of one
+        moment, the read then includes the open epoch.
         """
         log = self._log
         slab, record = self._generations.slab(generation), self._generations.records.get(generation)
@@ -88,14 +145,16 @@ class Reads:
                 deadline=deadline,
             )
         except (KeyError, ValueError) as bad:
-            raise InvalidIteratorError(f"the iterator's place is not of this stream: {bad}") from bad
+            raise InvalidCursorError(f"the cursor's place is not of this stream: {bad}") from bad
         except CorruptionError:
-            self._check_still(generation, slab)  # if not, it is no damage
+            self._check_still(generation, slab)  # if it isn't, the error isn't damage
             raise
-        self._check_still(generation, slab)  # if not, what was read may be less than there was
+        self._check_still(generation, slab)  # if it isn't, messages may be missing from the step
+        seconds = time.perf_counter() - started
         log.counters.reads += 1
         log.counters.read_messages += len(step.batch)
-        log.counters.read_seconds += time.perf_counter() - started
+        log.counters.read_seconds += seconds
+        log.latencies.read.observe(seconds)
         end = None if record is None else record.last_position
         return step, step.exhausted and end is not None and bound >= end
 
@@ -103,11 +162,11 @@ class Reads:
         """Raise if a generation was dropped or archived while its slab was read."""
         if self._generations.slab(generation) is not slab:
             raise GenerationArchivedError(
-                f"generation {generation} of shard {self._log.number} was archived while it was read; begin anew"
+                f"generation {generation} of shard {self._log.number} was archived while it was read; begin again"
             )
 
     def _visible(self, generation: int, stream: int, bound: int) -> int:
-        """Return how far a stream of the generation being written may be read, at most to ``bound``."""
+        """Return the position up to which a stream of the current generation may be read, at most ``bound``."""
         slab = self._generations.slab(generation)
         if slab.visible(stream, self._log.watermark) < bound:
             self._epochs.end(generation, bound, wait=False)

@@ -1,10 +1,11 @@
 """Small stored records: a checksum, then a msgpack array that begins with its version.
 
-Fields are only ever appended, so a record is read by whoever knows its version or a newer one.
+Fields are only ever appended, so code that knows a version also reads the older ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -18,17 +19,19 @@ R = TypeVar("R")
 
 
 class _Versioned(msgspec.Struct, array_like=True):
-    """The beginning of every record."""
+    """The first field of every record."""
 
     version: int
 
 
+_LONG_ARRAY = b"\xa0"
+"""The first byte after those of arrays that have their length within it."""
 _ENCODER = msgspec.msgpack.Encoder()
 _VERSIONS = msgspec.msgpack.Decoder(_Versioned)
 
 
 class RecordCodec(Generic[R]):
-    """Encodes and decodes the records of one kind, a struct or a tuple that begins with its version.
+    """An encoder and decoder of one kind of record, which is a struct or a tuple that begins with its version.
 
     ``newest`` is the highest version that this topicstore can read.
     """
@@ -38,11 +41,11 @@ class RecordCodec(Generic[R]):
         self._newest = newest
 
     def encode(self, key: bytes, record: R) -> bytes:
-        """Return what to store under ``key``."""
+        """Return the bytes to store under ``key``."""
         return add_checksum(key, _ENCODER.encode(record))
 
     def decode(self, key: bytes, stored: bytes, place: str) -> R:
-        """Return the record that is stored under ``key``, at a place that errors name.
+        """Return the record that is stored under ``key``. Errors name ``place``.
 
         Raises `CorruptionError`, and `NewerFormatError` for a version above the newest.
         """
@@ -56,3 +59,18 @@ class RecordCodec(Generic[R]):
             raise CorruptionError(bad.reason, place) from bad
         except msgspec.DecodeError as bad:
             raise CorruptionError(str(bad), place) from bad
+
+    def decode_many(self, stored: Iterable[tuple[bytes, bytes]], place: Callable[[bytes], str]) -> list[R]:
+        """Return the records of (key, stored bytes), like `decode`; ``place`` names a key for an error."""
+        decode, newest = self._decoder.decode, bytes((self._newest,))
+        records: list[R] = []
+        for key, value in stored:
+            try:
+                record = strip_checksum(key, value)
+                if record[:1] < _LONG_ARRAY and record[1:2] <= newest:  # as all are that were written so far
+                    records.append(decode(record))
+                    continue
+            except (CorruptionError, msgspec.DecodeError):
+                pass  # it fails in the same way below, and then its place is told
+            records.append(self.decode(key, value, place(key)))
+        return records

@@ -1,12 +1,13 @@
-"""What a shard records of itself in its state keyspace: its tail and its generations.
+"""The records that a shard keeps of itself in its state keyspace: its tail and its generations.
 
 Stored form (state keyspace, keys begin with a zero byte)::
 
     00 "tail"              -> Tail, part of every write
     00 "generation" u32    -> GenerationRecord, written when one is added, sealed or dropped
 
-Both are records (`topicstore.shard.record_codec`). The version of both is 1; of the record of an archived generation
-it is 2, because who doesn't know the field would take it for an empty one.
+The records of zones (`topicstore.shard.zones`) are stored beside them. All are records in the sense of
+`topicstore.shard.record_codec`. The version of both is 1; that of the record of an archived generation
+is 2, because code that doesn't know the field ``archive`` would take the generation for an empty one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from topicstore.contract.engine import (
 )
 
 from .record_codec import RecordCodec
+from .zones import Zone, remove_zones
 
 __all__ = [
     "ARCHIVED_VERSION",
@@ -50,21 +52,23 @@ _GENERATION = b"\0generation"
 
 
 class Tail(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
-    """Where a shard stands after its last write."""
+    """The state of a shard after its last write."""
 
     version: int = _VERSION
     last_position: int = 0
-    """The highest position ever given out; outlives the message that had it."""
+    """The highest position ever assigned; it stays when its message is deleted."""
     last_time: int = 0
-    """The newest message time that made a position (``timestamps="message"``)."""
+    """The newest message time from which a position was made (``timestamps="message"``)."""
     lifted: int = 0
-    """Late messages that took the next position, since creation."""
+    """The number of late messages that took the next position, since the shard was created."""
     messages: int = 0
-    """Live messages of the current generation."""
+    """The number of live messages in the current generation."""
     live_bytes: int = 0
-    """Bytes of values that the current generation's layout put for its messages."""
+    """Bytes of the values that the current generation's layout put for its messages."""
     writes: int = 0
-    """The number of the last write, of messages or of anything else; they are counted from 1 without gaps."""
+    """The number of the last write, of messages or of anything else; writes are numbered from 1 without gaps."""
+    zone: Zone | None = None
+    """The zone that is being filled; None in a tail of a version that had no zones."""
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
@@ -74,24 +78,25 @@ class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, k
     number: int
     layout: str
     format: int
-    """Version of the layout's stored form (`Layout.format`) that the generation may hold."""
+    """The version of the layout's stored form (`Layout.format`) that the generation may hold."""
     options: dict[str, Any]
     created: int
-    """Microseconds since the epoch."""
+    """The time at which the generation was added, in microseconds since the epoch."""
     first_position: int
-    """No message of the generation has a lower position."""
+    """A lower bound of the positions of its messages."""
     sealed: int | None = None
-    """Microseconds since the epoch; None for the current generation."""
+    """The time at which it was sealed, in microseconds since the epoch; None for the current generation."""
     last_position: int | None = None
-    """Once sealed: no message has a higher position."""
+    """An upper bound of the positions of its messages; None until it is sealed."""
     dropped: bool = False
-    """Tombstone: invisible, its keys are being removed."""
+    """Whether the record is a tombstone: the generation is invisible, and its keys are being removed."""
     messages: int = 0
-    """Once sealed: live messages."""
+    """The number of live messages; 0 until it is sealed."""
     live_bytes: int = 0
-    """Once sealed: bytes of the values that hold them; 0 once archived."""
+    """Bytes of the values that hold the messages; 0 until it is sealed, and once it is archived."""
     archive: str | None = None
-    """Once archived: where the export is that holds the messages (`topicstore.storage.archive_locations`)."""
+    """The location of the export that holds the messages (`topicstore.storage.archive_locations`); None unless the
+    generation is archived."""
 
 
 _TAILS = RecordCodec(Tail, _VERSION)
@@ -99,7 +104,7 @@ _GENERATIONS = RecordCodec(GenerationRecord, ARCHIVED_VERSION)
 
 
 def load_tail(reader: Reader) -> Tail:
-    """Return the shard's tail; that of an empty shard if there is none."""
+    """Return the shard's tail, or that of an empty shard if none is stored."""
     data = reader.get(STATE, _TAIL)
     return Tail() if data is None else _TAILS.decode(_TAIL, data, "state: tail")
 
@@ -110,7 +115,7 @@ def put_tail(batch: WriteBatch, tail: Tail) -> None:
 
 
 def load_generations(reader: Reader) -> Iterator[GenerationRecord]:
-    """Yield the shard's generations, oldest first, tombstones among them."""
+    """Yield the records of the shard's generations, oldest first, including tombstones."""
     for chunk in reader.scan(STATE, _GENERATION, _GENERATION + b"\xff" * 5):
         for key, data in chunk:
             yield _GENERATIONS.decode(key, data, f"state: generation {int.from_bytes(key[-4:], 'big')}")
@@ -122,8 +127,8 @@ def put_generation(batch: WriteBatch, record: GenerationRecord) -> None:
     batch.put(STATE, key, _GENERATIONS.encode(key, record))
 
 
-def ranges_of(number: int) -> Iterator[tuple[Keyspace, Key, Key]]:
-    """Yield (keyspace, start, end) of all that a generation's layout keeps."""
+def ranges_of(number: int) -> Iterator[tuple[Keyspace[Any], Key, Key]]:
+    """Yield (keyspace, start, end) of every range of keys that a generation's layout may use."""
     for keyspace in (DATA, INDEX, KEYS, META):
         if keyspace.shape is None:
             yield keyspace, encode_generation(number), encode_generation(number + 1)
@@ -132,14 +137,15 @@ def ranges_of(number: int) -> Iterator[tuple[Keyspace, Key, Key]]:
 
 
 def remove_messages(number: int) -> Iterator[WriteBatch]:
-    """Yield writes that remove everything of a dropped generation; its record goes last.
+    """Yield writes that remove everything of a dropped generation, its record last.
 
-    Each may be applied again, so an interrupted removal simply starts anew.
+    Each may be applied again, so an interrupted removal simply starts again.
     """
     for keyspace, start, end in ranges_of(number):
         batch = WriteBatch()
         batch.delete_range(keyspace, start, end)
         yield batch
     batch = WriteBatch()
+    remove_zones(batch, number)
     batch.delete(STATE, _GENERATION + encode_generation(number))
     yield batch

@@ -1,39 +1,41 @@
-"""What replaces stored messages: deleting and compacting, a step at a time beside readers and writers."""
+"""Deleting and compacting: replacing stored messages, a step at a time, beside readers and writers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from topicstore.contract.engine import WriteBatch
-from topicstore.contract.errors import CorruptionError, DatabaseClosedError, GenerationDroppedError
+from topicstore.contract.errors import CorruptionError, DatabaseClosedError, GenerationDroppedError, GenerationError
 from topicstore.contract.layout import CompactStep, Slab
 from topicstore.contract.topics import TopicFilter
 
 from .commit_log import CommitLog, Ticket
 from .generations import Generations, check_local
 from .records import GenerationRecord, Tail, put_generation
+from .tally_tables import TallyTables
 
 __all__ = ["Rewriting", "never"]
 
 
 def never() -> bool:
-    """Say that there is no reason to stop."""
+    """Return False: the default ``stop``, which never stops a compaction."""
     return False
 
 
 class Rewriting:
-    """Deletes and compactions of one shard; `Generations.rewriting` keeps them out of each other."""
+    """The deletes and compactions of one shard, of which `Generations.rewriting` lets only one run at a time."""
 
-    def __init__(self, log: CommitLog, generations: Generations) -> None:
+    def __init__(self, log: CommitLog, generations: Generations, tables: TallyTables) -> None:
         self._log = log
         self._generations = generations
+        self._tables = tables
 
     # --- deleting ---
 
     def delete(self, topic_filter: TopicFilter, first: int, last: int) -> int:
-        """Remove matching messages with positions from ``first`` to ``last``; return how many."""
+        """Remove the matching messages with positions from ``first`` to ``last``; return their number."""
         deleted = 0
         last = min(last, self._log.watermark)
         for record in self._generations.listed():
@@ -41,7 +43,31 @@ class Rewriting:
                 deleted += self._delete_in(record.number, topic_filter, first, last)
         return deleted
 
-    def _delete_in(self, generation: int, topic_filter: TopicFilter, first: int, last: int) -> int:
+    def delete_local(
+        self, filters_of: Callable[[Slab], Iterable[str]], first: int, last: int, spare: Sequence[TopicFilter]
+    ) -> int:
+        """Remove messages with positions from ``first`` to ``last`` that don't match ``spare``; return their number.
+
+        ``filters_of`` returns the filters of the messages to remove from a slab. Archived generations are left out.
+        """
+        deleted = 0
+        last = min(last, self._log.watermark)
+        for record, slab in self._generations.with_slabs():
+            start = max(first, record.first_position)
+            end = last if record.last_position is None else min(last, record.last_position)
+            if start > end or record.archive is not None:
+                continue
+            for one in map(TopicFilter, filters_of(slab)):
+                try:
+                    deleted += self._delete_in(record.number, one, start, end, spare)
+                except GenerationError:
+                    if self._generations.records[record.number].archive is None:
+                        raise  # otherwise the generation was archived meanwhile
+        return deleted
+
+    def _delete_in(
+        self, generation: int, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
+    ) -> int:
         deleted = 0
         log, generations = self._log, self._generations
         try:
@@ -51,23 +77,27 @@ class Rewriting:
         if not slab.cover(topic_filter):
             return 0
         with generations.rewriting:
-            check_local(generations.archived_in(first, last))  # again: it may have been archived since
-            steps = slab.delete(topic_filter, first, last)
+            check_local(generations.archived_in(first, last))  # checked again: it may have been archived since
+            tables = self._tables.withdraw(generation, topic_filter, first, last, spare)
+            steps = slab.delete(topic_filter, first, last, spare)
             while True:
                 with log.lock:  # a step at a time, so that writers get their turn in between
                     log.check_writable()
-                    step = next(steps, None) if generation in generations.slabs else None  # dropped in between
+                    step = next(steps, None) if generation in generations.slabs else None  # it may have been dropped
                     if step is None:
-                        return deleted
+                        break
                     if not step.write:
                         continue
+                    tables.join(step.write)
                     ticket = self._replace_locked(generation, step.write, step.messages, step.freed)
                     log.counters.deleted += step.messages
                 log.settle(ticket)
                 deleted += step.messages
+            tables.end()
+        return deleted
 
     def _replace_locked(self, generation: int, write: WriteBatch, messages: int, freed: int) -> Ticket:
-        """Commit a write that takes messages and bytes away, off the books too; return its ticket."""
+        """Commit a write that removes messages and bytes, and subtract them from the counts; return its ticket."""
         record, tail = self._generations.records[generation], self._log.tail
         books: Tail | GenerationRecord = tail if record.sealed is None else record
         books = msgspec.structs.replace(books, messages=books.messages - messages, live_bytes=books.live_bytes - freed)
@@ -80,15 +110,16 @@ class Rewriting:
     # --- compacting ---
 
     def backlog(self) -> int:
-        """Return how many messages wait to be compacted."""
+        """Return the number of messages that wait to be compacted."""
         messages = {record.number: record.messages for record in self._generations.listed()}
         slabs = self._generations.with_slabs()
         return sum(slab.backlog(messages.get(record.number, 0)) for record, slab in slabs)
 
     def compact(self, *, whole: bool, stop: Callable[[], bool] = never) -> int:
-        """Compact the generations, a step at a time, until ``stop`` says so; return the messages rewritten.
+        """Compact the generations, a step at a time, until ``stop`` returns True.
 
-        ``whole``: everything stored before the call, whatever the work.
+        Returns the number of messages rewritten. With ``whole``, everything that was stored before the call is
+        compacted, however much work that is.
         """
         rewritten = 0
         for record, slab in self._generations.with_slabs():
@@ -102,7 +133,7 @@ class Rewriting:
         return rewritten
 
     def _compact_step(self, generation: int, slab: Slab, steps: Iterator[CompactStep]) -> int | None:
-        """Make the next step beside readers and writers, and commit it; None after the last."""
+        """Make the next step, beside readers and writers, and commit it. Returns None after the last step."""
         log, slabs = self._log, self._generations.slabs
         with self._generations.rewriting:
             try:
@@ -112,7 +143,7 @@ class Rewriting:
                 step = next(steps, None)
             except (CorruptionError, DatabaseClosedError):
                 if generation not in slabs:
-                    return None  # dropped under it
+                    return None  # dropped meanwhile
                 raise
             if step is None:
                 return None
@@ -126,6 +157,6 @@ class Rewriting:
         return step.messages
 
     def reclaim(self) -> None:
-        """Give back the disk space of what was replaced. May take long."""
+        """Free the disk space of values that were replaced. May take long."""
         for record in self._generations.listed():
             self._generations.reclaim(record.number)

@@ -9,7 +9,7 @@ from topicstore.contract.batch import MessageBatch
 from topicstore.contract.engine import Engine, Reader
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import Damage, Slab, SlabStep
-from topicstore.contract.replay_plan import ShardPlan
+from topicstore.contract.replay_plan import ShardPlan, TimeRange
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 
@@ -17,13 +17,16 @@ from .commit_log import CommitLog, NoteSynced, Ticket
 from .counters import ShardCounters
 from .epochs import Epochs
 from .generations import Generations, MakeLayout, OpenArchive
+from .latencies import ShardLatencies
 from .locks import FairLock
-from .reads import Reads
-from .records import GenerationRecord
+from .reads import Reads, filters_of_all
+from .records import GenerationRecord, Tail
 from .rewriting import Rewriting, never
-from .verification import verify
+from .tally_tables import TallyTables
+from .verification import Decoders, verify
 from .write_path import Prepared, WritePath
 from .write_settings import WriteSettings
+from .zones import Span
 
 __all__ = ["Shard"]
 
@@ -45,7 +48,7 @@ class Shard:
         self.number = number
         try:
             self.log = CommitLog(number, engine, policy, note_synced, read_only=read_only)
-            """What every write goes through, and the only part that holds the engine."""
+            """The commit log, through which every write goes. It is the only part that holds the engine."""
             self._generations = Generations(self.log, make_layout, open_archive)
         except CorruptionError as bad:
             raise CorruptionError(bad.reason, f"shard {number}, {bad.place}") from bad
@@ -53,24 +56,31 @@ class Shard:
         self._writes = WritePath(self.log, self._generations)
         self._epochs = Epochs(self.log, self._generations)
         self._reads = Reads(self.log, self._generations, self._epochs)
-        self._rewriting = Rewriting(self.log, self._generations)
+        self.tallies = TallyTables(self.log, self._generations)
+        """The tables of messages counted by topic and client id."""
+        self._rewriting = Rewriting(self.log, self._generations, self.tallies)
 
-    # --- looking ---
+    # --- looking up ---
 
     @property
     def lock(self) -> FairLock:
-        """The lock of everything that writes."""
+        """The lock that everything which writes the shard takes."""
         return self.log.lock
 
     @property
     def rewriting(self) -> FairLock:
-        """The lock of deletes and compactions: to who holds it, what is sealed stays as it is."""
+        """The lock of deletes and compactions. While it is held, sealed generations don't change."""
         return self._generations.rewriting
 
     @property
     def counters(self) -> ShardCounters:
-        """What was counted since the opening."""
+        """The counters of work done since the shard was opened."""
         return self.log.counters
+
+    @property
+    def latencies(self) -> ShardLatencies:
+        """The durations of stores and reads since the shard was opened."""
+        return self.log.latencies
 
     @property
     def watermark(self) -> int:
@@ -79,25 +89,25 @@ class Shard:
 
     @property
     def last_position(self) -> int:
-        """The highest position given out."""
+        """The highest position that was assigned."""
         return self.log.tail.last_position
 
     @property
     def lifted(self) -> int:
-        """Late messages lifted since the database was created."""
+        """The number of late messages that took the next position, since the database was created."""
         return self.log.tail.lifted
 
     @property
     def failure(self) -> str | None:
-        """Why the shard takes no writes, or None."""
+        """The reason why the shard takes no writes, or None."""
         return self.log.failure
 
     def ahead(self) -> int:
-        """Return by how many microseconds the last position lies in the future; 0 if it doesn't."""
+        """Return the number of microseconds by which the last position lies in the future; 0 if it doesn't."""
         return self._writes.ahead()
 
     def reader(self) -> Reader:
-        """Return the engine, to read state from."""
+        """Return the engine for reading state."""
         return self.log.open_engine()
 
     def engine(self) -> Engine:
@@ -107,40 +117,67 @@ class Shard:
     # --- writing ---
 
     def prepare(self, batch: MessageBatch, state: Sequence[StateWrite]) -> Prepared:
-        """Check a batch and its state, and give it positions: see `topicstore.shard.write_path`."""
+        """Check a batch and its state, and assign positions: see `topicstore.shard.write_path`."""
         return self._writes.prepare(batch, state)
 
     def encode(self, prepared: Prepared) -> Prepared:
-        """Add to the batch's write what keeps its messages; nothing is committed yet."""
+        """Add the stored form of the messages to the batch's write; nothing is committed yet."""
         return self._writes.encode(prepared)
 
     def commit(self, prepared: Prepared) -> Ticket:
         """Commit messages and state in one engine write; return the ticket for `settle`."""
         return self._writes.commit(prepared)
 
+    def store_again(self, batch: MessageBatch, end: Tail) -> None:
+        """Store messages at the positions that they have, in one engine write, and continue after ``end``."""
+        self._writes.store_again(batch, end)
+
     def settle(self, ticket: Ticket) -> None:
-        """Make the write of a ticket durable and visible, without the lock, so that others can join the flush."""
+        """Make the write of a ticket durable and visible. The lock must not be held, so that writes share flushes."""
         self.log.settle(ticket)
 
     def write_state(self, writes: Sequence[StateWrite]) -> None:
-        """Commit state alone."""
+        """Commit state writes without messages."""
         self._writes.write_state(writes)
 
     def flush(self) -> None:
         """Return when everything stored so far is on disk, whatever the durability."""
         self.log.flush()
 
+    def check_noted(self) -> None:
+        """Note the writes that are on disk and aren't noted yet. Raises the error if that fails."""
+        self.log.check_noted()
+
     def check_writable(self) -> None:
-        """Raise `ShardReadOnlyError`, `ReadOnlyDatabaseError` or `DatabaseClosedError` if it takes no writes."""
+        """Raise `ShardReadOnlyError`, `ReadOnlyDatabaseError` or `DatabaseClosedError` if the shard takes no writes."""
         self.log.check_writable()
 
     # --- reading ---
 
     def plan(
-        self, database: bytes, topic_filter: TopicFilter, first: int, bound: int, *, since: float | None
+        self,
+        database: bytes,
+        topic_filter: TopicFilter,
+        first: int,
+        bound: int,
+        *,
+        since: float | None,
+        timestamps: TimeRange | None = None,
     ) -> ShardPlan:
-        """Plan to read the matching messages with positions from ``first`` to ``bound``: see `Reads.plan`."""
-        return self._reads.plan(database, topic_filter, first, bound, since=since)
+        """Return a plan that reads the matching messages from ``first`` to ``bound``: see `Reads.plan`."""
+        return self._reads.plan(database, topic_filter, first, bound, since=since, timestamps=timestamps)
+
+    def spans(self, timestamps: TimeRange, first: int, last: int) -> list[Span]:
+        """Return spans of positions from ``first`` to ``last`` outside of which no message has any of these times."""
+        return self._reads.spans(timestamps, first, last)
+
+    def zones(self, timestamps: TimeRange) -> tuple[int, int]:
+        """Return the number of zones that may have messages of these times, and the number of all zones."""
+        return self._reads.zones(timestamps)
+
+    def zone_ends(self, generation: int) -> list[int]:
+        """Return the last position of each full zone of a generation, in order."""
+        return self._reads.zone_ends(generation)
 
     def next(
         self,
@@ -155,7 +192,7 @@ class Shard:
         deadline: float | None,
         final: bool = False,
     ) -> tuple[SlabStep, bool]:
-        """Read on in a stream; return the step, and whether it ended the stream for good: see `Reads.next`."""
+        """Read on in a stream. Return the step, and whether the stream has ended for good: see `Reads.next`."""
         return self._reads.next(
             generation,
             stream,
@@ -169,7 +206,7 @@ class Shard:
         )
 
     def end_epoch(self, generation: int, position: int, *, wait: bool, since: float | None = None) -> None:
-        """See that readers of a generation may see everything up to ``position``: see `Epochs.end`."""
+        """Make everything up to ``position`` visible to readers of a generation: see `Epochs.end`."""
         self._epochs.end(generation, position, wait=wait, since=since)
 
     def await_visible(self, position: int) -> None:
@@ -180,12 +217,12 @@ class Shard:
 
     @property
     def current(self) -> int:
-        """The number of the generation that is written; 0 before the first was added."""
+        """The number of the generation that is being written; 0 before the first was added."""
         return self._generations.current
 
     @property
     def live(self) -> list[tuple[GenerationRecord, Slab]]:
-        """The live generations, oldest first; another list whenever they change. Not to be changed."""
+        """The live generations, oldest first. It is a new list whenever they change, and must not be modified."""
         return self._generations.live
 
     def generations(self) -> list[GenerationRecord]:
@@ -193,15 +230,15 @@ class Shard:
         return self._generations.listed()
 
     def slabs(self) -> list[tuple[GenerationRecord, Slab]]:
-        """Return the live generations with their slabs, as of one moment. Never waits for a writer."""
+        """Return the live generations with their slabs, at one moment. Never waits for a writer."""
         return self._generations.with_slabs()
 
     def slab(self, generation: int) -> Slab:
-        """Return a live generation's slab; raise `GenerationDroppedError` or `InvalidIteratorError`."""
+        """Return a live generation's slab. Raises `GenerationDroppedError` or `InvalidCursorError` if it isn't live."""
         return self._generations.slab(generation)
 
     def archived_in(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the archived generations with messages from ``first`` to ``last``, each with its last position."""
+        """Return the archived generations with messages from ``first`` to ``last``: see `Generations.archived_in`."""
         return self._generations.archived_in(first, last)
 
     def add_generation(self, layout_name: str, options: dict[str, Any]) -> int:
@@ -209,42 +246,52 @@ class Shard:
         return self._generations.add(layout_name, options)
 
     def check_droppable(self, number: int) -> bool:
-        """Return whether a generation is there to be dropped; False if it was dropped before."""
+        """Return whether a generation can be dropped; False if it was dropped before."""
         return self._generations.check_droppable(number)
 
     def drop_generation(self, number: int) -> bool:
-        """Make a sealed generation invisible, in one engine write; False if it was dropped before."""
+        """Make a sealed generation invisible, in one engine write. Returns False if it was dropped before."""
         return self._generations.drop(number)
 
     def archive(self, number: int, location: str, messages: int) -> None:
-        """Read a generation from its export, and remove what is local of it, in one engine write."""
+        """Have a generation read from its export, and remove its local messages, in one engine write."""
         self._generations.archive(number, location, messages)
 
     def remove_dropped(self) -> None:
-        """Remove what dropped generations held. May be interrupted; the next open goes on."""
+        """Remove the messages of dropped generations. It may be interrupted; the next open continues."""
         self._generations.remove_dropped()
 
-    # --- care ---
+    # --- maintenance ---
 
     def delete(self, topic_filter: TopicFilter, first: int, last: int) -> int:
-        """Remove matching messages with positions from ``first`` to ``last``; return how many."""
+        """Remove the matching messages with positions from ``first`` to ``last``; return their number."""
         return self._rewriting.delete(topic_filter, first, last)
 
+    def delete_local(
+        self, topic_filter: TopicFilter | None, first: int, last: int, spare: Sequence[TopicFilter]
+    ) -> int:
+        """Remove messages that don't match ``spare`` and aren't archived, of all topics if the filter is None.
+
+        Returns their number.
+        """
+        text = None if topic_filter is None else (topic_filter.text,)
+        return self._rewriting.delete_local(lambda slab: text or filters_of_all(slab), first, last, spare)
+
     def backlog(self) -> int:
-        """Return how many messages wait to be compacted."""
+        """Return the number of messages that wait to be compacted."""
         return self._rewriting.backlog()
 
     def compact(self, *, whole: bool, stop: Callable[[], bool] = never) -> int:
-        """Compact the generations, a step at a time, until ``stop`` says so; return the messages rewritten."""
+        """Compact the generations until ``stop`` returns True; return the number of messages rewritten."""
         return self._rewriting.compact(whole=whole, stop=stop)
 
     def reclaim(self) -> None:
-        """Give back the disk space of what was replaced. May take long."""
+        """Free the disk space of values that were replaced. May take long."""
         self._rewriting.reclaim()
 
-    def verify(self) -> Iterator[Damage | int]:
-        """Read everything; yield each damage, and numbers of good messages."""
-        return verify(self.log, self._generations)
+    def verify(self, decoders: Decoders) -> Iterator[Damage | int]:
+        """Read everything; yield each damaged place, and the numbers of good messages."""
+        return verify(self.log, self._generations, decoders)
 
     def close(self) -> None:
         """Close the engine. May be called twice."""

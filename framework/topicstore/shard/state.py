@@ -1,78 +1,91 @@
 """The state of a shard: small values beside the messages, written in the same engine write.
 
-The logical layer keeps positions and generations here, under keys that begin with a zero byte, and
-sessions and what else stands on top of a store under keys that begin with a byte of one (`FrameworkWrite`).
-Imports and programs that embed a store keep theirs under any other key. Values are bytes; whoever
-writes them gives them a version.
+The logical layer keeps positions and generations here, under keys that begin with a zero byte. The framework's parts
+that use it, such as sessions, keep their state under keys that begin with a byte of one (`FrameworkWrite`).
+Imports and programs that embed a database keep theirs under any other keys. Values are bytes; the code that writes
+them is responsible for their version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import attrs
-
 from topicstore.contract.engine import STATE, Reader, WriteBatch
 from topicstore.contract.errors import InvalidArgumentError, StateConflictError
-from topicstore.contract.state import AnyValue, StateWrite
+from topicstore.contract.state import ANY, AnyValue, StateWrite
 
 __all__ = ["OWN", "RESERVED", "FrameworkWrite", "ShardState", "stage"]
 
 RESERVED = b"\0"
-"""What the keys of the shard itself begin with."""
+"""The prefix of the shard's own keys."""
 OWN = b"\1"
-"""What the keys of `FrameworkWrite` begin with."""
+"""The prefix of the keys of `FrameworkWrite`."""
 
 
-@attrs.frozen
-class FrameworkWrite(StateWrite):
-    """A write of the framework's own state, which programs' keys can't get in the way of. Internal to it."""
+class FrameworkWrite(StateWrite, frozen=True, gc=False):
+    """A write of the framework's own state, whose keys programs can't use. Only the framework makes such writes."""
 
-    def _permitted(self) -> bool:
-        return self.key.startswith(OWN)
+    def __post_init__(self) -> None:  # shorter than that of programs' writes: there are many of these
+        if self.key[:1] != OWN:
+            raise InvalidArgumentError(f"a key of the framework begins with one, not {self.key!r}")
 
 
 def stage(writes: Iterable[StateWrite], reader: Reader, batch: WriteBatch) -> None:
     """Check every condition against ``reader``, then add the writes to ``batch``.
 
-    Raises `StateConflictError`, with nothing added, if one doesn't hold.
+    A write whose value is the very one that it expects is a condition only. Raises `StateConflictError`, with nothing
+    added, if a condition doesn't hold.
     """
     writes = list(writes)
     for write in writes:
         if not isinstance(write, StateWrite):
             raise InvalidArgumentError(f"a state write is a StateWrite, not a {type(write).__name__}")
-        if not isinstance(write.expect, AnyValue):
-            found = reader.get(STATE, write.key)
-            if found != write.expect:
-                raise StateConflictError(f"state {write.key!r} is {_brief(found)}, not {_brief(write.expect)}")
-    for write in writes:
-        if write.value is None:
-            batch.delete(STATE, write.key)
-        else:
-            batch.put(STATE, write.key, write.value)
+    conditions = [write for write in writes if write.expect is not ANY and not isinstance(write.expect, AnyValue)]
+    if conditions:
+        _check(conditions, reader)
+    changes = [write for write in writes if write.value is None or write.value is not write.expect]
+    batch.change_many(STATE, [write.key for write in changes], [write.value for write in changes])
 
 
-def _brief(value: bytes | None) -> str:
-    if value is None:
+def _check(conditions: list[StateWrite], reader: Reader) -> None:
+    keys = [write.key for write in conditions]
+    stored = reader.get_many(STATE, keys) if len(keys) > 1 else [reader.get(STATE, keys[0])]
+    for write, found in zip(conditions, stored, strict=True):
+        if found != write.expect:
+            raise StateConflictError(f"state {write.key!r} is {_brief(found)}, not {_brief(write.expect)}")
+
+
+def _brief(value: bytes | AnyValue | None) -> str:
+    if not isinstance(value, bytes):
         return "absent"
     return repr(value) if len(value) <= 40 else f"{value[:40]!r}… ({len(value)} bytes)"
 
 
 class ShardState:
-    """The state of one shard, as `Database.state` gives it."""
+    """The state of one shard, as `Database.state` returns it."""
 
-    def __init__(self, reader: Callable[[], Reader], write: Callable[[Sequence[StateWrite]], object]) -> None:
+    def __init__(
+        self, shard: int, reader: Callable[[], Reader], write: Callable[[Sequence[StateWrite]], object]
+    ) -> None:
+        self.shard = shard
         self._reader = reader
         self._write = write
+
+    def __repr__(self) -> str:
+        return f"<ShardState of shard {self.shard}>"
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of ``key``, or None."""
         return self._reader().get(STATE, key)
 
-    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of all keys that begin with ``prefix``, in order, as of the first item.
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each key, or None, in the order of ``keys``."""
+        return self._reader().get_many(STATE, keys)
 
-        Without a prefix, those of the framework are left out.
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) of all keys that begin with ``prefix``, in order, as they are when the first is read.
+
+        Without a prefix, the framework's keys are left out.
         """
         if not prefix.startswith(RESERVED):
             for chunk in self._reader().scan(STATE, prefix or b"\2", _after_prefix(prefix)):
@@ -87,6 +100,6 @@ class ShardState:
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:
-    """Return the lowest key behind all that begin with ``prefix``; None if there is none."""
+    """Return the lowest key after all keys that begin with ``prefix``; None if there is none."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes((head[-1] + 1,)) if head else None

@@ -1,13 +1,12 @@
-"""Storing a batch in a shard: it gets positions and times, the layout makes keys and values of it, both are committed.
+"""Storing a batch in a shard: assigning positions and times, making keys and values, and committing them.
 
-The caller holds the log's lock over all three, for all shards of its batch: `WritePath.prepare` for all, then
-`WritePath.encode` for all, then `WritePath.commit` for all, so that a message refused by one shard keeps the whole
-batch out of all of them.
+The caller holds the log's lock during all three steps, for all shards of its batch. It calls `WritePath.prepare` for
+all shards, then `WritePath.encode` for all, then `WritePath.commit` for all, so that nothing of a batch is stored if
+one shard refuses a message.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,52 +15,58 @@ import msgspec
 import numpy as np
 
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.columns import Column, Constant, to_iterable, to_list
+from topicstore.contract.columns import Column, Constant, to_integers, to_iterable, to_list
 from topicstore.contract.engine import WriteBatch
 from topicstore.contract.errors import LateMessageError, TimestampAheadError
 from topicstore.contract.positions import Times, commit_positions, late_rows, message_positions, span_text, time_of
 from topicstore.contract.state import StateWrite
+from topicstore.warning import warn_caller
 
 from .commit_log import CommitLog, Ticket
 from .damaged_slab import DamagedSlab
 from .generations import Generations
+from .locks import check_not_owned
 from .records import Tail
 from .state import stage
+from .zones import Zone, fill, put_zone
 
 __all__ = ["Prepared", "WritePath"]
+
+_MANY = 64
+"""The number of messages from which an array of their times is made once and shared."""
 
 
 @attrs.frozen
 class Prepared:
-    """A batch that may be committed."""
+    """A batch that is ready to be committed."""
 
     batch: MessageBatch
-    """With positions and times."""
+    """The messages, with positions and times."""
     tail: Tail
     write: WriteBatch
     lifted: int
 
 
 class WritePath:
-    """How messages and state get into one shard."""
+    """The write operations of one shard."""
 
     def __init__(self, log: CommitLog, generations: Generations) -> None:
         self._log = log
         self._generations = generations
         if not log.read_only and self.ahead() > 0:
-            warnings.warn(
+            warn_caller(
                 f"shard {log.number}: its last position lies {span_text(self.ahead())} in the future; "
                 "messages committed until then get positions right after it",
-                stacklevel=2,
+                UserWarning,
             )
 
     def ahead(self) -> int:
-        """Return by how many microseconds the last position lies in the future; 0 if it doesn't."""
-        # Without this allowance every store would look ahead by its own batch's counters.
+        """Return the number of microseconds by which the last position lies in the future; 0 if it doesn't."""
+        # Without this allowance every batch would seem to lie in the future because of its own counters.
         return max(0, time_of(self._log.tail.last_position) - self._log.policy.now() - 1_000)
 
     def prepare(self, batch: MessageBatch, state: Sequence[StateWrite]) -> Prepared:
-        """Check a batch and its state, and give it positions; nothing has changed yet."""
+        """Check a batch and its state, and assign positions; nothing is changed yet."""
         log = self._log
         log.check_writable()
         slab = self._generations.slabs[self._generations.current]
@@ -69,13 +74,13 @@ class WritePath:
             raise slab.error
         write = WriteBatch()
         stage(state, log.engine, write)
-        placed, tail = self._place(batch)
+        placed, tail = self._place(batch, write)
         return Prepared(placed, tail, write, tail.lifted - log.tail.lifted)
 
     def encode(self, prepared: Prepared) -> Prepared:
-        """Add to the batch's write what keeps its messages; nothing is committed yet.
+        """Add the stored form of the messages to the batch's write; nothing is committed yet.
 
-        Whatever interrupts it closes the shard to writes: the layout's memory may be half changed.
+        Any exception closes the shard to writes, because the layout's memory may be half changed.
         """
         if not len(prepared.batch):
             return prepared
@@ -88,34 +93,53 @@ class WritePath:
         except BaseException as error:
             self._log.fail(error)
             raise
-        return attrs.evolve(prepared, tail=tail)
+        return Prepared(prepared.batch, tail, write, prepared.lifted)
 
     def commit(self, prepared: Prepared) -> Ticket:
         """Commit messages and state in one engine write; return the ticket for `CommitLog.settle`."""
         log, rows = self._log, len(prepared.batch)
-        slab = self._generations.slabs[self._generations.current]
         if rows:
+            slab = self._generations.slabs[self._generations.current]
             ticket = log.commit_locked(prepared.write, prepared.tail, slab.committed, prepared.batch)
         else:
             ticket = log.commit_locked(prepared.write, prepared.tail)
         log.counters.batches += 1
         log.counters.messages += rows
+        log.counters.payload_bytes += prepared.batch.payload_bytes()
         return ticket
 
     def write_state(self, writes: Sequence[StateWrite]) -> None:
-        """Commit state alone."""
+        """Commit state writes without messages."""
         log = self._log
+        check_not_owned(log.lock)
         with log.lock:
             log.check_writable()
             write = WriteBatch()
             stage(writes, log.engine, write)
             ticket = log.commit_locked(write, log.tail)
+            log.counters.state_writes += 1
+        log.settle(ticket)
+
+    def store_again(self, batch: MessageBatch, end: Tail) -> None:
+        """Store messages at the positions that they have, and continue after ``end``."""
+        log = self._log
+        with log.lock:
+            log.check_writable()
+            write = WriteBatch()
+            tail = msgspec.structs.replace(
+                log.tail,
+                last_position=max(log.tail.last_position, end.last_position),
+                last_time=max(log.tail.last_time, end.last_time),
+                messages=log.tail.messages + len(batch),
+                zone=self._zone(batch, write) if len(batch) else log.tail.zone,
+            )
+            ticket = self.commit(self.encode(Prepared(batch, tail, write, 0)))
         log.settle(ticket)
 
     # --- positions and times ---
 
-    def _place(self, batch: MessageBatch) -> tuple[MessageBatch, Tail]:
-        """Give a batch its positions and times; return it and the tail that follows."""
+    def _place(self, batch: MessageBatch, write: WriteBatch) -> tuple[MessageBatch, Tail]:
+        """Assign positions and times to a batch; return it and the tail after it."""
         policy, tail, rows = self._log.policy, self._log.tail, len(batch)
         now = policy.now()
         if not rows:
@@ -129,6 +153,8 @@ class WritePath:
             times, lifted = self._times(batch.timestamps, timestamps, now)
             positions = message_positions(tail.last_position, times)
             last_time = max(last_time, int(times.max()))
+        if isinstance(timestamps, list) and rows >= _MANY:
+            timestamps = to_integers(timestamps)
         placed = batch.placed(positions, timestamps, self._log.number)
         return placed, msgspec.structs.replace(
             tail,
@@ -136,10 +162,19 @@ class WritePath:
             last_time=last_time,
             lifted=tail.lifted + lifted,
             messages=tail.messages + rows,
+            zone=self._zone(placed, write),
         )
 
+    def _zone(self, placed: MessageBatch, write: WriteBatch) -> Zone:
+        """Add a batch's messages to the zone that is being filled, and the records of full zones to the write."""
+        tail = self._log.tail
+        full, zone = fill(tail.zone or Zone(tail.last_position + 1), placed.positions, placed.timestamps)
+        for record in full:
+            put_zone(write, self._generations.current, record)
+        return zone
+
     def _times(self, given: Column, filled: Column, now: int) -> tuple[Times, int]:
-        """Return the times that make positions, and how many are late.
+        """Return the times from which positions are made, and the number of late ones.
 
         A message without a time is never late: it follows what came before it.
         """
@@ -177,7 +212,7 @@ class WritePath:
 
 
 def _fill(timestamps: Any, now: int) -> Any:
-    """Put the time of the commit where a message has none."""
+    """Give messages without a time that of the commit."""
     if isinstance(timestamps, Constant):
         return Constant(now, len(timestamps)) if timestamps.value is None else timestamps
     if isinstance(timestamps, np.ndarray) and timestamps.dtype != object:

@@ -1,4 +1,4 @@
-"""What a database's manifest says of writing."""
+"""The settings of a database that concern writing."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["WriteSettings"]
 
 @attrs.frozen(kw_only=True)
 class WriteSettings:
-    """How a shard's messages get their positions, and when they are durable."""
+    """The settings by which a shard assigns positions and makes messages durable."""
 
     durability: str
     timestamps: str
     late: str
     max_skew: float
-    """Seconds that a message's own time may lie ahead of the clock."""
+    """The number of seconds by which a message's own time may be ahead of the clock."""
     synced_at_once: bool
     """Whether the engine syncs every write, whatever the durability."""
     clock: Callable[[], int]
-    """Returns the present as microseconds since the epoch."""
+    """A function that returns the present time in microseconds since the epoch."""
 
     def now(self) -> int:
-        """Return the present; a clock before 1970 or after 2255 counts as their ends."""
+        """Return the present time, clamped to the range of positions, from 1970 to 2255."""
         return min(max(self.clock(), 0), MAX_TIME)

@@ -9,8 +9,8 @@
     speeds.write.format("topicstore").option("shards", 4).mode("append").save("copy")
 
 Needs ``pip install "topicstore[spark]"``. See `topicstore.spark.source` for the options, and
-what is promised. Spark finds the source ``topicstore`` by itself where the package is installed; where it
-doesn't, as with workers that have another Python path, `register` tells it.
+promises. Spark finds the source ``topicstore`` by itself if the package is installed; if it
+doesn't, as with workers that have another Python path, `register` makes it known.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How Spark's processes open a database to read it, and read a part of it.
 
-The driver plans pieces as of one moment; tasks read them, each in a view of its own that is of that
-moment or a later one. Positions bound a piece, so that a task that is tried again reads the same.
+The driver plans pieces as of one moment; tasks read them, each in its own view of the database, of that
+moment or a later one. Positions bound a piece, so that a task that is tried again reads the same rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import attrs
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import GenerationDroppedError
-from topicstore.contract.replay_plan import Order
+from topicstore.contract.replay_plan import Order, TimeRange
 from topicstore.contract.topics import TopicFilter
 from topicstore.opening import open_lazily
 from topicstore.shard.shard import Shard
@@ -27,11 +27,11 @@ from .selection import Selection
 __all__ = ["Piece", "open_to_read", "pieces_of", "read"]
 
 _BATCH = 32_768
-"""Messages of a record batch at most: enough that neither Python nor Spark's socket is felt."""
+"""The most messages in a record batch: enough that the cost of Python and of Spark's socket is negligible."""
 
 
 _WORTH_CUTTING = 65_536
-"""Messages of a part at least, if they come evenly."""
+"""The least messages of a part, if they are evenly distributed."""
 
 
 @attrs.frozen
@@ -40,20 +40,20 @@ class Piece:
 
     shard: int
     generation: int | None
-    """None: of all that are live; then it is an error if one was dropped that the piece needs."""
+    """The generation. None: all live ones; it is then an error if one that the piece needs was dropped."""
     first: int
     last: int
 
 
 def open_to_read(path: str) -> AbstractContextManager[Storage]:
-    """Open a database to read it; each shard only when it is needed."""
+    """Open a database to read it; each shard is opened only when it is needed."""
     return closing(open_lazily(Path(path)))
 
 
 def pieces_of(storage: Storage, selection: Selection, least: int = 1) -> list[Piece]:
-    """Return what there is to read at this moment: a piece for each shard and generation.
+    """Return the pieces that can be read at this moment: one for each shard and generation.
 
-    If that is less than ``least`` pieces, those of many messages are cut into equal spans of positions.
+    If there are less than ``least`` pieces, those of many messages are cut into equal spans of positions.
     """
     numbers = [number for number in range(storage.manifest.shards) if selection.of_shard(number)]
     found = [piece for number in numbers for piece in _pieces_of_shard(storage.shards[number], selection)]
@@ -68,16 +68,19 @@ def pieces_of(storage: Storage, selection: Selection, least: int = 1) -> list[Pi
 
 
 def _pieces_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[Piece, int]]:
-    """Yield pieces, and how many messages their generations have."""
+    """Yield pieces, each with the number of messages in its generation."""
     for record in shard.generations():
         end = shard.watermark if record.last_position is None else record.last_position
         first, last = max(selection.first, record.first_position), min(selection.last, end)
+        if selection.timestamps is not None:
+            spans = shard.spans(selection.timestamps, first, last)
+            first, last = (spans[0][0], spans[-1][1]) if spans else (1, 0)
         if first <= last:
             yield Piece(shard.number, record.number, first, last), record.messages
 
 
 def _cut(storage: Storage, piece: Piece, parts: int) -> Iterator[Piece]:
-    """Yield ``parts`` pieces that together are ``piece``, each of as long a span from its oldest message on."""
+    """Yield ``parts`` pieces that together are ``piece``, with equal spans from its oldest message on."""
     if parts < 2:
         yield piece
         return
@@ -89,24 +92,30 @@ def _cut(storage: Storage, piece: Piece, parts: int) -> Iterator[Piece]:
 
 
 def read(
-    storage: Storage, piece: Piece, filters: tuple[str, ...], *, order: Order | None = None
+    storage: Storage,
+    piece: Piece,
+    filters: tuple[str, ...],
+    *,
+    timestamps: TimeRange | None = None,
+    order: Order = "any",
 ) -> Iterator[MessageBatch]:
-    """Yield the messages of a piece that match one of ``filters``, which overlap nowhere, filter by filter.
+    """Yield the messages of a piece that match one of ``filters``, which don't overlap, filter by filter.
 
-    ``order``: as for `Database.replay`.
+    ``timestamps``: only messages whose own time is within this range. ``order``: as for `Database.replay`.
     Raises `GenerationDroppedError` if some of them were dropped since the piece was planned.
     """
     shard = storage.shards[piece.shard]
     _check_there(shard, piece)
     for text in filters:
-        whole = storage.plan_shard(piece.shard, TopicFilter(text), piece.first, piece.last, since=time.monotonic())
-        chosen = [part for part in whole.generations if piece.generation in (None, part.iterators[0].generation)]
-        yield from storage.run_shards([attrs.evolve(whole, generations=chosen)], _BATCH, order)
+        parsed, began = TopicFilter(text), time.monotonic()
+        whole = storage.plan_shard(piece.shard, parsed, piece.first, piece.last, since=began, timestamps=timestamps)
+        chosen = [part for part in whole.generations if piece.generation in (None, part.cursors[0].generation)]
+        yield from storage.run_shards([attrs.evolve(whole, generations=chosen)], _BATCH, order, timestamps)
 
 
 def _check_there(shard: Shard, piece: Piece) -> None:
     if piece.generation is not None:
-        shard.slab(piece.generation)  # raises if it was dropped
+        shard.slab(piece.generation)  # raises if the generation was dropped
         return
     oldest = shard.generations()[0]
     if oldest.number > 1 and piece.first < oldest.first_position:

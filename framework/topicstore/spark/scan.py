@@ -1,4 +1,4 @@
-"""Batch reading."""
+"""The reader of batch queries."""
 
 from __future__ import annotations
 
@@ -9,55 +9,58 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from topicstore.contract.replay_plan import TimeRange
 from topicstore.storage.manifest import existing_manifest
 from topicstore.storage.storage import Storage
 
 from .access import Piece, open_to_read, pieces_of, read
 from .schema import Shape
+from .selection import Selection
 from .settings import ReadSettings
 
 __all__ = ["PiecesPartition", "TopicstoreReader", "partitions_of", "rows_of"]
 
 
 class PiecesPartition(InputPartition):
-    """What one task reads: the pieces, with the topic filters of the query."""
+    """The work of one task: its pieces, with the topic filters and the times of the query."""
 
-    def __init__(self, pieces: tuple[Piece, ...], filters: tuple[str, ...]) -> None:
-        super().__init__((pieces, filters))
+    def __init__(self, pieces: tuple[Piece, ...], filters: tuple[str, ...], timestamps: TimeRange | None) -> None:
+        super().__init__((pieces, filters, timestamps))
         self.pieces = pieces
         self.filters = filters
+        self.timestamps = timestamps
 
 
-def partitions_of(storage: Storage, pieces: Sequence[Piece], filters: tuple[str, ...]) -> list[InputPartition]:
-    """Return a partition a piece, or one for all where only one process can have the database open.
+def partitions_of(storage: Storage, pieces: Sequence[Piece], selection: Selection) -> list[InputPartition]:
+    """Return a partition for each piece, or one for all if only one process can have the database open.
 
-    Never none at all, which Spark can't plan.
+    There is always at least one, because Spark can't plan without any.
     """
     if storage.mode == "owner" or not pieces:
-        return [PiecesPartition(tuple(pieces), filters)]
-    return [PiecesPartition((piece,), filters) for piece in pieces]
+        return [PiecesPartition(tuple(pieces), selection.filters, selection.timestamps)]
+    return [PiecesPartition((piece,), selection.filters, selection.timestamps) for piece in pieces]
 
 
 def rows_of(path: str, partition: InputPartition, shape: Shape) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition. In a task."""
+    """Yield the rows of a partition, in a task."""
     assert isinstance(partition, PiecesPartition)  # noqa: S101 - Spark hands back what it was given
     if not partition.pieces:
         return
     with open_to_read(path) as storage:
         for piece in partition.pieces:
-            for batch in read(storage, piece, partition.filters):
+            for batch in read(storage, piece, partition.filters, timestamps=partition.timestamps):
                 yield shape.of(batch.to_arrow(ids=shape.ids))
 
 
 class _Pushing:
-    """Takes conditions, but looks to Spark as if it were not there.
+    """A method that takes conditions, but looks to Spark as if it were not overridden.
 
-    Without ``spark.sql.python.filterPushdown.enabled`` Spark refuses readers that have a `pushFilters` of
-    their own, lest conditions be lost. Here none can be: Spark gets all of them back.
+    Without ``spark.sql.python.filterPushdown.enabled`` Spark refuses readers that override `pushFilters`, because
+    conditions could be lost (https://github.com/apache/spark/pull/49961). Here Spark gets all of them back.
     """
 
     def __init__(self, reader: TopicstoreReader) -> None:
-        self.__func__ = DataSourceReader.pushFilters  # by which Spark tells
+        self.__func__ = DataSourceReader.pushFilters  # Spark compares this attribute
         self._reader = reader
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -66,7 +69,7 @@ class _Pushing:
 
 
 class TopicstoreReader(DataSourceReader):
-    """Reads what is there when the query is planned."""
+    """A reader of the messages that are there when the query is planned."""
 
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
         self._path = settings.path
@@ -76,17 +79,17 @@ class TopicstoreReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> _Pushing:  # noqa: N802 - Spark's name
-        """Narrow what is read to what may meet the conditions."""
+        """Narrow the read to messages that may meet the conditions."""
         return _Pushing(self)
 
     def narrow(self, conditions: Iterable[Filter]) -> None:
-        """Leave out what can't meet the conditions."""
+        """Leave out messages that can't meet the conditions."""
         self._selection = self._selection.narrowed(conditions, existing_manifest(Path(self._path)))
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the pieces that are there now."""
+        """Return the pieces that there are at this moment."""
         with open_to_read(self._path) as storage:
-            return partitions_of(storage, pieces_of(storage, self._selection, self._least), self._selection.filters)
+            return partitions_of(storage, pieces_of(storage, self._selection, self._least), self._selection)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""

@@ -1,8 +1,8 @@
-"""The columns as Spark has them, and Arrow batches in the form that Spark asks for.
+"""The columns in Spark's types, and Arrow batches in the form that Spark asks for.
 
-Those of `topicstore.SCHEMA` and, with the option ``ids``, ``shard`` and ``position``. Spark has no
-unsigned numbers: each becomes the next wider signed one; of positions, which stay below 2**63 until
-the year 2112, that is a ``bigint``.
+They are those of `topicstore.SCHEMA` and, with the option ``ids``, ``shard`` and ``position``. Spark has no
+unsigned numbers: each becomes the next wider signed one; positions, which stay below 2**63 until
+the year 2112, become a ``bigint``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MESSAGES_WITH_IDS = StructType(
 
 
 class Shape:
-    """The columns that a query wants, in its order: some of those there are, or all."""
+    """The columns that a query wants, in its order: some of the existing ones, or all."""
 
     def __init__(self, wanted: StructType) -> None:
         there: dict[str, DataType] = {field.name: field.dataType for field in MESSAGES_WITH_IDS}
@@ -78,7 +78,7 @@ class Shape:
 
 
 def _same(one: DataType, other: DataType) -> bool:
-    """Say whether types are the same but for what may be null."""
+    """Return whether types are the same except for nullability."""
     return one.simpleString() == other.simpleString()
 
 

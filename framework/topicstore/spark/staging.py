@@ -1,11 +1,11 @@
-"""What a task has written and nobody has committed: files of one attempt, a directory each.
+"""Rows that tasks have written and no commit has stored: files of one attempt, in a directory each.
 
 ::
 
     <staging>/<write>/<attempt>/shard-0000.arrow     Arrow IPC file of `topicstore.SCHEMA`
 
-Each record batch of a file is a run: rows in order of their timestamps, those without one last, of
-equal ones in the order in which the task got them; a later run holds what the task got later. Files are on disk
+Each record batch of a file is a run: rows in order of their timestamps, those without one last, and
+equal ones in the order in which the task got them; a later run holds later rows of the task. Files are on disk
 when the attempt ends, and never changed.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -29,24 +29,25 @@ from topicstore.contract.batch import MessageBatch
 from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.shard_map import ShardMap
 
-__all__ = ["in_order", "newest_of", "runs_of", "same_rows", "stage", "timestamps_of"]
+__all__ = ["in_order", "make_write_directory", "newest_of", "runs_of", "same_rows", "stage", "timestamps_of"]
 
 Timestamps = npt.NDArray[np.int64]
 
 _RUN = 131_072
-"""Rows of a run: with long ones there are few to merge, and one is what a task has in memory."""
+"""The rows of a run: long runs are few to merge, and a task has one of them in memory."""
 _DIGESTS = 1 << 128
 _NEVER = (1 << 62) - 1
-"""In place of the timestamp of a row without one: higher than any."""
+"""The stand-in for the timestamp of a row without one: higher than any timestamp."""
 
 
-def stage(batches: Iterable[pa.RecordBatch], directory: Path, shards: int) -> str:
+def stage(batches: Iterable[pa.RecordBatch], directory: Path, shards: int, mode: int) -> str:
     """Write rows into a new directory within ``directory``; return its name.
 
     Raises `InvalidMessageError` for rows that can't be stored.
     """
+    make_write_directory(directory, mode)
     target = directory / uuid.uuid4().hex
-    target.mkdir(parents=True)
+    target.mkdir(mode)
     shard_map = ShardMap(shards)
     with ExitStack() as closing:
         files: dict[int, pa.RecordBatchFileWriter] = {}
@@ -58,6 +59,18 @@ def stage(batches: Iterable[pa.RecordBatch], directory: Path, shards: int) -> st
                 files[shard].write_batch(run)
     _sync(target)
     return target.name
+
+
+def make_write_directory(directory: Path, mode: int) -> None:
+    """Make the directory of a write, and the one for all writes, unless they exist, with the database's permissions.
+
+    The end of another write may remove the latter at any moment.
+    """
+    while True:
+        directory.parent.mkdir(mode, parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            directory.mkdir(mode, exist_ok=True)
+            return
 
 
 def _sync(directory: Path) -> None:
@@ -91,7 +104,7 @@ def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _runs(batch: pa.RecordBatch, shard_map: ShardMap) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield each shard that gets rows, with those in order of their timestamps."""
+    """Yield each shard that gets rows, with its rows in order of their timestamps."""
     batch = _sorted(batch)
     clients = batch.column("client_id").dictionary_encode()
     shards = np.array([shard_map.of(client) for client in clients.dictionary.to_pylist()], dtype=np.intp)
@@ -112,7 +125,7 @@ def _sorted(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def timestamps_of(batch: pa.RecordBatch) -> Timestamps:
-    """Return the timestamps, in microseconds, of rows without one the highest there is."""
+    """Return the timestamps, in microseconds; for rows without one, the highest there is."""
     column = batch.column("timestamp").cast(pa.int64())
     filled: Timestamps = pc.fill_null(column, _NEVER).to_numpy(zero_copy_only=False)
     return filled
@@ -130,7 +143,7 @@ def runs_of(attempts: Iterable[Path], shard: int) -> list[pa.RecordBatch]:
 
 
 def same_rows(one: Iterable[Path], other: Iterable[Path], shard: int) -> bool:
-    """Say whether attempts have staged the same rows of a shard, each as often, in whatever order."""
+    """Return whether attempts have staged the same rows of a shard, each as often, in whatever order."""
     runs, others = runs_of(one, shard), runs_of(other, shard)
     if sum(run.num_rows for run in runs) != sum(run.num_rows for run in others):
         return False
@@ -145,13 +158,13 @@ def _digest(run: pa.RecordBatch) -> int:
 
 
 def in_order(runs: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Merge runs by timestamp; equal ones by their runs, then by their place there. At most ``rows`` rows a batch.
+    """Merge runs by timestamp; equal ones by their runs, then by their place there. A batch has at most ``rows`` rows.
 
-    In memory are those of one batch, and of all rows only the timestamps.
+    The rows of one batch are in memory, and of all rows only the timestamps.
     """
     timestamps = [timestamps_of(run) for run in runs]
     ends = np.sort(np.concatenate([*timestamps, np.empty(0, dtype=np.int64)]))[rows::rows]
-    # Windows of time, each with as many rows as a batch may have, or with a single timestamp.
+    # These are windows of time, each with as many rows as a batch may have, or with a single timestamp.
     starts = [0] * len(runs)
     for end in [*np.unique([ends, ends + 1]).tolist(), _NEVER + 1]:
         stops = [int(np.searchsorted(times, end)) for times in timestamps]

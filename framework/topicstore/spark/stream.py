@@ -1,4 +1,4 @@
-"""Streaming reading: offsets are positions, one a shard."""
+"""The reader of streaming queries, whose offsets are positions, one for each shard."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from topicstore.storage.storage import Storage
 from .access import Piece, open_to_read, read
 from .scan import partitions_of, rows_of
 from .schema import Shape
+from .selection import Selection
 from .settings import ReadSettings
 
 __all__ = ["TopicstoreStreamReader"]
@@ -26,17 +27,19 @@ Offset = dict[str, int]
 
 
 class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes, in batches. Keeps no database open in between, so that others may write it."""
+    """A reader of new messages, batch by batch. It keeps no database open in between, so that others may write it."""
 
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
-        if settings.selection.last < (1 << 64) - 1:
+        if settings.ends:
             raise InvalidArgumentError("a stream has no end: the option until is for batches")
+        if settings.counted is not None:
+            raise InvalidArgumentError(f"a stream is of messages: the option of={settings.counted} is for batches")
         self._path = settings.path
         self._selection = settings.selection
         self._most = settings.most_messages
         self._shape = Shape(schema)
         self._target: Offset | None = None
-        """Where a query with the trigger ``availableNow`` ends."""
+        """The offset at which a query with the trigger ``availableNow`` ends."""
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Return the place before the first message at ``start``, or the oldest there is."""
@@ -45,46 +48,45 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return {number: max(first, self._selection.first) - 1 for number, first in oldest.items()}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
-        """Return the end of the next batch: everything there is, or the first messages of it."""
+        """Return the end of the next batch: everything there is, or its first messages."""
         with open_to_read(self._path) as storage:
             latest = self._target or _latest(storage)
-            # A position never goes back, but this process may see less than the one before it did.
+            # A position never goes back, but this process may see less than its predecessor did.
             end = {number: max(last, latest.get(number, last)) for number, last in start.items()}
             if isinstance(limit, ReadMaxRows):
                 return self._limited(storage, start, end, limit.max_rows)
         return end
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return what the option ``maxMessagesPerTrigger`` says."""
+        """Return the limit of the option ``maxMessagesPerTrigger``."""
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Note where the query is to end."""
+        """Record where the query is to end."""
         with open_to_read(self._path) as storage:
             self._target = _latest(storage)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return a piece for each shard that has something between the offsets."""
+        """Return a piece for each shard that has messages between the offsets."""
         with open_to_read(self._path) as storage:
             pieces = _pieces(start, end)
             for piece in pieces[:1]:
-                storage.shards[piece.shard].reader()  # opens it, which tells how the database can be read
-            return partitions_of(storage, pieces, self._selection.filters)
+                storage.shards[piece.shard].reader()  # opens the shard, which shows how the database can be read
+            return partitions_of(storage, pieces, self._selection)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
         return rows_of(self._path, partition, self._shape)
 
     def _limited(self, storage: Storage, start: Offset, end: Offset, rows: int) -> Offset:
-        """Return where the first ``rows`` messages end, in order of positions over all shards."""
-        filters = self._selection.filters
-        ahead = {str(p.shard): _positions(storage, p, filters, rows) for p in _pieces(start, end)}
+        """Return the end of the first ``rows`` messages, in order of positions over all shards."""
+        ahead = {str(p.shard): _positions(storage, p, self._selection, rows) for p in _pieces(start, end)}
         numbers = np.repeat(np.arange(len(ahead)), [len(positions) for positions in ahead.values()])
         positions = np.concatenate([*ahead.values(), np.empty(0, dtype=np.uint64)])
         chosen = np.bincount(numbers[np.lexsort((numbers, positions))[:rows]], minlength=len(ahead)).tolist()
         offset = dict(end)
         for (number, there), count in zip(ahead.items(), chosen, strict=True):
-            # Behind the last one that matches, up to the end, there is nothing.
+            # There is nothing after the last one that matches, up to the end.
             if count < len(there) or count == rows:
                 offset[number] = int(there[count - 1]) if count else start[number]
         return offset
@@ -98,10 +100,10 @@ def _pieces(start: Offset, end: Offset) -> list[Piece]:
     return [Piece(int(n), None, last + 1, end[n]) for n, last in start.items() if last < end[n]]
 
 
-def _positions(storage: Storage, piece: Piece, filters: tuple[str, ...], rows: int) -> Positions:
+def _positions(storage: Storage, piece: Piece, selection: Selection, rows: int) -> Positions:
     """Return the positions of the first messages of a piece, in their order."""
     found: list[Positions] = [np.empty(0, dtype=np.uint64)]
-    for batch in read(storage, piece, filters, order="time"):
+    for batch in read(storage, piece, selection.filters, timestamps=selection.timestamps, order="time"):
         found.append(batch.positions)
         if sum(map(len, found)) >= rows:
             break

@@ -1,6 +1,6 @@
-"""Exporting sealed generations with Spark: a task for each shard and generation.
+"""The export of sealed generations with Spark: a task for each shard and generation.
 
-It writes what `Archives.export` writes (`topicstore.lifecycle.export_format`), just as complete: each attempt of
+It writes the same files as `Archives.export` (`topicstore.lifecycle.export_format`), just as complete: each attempt of
 a task writes under a name of its own, compares every row, and gives the slab its name by one rename. Of attempts
 that are tried again, or run side by side, one does that, and the others find it done. So the target must be a
 directory that driver and workers share, like the database.
@@ -22,7 +22,7 @@ from .access import open_to_read
 __all__ = ["export"]
 
 _Task = tuple[tuple[int, int], ...]
-"""Slabs, each as its generation and shard."""
+"""The slabs of a task, each as its generation and shard."""
 
 
 def export(
@@ -30,9 +30,9 @@ def export(
 ) -> ExportReport:
     """Write sealed generations of the database at ``path``, by default all, as partitioned Parquet.
 
-    Raises what `Archives.export` raises where the export is planned; where a task fails more often than Spark
-    tries it, Spark's own error, which shows that of the task. What other tasks have written then stays, and the
-    next export goes on with what is missing. Where only one process can have the database open, one task does it all.
+    Raises the errors of `Archives.export` while the export is planned; if a task fails more often than Spark
+    tries it, Spark's own error, which shows that of the task. The files of other tasks then stay, and the next
+    export continues with the missing ones. If only one process can have the database open, one task does it all.
     """
     began = time.perf_counter()
     source, directory = str(Path(path).resolve()), Path(target).resolve()
@@ -49,6 +49,6 @@ def export(
 
 
 def _export(path: str, target: Path, slabs: _Task) -> list[ExportedSlab]:
-    """Export some slabs. In a task."""
+    """Export some slabs, in a task."""
     with open_to_read(path) as storage:
         return [export_slab(storage, storage.shards[shard], generation, target) for generation, shard in slabs]

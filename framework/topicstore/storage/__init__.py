@@ -1,4 +1,4 @@
-"""All shards of one open database, behind its hooks: stored, read, counted, compacted and copied.
+"""All shards of one open database, behind its hooks: storing, reading, counting, compacting and copying.
 
-Nothing here knows subscriptions, sessions, queues or retention: those stand above, and listen.
+Nothing in this package depends on subscriptions, sessions, queues or retention; those use it, and register listeners.
 """

@@ -1,4 +1,4 @@
-"""Where the exports are that hold a database's archived generations."""
+"""The locations of the exports that hold a database's archived generations."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ __all__ = ["archive_directory", "check_apart", "location_of"]
 
 
 def location_of(database: Path, target: Path) -> str:
-    """Return how a database notes where an export is: an absolute path as it is, else relative to its own directory."""
+    """Return the location of an export as a database stores it.
+
+    An absolute path is kept as it is; another one becomes relative to the database's directory.
+    """
     return str(target) if target.is_absolute() else os.path.relpath(target.resolve(), database.resolve())
 
 
 def archive_directory(database: Path, location: str) -> Path:
-    """Return the directory that `location_of` noted."""
+    """Return the directory of a location that `location_of` returned."""
     return (database / location).resolve()
 
 
 def check_apart(database: Path, target: Path) -> None:
-    """Raise `ManifestMismatchError` if an export would lie inside a database, with which it would be removed."""
+    """Raise `ManifestMismatchError` if an export would lie inside a database and be removed along with it."""
     if target.resolve().is_relative_to(database.resolve()):
         raise ManifestMismatchError(f"{target} lies inside the database; an export needs a place of its own")

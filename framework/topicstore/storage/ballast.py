@@ -1,29 +1,39 @@
-"""Ballast: a file that takes room on the disk, to be given up when there is no more.
+"""Ballast: a file that reserves disk space, and is removed when the disk is full.
 
-On a full disk engines can't be opened, because they bring their logs into tables then, so nothing could be dropped
-to make room. What one shard needs at a time (`Backend.room`), the file ``ballast`` in the database's directory holds
-ready: opening and dropping give it up, and it is made again where there is plenty of room. A database that has only
-one generation has nothing to drop, and no ballast; a small one has at most as much as it stores.
+On a full disk engines can't be opened, because they write the contents of their logs into tables first, so nothing
+could be dropped to make room. Therefore the file ``ballast`` in the database's directory reserves the space that one
+shard needs at a time (`Backend.room`). Opening, dropping and archiving remove it, and it is made again when there is
+plenty of space, at the latest with the next generation or opening. A database that has only one generation has nothing
+to drop, and no ballast; a small one has at most as much as it stores.
+
+If the ballast can't be made, the operation that should make it doesn't fail: there is a warning, and `Database.info`
+shows the reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from topicstore.contract.errors import DatabaseClosedError, TopicstoreError
+from topicstore.contract.forking import ProcessLock
 from topicstore.shard.shard import Shard
+from topicstore.warning import warn_caller
+
+from .durable_files import open_own
 
 __all__ = ["Ballast", "give_up_ballast"]
 
 _NAME = "ballast"
 _PLENTY = 2
-"""It is made where so many times its size is free."""
+"""The ballast is made if this many times its size is free."""
 
 
 def give_up_ballast(directory: Path) -> bool:
-    """Give the room back that a database holds ready; False if there is none."""
+    """Remove a database's ballast. Returns False if there is none."""
     try:
         (directory / _NAME).unlink()
     except FileNotFoundError:
@@ -32,27 +42,63 @@ def give_up_ballast(directory: Path) -> bool:
 
 
 class Ballast:
-    """The ballast of a database that is open to be written: at most ``room`` bytes. One thread at a time uses it."""
+    """The ballast of a database that is open for writing, of at most ``room`` bytes."""
 
     def __init__(self, directory: Path, room: int) -> None:
+        self.failure: str | None = None
+        """The reason why the last attempt to make or remove it failed, or None. It can be read without the lock."""
         self._directory = directory
         self._room = room
+        self._lock = ProcessLock()
+        """Guards the file and ``_needed``. It is held while shards are looked at, so it must not be taken under their
+        locks."""
+        self._needed = 0
+        """The number of operations that are using the reserved space at the moment."""
 
     def keep(self, shards: Sequence[Shard]) -> None:
-        """Make it as large as it should be now, if there is plenty of room for that."""
-        if not self._room or len(shards[0].generations()) < 2:
-            return
-        size = min(self._room, sum(shard.engine().stats().disk_bytes for shard in shards))
+        """Make the ballast as large as it should be, if there is plenty of space and no operation needs it now."""
+        if self._room:
+            with self._lock, self._failure_told():
+                if not self._needed and len(shards[0].generations()) > 1:
+                    self._make_locked(min(self._room, sum(shard.engine().info().disk_bytes for shard in shards)))
+
+    @contextlib.contextmanager
+    def given_up(self, shards: Sequence[Shard]) -> Iterator[None]:
+        """Remove the ballast for the time of a drop, if less space is free than that may need, and make it again."""
+        with self._lock, self._failure_told():
+            self._needed += 1
+            if self._room and shutil.disk_usage(self._directory).free < self._room:
+                give_up_ballast(self._directory)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._needed -= 1
+            self.keep(shards)
+
+    def _make_locked(self, size: int) -> None:
         path = self._directory / _NAME
         missing = size - (path.stat().st_size if path.exists() else 0)
         if missing > 0 and shutil.disk_usage(self._directory).free >= _PLENTY * size:
+            file = open_own(path, os.O_WRONLY | os.O_CREAT)
             try:
-                with path.open("ab") as file:
-                    os.posix_fallocate(file.fileno(), 0, size)
-            except OSError:  # a quota, or a limit of files: then there is none, which only matters on a full disk
+                os.posix_fallocate(file, 0, size)
+            except BaseException:  # for example a quota: a part of it would take space without being enough
                 give_up_ballast(self._directory)
+                raise
+            finally:
+                os.close(file)
 
-    def give_up_if_scarce(self) -> None:
-        """Give it up where less is free than dropping a generation may need."""
-        if self._room and shutil.disk_usage(self._directory).free < self._room:
-            give_up_ballast(self._directory)
+    @contextlib.contextmanager
+    def _failure_told(self) -> Iterator[None]:
+        """Warn of a failure and record it, instead of raising, because the database itself was changed as intended."""
+        try:
+            yield
+        except DatabaseClosedError:
+            pass  # another thread closed it meanwhile: the next opening makes the ballast
+        except (OSError, TopicstoreError) as failed:
+            self.failure = str(failed)
+            with contextlib.suppress(RuntimeWarning):  # where warnings are errors, `failure` has it
+                warn_caller(f"no room is held ready for a full disk: {failed}")
+        else:
+            self.failure = None

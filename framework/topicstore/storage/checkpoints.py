@@ -1,23 +1,25 @@
-"""Checkpoints: copies of a database, databases themselves."""
+"""Checkpoints: copies of a database, which are databases themselves."""
 
 from __future__ import annotations
 
 import os
-import stat
-import warnings
 from pathlib import Path
 
 from topicstore.contract.errors import NotADatabaseError, UnsupportedError
+from topicstore.warning import warn_caller
 
 from .archive_locations import archive_directory
+from .closed_files import ClosedFiles
+from .disk_errors import shortage_told
 from .drafts import draft, sweep_drafts
-from .durable_files import sync_directory
+from .durable_files import permissions_of, sync_directory
 from .manifest import write_manifest
 from .storage import Storage
 
 __all__ = ["checkpoint"]
 
 
+@shortage_told()
 def checkpoint(storage: Storage, target: Path) -> None:
     """Write a copy of a database into the new directory ``target``; see `Database.checkpoint`."""
     storage.check_may_write()
@@ -29,23 +31,29 @@ def checkpoint(storage: Storage, target: Path) -> None:
         raise NotADatabaseError(f"{target} exists already; a checkpoint needs a new directory")
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep_drafts(target.parent)
-    with draft(target.parent, stat.S_IMODE(storage.path.stat().st_mode)) as copy:
-        with storage.locked():
-            for shard in storage.shards:
-                shard.engine().checkpoint(copy / f"shard-{shard.number:04}")
+    with draft(target.parent) as unfinished:
+        copy = unfinished / target.name  # a directory in the draft, because both drafts and databases are locked
+        copy.mkdir(permissions_of(storage.path))
+        storage.locked(lambda: _copy_shards(storage, copy))
+        ClosedFiles(copy, storage.id, len(storage.shards), storage.unneeded).write()
         write_manifest(copy, storage.manifest)
-        copy.rename(target)  # only what is whole gets the name
+        copy.rename(target)  # only a complete copy gets the name
         sync_directory(target.parent)
     _warn_of_other_archives(storage, target)
 
 
+def _copy_shards(storage: Storage, copy: Path) -> None:
+    for shard in storage.shards:
+        shard.engine().checkpoint(copy / f"shard-{shard.number:04}")
+
+
 def _warn_of_other_archives(storage: Storage, copy: Path) -> None:
-    """Say which exports a copy looks for elsewhere than the database does."""
+    """Warn of exports whose relative locations lead a copy to another directory than the database."""
     locations = {record.archive for record in storage.shards[0].generations() if record.archive is not None}
     for location in sorted(locations):
         here, there = archive_directory(storage.path, location), archive_directory(copy, location)
         if here != there:
-            warnings.warn(
+            warn_caller(
                 f"what was archived to {here} is noted by a relative path: {copy} looks for it in {there}",
-                stacklevel=4,  # whoever called `Database.checkpoint`
+                UserWarning,
             )

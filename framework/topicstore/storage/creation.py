@@ -1,4 +1,4 @@
-"""What a database is created with, and that later openings don't contradict it."""
+"""The arguments that a database is created with, and the check that later openings don't contradict them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SHARDS = 4_096
 
 
 def finished_manifest(directory: Path) -> Manifest:
-    """Return the manifest of a database that is there as a whole."""
+    """Return the manifest of a database whose creation was finished."""
     manifest = existing_manifest(directory)
     if not manifest.complete:
         raise DatabaseNotFoundError(f"the database at {directory} has not been made to its end; open it to write")
@@ -29,9 +29,11 @@ def finished_manifest(directory: Path) -> Manifest:
 
 
 _CHOICES = {"durability": ("commit", "sync"), "timestamps": ("commit", "message"), "late": ("raise", "lift")}
+DEFAULT_BACKEND = "rocksdb"
+DEFAULT_LAYOUT = "block"
 _DEFAULTS = {
-    "backend": "rocksdb",
-    "layout": "block",
+    "backend": DEFAULT_BACKEND,
+    "layout": DEFAULT_LAYOUT,
     "shards": 1,
     "durability": "commit",
     "timestamps": "commit",
@@ -41,7 +43,7 @@ _DEFAULTS = {
 
 
 def wanted_fields(**arguments: Any) -> dict[str, Any]:
-    """Check the arguments that were given."""
+    """Return the arguments that were given, checked."""
     given = {name: value for name, value in arguments.items() if value is not None}
     for name, choices in _CHOICES.items():
         if name in given and given[name] not in choices:
@@ -72,7 +74,7 @@ def new_manifest(wanted: dict[str, Any], plugins: Sequence[str], options: Mappin
 def check_same(
     directory: Path, manifest: Manifest, wanted: dict[str, Any], options: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Refuse arguments that contradict what the database was created with."""
+    """Raise an error if arguments contradict those that the database was created with."""
     for name, value in wanted.items():
         is_ = getattr(manifest, name)
         if value != is_:
@@ -87,7 +89,7 @@ def check_same(
 
 
 def merged_options(manifest: Manifest, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the manifest's options, the backend's changed by those given."""
+    """Return the manifest's options, with those given for the backend in place of the stored ones."""
     merged: dict[str, Mapping[str, Any]] = {**manifest.options}
     if manifest.backend in options:
         merged[manifest.backend] = {**merged.get(manifest.backend, {}), **options[manifest.backend]}

@@ -1,10 +1,12 @@
-"""One process, and one `Database` object in it, writes a database.
+"""The lock by which only one process, and one `Database` object in it, writes a database.
 
-The lock is an advisory lock (flock) on the file ``LOCK``, which also says who holds it. The
-kernel gives it back however the process ends, so nothing is ever to be removed by hand.
+The lock is an advisory one (flock) on the file ``LOCK``, which also names its holder, and on the directory itself. The
+kernel releases it however the process ends, so a stale lock never has to be removed by hand.
 
-Readers who can't write the file, because the file system is read-only or for want of permission, share the lock with
-each other, and stand nowhere.
+Readers that can't write the file, because the file system is read-only or because they lack permission, share the lock
+with each other, and aren't named in the file. If the file can't be read either, or doesn't exist, as in a checkpoint,
+they lock only the directory. On a file system that can't lock directories only the file is locked: NFS emulates flock
+with byte-range locks, and an exclusive one needs a file that is open for writing (flock(2)).
 """
 
 from __future__ import annotations
@@ -13,72 +15,99 @@ import errno
 import fcntl
 import os
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from topicstore.contract.errors import DatabaseLockedError, NotADatabaseError
+from topicstore.contract.errors import DatabaseLockedError
 from topicstore.contract.forking import remember
 from topicstore.releasing import Taken, release_all
 
+from .durable_files import open_own
+
 __all__ = ["DirectoryLock"]
+
+_DENIED = frozenset((errno.EROFS, errno.EACCES, errno.EPERM))
+_NOT_LOCKED = frozenset((errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP))
+"""The errors of file systems that can't lock directories, and of a directory that may be entered but not read."""
 
 
 class DirectoryLock:
-    """Holds the lock of a directory from its making until `release`; with ``reading``, one that readers may share."""
+    """The lock of a directory, held from its construction until `release`; with ``reading``, readers may share it."""
 
     def __init__(self, directory: Path, *, reading: bool = False) -> None:
         self._owner = os.getpid()
-        self._file = -1
+        self._file = self._directory = -1
+        """The file descriptors; -1 if one can't be opened, or was closed."""
+        self._shared = False
         remember(self)
-        self._file, self._shared = _open(directory, reading=reading)
-        if self._file < 0:
-            return
         with Taken() as taken:
             taken.add(self._close)
+            self._open(directory / "LOCK", reading=reading)
             try:
-                fcntl.flock(self._file, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                if self._file >= 0:
+                    self._lock(self._file)
+                self._lock_directory(directory)
             except BlockingIOError as busy:
-                holder = os.read(self._file, 1000).decode(errors="replace").strip() or "another process"
-                raise DatabaseLockedError(f"{directory} is open elsewhere: {holder}") from busy
-            if self._shared:
-                return
-            since = datetime.now(UTC).isoformat(timespec="seconds")
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
+                raise DatabaseLockedError(f"{directory} is open elsewhere: {self._holder()}") from busy
+            if not self._shared:
+                since = datetime.now(UTC).isoformat(timespec="seconds")
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
 
     def release(self) -> None:
-        """Give the lock back, also from processes forked since. May be called twice; not by those."""
-        if self._file >= 0 and os.getpid() == self._owner:
+        """Release the lock, even if forked processes have inherited it. May be called twice, but not in those."""
+        if os.getpid() == self._owner:
             release_all((self._clear, self._unlock, self._close))
 
     def leave_to_parent(self) -> None:
-        """Let go of the lock in a forked child, so that it is free when the parent ends; the parent keeps it."""
-        if self._file >= 0:
-            self._close()
+        """Close the lock's files in a forked child, so that the lock is free when the parent, which keeps it, ends."""
+        self._close()
+
+    def _open(self, path: Path, *, reading: bool) -> None:
+        """Open the lock file for writing or, with ``reading``, if it can't be written, for sharing the lock.
+
+        If the file can't be opened in that way either, it stays closed.
+        """
+        try:
+            self._file = open_own(path, os.O_RDWR | os.O_CREAT)
+        except OSError as bad:
+            if not reading or bad.errno not in _DENIED:
+                raise
+            self._shared = True
+            with suppress(FileNotFoundError, PermissionError):
+                self._file = open_own(path, os.O_RDONLY)
+
+    def _lock_directory(self, directory: Path) -> None:
+        try:
+            self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._lock(self._directory)
+        except OSError as bad:
+            if self._file < 0 or bad.errno not in _NOT_LOCKED:
+                raise
+            unlocked, self._directory = self._directory, -1
+            if unlocked >= 0:
+                os.close(unlocked)
+
+    def _lock(self, file: int) -> None:
+        fcntl.flock(file, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+    def _holder(self) -> str:
+        said = os.pread(self._file, 1000, 0) if self._file >= 0 else b""
+        return said.decode(errors="replace").strip() or "another process"
 
     def _clear(self) -> None:
-        if not self._shared:
+        if self._file >= 0 and not self._shared:
             os.ftruncate(self._file, 0)
 
     def _unlock(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        for file in (self._file, self._directory):
+            if file >= 0:
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def _close(self) -> None:
-        file, self._file = self._file, -1
-        os.close(file)
-
-
-def _open(directory: Path, *, reading: bool) -> tuple[int, bool]:
-    """Return the lock file and whether it can only be shared; -1 where nobody can write it and there is none."""
-    path = directory / "LOCK"
-    flags = os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644), False
-    except OSError as bad:
-        if bad.errno == errno.ELOOP:
-            raise NotADatabaseError(f"{path} is a symbolic link; a database is locked in its own directory") from bad
-        if not reading or bad.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise
-        if bad.errno == errno.EROFS and not path.exists():
-            return -1, True
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags), True
+        files = self._file, self._directory
+        self._file = self._directory = -1
+        for file in files:
+            if file >= 0:
+                os.close(file)

@@ -1,4 +1,4 @@
-"""What the operating system says of files, told as errors that name the way out."""
+"""Context managers that turn the operating system's errors into errors that say what to do."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from topicstore.contract.errors import StorageFullError, TooManyOpenFilesError
+from topicstore.contract.errors import EngineError, StorageFullError, TooManyOpenFilesError
 
-__all__ = ["shortage_told"]
+__all__ = ["failure_told", "shortage_told"]
 
 
 @contextlib.contextmanager
 def shortage_told() -> Iterator[None]:
-    """Raise `StorageFullError` or `TooManyOpenFilesError` where something is used up; what else is wrong goes on."""
+    """Raise `StorageFullError` or `TooManyOpenFilesError` for an exhausted resource; other errors pass unchanged."""
     try:
         yield
     except OSError as bad:
@@ -22,3 +22,13 @@ def shortage_told() -> Iterator[None]:
         if bad.errno in (errno.EMFILE, errno.ENFILE):
             raise TooManyOpenFilesError(f"{bad}; close some, or raise the limit (ulimit -n)") from bad
         raise
+
+
+@contextlib.contextmanager
+def failure_told() -> Iterator[None]:
+    """Raise the errors of `shortage_told`, and `EngineError` for all other errors of the system."""
+    try:
+        with shortage_told():
+            yield
+    except OSError as bad:
+        raise EngineError(str(bad)) from bad

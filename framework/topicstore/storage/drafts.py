@@ -1,11 +1,11 @@
-"""Drafts: directories that are written under a name that doesn't count, and get their own when they are whole.
+"""Drafts: directories that are written under a temporary name, and get their own when they are complete.
 
 ::
 
-    <parent>/.unfinished-<32 hexadecimal digits>/       of somebody who writes there, or was killed
+    <parent>/.unfinished-<32 hexadecimal digits>/       a process writes there, or was killed doing so
 
-A draft is locked as long as it is used, so that whoever makes the next one beside it can tell what a killed process
-left, and removes that.
+A draft is locked as long as it is used. So a process that makes another one beside it recognizes the drafts that
+killed processes have left, and removes them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _NAME = re.compile(r"\.unfinished-[0-9a-f]{32}")
 
 
 def draft_name() -> str:
-    """Return a name for a draft that there is nowhere yet."""
+    """Return a new, unique name for a draft."""
     return f".unfinished-{uuid.uuid4().hex}"
 
 
 @contextmanager
-def draft(parent: Path, mode: int = OWNER_ONLY) -> Iterator[Path]:
-    """Make a directory to write in; whatever has that name at the end is removed."""
+def draft(parent: Path) -> Iterator[Path]:
+    """Make a directory to write in. If it still has that name at the end, it is removed."""
     while True:
         path = parent / draft_name()
-        path.mkdir(mode)
-        with suppress(FileNotFoundError):  # swept away before it was locked
+        path.mkdir(OWNER_ONLY)
+        with suppress(FileNotFoundError):  # another process has removed it before it was locked
             handle = _open(path)
-            _lock(handle, fcntl.LOCK_EX)  # who has it is about to remove the directory
+            _lock(handle, fcntl.LOCK_EX)  # a process that has the lock is about to remove the directory
             if path.exists():
                 break
             os.close(handle)
@@ -54,10 +54,10 @@ def sweep_drafts(parent: Path) -> None:
     """Remove the drafts that killed processes have left in a directory."""
     for path in list(parent.iterdir()):
         if _NAME.fullmatch(path.name):
-            with suppress(OSError):  # it is gone meanwhile, somebody else's, or no directory
+            with suppress(OSError):  # it is gone by now, belongs to another user, or isn't a directory
                 handle = _open(path)
                 try:
-                    if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # else somebody writes there
+                    if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # otherwise a process writes there
                         shutil.rmtree(path, ignore_errors=True)
                 finally:
                     os.close(handle)
@@ -68,7 +68,7 @@ def _open(directory: Path) -> int:
 
 
 def _lock(handle: int, how: int) -> bool:
-    """Lock a directory, if that is possible: it isn't on every file system."""
+    """Lock a directory, if the file system can do that; return whether it is locked."""
     try:
         fcntl.flock(handle, how)
     except OSError:

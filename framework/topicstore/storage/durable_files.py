@@ -1,23 +1,71 @@
-"""Files of our own: replaced as a whole, brought to disk, and never written through somebody's symbolic link."""
+"""Topicstore's own files: replaced as a whole, synced to disk, and never written through a symbolic link."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from functools import partial
 from pathlib import Path
 
-from topicstore.contract.errors import NotADatabaseError
+from topicstore.contract.errors import CorruptionError, NotADatabaseError
+from topicstore.releasing import Taken
 
-__all__ = ["OWNER_ONLY", "check_no_links", "make_directory", "replace_file", "sync_directory"]
+__all__ = [
+    "OWNER_ONLY",
+    "check_no_links",
+    "make_directory",
+    "open_own",
+    "permissions_of",
+    "read_own",
+    "replace_file",
+    "sync_directory",
+]
 
 OWNER_ONLY = 0o700
-"""Permissions of directories made for messages: within, permissions of files needn't be looked at."""
+"""The permissions of directories made for messages. With these, the permissions of the files in them don't matter."""
+_NO_FILE = "this is not a file"
+
+
+def open_own(path: Path, flags: int, *, links: bool = False) -> int:
+    """Open one of topicstore's own files, but nothing else that is in its place; with ``links``, follow a link.
+
+    Raises `NotADatabaseError` for a symbolic link, `CorruptionError` for anything else that isn't a regular file, and
+    `OSError`.
+    """
+    try:
+        file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW), 0o644)
+    except OSError as bad:
+        if bad.errno == errno.ELOOP:
+            raise _link(path) from bad
+        if bad.errno in (errno.EISDIR, errno.ENXIO):  # a directory, a socket
+            raise CorruptionError(_NO_FILE, str(path)) from bad
+        raise
+    with Taken() as taken:
+        taken.add(partial(os.close, file))
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise CorruptionError(_NO_FILE, str(path))
+        return file
+
+
+def read_own(path: Path, *, links: bool = False) -> bytes:
+    """Return the content of one of topicstore's own files. Raises the errors of `open_own`."""
+    file = open_own(path, os.O_RDONLY, links=links)
+    try:
+        with os.fdopen(file, "rb", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(file)
 
 
 def replace_file(path: Path, data: bytes, *, draft: Path) -> None:
-    """Give a file a new content at once; on disk when it returns.
+    """Replace the content of a file atomically. It is on disk when the call returns.
 
-    The draft beside it is made anew: one that a killed process left is removed, a link of that name not followed.
+    The draft beside the file is always created: one that a killed process left is removed, and a link of that name is
+    not followed. Raises `CorruptionError` if it is a directory.
     """
+    if draft.is_dir() and not draft.is_symlink():
+        raise CorruptionError(_NO_FILE, str(draft))
     draft.unlink(missing_ok=True)
     try:
         with draft.open("xb") as file:
@@ -31,16 +79,28 @@ def replace_file(path: Path, data: bytes, *, draft: Path) -> None:
     sync_directory(path.parent)
 
 
-def make_directory(directory: Path, mode: int) -> None:
-    """Make a directory, with those it lies in, unless it is there; its name survives power loss then."""
+def make_directory(directory: Path, permissions: int) -> None:
+    """Make a directory and its missing parents, unless it exists. Its name then survives a power failure."""
     for missing in reversed([directory, *directory.parents]):
         if not missing.is_dir():
-            missing.mkdir(mode if missing == directory else 0o777, exist_ok=True)
+            missing.mkdir(permissions if missing == directory else 0o777, exist_ok=True)
             sync_directory(missing.parent)
 
 
+def permissions_of(directory: Path) -> int:
+    """Return the permissions of a directory, for other directories with messages of the same database."""
+    try:
+        return stat.S_IMODE(directory.stat().st_mode)
+    except FileNotFoundError:  # the backend keeps no files
+        return OWNER_ONLY
+
+
 def sync_directory(directory: Path) -> None:
-    """Make renames and new entries of a directory survive power loss."""
+    """Make renames and new entries of a directory survive a power failure.
+
+    Syncing a file doesn't sync its directory entry: see Pillai et al., "All File Systems Are Not Created Equal", OSDI
+    2014.
+    """
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -51,7 +111,7 @@ def sync_directory(directory: Path) -> None:
 def check_no_links(directory: Path) -> None:
     """Raise `NotADatabaseError` if one of a database's directories, or a file in one, is a symbolic link.
 
-    Engines would follow it and write elsewhere, where whoever prepared the directory wants them to.
+    Engines would follow the link and write elsewhere, at a place that an attacker may have chosen.
     """
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -64,4 +124,8 @@ def check_no_links(directory: Path) -> None:
 
 def _check_no_link(entry: os.DirEntry[str]) -> None:
     if entry.is_symlink():
-        raise NotADatabaseError(f"{entry.path} is a symbolic link; a database is written in its own directory only")
+        raise _link(entry.path)
+
+
+def _link(path: str | Path) -> NotADatabaseError:
+    return NotADatabaseError(f"{path} is a symbolic link; a database is written in its own directory only")

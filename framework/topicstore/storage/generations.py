@@ -1,4 +1,4 @@
-"""Generations over all shards of a database: what one shard has done, all do."""
+"""Generations over all shards of a database: a change that was made in one shard is made in all."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class GenerationInfo:
-    """One generation over all shards. Times are microseconds since the epoch."""
+    """One generation over all shards. Times are in microseconds since the epoch."""
 
     number: int
     layout: str
     options: dict[str, Any]
     created: int
     sealed: int | None
-    """None for the current generation."""
+    """The time at which the generation was sealed; None for the current one."""
     messages: int
-    """Live messages."""
+    """The number of live messages."""
     live_bytes: int
-    """Bytes of the values written for them; deletes don't lower it, dropping does."""
+    """The bytes of the values written for the messages. Deletes don't lower the number, but dropping does."""
 
 
 def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
@@ -50,8 +50,8 @@ def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
 def generation_infos(storage: Storage) -> list[GenerationInfo]:
     """Return the live generations, oldest first."""
     storage.check_open()
-    with storage.locked():  # else one shard may tell of a generation that another has dropped
-        live = live_records(storage.shards)
+    # Without the locks, one shard may list a generation that another has dropped.
+    live = storage.locked(lambda: live_records(storage.shards))
     return [
         GenerationInfo(
             number=number,
@@ -68,14 +68,14 @@ def generation_infos(storage: Storage) -> list[GenerationInfo]:
 
 
 def complete_generations(shards: Sequence[Shard], layout: str, options: Mapping[str, Any]) -> None:
-    """Finish what was interrupted between shards; new ones get a first generation of ``layout``."""
+    """Finish changes that were interrupted between shards. New shards get a first generation of ``layout``."""
     newest = max(shards, key=lambda shard: shard.current)
     if newest.current == 0:
         newest.add_generation(layout, dict(options))
     wanted = {record.number: record for shard in shards for record in shard.generations()}
     for shard in shards:
         for number in range(shard.current + 1, newest.current + 1):
-            record = wanted.get(number, wanted[newest.current])  # one dropped since is only passed through
+            record = wanted.get(number, wanted[newest.current])  # a dropped one is added for its number only
             shard.add_generation(record.layout, record.options)
     live = live_records(shards)
     for shard in shards:
@@ -93,14 +93,18 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
     if options is None:
         options = next((record.options for record in reversed(before) if record.layout == name), {})
     storage.make_layout(name, options)
-    with storage.locked():
+
+    def add() -> int:
         storage.check_writable()
         number = min(shard.current for shard in storage.shards) + 1
         for shard in storage.shards:
-            if shard.current < number:  # else it was here that an earlier call was interrupted
+            if shard.current < number:  # otherwise an interrupted call has added it here
                 shard.add_generation(name, dict(options))
-        storage.ballast.keep(storage.shards)
+        return number
+
+    number = storage.locked(add)
     storage.flush()
+    storage.ballast.keep(storage.shards)
     storage.hooks.topicstore_generation_added(db=storage, generation=number)
     return number
 
@@ -108,19 +112,20 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
 def drop_generation(storage: Storage, generation: int) -> bool:
     """Drop a sealed generation with all its messages; see `Database.drop_generation`."""
     storage.check_may_write()
-    with storage.locked():
+
+    def drop() -> list[bool]:
         storage.check_writable()
         for shard in storage.shards:
-            shard.check_droppable(generation)  # all, before the first does it
-        storage.ballast.give_up_if_scarce()
-        dropped = [shard.drop_generation(generation) for shard in storage.shards]
-    if storage.listener is not None and any(dropped):
-        storage.listener.dropped()
-    storage.flush()
-    for shard in storage.shards:
-        shard.remove_dropped()
-    with storage.locked():
-        storage.ballast.keep(storage.shards)
+            shard.check_droppable(generation)  # all are checked before the first one drops it
+        return [shard.drop_generation(generation) for shard in storage.shards]
+
+    with storage.ballast.given_up(storage.shards):
+        dropped = storage.locked(drop)
+        if storage.listener is not None and any(dropped):
+            storage.listener.dropped()
+        storage.flush()
+        for shard in storage.shards:
+            shard.remove_dropped()
     if any(dropped):
         storage.hooks.topicstore_generation_dropped(db=storage, generation=generation)
     return any(dropped)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from topicstore.contract.batch import MessageBatch
+from topicstore.contract.cursors import Cursor
 from topicstore.contract.engine import STATE
 from topicstore.contract.errors import InvalidMessageError, PluginError
 from topicstore.contract.hookspecs import hookimpl
-from topicstore.contract.iterators import Iterator
 from topicstore.contract.positions import first_position
 from topicstore.contract.replay_plan import ReplayPlan
 from topicstore.contract.requests import (
-    IterateRequest,
-    NextResult,
+    ReadRequest,
+    ReadResult,
     ReplayRequest,
     StoreRequest,
     StoreResult,
@@ -37,41 +37,54 @@ from .shard_map import ShardMap
 __all__ = ["DataPath"]
 
 BATCH_BYTES = 8 << 20
-"""Payload bytes after which a batch that is read ends early, so that large payloads don't fill memory."""
+"""The number of payload bytes after which a batch that is read ends early, so that large payloads don't fill memory."""
 
 _Rows = np.ndarray | None
 
 
 class DataPath:
-    """Stores to, lists, reads and plans over the shards of one database."""
+    """The implementation of the data-path hooks over the shards of one database."""
 
     def __init__(self, database: bytes, shard_map: ShardMap, clock: Callable[[], int]) -> None:
         self._database = database
         self.shards: Sequence[Shard] = ()
-        """Set when they are open: plugins that don't fit are refused before any file is made."""
+        """The shards, set when they are open. Unsuitable plugins are refused before that, and before a file is made."""
         self._shard_map = shard_map
         self._clock = clock
 
     @hookimpl
     def topicstore_store(self, request: StoreRequest) -> StoreResult:
-        """Commit each shard's part; all parts are checked before the first is committed."""
+        """Commit each shard's part of the batch; all parts are checked before the first is committed."""
+        started = time.perf_counter()
         parts = _parts(request, self._shard_map)
         touched = [self.shards[number] for number, _, _ in parts]
         tickets: list[Ticket] = []
-        try:
-            with holding(shard.lock for shard in touched):
+
+        def commit() -> list[Prepared]:
+            try:
                 prepared = _prepare_all(parts, touched, request)
                 _add_keyed(request, parts, prepared, self._clock)
                 _submit(touched, prepared, tickets)
-        finally:  # also if a shard failed: the others have committed
+            except BaseException:
+                for shard in touched[len(tickets) :]:
+                    shard.counters.failed_batches += 1
+                raise
+            return prepared
+
+        try:
+            prepared = holding((shard.lock for shard in touched), commit)
+        finally:  # even if a shard failed, because others have committed
             _settle_all(touched[: len(tickets)], tickets)
+        seconds = time.perf_counter() - started
+        for shard in touched:
+            shard.latencies.store.observe(seconds)
         rejoin = functools.partial(_rejoin, parts, prepared)
         count = sum(len(part) for _, _, part in parts)
         return StoreResult(count=count, lifted=sum(p.lifted for p in prepared), rejoin=rejoin)
 
     @hookimpl
     def topicstore_streams(self, request: StreamsRequest) -> list[Stream]:
-        """List every shard's live generations, but those that ended before the start."""
+        """Return the streams of every shard's live generations, without generations that ended before the start."""
         first = first_position(request.start)
         return [
             Stream(
@@ -88,48 +101,50 @@ class DataPath:
         ]
 
     @hookimpl
-    def topicstore_iterate(self, request: IterateRequest) -> NextResult:
-        """Read on from the iterator's place."""
-        iterator = request.iterator
-        if iterator.generation == KEYED:
-            return read_keyed(request, self.shards[iterator.shard])
+    def topicstore_read(self, request: ReadRequest) -> ReadResult:
+        """Return the next batch of the cursor."""
+        cursor = request.cursor
+        if cursor.generation == KEYED:
+            return read_keyed(request, self.shards[cursor.shard])
         bound = request.bound
         if request.until is not None:
             before = first_position(request.until) - 1
             bound = before if bound is None else min(bound, before)
-        step, ended = self.shards[iterator.shard].next(
-            iterator.generation,
-            iterator.stream,
-            TopicFilter(iterator.topic_filter),
-            iterator.place,
+        step, ended = self.shards[cursor.shard].next(
+            cursor.generation,
+            cursor.stream,
+            TopicFilter(cursor.topic_filter),
+            cursor.place,
             limit=request.limit,
             limit_bytes=BATCH_BYTES,
             bound=bound,
             deadline=None if request.timeout is None else time.monotonic() + request.timeout,
             final=request.bound is not None,
         )
-        moved = Iterator(
-            iterator.database,
-            iterator.shard,
-            iterator.generation,
-            iterator.stream,
-            iterator.topic_filter,
+        moved = Cursor(
+            cursor.database,
+            cursor.shard,
+            cursor.generation,
+            cursor.stream,
+            cursor.topic_filter,
             step.place,
         )
-        return NextResult(batch=step.batch, iterator=moved, end_of_stream=ended, caught_up=step.exhausted)
+        return ReadResult(batch=step.batch, cursor=moved, end_of_stream=ended, caught_up=step.exhausted)
 
     @hookimpl
     def topicstore_replay(self, request: ReplayRequest) -> ReplayPlan:
-        """Read each shard's generations in turn, by the streams that its layout finds cheapest."""
+        """Return a plan of each shard's generations in turn, each with the streams that its layout finds cheapest."""
         began = time.monotonic()
-        bounds = [_bound(shard, request) for shard in self.shards]  # of one moment: planning may wait
+        bounds = [_bound(shard, request) for shard in self.shards]  # all at one moment, because planning may wait
         first = first_position(request.start)
         plans = [
-            shard.plan(self._database, request.topic_filter, first, bound, since=began)
+            shard.plan(self._database, request.topic_filter, first, bound, since=began, timestamps=request.timestamps)
             for shard, bound in zip(self.shards, bounds, strict=True)
         ]
         plans = [plan for plan in plans if plan.generations]
-        return ReplayPlan(shards=plans, order=request.order, batch_size=request.batch_size)
+        return ReplayPlan(
+            shards=plans, order=request.order, batch_size=request.batch_size, timestamps=request.timestamps
+        )
 
 
 def _parts(request: StoreRequest, shard_map: ShardMap) -> list[tuple[int, _Rows, MessageBatch]]:
@@ -147,7 +162,7 @@ def _parts(request: StoreRequest, shard_map: ShardMap) -> list[tuple[int, _Rows,
 
 
 def _to_streams(request: StoreRequest) -> tuple[_Rows, MessageBatch]:
-    """Return the messages that go to the streams, with their rows in the batch, or None if all of them do."""
+    """Return the rows and messages of the batch that go to the streams; the rows are None if all messages do."""
     batch, destinations = request.batch, request.destinations
     if destinations is None:
         return None, batch
@@ -158,7 +173,7 @@ def _to_streams(request: StoreRequest) -> tuple[_Rows, MessageBatch]:
 
 
 def _within(chosen: _Rows, rows: _Rows) -> _Rows:
-    """Return the rows of the whole batch that are ``rows`` of those chosen; None are all."""
+    """Return the indices in the whole batch of ``rows`` of the chosen rows. None stands for all rows."""
     if chosen is None or rows is None:
         return chosen if rows is None else rows
     return chosen[rows]
@@ -170,7 +185,7 @@ def _add_keyed(
     prepared: list[Prepared],
     clock: Callable[[], int],
 ) -> None:
-    """Add the messages that are kept beside the streams to the writes of their shards."""
+    """Add the messages that are stored under a key to the writes of their shards."""
     if request.destinations is not None and request.destinations.keyed:
         writes = {shard: ready.write for (shard, _, _), ready in zip(parts, prepared, strict=True)}
         placed = _rejoin(parts, prepared)
@@ -183,9 +198,9 @@ def _split(batch: MessageBatch, shard_map: ShardMap) -> list[tuple[int, _Rows]]:
 
 
 def _submit(shards: list[Shard], prepared: list[Prepared], tickets: list[Ticket]) -> None:
-    """Give every shard's part its stored form, and commit them: none before the last has its form.
+    """Encode every shard's part, then commit them all.
 
-    Each ticket is added when its part is committed, so that also those before one that fails are settled.
+    Each ticket is added when its part is committed, so that those before a failed one are settled too.
     """
     for number, shard in enumerate(shards):
         prepared[number] = shard.encode(prepared[number])
@@ -194,12 +209,13 @@ def _submit(shards: list[Shard], prepared: list[Prepared], tickets: list[Ticket]
 
 
 def _settle_all(shards: list[Shard], tickets: list[Ticket]) -> None:
-    """Settle every shard's part, also after one that fails: what is committed must become visible."""
+    """Settle every shard's part, even after one that fails, because committed messages must become visible."""
     failures: list[BaseException] = []
     for shard, ticket in zip(shards, tickets, strict=True):
         try:
             shard.settle(ticket)
-        except BaseException as failed:  # noqa: BLE001 - the first is raised when all were settled
+        except BaseException as failed:  # noqa: BLE001 - the first one is raised when all are settled
+            shard.counters.failed_batches += 1
             failures.append(failed)
     if failures:
         raise failures[0]
@@ -208,7 +224,7 @@ def _settle_all(shards: list[Shard], tickets: list[Ticket]) -> None:
 def _prepare_all(
     parts: list[tuple[int, _Rows, MessageBatch]], shards: list[Shard], request: StoreRequest
 ) -> list[Prepared]:
-    """Check every shard's part; of the messages that shards refuse, the first in the batch is named."""
+    """Check every shard's part. The error names the first message in the batch that a shard refuses."""
     prepared, refused = [], []
     for shard, (_, rows, part) in zip(shards, parts, strict=True):
         try:
@@ -230,7 +246,7 @@ def _prepare(shard: Shard, batch: MessageBatch, rows: _Rows, request: StoreReque
 
 
 def _rejoin(parts: list[tuple[int, _Rows, MessageBatch]], prepared: list[Prepared]) -> MessageBatch:
-    """Return all messages that went to streams with what the shards gave them, in the order handed in."""
+    """Return all messages that went to streams, with their shards, positions and times, in the order of the batch."""
     stored = [ready.batch for ready in prepared if len(ready.batch)]
     if len(stored) < 2:
         return stored[0] if stored else MessageBatch.empty()
@@ -239,7 +255,7 @@ def _rejoin(parts: list[tuple[int, _Rows, MessageBatch]], prepared: list[Prepare
 
 
 def _bound(shard: Shard, request: ReplayRequest) -> int:
-    """Return the highest position that the replay is to return."""
+    """Return the highest position that the replay may return."""
     if request.until is None:
         return shard.watermark
     return min(shard.watermark, first_position(request.until) - 1)

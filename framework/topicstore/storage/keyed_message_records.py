@@ -1,44 +1,46 @@
-"""The stored form of keyed messages, and how they are read through the hooks; see `topicstore.storage.keyed_messages`.
+"""The stored form of keyed messages (`topicstore.storage.keyed_messages`), and reading them through the hooks.
 
 Stored form (state keyspace; keys begin with a byte of one, left out here)::
 
     "k" key -> record (see `topicstore.shard.record_codec`) of version 1, position, topic, payload, client id, QoS,
                retain, timestamp, properties
 
-The position is the message's own if it was also stored in a stream, else the first of the time when it
-was stored under its key. The first byte of a key says whose it is: ``r`` retained messages, ``w`` wills.
+The position is the message's own if it was also stored in a stream, otherwise the first position of the time at which
+it was stored under its key. The first byte of a key is its kind: ``r`` for retained messages, ``w`` for wills.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from operator import attrgetter
 
 import msgspec
 import numpy as np
 
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.columns import Constant, to_list
+from topicstore.contract.columns import Constant
+from topicstore.contract.cursors import Cursor
 from topicstore.contract.engine import STATE
-from topicstore.contract.errors import InvalidIteratorError
-from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.errors import InvalidCursorError
 from topicstore.contract.model import Properties
 from topicstore.contract.positions import first_position
-from topicstore.contract.requests import Destinations, IterateRequest, NextResult
+from topicstore.contract.requests import Destinations, ReadRequest, ReadResult
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.shard import Shard
+from topicstore.shard.verification import Decoders
 
-__all__ = ["GENERATION", "encode_keyed", "iterator_over", "key_in", "read_keyed", "state_key"]
+__all__ = ["DECODERS", "GENERATION", "cursor_over", "encode_keyed", "key_in", "next_key", "read_keyed", "state_key"]
 
 GENERATION = 0
-"""The generation that iterators over keyed messages name; those of streams are numbered from 1."""
+"""The generation of cursors over keyed messages; the generations of streams are numbered from 1."""
 _PREFIX = b"\1k"
 _VERSION = 1
 _LIMIT_BYTES = 8 << 20
 
 
 class _Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A keyed message."""
+    """The record of a keyed message."""
 
     version: int
     position: int
@@ -58,26 +60,32 @@ _PLACES = msgspec.msgpack.Decoder(tuple[bytes, bytes])
 
 
 def state_key(key: bytes) -> bytes:
-    """Return under which key of the state a keyed message lies: what `StateWrite` deletes and compares."""
+    """Return the key of the state under which a keyed message is stored, for use in a `StateWrite`."""
     return _PREFIX + key
 
 
 def key_in(state_key: bytes) -> bytes:
-    """Return the key of the message that lies under a key of the state."""
+    """Return the key of the message that is stored under a key of the state."""
     return state_key[len(_PREFIX) :]
 
 
-def iterator_over(database: bytes, shard: int, start: bytes, end: bytes) -> StreamIterator:
-    """Return an iterator over a shard's messages under keys from ``start`` to before ``end``, in order of keys."""
-    return StreamIterator(database, shard, GENERATION, 0, "#", _ENCODER.encode((start, end)))
+def cursor_over(database: bytes, shard: int, start: bytes, end: bytes) -> Cursor:
+    """Return a cursor over a shard's messages under keys from ``start`` to before ``end``, in order of keys."""
+    return Cursor(database, shard, GENERATION, 0, "#", _ENCODER.encode((start, end)))
+
+
+def next_key(cursor: Cursor) -> bytes:
+    """Return the first key of the range that a cursor over keyed messages has still to read."""
+    return _PLACES.decode(cursor.place)[0]
 
 
 def encode_keyed(
     batch: MessageBatch, where: Destinations, placed: MessageBatch, now: int
 ) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield shard, state key and value of the messages of a batch that have a key, in order of rows.
+    """Yield the shard, state key and value of the messages of a batch that have a key, in order of rows.
 
-    ``placed``: those that go to the streams, with their positions and times. ``now``: the time of the others.
+    ``placed`` are the messages that go to the streams, with their positions and times. ``now`` is the time of the
+    others.
     """
     stored, keyed = where.stored, where.keyed
     rows = np.fromiter(keyed, np.intp, len(keyed))
@@ -92,41 +100,46 @@ def encode_keyed(
 
 
 def _records(batch: MessageBatch, now: int) -> Iterator[_Record]:
-    positions = Constant(first_position(now), len(batch)) if batch.positions is None else to_list(batch.positions)
+    positions = batch.positions.tolist() if batch.stored else Constant(first_position(now), len(batch))
     for position, m in zip(positions, batch.to_messages(), strict=True):
         timestamp = now if m.timestamp is None else m.timestamp
         yield _Record(_VERSION, position, m.topic, m.payload, m.client_id, m.qos, m.retain, timestamp, m.properties)
 
 
-def read_keyed(request: IterateRequest, shard: Shard) -> NextResult:
-    """Read on in a shard's keyed messages. Their positions are those of the stored form: neither unique nor in order.
+def read_keyed(request: ReadRequest, shard: Shard) -> ReadResult:
+    """Return the next batch of a shard's keyed messages.
 
-    The iterator's place says which: a msgpack array of the first key and of the key before which to end.
-    It has no filter. ``until`` and ``bound`` mean nothing here.
+    Their positions are those of the stored form, which are neither unique nor in order. The cursor's place is a msgpack
+    array of the first key and of the key before which to end. The cursor has no filter, and ``until`` and ``bound``
+    are ignored.
     """
-    iterator = request.iterator
+    cursor = request.cursor
     try:
-        start, end = _PLACES.decode(iterator.place)
+        start, end = _PLACES.decode(cursor.place)
     except msgspec.DecodeError as bad:
-        raise InvalidIteratorError(f"the iterator's place is not one of keyed messages: {bad}") from bad
+        raise InvalidCursorError(f"the cursor's place is not one of keyed messages: {bad}") from bad
     records: list[_Record] = []
     size, whole = 0, True
     reader = shard.reader()
     for chunk in reader.scan(STATE, state_key(start), state_key(end), limit=request.limit):
-        for key, value in chunk:
-            records.append(_decode(iterator.shard, key, value))
-            size += len(value)
-            start = key_in(key) + b"\0"
+        if chunk:
+            records += _CODEC.decode_many(chunk, partial(_place_of, cursor.shard))
+            size += sum(len(value) for _, value in chunk)
+            start = key_in(chunk[-1][0]) + b"\0"
         if size >= _LIMIT_BYTES:
             whole = False
             break
     whole = whole and len(records) < request.limit
-    moved = msgspec.structs.replace(iterator, place=_ENCODER.encode((start, end)))
-    return NextResult(batch=_batch(records, iterator.shard), iterator=moved, end_of_stream=whole, caught_up=whole)
+    moved = msgspec.structs.replace(cursor, place=_ENCODER.encode((start, end)))
+    return ReadResult(batch=_batch(records, cursor.shard), cursor=moved, end_of_stream=whole, caught_up=whole)
 
 
-def _decode(shard: int, key: bytes, value: bytes) -> _Record:
-    return _CODEC.decode(key, value, f"shard {shard}, state: keyed message {key_in(key)!r}")
+def _place_of(shard: int, key: bytes) -> str:
+    return f"shard {shard}, state: keyed message {key_in(key)!r}"
+
+
+DECODERS: Decoders = {_PREFIX: lambda key, value: _CODEC.decode(key, value, "state: keyed message")}
+"""The decoder of the state that holds keyed messages, by prefix."""
 
 
 def _batch(records: list[_Record], shard: int) -> MessageBatch:
@@ -144,6 +157,6 @@ def _batch(records: list[_Record], shard: int) -> MessageBatch:
         retain,
         timestamps,
         properties,
-        positions,
-        Constant(shard, len(records)),
+        positions=positions,
+        shards=Constant(shard, len(records)),
     )

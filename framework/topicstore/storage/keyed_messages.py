@@ -1,57 +1,69 @@
-"""Keyed messages: messages under a key, of which the last one counts, beside a shard's streams.
+"""Keyed messages: messages that a shard keeps under keys, outside its streams; each key has the last one only.
 
-Retained messages and wills are such. They outlive generations, and are no part of any replay. They go in
-through ``topicstore_store`` and come out through ``topicstore_iterate``, so that plugins which transform
-messages see them too: there, they are the messages of generation 0, in order of their keys.
+They are used for retained messages (MQTT 5, section 3.3.1.3) and wills (section 3.1.2.5). They outlive generations, and
+are not part of any replay. They are stored through ``topicstore_store`` and read through ``topicstore_read``, so
+plugins that transform messages see them too: in these hooks they are the messages of generation 0, in order of their
+keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import attrs
 import numpy as np
 
-from topicstore.contract.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch, Messages
+from topicstore.contract.columns import to_list
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.model import Message
 from topicstore.contract.requests import Destinations, StoreResult
 from topicstore.contract.state import StateWrite
 
-from .keyed_message_records import iterator_over, key_in, state_key
+from .keyed_message_records import cursor_over, key_in, next_key, state_key
 from .storage import Storage
 
-__all__ = ["batches_between", "message_under", "messages_under", "state_key", "store_under"]
+__all__ = [
+    "KeyedRead",
+    "batches_between",
+    "message_under",
+    "messages_under",
+    "read_between",
+    "state_key",
+    "store_under",
+]
 
 _LIMIT = 1_024
-"""Messages fetched at a time."""
+"""The number of messages fetched at a time."""
 
 
 def store_under(
     storage: Storage,
-    messages: Iterable[Message] | MessageBatch,
+    messages: Messages,
     keys: Sequence[bytes | None],
     *,
     shards: Sequence[int] | None = None,
     stored: Sequence[bool] | None = None,
     state: Mapping[int, Sequence[StateWrite]] | None = None,
 ) -> StoreResult:
-    """Store messages under keys, each in place of the one that was there.
+    """Store messages under keys, each in place of the previous message under its key.
 
-    keys:   by message; None: under none.
-    shards: by message, where it is kept under its key; by default in the shard of its client id.
-    stored: by message, whether it also goes to the streams; by default none does.
-    state:  writes by shard; all of a shard is committed in one engine write.
+    keys:   the key of each message; None for a message without a key.
+    shards: the shard that keeps each message under its key; by default that of its client id.
+    stored: whether each message also goes to the streams; by default none does.
+    state:  state writes by shard; they are committed in one engine write with the messages of the shard.
     """
     batch = MessageBatch.of(messages)
     for name, column in (("keys", keys), ("shards", shards), ("stored", stored)):
         if column is not None and len(column) != len(batch):
             raise InvalidArgumentError(f"{name} has {len(column)} entries for {len(batch)} messages")
+    client_ids = to_list(batch.client_ids)
     keyed = {}
     for row, key in enumerate(keys):
         if key is not None:
             if not isinstance(key, bytes) or not key:
                 raise InvalidArgumentError(f"the key of a message is bytes, not {key!r}")
-            keyed[row] = (storage.shard_of(batch.client_ids[row]) if shards is None else shards[row], key)
+            keyed[row] = (storage.shard_of(client_ids[row]) if shards is None else shards[row], key)
     for shard, _ in keyed.values():
         storage.check_shard(shard)
     flags = np.zeros(len(batch), np.bool_) if stored is None else np.array(stored, np.bool_)
@@ -59,15 +71,16 @@ def store_under(
 
 
 def message_under(storage: Storage, shard: int, key: bytes) -> Message | None:
-    """Return the message that a shard has under a key; None if there is none."""
-    batch = storage.next(iterator_over(storage.id, shard, key, key + b"\0"), 1).batch
+    """Return the message that a shard has under a key, or None if there is none."""
+    batch = storage.read(cursor_over(storage.id, shard, key, key + b"\0"), 1).batch
     return batch.to_messages()[0] if len(batch) else None
 
 
 def messages_under(storage: Storage, shard: int, prefix: bytes) -> Iterator[tuple[bytes, Message]]:
-    """Yield (key, message) of all that a shard has under keys that begin with ``prefix``, in order of keys.
+    """Yield (key, message) of all messages that a shard has under keys that begin with ``prefix``, in order of keys.
 
-    One at a time, so that keys are right whatever a plugin leaves out or changes; for few messages.
+    Each message is read by itself, so that its key is right even if a plugin removes or changes messages. That is slow
+    for many messages.
     """
     for under, _ in storage.state(shard).scan(state_key(prefix)):
         key = key_in(under)
@@ -76,10 +89,29 @@ def messages_under(storage: Storage, shard: int, prefix: bytes) -> Iterator[tupl
             yield key, message
 
 
+@attrs.frozen
+class KeyedRead:
+    """Some messages that a shard has under keys, in order of their keys."""
+
+    batch: MessageBatch
+    following: bytes | None
+    """The key from which to read on; None at the end of the range."""
+
+
+def read_between(storage: Storage, shard: int, start: bytes, end: bytes, limit: int) -> KeyedRead:
+    """Read at most ``limit`` messages under keys from ``start`` (inclusive) to ``end`` (exclusive).
+
+    There may be fewer, or none, though others follow: a batch ends after some megabytes, and plugins may remove
+    messages.
+    """
+    result = storage.read(cursor_over(storage.id, shard, start, end), limit)
+    return KeyedRead(result.batch, None if result.end_of_stream else next_key(result.cursor))
+
+
 def batches_between(storage: Storage, shard: int, start: bytes, end: bytes) -> Iterator[MessageBatch]:
-    """Yield the messages that a shard has under keys from ``start`` to before ``end``, in order of keys."""
-    iterator, ended = iterator_over(storage.id, shard, start, end), False
-    while not ended:
-        result = storage.next(iterator, _LIMIT)
-        iterator, ended = result.iterator, result.end_of_stream
-        yield result.batch
+    """Yield the messages that a shard has under keys from ``start`` (inclusive) to ``end`` (exclusive), in order."""
+    following: bytes | None = start
+    while following is not None:
+        read = read_between(storage, shard, following, end, _LIMIT)
+        following = read.following
+        yield read.batch

@@ -1,11 +1,11 @@
-"""The manifest: what a database was created with, in one file of its directory.
+"""The manifest: the settings that a database was created with, in one file of its directory.
 
-``topicstore.json``, JSON for people, replaced atomically::
+The file ``topicstore.json`` is JSON that people can read, and is replaced atomically::
 
     {"format": 1, "checksum": "<xxh64 of the rest>", "id": …, "complete": true, "backend": …, …}
 
-``complete`` is false from the first write until every shard was made, so that a creation
-that was interrupted goes on at the next open instead of passing for a database with losses.
+``complete`` is false from the first write until every shard was made, so that the next open continues
+an interrupted creation instead of taking it for a database with losses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import xxhash
 from topicstore.contract.errors import CorruptionError, DatabaseNotFoundError, NewerFormatError, NotADatabaseError
 
 from .disk_errors import shortage_told
-from .durable_files import replace_file
+from .durable_files import read_own, replace_file
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "existing_manifest", "read_manifest", "write_manifest"]
 
@@ -35,10 +35,10 @@ Late = Literal["raise", "lift"]
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """What holds for the whole life of a database."""
+    """The settings that hold for the whole life of a database."""
 
     id: str
-    """32 hexadecimal digits, new with each database."""
+    """The database's id, of 32 random hexadecimal digits."""
     backend: str
     layout: str
     shards: int
@@ -46,13 +46,13 @@ class Manifest:
     timestamps: Timestamps
     late: Late
     max_skew: float
-    """Seconds that a message's own time may lie ahead of the clock."""
+    """The number of seconds by which a message's own time may be ahead of the clock."""
     plugins: tuple[str, ...]
-    """Wrappers without which the database is not opened, outermost first."""
+    """The names of the wrappers without which the database is not opened, outermost first."""
     options: dict[str, dict[str, Any]]
-    """Options by plugin name, as given at creation."""
+    """The options by plugin name, as they were given at creation."""
     created: str
-    """When, ISO 8601, UTC."""
+    """The time of the creation, as ISO 8601 in UTC."""
     created_by: str
     complete: bool = False
 
@@ -62,7 +62,7 @@ def _checksum(fields: dict[str, Any]) -> str:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Replace the manifest of ``directory``; on disk when it returns."""
+    """Replace the manifest of ``directory``. It is on disk when the call returns."""
     fields = msgspec.to_builtins(manifest)
     data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
     text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
@@ -71,15 +71,15 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 @shortage_told()
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest of ``directory``, or None if there is nothing, so one can be created.
+    """Return the manifest of ``directory``, or None if there is nothing, so that a database can be created.
 
     Raises `NotADatabaseError`, `NewerFormatError` or `CorruptionError`.
     """
     path = directory / MANIFEST
     try:
-        text = path.read_bytes()
+        text = read_own(path, links=True)  # links may be read but not written
     except FileNotFoundError:
-        if path.exists():  # made since
+        if path.exists():  # made meanwhile
             return read_manifest(directory)
         # A process killed while it created the database leaves at most a lock and a draft.
         if directory.is_dir() and {entry.name for entry in directory.iterdir()} - {"LOCK", _DRAFT}:
@@ -105,7 +105,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def existing_manifest(directory: Path) -> Manifest:
-    """Return the manifest of a database that must be there."""
+    """Return the manifest of a database that must exist."""
     manifest = read_manifest(directory)
     if manifest is None:
         raise DatabaseNotFoundError(f"there is no database at {directory}")

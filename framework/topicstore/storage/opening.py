@@ -24,7 +24,6 @@ from topicstore.shard.generations import OpenArchive
 from topicstore.shard.shard import Shard
 
 from .ballast import Ballast
-from .directory_lock import DirectoryLock
 from .disk_errors import shortage_told
 from .durable_files import OWNER_ONLY, check_no_links, make_directory, sync_directory
 from .generations import complete_generations
@@ -35,6 +34,7 @@ from .shard_map import ShardMap
 from .shard_opener import Recovery, ShardOpener
 from .storage import Storage
 from .synced_writes import SyncedWrites
+from .written_shards import WrittenShards
 
 __all__ = ["open_storage"]
 
@@ -50,20 +50,22 @@ def open_storage(
     recovery: Recovery = "strict",
     read_only: bool = False,
     lazily: bool = False,
-    mode: int = OWNER_ONLY,
+    permissions: int = OWNER_ONLY,
     ballast: bool = True,
+    allow_ancient: bool = False,
 ) -> Storage:
     """Open the shards of the database that a manifest describes, or make them if it is not complete.
 
-    options:      by plugin: the backend's, and the layout's for a first generation.
-    plugins:      names of those that stand around the data path, outermost first.
-    open_archive: tells how generations are read that were archived.
-    recovery:     what is done where what was stored can't be read; see `topicstore.open`.
-    lazily:       open each shard only when it is asked for; only with ``read_only``.
-    mode:         permissions of the directory, if it is made.
-    ballast:      hold room on the disk ready (`topicstore.storage.ballast`).
+    options:      the options by plugin: the backend's, and the layout's for a first generation.
+    plugins:      the names of the plugins that wrap the data path, outermost first.
+    open_archive: opens the slabs of archived generations.
+    recovery:     how to handle stored data that can't be read; see `topicstore.open`.
+    lazily:       open each shard only when it is first used; only with ``read_only``.
+    permissions:  the permissions of the directory, if it is made.
+    allow_ancient: accept times that are probably not in microseconds.
+    ballast:      reserve disk space (`topicstore.storage.ballast`).
 
-    Errors are those of `topicstore.open`; nothing is left open then.
+    Raises the errors of `topicstore.open`, and leaves nothing open then.
     """
     path = path.absolute()  # the working directory may change
     spec = registry().backend(manifest.backend)
@@ -73,10 +75,10 @@ def open_storage(
     _check_option_names(manifest, options)
     target: type[Backend] = load_target(spec)
     backend = target(make_options(manifest.backend, target.Options, options.get(manifest.backend, {})))
-    make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before any file
+    make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before a file is made
     shard_map = ShardMap(manifest.shards)
     implementation = DataPath(bytes.fromhex(manifest.id), shard_map, clocks.wall)
-    hooks = data_path(wrappers, implementation).hook  # refuses plugins that don't fit
+    hooks = data_path(wrappers, implementation).hook  # refuses unsuitable plugins
     opener = ShardOpener(
         path, manifest, backend, spec.capabilities, recovery, clocks.wall, make_layout, open_archive(path, manifest)
     )
@@ -88,7 +90,9 @@ def open_storage(
                 shards = _open_to_read(path, manifest, backend, opener, lazily=lazily)
                 opened.add(shards.close)
             else:
-                manifest, shards = _open_to_write(path, manifest, options, opener, persistent, mode, locked, opened)
+                manifest, shards = _open_to_write(
+                    path, manifest, options, opener, persistent, permissions, locked, opened
+                )
         implementation.shards = shards
         storage = Storage(
             path,
@@ -97,12 +101,14 @@ def open_storage(
             hooks,
             plugins=plugins,
             capabilities=spec.capabilities,
+            unneeded=backend.unneeded,
             make_layout=make_layout,
             shard_map=shard_map,
             clocks=clocks,
             ballast=Ballast(path, backend.room if ballast and persistent and not read_only else 0),
             close_shards=opened.release,
             unlock=locked.release,
+            allow_ancient=allow_ancient,
         )
         with Taken() as whole:
             whole.add(storage.abandon)
@@ -113,7 +119,7 @@ def open_storage(
 
 def _check_option_names(manifest: Manifest, options: Mapping[str, Mapping[str, Any]]) -> None:
     known = {manifest.backend, manifest.layout}
-    for name in () if manifest.complete else options:  # else they were compared with those it was created with
+    for name in () if manifest.complete else options:  # otherwise they were compared with the stored ones
         if name not in known:
             raise InvalidArgumentError(
                 f"options are by plugin: {{'{manifest.backend}': {{...}}, "
@@ -136,45 +142,53 @@ def _open_to_write(
     options: Mapping[str, Mapping[str, Any]],
     opener: ShardOpener,
     persistent: bool,
-    mode: int,
+    permissions: int,
     locked: Taken,
     opened: Taken,
 ) -> tuple[Manifest, list[Shard]]:
-    """Return the manifest as it is now and the shards, which ``opened`` closes; ``locked`` gives back the lock."""
+    """Return the present manifest and the shards. ``opened`` closes them, and then ``locked`` releases the lock."""
     creating = not manifest.complete
+    written = WrittenShards()
+    locked.add(written.unlock)
+    opened.add(written.close)
     if persistent:
-        make_directory(path, mode)
-        locked.add(DirectoryLock(path).release)
+        make_directory(path, permissions)
+        written.lock(path)
         check_no_links(path)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
             _remove_shards(path)
-        opener.synced = SyncedWrites(path, bytes.fromhex(manifest.id), manifest.shards)
-        opened.add(opener.synced.close)
-    shards = [opener.open(number, opened, create=creating) for number in range(manifest.shards)]
-    complete_generations(shards, manifest.layout, options.get(manifest.layout, {}))
+        written.synced = opener.synced = SyncedWrites(path, bytes.fromhex(manifest.id), manifest.shards)
+        if not creating:
+            opener.check_files()
+        opener.files.remove()
+    for number in range(manifest.shards):
+        written.shards.append(opener.open(number, create=creating))
+    complete_generations(written.shards, manifest.layout, options.get(manifest.layout, {}))
     if creating:
         manifest = attrs.evolve(manifest, complete=True)
         if persistent:
-            for shard in shards:
+            for shard in written.shards:
                 shard.flush()
             for directory in path.glob("shard-*/"):
                 sync_directory(directory)
             sync_directory(path)
             write_manifest(path, manifest)
-    return manifest, shards
+    if persistent:
+        written.files = opener.files
+    return manifest, written.shards
 
 
 def _remove_shards(path: Path) -> None:
-    """Remove what an interrupted creation made: nothing was stored in it, and a power failure may have damaged it."""
+    """Remove the shards of an interrupted creation: they are empty, and a power failure may have damaged them."""
     SyncedWrites.remove(path)
     for shard in path.glob("shard-*"):
         shutil.rmtree(shard)
 
 
 def _check_not_overtaken(path: Path, manifest: Manifest) -> None:
-    """The manifest was looked for before the lock was held; somebody may have created one since."""
+    """Raise `DatabaseLockedError` if another process wrote a manifest before the lock was taken."""
     there = read_manifest(path)
     if there is not None and there != manifest:
         raise DatabaseLockedError(f"{path} was created by somebody else at this moment; open it again")

@@ -1,43 +1,45 @@
-"""Opening a database only to read it, beside whoever writes it where the backend can do that.
+"""Opening a database read-only, beside a writer if the backend can do that.
 
 Nothing of the database is created, migrated or changed. Each shard is seen as it was at one moment:
-that of the opening, or of the last `Database.refresh`, which opens the shards anew. A view that was
-replaced goes when the last read that began in it has ended.
+that of the opening, or of the last `Database.refresh`, which opens the shards again. A view that was
+replaced is closed when the last read that began in it has ended.
 
-Where the backend can open shards beside a writer (`topicstore.contract.engine.Backend.open_reader`), no lock is
-taken. Where it can't, the reader holds the lock of the database like a writer does, and so keeps
-writers out; nothing can change then, and a refresh has nothing to do. Readers who can't write the lock file,
-on a read-only file system say, share it.
+If the backend can open shards beside a writer (`topicstore.contract.engine.Backend.open_reader`), no lock is
+taken. If it can't, the reader holds the lock of the database as a writer does, and so keeps
+writers out; nothing can change then, and a refresh has nothing to do. Readers that can't write the lock file,
+for example on a read-only file system, share the lock.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, overload
 
 from topicstore.contract.engine import KEYSPACES, Backend, Engine
 from topicstore.contract.errors import DatabaseClosedError, DatabaseLockedError, UnsupportedError
+from topicstore.contract.forking import ProcessLock
 from topicstore.releasing import Taken, release_all
 from topicstore.shard.shard import Shard
 
 from .directory_lock import DirectoryLock
+from .disk_errors import shortage_told
 
 __all__ = ["Mode", "ReadOnlyShards"]
 
 Mode = Literal["read-only", "owner"]
-"""``"read-only"``: beside whoever writes; ``"owner"``: nobody else has it open to write, or can open it so."""
+"""``"read-only"`` is beside a possible writer; with ``"owner"`` no process has the database open for writing, or can
+open it so."""
 
 
 class _Views(Sequence[Shard]):
-    """The shards as they are at one moment each: when they are first asked for."""
+    """The shards, each as it was at the moment of its first use."""
 
     def __init__(self, count: int, open_shard: Callable[[int], Shard]) -> None:
         self._shards: list[Shard | None] = [None] * count
         self._open = open_shard
-        self._lock = threading.Lock()
-        """Guards what follows, and the opening of shards."""
+        self._lock = ProcessLock()
+        """Guards the attributes below, and the opening of shards."""
         self._closed = False
 
     @overload
@@ -72,7 +74,7 @@ class _Views(Sequence[Shard]):
 
 
 class ReadOnlyShards(Sequence[Shard]):
-    """The shards of a database that is only read, as of one moment, which `refresh` moves. Open until `close`."""
+    """The shards of a database that is open read-only, at one moment, which `refresh` moves. Open until `close`."""
 
     def __init__(
         self,
@@ -83,16 +85,17 @@ class ReadOnlyShards(Sequence[Shard]):
         *,
         lazily: bool,
     ) -> None:
-        """``open_view`` makes a shard, by its number, of the engine that it opens."""
+        """Open no shard yet. ``open_view`` opens the shard of a number with a function that opens its engine."""
         self.mode: Mode = "read-only"
-        """Known when a shard was opened. Guarded by the lock of the views, under which shards are opened."""
+        """The mode, which is known when a shard was opened. Guarded by the lock of the views, under which shards are
+        opened."""
         self._path = path
         self._count = shards
         self._backend = backend
         self._open_view = open_view
         self._lazily = lazily
         self._locked = Taken()
-        """The lock of the directory, if it was taken. Guarded as `mode` is."""
+        """The lock of the directory, if it was taken. Guarded like `mode`."""
         self._views = _Views(shards, self._open_shard)
         with Taken() as taken:
             taken.add(self.close)
@@ -108,18 +111,18 @@ class ReadOnlyShards(Sequence[Shard]):
         return self._views[index]
 
     def __iter__(self) -> Iterator[Shard]:
-        return iter(self._views)  # all of one moment, though it is refreshed meanwhile
+        return iter(self._views)  # all at one moment, even if there is a refresh meanwhile
 
     def __len__(self) -> int:
         return self._count
 
     def refresh(self) -> None:
-        """See the shards as they are now. Those from before stay open as long as somebody reads in them."""
+        """Show the shards as they are now. The previous views stay open as long as they are being read."""
         if self.mode == "read-only":
             self._views = self._view()
 
     def close(self) -> None:
-        """Close the shards and give back the lock. May be called twice."""
+        """Close the shards and release the lock. May be called twice."""
         release_all((self._views.close, self._locked.release))
 
     def _view(self) -> _Views:
@@ -130,6 +133,7 @@ class ReadOnlyShards(Sequence[Shard]):
                 list(views)
         return views
 
+    @shortage_told()
     def _open_shard(self, number: int) -> Shard:
         return self._open_view(number, lambda: self._open_engine(self._path / f"shard-{number:04}"))
 

@@ -1,12 +1,15 @@
-"""Replays: which streams are read in which order, and batches out of them.
+"""Replays: executing a plan, which reads streams in an order and yields batches.
 
-A plan obeys the rules for consumers: shards are independent; within a shard a generation
-comes only after the one before has been read to its end; within a generation streams are
+The order obeys the rules for consumers: shards are independent. Within a shard a generation is read
+only after the previous one has been read to its end. Within a generation streams are
 independent, and take turns batch by batch, so that none waits for another to finish.
 
-In order of time, streams are merged by position. Where a layout has epochs, a stream is first
-sorted an epoch at a time: that is how much of it is then in memory. So are some messages of every
-stream, before the first one comes out.
+In order of time, streams are merged by position. If a layout has epochs, each stream is first
+sorted an epoch at a time, so that an epoch of it is in memory. Before the first message is returned, some messages of
+every stream are in memory.
+
+A replay by timestamp has a plan without the ranges that are known to have no message of the wanted times, and keeps
+only messages of these times of each batch that is fetched.
 """
 
 from __future__ import annotations
@@ -16,59 +19,75 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import itemgetter
 
+import attrs
 import numpy as np
 
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.iterators import Iterator as StreamIterator
-from topicstore.contract.replay_plan import ReplayPlan, ShardPlan
-from topicstore.contract.requests import NextResult
+from topicstore.contract.cursors import Cursor
+from topicstore.contract.replay_plan import ReplayPlan, ShardPlan, TimeRange
+from topicstore.contract.requests import ReadResult
 
-__all__ = ["Fetch", "in_order", "run", "slices"]
+__all__ = ["Fetch", "in_order", "limited", "run", "slices"]
 
-Fetch = Callable[[StreamIterator, int, int], NextResult]
-"""Fetches the next batch of an iterator, up to a bound, of at most so many messages."""
+Fetch = Callable[[Cursor, int, int], ReadResult]
+"""A function that fetches the next batch of a cursor, up to a bound, of at most the given number of messages."""
 _LEAST = 64
-"""Messages of a stream that are fetched at once at least, however many streams there are to merge."""
+"""The least number of messages of a stream to fetch at once, however many streams are merged."""
 
 
 def run(plan: ReplayPlan, fetch: Fetch) -> Iterator[MessageBatch]:
     """Yield the non-empty batches of a replay."""
+    if plan.timestamps is not None:
+        fetch = _only(plan.timestamps, fetch)
     if plan.order == "time":
         return _merge([in_order(shard, fetch, plan.batch_size) for shard in plan.shards])
     return _take_turns([_by_generation(shard, fetch, plan.batch_size) for shard in plan.shards])
 
 
+def _only(timestamps: TimeRange, fetch: Fetch) -> Fetch:
+    """Return a function that fetches the same batches without messages of other times."""
+
+    def fetch_only(cursor: Cursor, bound: int, limit: int) -> ReadResult:
+        result = fetch(cursor, bound, limit)
+        rows = timestamps.rows(result.batch.timestamps)
+        return result if rows is None else attrs.evolve(result, batch=result.batch.take(rows))
+
+    return fetch_only
+
+
 def _by_generation(plan: ShardPlan, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
     for generation in plan.generations:
-        yield from _take_turns([_stream(iterator, plan.bound, fetch, limit) for iterator in generation.iterators])
+        bound = min(plan.bound, generation.bound)
+        yield from _take_turns([_stream(cursor, bound, fetch, limit) for cursor in generation.cursors])
 
 
 def in_order(plan: ShardPlan, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
     """Yield the non-empty batches of one shard in order of positions."""
     for generation in plan.generations:
-        each = min(limit, max(limit // len(generation.iterators), _LEAST))  # of every stream some are held at a time
-        streams = [_stream(iterator, plan.bound, fetch, each) for iterator in generation.iterators]
+        each = min(limit, max(limit // len(generation.cursors), _LEAST))  # some messages of every stream are held
+        bound = min(plan.bound, generation.bound)
+        streams = [_stream(cursor, bound, fetch, each) for cursor in generation.cursors]
         if generation.epoch > 1:
             streams = [_by_epoch(stream, generation.epoch) for stream in streams]
         yield from _merge(streams)
 
 
-def _stream(iterator: StreamIterator, bound: int, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
+def _stream(cursor: Cursor, bound: int, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
     ended = False
     while not ended:
-        result = fetch(iterator, bound, limit)
-        held, iterator, ended = [result.batch], result.iterator, result.caught_up or result.end_of_stream
-        del result  # a stream that waits for its turn must not keep the batch it has handed over
+        result = fetch(cursor, bound, limit)
+        held, cursor, ended = [result.batch], result.cursor, result.caught_up or result.end_of_stream
+        del result  # a stream that waits for its turn must not keep the batch that it yielded
         if len(held[0]):
             yield held.pop()
 
 
 def _by_epoch(stream: Iterator[MessageBatch], epoch: int) -> Iterator[MessageBatch]:
-    """Put a stream whose epochs follow each other in order of positions, an epoch at a time."""
+    """Sort a stream whose epochs follow each other by position, an epoch at a time."""
     held: list[MessageBatch] = []
     for batch in stream:
         epochs = batch.positions // np.uint64(epoch)
-        cut = int(np.searchsorted(epochs, epochs[-1]))  # the last epoch may go on in the next batch
+        cut = int(np.searchsorted(epochs, epochs[-1]))  # the last epoch may continue in the next batch
         if cut or (held and held[-1].positions[-1] // np.uint64(epoch) != epochs[-1]):
             yield _sorted([*held, batch[:cut]])
             held = []
@@ -91,11 +110,11 @@ def _take_turns(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]
 def _merge(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]:
     """Merge sources that are each in order of position; equal positions by order of the sources.
 
-    A whole run at a time: everything up to the lowest of the heads' last positions is complete,
-    whatever the sources still hold, and is put in order by one stable sort. Of thousands of
-    sources, only those are looked at that have something of the run.
+    The merge takes a whole run at a time: everything up to the lowest of the heads' last positions is complete,
+    whatever the sources still yield, and is ordered by one stable sort. Of thousands of
+    sources, only those with messages in the run are looked at.
     """
-    heads: list[tuple[int, int, MessageBatch]] = []  # by first position; each source has one head at most
+    heads: list[tuple[int, int, MessageBatch]] = []  # ordered by first position; each source has one head at most
     lasts: list[int] = []
     for number, source in enumerate(sources):
         _push(heads, lasts, number, next(source, None))
@@ -105,7 +124,7 @@ def _merge(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]:
             yield from sources[heads[0][1]]
             return
         safe = heapq.heappop(lasts)
-        while lasts and lasts[0] == safe:  # of another shard
+        while lasts and lasts[0] == safe:  # equal positions of different shards
             heapq.heappop(lasts)
         ready: list[tuple[int, MessageBatch]] = []
         while heads and heads[0][0] <= safe:
@@ -134,8 +153,15 @@ def _sorted(batches: list[MessageBatch]) -> MessageBatch:
     return joined.take(np.argsort(positions, kind="stable"))
 
 
+def limited(batches: Iterator[MessageBatch], limit: int) -> Iterator[MessageBatch]:
+    """Yield the first ``limit`` rows. No further batch is requested after them."""
+    while limit > 0 and (batch := next(batches, None)) is not None:
+        yield batch[:limit]
+        limit -= len(batch)
+
+
 def slices(batches: Iterable[MessageBatch], rows: int) -> Iterator[MessageBatch]:
-    """Cut batches so that none has more than ``rows`` rows."""
+    """Yield the batches cut so that none has more than ``rows`` rows."""
     for batch in batches:
         for start in range(0, len(batch), rows):
             yield batch[start : start + rows]

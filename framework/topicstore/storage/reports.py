@@ -1,4 +1,4 @@
-"""What can be told of a database: its shards in numbers, what layouts learned, and what is damaged."""
+"""Reports on a database: statistics of its shards, the structure that layouts learned, and damage."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from topicstore.contract.errors import (
 from topicstore.contract.layout import Damage, ReadCounters, SlabInfo, TopicNode
 from topicstore.shard.counters import ShardCounters
 from topicstore.shard.shard import Shard
+from topicstore.shard.verification import Decoders
 
 from .manifest import MANIFEST, existing_manifest
 from .storage import Storage
@@ -24,33 +25,33 @@ __all__ = ["ShardInfo", "VerifyReport", "learned_topics", "shard_info", "verify"
 
 @attrs.frozen(kw_only=True)
 class ShardInfo:
-    """One shard."""
+    """The statistics of one shard."""
 
     number: int
     watermark: int
-    """Position."""
+    """The highest position that readers may see."""
     last_position: int
     ahead: int
-    """Microseconds by which the last position lies in the future."""
+    """The number of microseconds by which the last position lies in the future."""
     lifted: int
-    """Late messages that took the next position, since the database was created."""
+    """The number of late messages that took the next position, since the database was created."""
     failure: str | None
-    """Why the shard takes no writes."""
+    """The reason why the shard takes no writes, or None."""
     disk_bytes: int
     memory_bytes: int
     counters: ShardCounters
-    """Since the database was opened."""
+    """The work done and the time spent since the database was opened."""
     reads: dict[int, ReadCounters]
-    """By generation, since the database was opened."""
+    """The costs of reads by generation, since the database was opened."""
     slabs: dict[int, SlabInfo]
-    """What the layout says of each generation."""
+    """The layout's statistics of each generation."""
     engine: dict[str, str | int]
-    """What the engine says of itself."""
+    """The details that the engine reports."""
 
 
 def shard_info(shard: Shard) -> ShardInfo:
-    """Return a shard in numbers. Cheap: reads no messages."""
-    stats = shard.engine().stats()
+    """Return the statistics of a shard. This is cheap: no messages are read."""
+    engine = shard.engine().info()
     slabs = {record.number: slab for record, slab in shard.slabs()}
     return ShardInfo(
         number=shard.number,
@@ -59,17 +60,17 @@ def shard_info(shard: Shard) -> ShardInfo:
         ahead=shard.ahead(),
         lifted=shard.lifted,
         failure=shard.failure,
-        disk_bytes=stats.disk_bytes,
-        memory_bytes=stats.memory_bytes,
+        disk_bytes=engine.disk_bytes,
+        memory_bytes=engine.memory_bytes,
         counters=shard.counters,
         reads={number: slab.counters for number, slab in slabs.items()},
         slabs={number: slab.info() for number, slab in slabs.items()},
-        engine=dict(stats.details),
+        engine=dict(engine.details),
     )
 
 
 def learned_topics(storage: Storage, generation: int | None) -> dict[tuple[int, int], list[TopicNode]]:
-    """Return what layouts learned of the topics' structure; see `Database.topics`."""
+    """Return the structure that layouts learned from topics; see `Database.learned_topics`."""
     storage.check_open()
     found = {
         (shard.number, record.number): list(slab.learned())
@@ -82,24 +83,27 @@ def learned_topics(storage: Storage, generation: int | None) -> dict[tuple[int, 
 
 @attrs.frozen(kw_only=True)
 class VerifyReport:
-    """What a verification read, and what it found damaged."""
+    """The result of a verification."""
 
     messages: int
-    """That are whole; those of queues are not counted."""
+    """The number of undamaged messages, without those of queues."""
     damages: list[Damage]
 
     @property
     def ok(self) -> bool:
-        """True if nothing is damaged."""
+        """Whether nothing is damaged."""
         return not self.damages
 
 
-def verify(storage: Storage, progress: Callable[[int], None] | None) -> VerifyReport:
-    """Read everything, and say what is damaged; see `Database.verify`."""
+def verify(storage: Storage, decoders: Decoders, progress: Callable[[int], None] | None = None) -> VerifyReport:
+    """Read everything, and report what is damaged; see `Database.verify`.
+
+    ``decoders`` decode the framework's state.
+    """
     storage.check_open()
     messages, damages = 0, list(_damaged_manifest(storage))
     for shard in storage.shards:
-        for found in shard.verify():
+        for found in shard.verify(decoders):
             if isinstance(found, Damage):
                 damages.append(found)
             else:

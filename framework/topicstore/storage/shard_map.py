@@ -1,6 +1,6 @@
-"""Which shard a publisher's messages go to: xxh64 of the client id, modulo the shards.
+"""The mapping from publishers to shards: xxh64 of the client id, modulo the number of shards.
 
-Part of the stored format: a publisher must stay in its shard, or its order would be lost.
+It is part of the stored format: a publisher must stay in its shard, or the order of its messages would be lost.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ _CACHED = 65_536
 
 
 class ShardMap:
-    """Maps client ids to ``shards`` shards."""
+    """A mapping from client ids to ``shards`` shards."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
         self._cache: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<ShardMap onto {self.shards} shards>"
 
     def of(self, client_id: str) -> int:
         """Return the shard of a client id."""
@@ -30,13 +33,12 @@ class ShardMap:
         return xxhash.xxh64_intdigest(client_id.encode()) % self.shards
 
     def split(self, client_ids: Column) -> list[tuple[int, npt.NDArray[np.intp] | None]]:
-        """Return each shard of a batch with the indices of its rows, or with None if all are its own."""
+        """Return each shard of a batch with the indices of its rows, or with None if it has all rows."""
         if self.shards == 1:
             return [(0, None)]
         if isinstance(client_ids, Constant):
             return [(self.of(client_ids.value), None)]
-        coded = isinstance(client_ids, Coded)
-        rows = client_ids.mapped(self._of_all) if coded else self._of_all(to_list(client_ids))
+        rows = client_ids.mapped(self._of_all) if isinstance(client_ids, Coded) else self._of_all(to_list(client_ids))
         touched = np.unique(rows).tolist()
         if len(touched) == 1:
             return [(touched[0], None)]
@@ -47,7 +49,7 @@ class ShardMap:
         try:
             return np.fromiter(map(cache.__getitem__, client_ids), np.intp, len(client_ids))
         except KeyError:
-            # A new dictionary rather than a cleared one: other threads may be reading the old.
+            # A new dictionary rather than a cleared one, because other threads may be reading the old one.
             fresh = {client_id: self.of(client_id) for client_id in set(client_ids)}
             self._cache = {**cache, **fresh} if len(cache) + len(fresh) <= _CACHED else fresh
             return np.fromiter(map(fresh.__getitem__, client_ids), np.intp, len(client_ids))

@@ -1,9 +1,9 @@
-"""Opening one shard: that it is the right one, and that nothing is missing which was on disk once."""
+"""Opening one shard, and checking that it is the right one and that it has everything that was on disk once."""
 
 from __future__ import annotations
 
 import contextlib
-import warnings
+import functools
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal
@@ -16,9 +16,12 @@ from topicstore.releasing import Taken
 from topicstore.shard.generations import MakeLayout, OpenArchive
 from topicstore.shard.identity import check_identity
 from topicstore.shard.records import Tail, load_tail
+from topicstore.shard.salvage import Salvaged, salvage
 from topicstore.shard.shard import Shard
 from topicstore.shard.write_settings import WriteSettings
+from topicstore.warning import warn_caller
 
+from .closed_files import ClosedFiles
 from .manifest import Manifest
 from .synced_writes import Synced, SyncedWrites, check_reached
 
@@ -30,7 +33,7 @@ RECOVERIES: tuple[Recovery, ...] = ("strict", "point_in_time", "salvage")
 
 @attrs.define
 class ShardOpener:
-    """Opens the shards of one database."""
+    """An object that opens the shards of one database."""
 
     path: Path
     manifest: Manifest
@@ -41,61 +44,111 @@ class ShardOpener:
     make_layout: MakeLayout
     open_archive: OpenArchive
     synced: SyncedWrites | None = None
-    """How far shards that are written had come; None where nothing lasts."""
+    """The notes of the last writes on disk; None if the backend isn't persistent."""
 
-    def open(self, number: int, opened: Taken, *, create: bool) -> Shard:
-        """Open a shard to write it; ``opened`` closes it. Raises `DataLossError` if what was on disk is missing.
+    @property
+    def files(self) -> ClosedFiles:
+        """The list of files, which exists while the database is closed."""
+        return ClosedFiles(self.path, self._id, self.manifest.shards, self.backend.unneeded)
 
-        What failed to be closed with the shard is closed on its own.
-        """
+    def check_files(self) -> None:
+        """Raise `DataLossError` if files were lost or cut short since the database was closed. Changes nothing."""
+        for number in range(self.manifest.shards):
+            try:
+                self.files.check(number)
+            except DataLossError as lost:
+                self._tell(lost)
+
+    def open(self, number: int, *, create: bool) -> Shard:
+        """Open a shard for writing. Raises `DataLossError` if writes that were on disk are missing."""
         reached = self.synced.read(number) if self.synced else None
-        engine = self._open_engine(number, reached, create=create)
-        opened.add(engine.close)
-        try:
-            check_reached(number, reached, _tail(number, engine))
-        except DataLossError as lost:
-            if self.recovery == "strict":
-                raise
-            warnings.warn(f"opened all the same: {lost}", RuntimeWarning, stacklevel=6)
-            if self.synced is not None:
-                self.synced.forget(number)
-        shard = self._make(number, engine, read_only=False)
-        opened.add(shard.close)
-        return shard
+        engine, salvaged = self._open_engine(number, reached, create=create)
+        with Taken() as taken:
+            taken.add(engine.close)
+            try:
+                check_reached(self.path, number, reached, _tail(number, engine))
+            except DataLossError as lost:
+                self._tell(lost)
+                if self.synced is not None:
+                    self.synced.forget(number)
+            shard = self._make(number, engine, read_only=False)
+            taken.add(shard.close)
+            if salvaged is not None:
+                salvaged.store_in(shard)
+                told = f"shard {number} was damaged, and behind the damage {salvaged}"
+                warn_caller(told)
+            return shard
+
+    def _tell(self, lost: DataLossError) -> None:
+        """Raise the error of a loss, or warn of it if ``recovery`` allows losses."""
+        if self.recovery == "strict":
+            raise lost
+        warn_caller(f"opened all the same: {lost}")
 
     def open_view(self, number: int, open_engine: Callable[[], Engine]) -> Shard:
-        """Open a shard to read it. Raises what `open` raises, whatever ``recovery`` is: it may change nothing."""
+        """Open a shard for reading, and change nothing. Raises the errors of `open`, whatever ``recovery`` is."""
+        self.files.check(number)
         with contextlib.closing(SyncedWrites(self.path, self._id, self.manifest.shards, read_only=True)) as synced:
-            reached = synced.read(number)  # before the engine is opened: its writer goes on
+            reached = synced.read(number)  # read before the engine is opened, because its writer continues
         engine = open_engine()
         with Taken() as taken:
             taken.add(engine.close)
-            check_reached(number, reached, _tail(number, engine))
+            check_reached(self.path, number, reached, _tail(number, engine))
             if self.manifest.durability == "sync":
-                engine.flush_log()  # nothing may be seen that power loss could take
+                engine.flush_log()  # readers must not see messages that a power failure could undo
             return self._make(number, engine, read_only=True)
 
-    def _open_engine(self, number: int, reached: Synced | None, *, create: bool) -> Engine:
-        """Open the engine; cut its log, after a power failure, if nothing is lost with what is cut off."""
+    def _open_engine(self, number: int, reached: Synced | None, *, create: bool) -> tuple[Engine, Salvaged | None]:
+        """Open the engine. Cut its log if it is damaged, as after a power failure.
+
+        With ``recovery="strict"`` this is done only if no write is lost that was known to be on disk. There is a
+        warning if readable writes are cut off too, unless they are salvaged. Returns the engine and, with
+        ``recovery="salvage"``, the messages that were salvaged from the part after the cut.
+        """
         directory = self.path / f"shard-{number:04}"
         try:
-            return self.backend.open_shard(directory, KEYSPACES, create=create)
+            return self.backend.open_shard(directory, KEYSPACES, create=create), None
         except CorruptionError as damaged:
             if self.recovery == "strict":
                 if not isinstance(damaged, LogDamagedError):
                     raise
-                with contextlib.closing(self.backend.open_reader(directory, KEYSPACES, alone=True)) as left:
-                    check_reached(number, reached, _tail(number, left))
-        self.backend.repair_log(directory, salvage=self.recovery == "salvage")
-        return self.backend.open_shard(directory, KEYSPACES, create=False)
+                left = self.backend.open_damaged(directory, KEYSPACES, damaged, salvage=False)
+                with contextlib.closing(left):
+                    check_reached(self.path, number, reached, _tail(number, left))
+            salvaged = self._salvage(number, directory, damaged) if self.recovery == "salvage" else None
+            self.backend.repair_log(directory, damaged)
+            if isinstance(damaged, LogDamagedError) and damaged.discarded and self.recovery != "salvage":
+                warn_caller(self._cut(number, damaged))
+        return self.backend.open_shard(directory, KEYSPACES, create=False), salvaged
+
+    def _cut(self, number: int, damaged: LogDamagedError) -> str:
+        lost = "" if self.recovery == "point_in_time" else "; nothing is missing that was known to be on disk"
+        return (
+            f"shard {number} of {self.path} was cut where its log has a gap, as after a power failure, and "
+            f"{damaged.discarded} went{lost}"
+        )
+
+    def _salvage(self, number: int, directory: Path, damaged: CorruptionError) -> Salvaged | None:
+        """Read the messages after damage, and change nothing. Returns None if there are none."""
+
+        def opened(*, behind: bool) -> Shard:
+            engine = self.backend.open_damaged(directory, KEYSPACES, damaged, salvage=behind)
+            with Taken() as taken:
+                taken.add(engine.close)
+                return self._shard(number, engine, read_only=True)
+
+        return salvage(functools.partial(opened, behind=False), functools.partial(opened, behind=True))
 
     @property
     def _id(self) -> bytes:
         return bytes.fromhex(self.manifest.id)
 
     def _make(self, number: int, engine: Engine, *, read_only: bool) -> Shard:
-        manifest = self.manifest
         check_identity(engine, self._id, number)
+        return self._shard(number, engine, read_only=read_only)
+
+    def _shard(self, number: int, engine: Engine, *, read_only: bool) -> Shard:
+        manifest = self.manifest
         policy = WriteSettings(
             durability=manifest.durability,
             timestamps=manifest.timestamps,
@@ -116,4 +169,4 @@ def _tail(number: int, engine: Engine) -> Tail:
 
 
 def _forget(shard: int, writes: int, position: int) -> None:
-    """Note nothing: what isn't kept can't be missing."""
+    """Note nothing: the notes of a backend that isn't persistent."""

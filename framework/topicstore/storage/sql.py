@@ -1,13 +1,13 @@
-"""SQL over the messages of all shards, where the backend speaks it."""
+"""SQL over the messages of all shards, for backends with the capability ``sql``."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from topicstore.contract.errors import UnsupportedError
 from topicstore.plugins import registry
+from topicstore.warning import warn_caller
 
 from .storage import Storage
 
@@ -18,10 +18,13 @@ __all__ = ["sql"]
 
 
 def sql(storage: Storage, statement: str, parameters: Sequence[Any]) -> pa.Table:
-    """Run an SQL statement that only reads; see `Database.sql`."""
+    """Run a read-only SQL statement; see `Database.sql`."""
     storage.check_open()
     if "sql" not in storage.capabilities:
-        raise UnsupportedError(f"backend {storage.manifest.backend!r} does not speak SQL")
+        raise UnsupportedError(
+            f"backend {storage.manifest.backend!r} does not speak SQL; those with the capability sql do, such as "
+            "duckdb with the layout table"
+        )
     generations = storage.shards[0].generations()
     others = {
         record.number: record.layout
@@ -33,6 +36,6 @@ def sql(storage: Storage, statement: str, parameters: Sequence[Any]) -> pa.Table
         raise UnsupportedError(f"layout {names} keeps no rows that SQL can be run over; layout table does")
     if others:
         named = ", ".join(f"{number} ({layout})" for number, layout in sorted(others.items()))
-        warnings.warn(f"SQL does not see generations that keep no rows here: {named}", stacklevel=3)
+        warn_caller(f"SQL does not see generations that keep no rows here: {named}", UserWarning)
     first, *rest = (shard.engine() for shard in storage.shards)
     return first.sql(statement, parameters, beside=rest)

@@ -1,39 +1,38 @@
 """`Storage`: the shards of one open database, behind its hooks. `topicstore.storage.opening` makes one.
 
-Whoever reads holds this, and so keeps the database open. What it holds itself, who listens, retention, compaction and
-queues, which register with `listen`, `after_store` and `on_close`, holds it weakly or not at all, so that a database
-that nobody holds any more is closed.
+Readers hold a reference to the `Storage`, and so keep the database open. The parts that it holds itself (the listener,
+retention, compaction and queues, which register with `listen`, `after_store` and `on_close`) have only weak references
+to it or none, so that a database without other references is closed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from topicstore.clocks import Clocks, SteadyClock
 from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import MessageBatch
+from topicstore.contract.cursors import Cursor
 from topicstore.contract.errors import (
     DatabaseClosedError,
     InvalidArgumentError,
-    InvalidIteratorError,
+    InvalidCursorError,
     ReadOnlyDatabaseError,
     WrongDatabaseError,
 )
-from topicstore.contract.forking import ProcessLock
-from topicstore.contract.iterators import Iterator as StreamIterator
+from topicstore.contract.forking import ProcessLock, holds_lock
 from topicstore.contract.layout import Layout
-from topicstore.contract.replay_plan import Order, ReplayPlan, ShardPlan
+from topicstore.contract.replay_plan import Order, ReplayPlan, ShardPlan, TimeRange
 from topicstore.contract.requests import (
     Destinations,
-    IterateRequest,
-    NextResult,
+    ReadRequest,
+    ReadResult,
     ReplayRequest,
     StoreRequest,
     StoreResult,
@@ -41,10 +40,12 @@ from topicstore.contract.requests import (
     StreamsRequest,
 )
 from topicstore.contract.state import StateWrite
+from topicstore.contract.times import check_recent
 from topicstore.contract.topics import TopicFilter
+from topicstore.failures import do_all
 from topicstore.releasing import release_all
 from topicstore.shard.commit_log import CommitListener
-from topicstore.shard.locks import holding
+from topicstore.shard.locks import holding, owned
 from topicstore.shard.shard import Shard
 from topicstore.shard.state import ShardState
 
@@ -57,26 +58,30 @@ from .shard_map import ShardMap
 __all__ = ["Storage", "StorageListener"]
 
 
+T = TypeVar("T")
+
+
 class StorageListener(CommitListener, Protocol):
-    """Who is told what happens to stored messages: see `CommitListener` for commits."""
+    """An object that is notified of changes to stored messages; for commits, see `CommitListener`."""
 
     def dropped(self) -> None:
-        """A generation was dropped. Called under the locks of no shard."""
+        """Called, without the lock of a shard, after a generation was dropped."""
 
     def forget(self) -> None:
-        """Messages were deleted or archived: what was read before may not be handed out any more."""
+        """Called after messages were deleted or archived: messages read before must no longer be returned."""
 
     def stop(self) -> None:
-        """The database is about to be closed: nobody is told anything more, and who waits is let go."""
+        """Called before the database is closed: end all waits, and notify no more."""
 
     def join(self) -> None:
-        """Return when no thread of it runs. The shards are closed by then."""
+        """Called after the shards were closed: return when none of the listener's threads runs."""
 
 
 class Storage:
     """The shards of one open database, behind its hooks. All methods may be called from any thread.
 
-    Times are microseconds since the epoch. Close it; one that is dropped unclosed warns, and closes itself.
+    Times are in microseconds since the epoch. Close it after use; an object that is freed without that warns, and
+    closes itself.
     """
 
     def __init__(
@@ -88,50 +93,67 @@ class Storage:
         *,
         plugins: Sequence[str],
         capabilities: Collection[str],
+        unneeded: Sequence[str],
         make_layout: Callable[[str, Mapping[str, Any]], Layout],
         shard_map: ShardMap,
         clocks: Clocks,
         ballast: Ballast,
         close_shards: Callable[[], None],
         unlock: Callable[[], None],
+        allow_ancient: bool = False,
     ) -> None:
         self.path = path
         self.manifest = manifest
         self.id = bytes.fromhex(manifest.id)
-        """Sixteen bytes, the same for all copies of the database, and in every iterator."""
+        """The database's id: sixteen bytes, the same for all copies of it, and part of every cursor."""
         self.shards = shards
-        """Always the same object; `refresh` changes what it gives."""
+        """The shards. It is always the same object; `refresh` changes its items."""
         self.plugins = tuple(plugins)
-        """Names of those that stand around the data path, outermost first."""
+        """The names of the plugins that wrap the data path, outermost first."""
         self.capabilities = frozenset(capabilities)
-        """Of the backend."""
+        """The capabilities of the backend."""
+        self.unneeded = unneeded
+        """The backend's patterns of files: see `topicstore.contract.engine.Backend.unneeded`."""
         self.make_layout = make_layout
-        """Makes a layout by name and options, or says why it can't run on the backend."""
+        """A function that makes a layout by name and options, or raises if it can't run on the backend."""
         self.shard_map = shard_map
+        self.allow_ancient = allow_ancient
+        """Whether times that are probably not in microseconds are accepted: see `topicstore.contract.times`."""
         self.hooks = hooks
-        """The data path, with its plugins."""
+        """The hooks of the data path, including those of plugins."""
         self.clocks = clocks
         self.clock = clocks.wall
-        """Returns the present."""
+        """A function that returns the present time."""
         self.steady = SteadyClock(clocks)
-        """Returns the present too, without what the clock has jumped since the database was opened."""
+        """A function that returns the present time without the clock's jumps since the database was opened."""
         self.ballast = ballast
-        """Guarded by the locks of all shards, once it is open."""
+        """The ballast. It has a lock of its own, which is taken before those of shards."""
         self.before_store: list[Callable[[], object]] = []
-        """Called before messages are stored; may refuse by raising. Guarded by nothing: set while it is opened."""
+        """Functions that are called before messages are stored, and may raise to refuse them. The list is filled while
+        the database is opened, and needs no lock."""
         self.after_store: list[Callable[[int], object]] = []
-        """Called with the number of messages that were stored. Guarded by nothing: set while it is opened."""
+        """Functions that are called with the number of messages that were stored. The list is filled while the database
+        is opened, and needs no lock."""
         self.listener: StorageListener | None = None
-        """None as long as nobody follows what is stored; see `listen`."""
+        """The listener, or None as long as there is none; see `listen`."""
         self._close_shards = close_shards
         self._unlock = unlock
-        self._closing = threading.Lock()
-        """Held while it is closed, or refreshed."""
+        self._closing = threading.RLock()  # not a `ProcessLock`: a plugin may close its own databases
+        """Held while the database is closed or refreshed."""
         self._registering = ProcessLock()  # a garbage collection inside may close the database
-        """Guards what follows, and `listener`; a glance at it, or at `_closed`, needs no lock."""
+        """Guards the attributes below, and `listener`. `listener` and `_closed` can be read without it."""
         self._on_close: list[Callable[[], object]] = []
+        self._kept: dict[type, Any] = {}
         self._closed = False
         self._owner = os.getpid()
+
+    def kept(self, make: type[T]) -> T:
+        """Return the object of a class that is kept in memory with the database, made by the first call."""
+        with self._registering:
+            if make not in self._kept:
+                self._kept[make] = make()
+            found: T = self._kept[make]
+            return found
 
     # --- writing ---
 
@@ -141,10 +163,11 @@ class Storage:
         state: Mapping[int, Sequence[StateWrite]],
         destinations: Destinations | None = None,
     ) -> StoreResult:
-        """Store a checked batch, and state by shard, through the hooks. Errors are those of `Database.store`."""
+        """Store a checked batch, and state by shard, through the hooks. Raises the errors of `Database.store`."""
         self.check_may_write()
         for shard in state:
             self.check_shard(shard)
+        self.check_times(batch)
         if len(batch) and (destinations is None or destinations.stored.any()):
             for admit in self.before_store:
                 admit()
@@ -158,7 +181,7 @@ class Storage:
         """Return the state keyspace of a shard: small values beside the messages."""
         self.check_shard(shard)
         found = self.shards[shard]
-        return ShardState(found.reader, found.write_state)
+        return ShardState(shard, found.reader, found.write_state)
 
     def shard_of(self, client_id: str) -> int:
         """Return the number of the shard that a publisher's messages go to."""
@@ -167,12 +190,15 @@ class Storage:
     def flush(self) -> None:
         """Return when everything stored so far is on disk, whatever the durability."""
         self.check_open()
-        for shard in self.shards:
-            shard.flush()
+        do_all([shard.flush for shard in self.shards], "could not be flushed")
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the locks of all shards, in ascending order."""
-        return holding(shard.lock for shard in self.shards)
+    def check_noted(self) -> None:
+        """Note the writes that are on disk and aren't noted yet. Raises the error if that fails."""
+        do_all([shard.check_noted for shard in self.shards], "could not be noted")
+
+    def locked(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns while the locks of all shards are held, taken in ascending order."""
+        return holding((shard.lock for shard in self.shards), work)
 
     # --- reading ---
 
@@ -183,71 +209,83 @@ class Storage:
         streams: list[Stream] = self.hooks.topicstore_streams(request=request)
         return streams
 
-    def begin(
-        self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int
-    ) -> StreamIterator:
-        """Return an iterator over a stream, from a position on. Raises what `Database.iterate` raises."""
+    def begin(self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
+        """Return a cursor over a stream, from a position on. Raises the errors of `Database.cursor`."""
         self.check_shard(shard)
         try:
             place = self.shards[shard].slab(generation).begin(stream, topic_filter, position)
         except KeyError as unknown:
-            raise InvalidIteratorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
-        return StreamIterator(self.id, shard, generation, stream, topic_filter.text, place)
+            raise InvalidCursorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
+        return Cursor(self.id, shard, generation, stream, topic_filter.text, place)
 
-    def next(
+    def read(
         self,
-        iterator: StreamIterator,
+        cursor: Cursor,
         limit: int,
         *,
         until: int | None = None,
         bound: int | None = None,
         timeout: float | None = None,
-    ) -> NextResult:
-        """Fetch the next batch of an iterator, up to a time ``until`` and the position ``bound``."""
+    ) -> ReadResult:
+        """Fetch the next batch of a cursor, up to a time ``until`` and the position ``bound``."""
         self.check_open()
-        if not isinstance(iterator, StreamIterator):
-            raise InvalidIteratorError(f"a {type(iterator).__name__} is not an iterator")
-        if iterator.database != self.id:
-            raise WrongDatabaseError("the iterator was made by another database")
-        if not 0 <= iterator.shard < len(self.shards):
-            raise InvalidIteratorError(f"there is no shard {iterator.shard}")
+        if not isinstance(cursor, Cursor):
+            raise InvalidCursorError(f"a {type(cursor).__name__} is not a cursor")
+        if cursor.database != self.id:
+            raise WrongDatabaseError("the cursor was made by another database")
+        if not 0 <= cursor.shard < len(self.shards):
+            raise InvalidCursorError(f"there is no shard {cursor.shard}")
         check_count("limit", limit)
-        request = IterateRequest(db=self, iterator=iterator, limit=limit, until=until, bound=bound, timeout=timeout)
-        result: NextResult = self.hooks.topicstore_iterate(request=request)
+        request = ReadRequest(db=self, cursor=cursor, limit=limit, until=until, bound=bound, timeout=timeout)
+        result: ReadResult = self.hooks.topicstore_read(request=request)
         return result
 
-    def fetch(self, iterator: StreamIterator, bound: int, limit: int) -> NextResult:
-        """Fetch the next batch of an iterator up to a position: what a replay is run with."""
-        return self.next(iterator, limit, bound=bound)
+    def fetch(self, cursor: Cursor, bound: int, limit: int) -> ReadResult:
+        """Fetch the next batch of a cursor, up to a position. Replays are run with this method."""
+        return self.read(cursor, limit, bound=bound)
 
     def plan(self, request: ReplayRequest) -> ReplayPlan:
-        """Return which streams a replay of everything stored before the call reads; `fetch` reads them."""
+        """Return the plan of a replay of everything stored before the call; `fetch` reads its streams."""
         self.check_open()
-        if request.order not in (None, "time"):
-            raise InvalidArgumentError(f"order is None or 'time', not {request.order!r}")
+        if request.order not in ("time", "any"):
+            raise InvalidArgumentError(f"order is 'time' or 'any', not {request.order!r}")
         check_count("batch_size", request.batch_size)
         plan: ReplayPlan = self.hooks.topicstore_replay(request=request)
         return plan
 
     def plan_shard(
-        self, shard: int, topic_filter: TopicFilter, first: int, last: int | None, *, since: float | None = None
+        self,
+        shard: int,
+        topic_filter: TopicFilter,
+        first: int,
+        last: int | None,
+        *,
+        since: float | None = None,
+        timestamps: TimeRange | None = None,
     ) -> ShardPlan:
-        """Plan to read a shard's matching messages with positions from ``first`` to ``last`` (None: all there are).
+        """Return a plan that reads a shard's matching messages from ``first`` to ``last`` (None: to the end).
 
-        ``since``: as in `topicstore.shard.reads.Reads.plan`; None: what a layout still hides is left out.
+        ``since`` and ``timestamps`` have the meaning that they have in `topicstore.shard.reads.Reads.plan`. Without
+        ``since``, messages that a layout still hides are left out.
         """
         found = self.shards[shard]
         bound = found.watermark if last is None else min(last, found.watermark)
-        return found.plan(self.id, topic_filter, first, bound, since=since)
+        return found.plan(self.id, topic_filter, first, bound, since=since, timestamps=timestamps)
 
-    def run_shards(self, plans: Sequence[ShardPlan], rows: int, order: Order | None = "time") -> Iterator[MessageBatch]:
-        """Yield the batches of plans that `plan_shard` made, of about as many rows at most."""
-        return replays.run(ReplayPlan(shards=list(plans), order=order, batch_size=rows), self.fetch)
+    def run_shards(
+        self, plans: Sequence[ShardPlan], rows: int, order: Order = "time", timestamps: TimeRange | None = None
+    ) -> Iterator[MessageBatch]:
+        """Yield the batches of plans that `plan_shard` made, with at most about the given number of rows.
 
-    # --- being told ---
+        ``timestamps`` are those that the plans were made with.
+        """
+        plan = ReplayPlan(shards=list(plans), order=order, batch_size=rows, timestamps=timestamps)
+        return replays.run(plan, self.fetch)
+
+    # --- listening ---
 
     def listen(self, listener: StorageListener) -> None:
-        """Tell a listener, the only one, of everything that is committed from now on. Raises `DatabaseClosedError`."""
+        """Set the listener, which is notified of all commits from now on. Raises `DatabaseClosedError`."""
         with self._registering:
             self.check_open()
             self.listener = listener
@@ -255,52 +293,62 @@ class Storage:
             with shard.lock:
                 shard.log.listener = listener
 
-    # --- as a reader ---
+    # --- read-only ---
 
     @property
     def mode(self) -> Mode | None:
-        """How it is read that was opened to be read only; None: it may be written."""
+        """The mode of a database that is open read-only; None if it is open for writing."""
         return self.shards.mode if isinstance(self.shards, ReadOnlyShards) else None
 
     def refresh(self) -> None:
-        """See what was stored since it was opened to be read only, or last refreshed; see `Database.refresh`."""
+        """Show the messages stored since a read-only database was opened or last refreshed: see `Database.refresh`."""
+        self.check_open()
         with self._closing:
             self.check_open()
             if isinstance(self.shards, ReadOnlyShards):
                 self.shards.refresh()
 
-    # --- the end ---
+    # --- closing ---
 
     def on_close(self, stop: Callable[[], object]) -> None:
-        """Call ``stop`` before the shards are closed. Who registers last is stopped first. Raises as `listen` does."""
+        """Call ``stop`` before the shards are closed; the last one registered is called first. Raises as `listen`."""
         with self._registering:
             self.check_open()
             self._on_close.append(stop)
 
     @property
     def inherited(self) -> bool:
-        """Whether another process opened it, of which this one is a fork: closing it is the other one's."""
+        """Whether this process is a fork of the one that opened the database, and so must not close it."""
         return os.getpid() != self._owner
 
     @property
+    def entered(self) -> bool:
+        """Whether this thread is within a call that must end before the database can be closed.
+
+        This may be so in a signal handler or a destructor, because it runs within the call that it interrupts. A call
+        that holds no lock at the moment, and isn't in an engine, notices the close as if another thread had closed.
+        """
+        return holds_lock() or owned(self._closing)
+
+    @property
     def closed(self) -> bool:
-        """Whether it was closed, or is being."""
+        """Whether the database was closed, or is being closed."""
         return self._closed
 
     def close(self) -> None:
-        """Let go who listens, tell the plugins, close the shards and give back the lock. May be called twice.
+        """Stop the listener, notify the plugins, close the shards and release the lock. May be called twice.
 
-        Each of these is done, whatever another raises; see `release_all`. What could not be closed is
-        tried again by the next call.
+        Each step is done even if another one raises; see `release_all`. The next call tries again to close the shards
+        that could not be closed.
         """
         if self.inherited:
             return
         with self._closing:
             told = () if self._closed else (self._stop_listener, partial(self.hooks.topicstore_closed, db=self))
-            release_all((*told, self.abandon))  # first the listener: a plugin may wait for somebody who listens
+            release_all((*told, self.abandon))  # first the listener: a plugin may wait for a thread that waits for it
 
     def abandon(self) -> None:
-        """Close it without telling the plugins."""
+        """Close the database without notifying the plugins."""
         with self._registering:
             self._closed = True
         join = () if self.listener is None else (self.listener.join,)
@@ -311,7 +359,7 @@ class Storage:
             self.listener.stop()
 
     def check_open(self) -> None:
-        """Raise `DatabaseClosedError` if it was closed, or belongs to another process."""
+        """Raise `DatabaseClosedError` if the database was closed, or belongs to another process."""
         if self._closed:
             raise DatabaseClosedError(f"the database at {self.path} is closed")
         if self.inherited:
@@ -320,17 +368,22 @@ class Storage:
             )
 
     def check_may_write(self) -> None:
-        """Raise what `check_open` raises, and `ReadOnlyDatabaseError` if it was opened to be read only."""
+        """Raise the errors of `check_open`, and `ReadOnlyDatabaseError` if the database is open read-only."""
         self.check_open()
         if isinstance(self.shards, ReadOnlyShards):
             raise ReadOnlyDatabaseError(
-                f"the database at {self.path} was opened with read_only=True: it can be read and refreshed, no more"
+                f"the database at {self.path} was opened with mode='r': it can be read and refreshed, no more"
             )
 
     def check_writable(self) -> None:
         """Raise `ShardReadOnlyError` if a shard takes no writes."""
         for shard in self.shards:
             shard.check_writable()
+
+    def check_times(self, batch: MessageBatch) -> None:
+        """Raise `InvalidMessageError` if a time is probably not in microseconds, unless ``allow_ancient`` is set."""
+        if len(batch) and not self.allow_ancient:
+            check_recent(batch.timestamps)
 
     def check_shard(self, shard: int) -> None:
         """Raise `InvalidArgumentError` if there is no such shard."""

@@ -1,4 +1,4 @@
-"""A buffered writer: many small puts become few large batches."""
+"""A buffered writer, which turns many small puts into a few large batches."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from topicstore.contract.arguments import check_count
+from topicstore.background import end_at_exit
+from topicstore.closing import Closing
+from topicstore.contract.arguments import check_count, check_length
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, InvalidMessageError, PluginError
-from topicstore.contract.forking import ProcessLock
+from topicstore.contract.forking import ProcessLock, holds_lock
 from topicstore.contract.model import Message, MessageId
 
 from .storage import Storage
@@ -22,10 +25,10 @@ __all__ = ["Writer"]
 
 
 class _StoredLater(Future[MessageId]):
-    """What `Writer.put` gives: a future that knows whether somebody sees to its outcome."""
+    """The future that `Writer.put` returns. It records whether its outcome is observed."""
 
     seen = False
-    """Whether anybody has asked for it, or has left a callback."""
+    """Whether the outcome was requested, or a callback was added."""
 
     def result(self, timeout: float | None = None) -> MessageId:
         self.seen = True
@@ -45,7 +48,19 @@ _Outcome = tuple[_StoredLater, MessageId | None, Exception | None]
 
 
 class _InterruptedError(InterruptedError):
-    """The thread that stored was interrupted: the message may be stored or not."""
+    """The thread that stored the message was interrupted: the message may have been stored or not."""
+
+
+def _resolve_all(outcomes: list[_Outcome]) -> None:
+    """Set the outcomes of all futures. An exception of a callback that ends the thread is raised after that."""
+    ended = None
+    for future, message_id, error in outcomes:
+        try:
+            _resolve(future, message_id, error)
+        except BaseException as raised:  # noqa: BLE001 - raised when all outcomes are set
+            ended = raised
+    if ended is not None:
+        raise ended
 
 
 def _resolve(future: Future[MessageId], message_id: MessageId | None, error: Exception | None) -> None:
@@ -58,48 +73,70 @@ def _resolve(future: Future[MessageId], message_id: MessageId | None, error: Exc
 
 
 class Writer:
-    """Collects messages and stores them when there are ``max_items`` or after ``flush_interval`` seconds.
+    """A writer that collects messages and stores them in batches.
 
-    Each `put` gives a `concurrent.futures.Future` of the message's `MessageId`, done once the
-    message is stored as durably as the database promises, or failed with the error of its batch.
-    A message that can't be stored is refused by `put` itself or, if only the store can tell (one
-    that is late), fails alone. If the engine fails, the whole batch fails and is not tried again:
-    that could store messages twice.
+    A batch is stored when it has ``max_items`` messages, or after ``flush_interval`` seconds. Each `put` returns a
+    `concurrent.futures.Future` of the message's `MessageId`. It is done when the message is stored as durably as the
+    database promises, or failed with the error of its batch. A message that can't be stored is refused by `put` itself;
+    one that only the store can refuse, such as a late one, fails alone. If the engine fails, the whole batch fails and
+    is not tried again, because that could store messages twice.
 
-    A failure is nobody's if nobody has asked the message's future for its outcome, or has left a callback there.
-    Such failures are raised, once, by the next `put`, which then takes nothing, or by `flush` or `close`: as an
-    `ExceptionGroup` that says of how many messages, with one error a batch.
+    A failure is unseen if the outcome of the message's future is never requested and it has no callback. The next
+    `put`, which then takes no message, or the next `flush` or `close` raises unseen failures, once, as an
+    `ExceptionGroup` that has the number of messages concerned, and one error for each batch.
 
     All methods may be called from any thread. Messages are stored in the order of their puts.
-    As a context manager it flushes at the end, whatever ended it; an error that ended it is raised as it is, with a
-    note of what else failed.
+    A writer that isn't closed when the interpreter exits is closed then.
+    As a context manager it closes at the end, even after an error. That error is raised unchanged, with a note of
+    other failures.
     """
 
-    def __init__(self, storage: Storage, max_items: int = 1_000, flush_interval: float = 0.1) -> None:
+    def __init__(self, storage: Storage, max_items: int = 1_000, flush_interval: timedelta | float = 0.1) -> None:
         check_count("max_items", max_items)
-        if not 0 < flush_interval <= threading.TIMEOUT_MAX:
+        interval = check_length("flush_interval", flush_interval)
+        if not 0 < interval <= threading.TIMEOUT_MAX:
             raise InvalidArgumentError(f"flush_interval is seconds above 0, not {flush_interval!r}")
         self._storage = storage
         self._max_items = max_items
-        self._interval = flush_interval
+        self._interval = interval
         self._changed = threading.Condition(ProcessLock())
-        """Guards what follows."""
+        """Guards the attributes below, up to ``_failed``."""
         self._buffer: list[_Item] = []
         self._oldest = 0.0
-        """When the first of the buffer came."""
+        """The time (`time.monotonic`) at which the first message in the buffer was put."""
         self._closed = False
         self._failed: list[tuple[_StoredLater, Exception]] = []
-        """Messages that failed, of which nobody has been told here."""
+        """The messages that failed and whose failures the writer has not raised yet."""
+        self._closing = Closing("writer")
         self._storing = ProcessLock()  # keeps batches in the order of their puts
         self._thread = threading.Thread(target=self._run, name="topicstore-writer", daemon=True)
         self._thread.start()
+        end_at_exit(self, Writer.close)
 
     def put(self, message: Message) -> Future[MessageId]:
-        """Take a message. When the buffer is full, the caller stores it, which holds back fast producers.
+        """Add a message to the buffer. If the buffer is full, the call stores it, which slows fast producers down.
 
-        Raises `InvalidMessageError` for a bad message, `DatabaseClosedError` after `close`, and what nobody has seen
-        of earlier messages; then this one was not taken.
+        Raises `InvalidMessageError` for an invalid message, `DatabaseClosedError` after `close`, and an
+        `ExceptionGroup` of unseen failures of earlier messages; in each case this message was not taken.
         """
+        future, full = self._take(message)
+        if full:
+            self._store_buffer()
+        return future
+
+    def put_nowait(self, message: Message) -> Future[MessageId]:
+        """Add a message to the buffer as `put` does, but never wait for the engine: the writer's thread stores it.
+
+        This is for callers that must not block, such as event loops. It doesn't bound the size of the buffer.
+        """
+        future, full = self._take(message)
+        if full:
+            with self._changed:
+                self._changed.notify()
+        return future
+
+    def _take(self, message: Message) -> tuple[Future[MessageId], bool]:
+        """Add a message to the buffer; return its future, and whether the buffer is full."""
         try:
             MessageBatch.from_messages([message])
         except InvalidMessageError as bad:
@@ -114,26 +151,23 @@ class Writer:
                 self._oldest = time.monotonic()
                 self._changed.notify()
             self._buffer.append((message, future))
-            full = len(self._buffer) >= self._max_items
-        if full:
-            self._store_buffer()
-        return future
+            return future, len(self._buffer) >= self._max_items
 
     def flush(self) -> None:
-        """Store what is buffered. Raises what nobody has seen, of these messages and earlier ones."""
+        """Store the buffered messages. Raises the unseen failures of these and earlier messages."""
         self._store_buffer()
         with self._changed:
             self._tell_locked()
 
     def _tell_locked(self) -> None:
-        """Raise what nobody has seen."""
+        """Raise the unseen failures."""
         failed, self._failed = self._failed, []
         unseen = [error for future, error in failed if not future.seen]
         if unseen:
             raise ExceptionGroup(f"messages that were not stored: {len(unseen)}", list(dict.fromkeys(unseen)))
 
     def _store_buffer(self) -> None:
-        """Store what is buffered. Failures go to the futures, and are kept for who flushes."""
+        """Store the buffered messages. Failures are set in the futures, and kept for the next `flush`."""
         outcomes: list[_Outcome] = []
         try:
             with self._storing:
@@ -144,12 +178,11 @@ class Writer:
         finally:
             with self._changed:
                 self._failed += [(future, error) for future, _, error in outcomes if error is not None]
-            # Outside the lock, because whoever waits for a future may put again at once.
-            for future, message_id, error in outcomes:
-                _resolve(future, message_id, error)
+            # Outside the lock, because a thread that waits for a future may put again at once.
+            _resolve_all(outcomes)
 
     def _store(self, items: list[_Item]) -> list[_Outcome]:
-        """Store messages; one that is refused is left out, and the others are tried without it."""
+        """Store messages. If one is refused, it is left out, and the others are stored without it."""
         refused: list[_Outcome] = []
         while items:
             try:
@@ -160,7 +193,7 @@ class Writer:
                     return refused + [(future, None, bad) for _, future in items]
                 refused.append((items[bad.index][1], None, type(bad)(bad.reason)))
                 items = items[: bad.index] + items[bad.index + 1 :]
-            except Exception as error:  # noqa: BLE001 - whatever it is, the futures tell
+            except Exception as error:  # noqa: BLE001 - the futures raise it, whatever it is
                 return refused + [(future, None, error) for _, future in items]
             else:
                 if len(ids) != len(items):
@@ -176,22 +209,26 @@ class Writer:
                     self._changed.wait(self._wait())
                 if self._closed:
                     return
-            with contextlib.suppress(BaseException):  # those that it concerns are in `_failed`; the others are stored
+            with contextlib.suppress(BaseException):  # the failures are in `_failed`; all other messages are stored
                 self._store_buffer()
 
     def _due(self) -> bool:
-        return bool(self._buffer) and time.monotonic() >= self._oldest + self._interval
+        full = len(self._buffer) >= self._max_items
+        return full or (bool(self._buffer) and time.monotonic() >= self._oldest + self._interval)
 
     def _wait(self) -> float | None:
         return max(0.0, self._oldest + self._interval - time.monotonic()) if self._buffer else None
 
     def close(self) -> None:
-        """Store what is buffered and take no more. May be called twice. Raises what `flush` does.
+        """Store the buffered messages and take no more. May be called twice. Raises the errors of `flush`.
 
-        In a forked child it does nothing.
+        Within another call of the same thread, as in a signal handler, it returns before the messages are stored, as
+        `Database.close` does. In a forked child it does nothing.
         """
-        if self._storage.inherited:
-            return
+        if not self._storage.inherited:
+            self._closing.run(self._close, within=holds_lock())
+
+    def _close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -201,6 +238,9 @@ class Writer:
 
     def __enter__(self) -> Self:
         return self
+
+    def __repr__(self) -> str:
+        return f"<Writer of {self._storage!r}: {len(self._buffer)} waiting{', closed' * self._closed}>"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -214,6 +254,6 @@ class Writer:
 
 
 def _told(failed: Exception) -> str:
-    """Return an error on one line, what it is made up of too."""
+    """Return the text of an error in one line, including those of the errors in a group."""
     parts = failed.exceptions if isinstance(failed, ExceptionGroup) else ()
     return "; ".join([f"{type(failed).__name__}: {failed}", *(f"{type(part).__name__}: {part}" for part in parts)])

@@ -102,8 +102,8 @@ def numbers(messages: list[Message]) -> list[int]:
 
 def everything(db: ts.Database) -> list[int]:
     """Return the numbers of all messages in order of position, those that begin with ``$`` too."""
-    iterator = db.storage.begin(0, db.storage.shards[0].current, 0, ts.TopicFilter("#"), 0)
-    found = [message for _, message in drain(db, iterator)[0]]
+    cursor = db.storage.begin(0, db.storage.shards[0].current, 0, ts.TopicFilter("#"), 0)
+    found = [message for _, message in drain(db, cursor)[0]]
     return sorted(numbers([*found, *db.replay("$x/#"), *db.replay("$y/#")]))
 
 
@@ -308,6 +308,7 @@ def test_a_batch_is_never_cut(db: ts.Database, first: int) -> None:
     assert (list(range(first + 24)), True) == (everything(db), db.verify().ok)
 
 
+@pytest.mark.slow
 def test_steps_of_many_small_batches(db: ts.Database) -> None:
     """Ten thousand batches of one message take a few steps, each of a bounded number of blocks."""
     for start in range(10_000):
@@ -509,9 +510,9 @@ def test_readers_beside_merges_and_a_writer(pair: Pair, tmp_path: Path) -> None:
             assert sorted(set(found)) == found
 
         def follow() -> None:
-            result = db.next(ts.Iterator.from_bytes(saved[-1]), few * (1 + len(followed) % 3))
+            result = db.read(ts.Cursor.from_bytes(saved[-1]), few * (1 + len(followed) % 3))
             followed.extend(numbers(result.batch.to_messages()))
-            saved.append(result.iterator.to_bytes())
+            saved.append(result.cursor.to_bytes())
 
         def merge() -> None:
             db.storage.shards[0].compact(whole=source.random() < 0.5)
@@ -532,6 +533,7 @@ def test_readers_beside_merges_and_a_writer(pair: Pair, tmp_path: Path) -> None:
         assert db.verify().ok
 
 
+@pytest.mark.slow
 @every_block
 @pytest.mark.usefixtures("tiny")
 def test_readers_beside_merges_and_deletes(pair: Pair, tmp_path: Path) -> None:
@@ -544,14 +546,14 @@ def test_readers_beside_merges_and_deletes(pair: Pair, tmp_path: Path) -> None:
         deleted: set[str] = set()
 
         def read(limit: int) -> None:
-            iterator, caught_up, found = db.storage.begin(0, 1, 0, ts.TopicFilter("#"), 0), False, list[int]()
+            cursor, caught_up, found = db.storage.begin(0, 1, 0, ts.TopicFilter("#"), 0), False, list[int]()
             while not caught_up:
                 gone = set(deleted)
-                result = db.next(iterator, limit)
+                result = db.read(cursor, limit)
                 messages = result.batch.to_messages()
                 assert not gone & {message.topic for message in messages}
                 found += numbers([message for message in messages if message.topic == "keep"])
-                iterator, caught_up = result.iterator, result.caught_up
+                cursor, caught_up = result.cursor, result.caught_up
             assert kept == found
 
         more = count(600, 5)  # however many merges fit into the time that the deletes take

@@ -305,16 +305,16 @@ class Merged:
 
     def read(self, first: int = 0) -> tuple[list[Message], str]:
         """Read everything from a position on, with a small limit; return also the place that stopped it."""
-        iterator = self.db.storage.begin(0, 1, 0, ts.TopicFilter("#"), first)
+        cursor = self.db.storage.begin(0, 1, 0, ts.TopicFilter("#"), first)
         rows: list[Message] = []
         caught_up = False
         while not caught_up:
             try:
-                result = self.db.next(iterator, 7)
+                result = self.db.read(cursor, 7)
             except CorruptionError as bad:
                 return rows, bad.place.removeprefix(PLACE)
             rows += result.batch.to_messages()
-            iterator, caught_up = result.iterator, result.caught_up
+            cursor, caught_up = result.cursor, result.caught_up
         return rows, ""
 
 

@@ -51,7 +51,7 @@ def test_what_it_leaves_out(before: list[list[int]], since: list[list[int]], fir
 def test_a_late_start_seeks_in_few_streams(tmp_path: Path, layout: str) -> None:
     """Of hundreds of streams those that end before the start cost no seek, but the first time after an opening."""
     clock = Clock(START)
-    with ts.create(tmp_path / "db", backend="rocksdb", layout=layout, clock=clock) as db:
+    with ts.open(tmp_path / "db", mode="x", backend="rocksdb", layout=layout, clock=clock) as db:
         db.store([Message(f"{number}/x", b"early") for number in range(90)])
         clock.now += 10_000_000
         db.store([Message(f"{number}/x", b"late") for number in range(3)])

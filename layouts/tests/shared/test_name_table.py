@@ -340,6 +340,7 @@ def test_growth_goes_on_after_reopening(engine: MemoryEngine, stored: int) -> No
     assert learn == to_list(names.names(np.arange(len(learn))))
 
 
+@pytest.mark.slow
 def test_200000_names() -> None:
     """A third of them gets numbers; the memory stays as it is from then on, after reopening too."""
     engine = MemoryEngine(KEYSPACES)

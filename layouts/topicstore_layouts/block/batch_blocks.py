@@ -1,13 +1,14 @@
-"""Blocks as they were written, one a batch, or one a stream where a batch touches few streams.
+"""Blocks as they were written: one per batch, or one per stream where a batch touches few streams.
 
-They lie in one run, in order of position, whatever their streams. Blocks of one batch may
-interleave; they are read together.
+They are stored in order of position, whatever their streams. Blocks of one batch may interleave; they
+are read together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from topicstore.contract.columns import Column
 from topicstore.contract.engine import DATA, Reader
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
@@ -21,7 +22,7 @@ _RUN = 0
 
 
 class BatchBlocks:
-    """Where these blocks of a slab lie, and what is in them."""
+    """The batch blocks of a slab: their keys, their values, and reading them."""
 
     def __init__(self, shard: int, generation: int, compress: Compressor) -> None:
         self.cache = BlockCache()
@@ -35,22 +36,22 @@ class BatchBlocks:
         return self._generation, _RUN, last
 
     def end(self) -> tuple[int, int, int]:
-        """Return the key behind the last block."""
+        """Return the key that follows the last possible block."""
         return self._generation, _RUN + 1, 0
 
-    def encode(self, columns: Columns, stream: int, base: int, last: int) -> bytes:
+    def encode(self, columns: Columns[Column], stream: int, base: int, last: int) -> bytes:
         """Return the value of a block that ends at a position."""
         return encode_block(columns, stream, base, block_seed(last, self._slab), self._compress)
 
     def decode(self, last: int, value: bytes) -> Block:
-        """Return a block, its header checked. Raises `CorruptionError` or `NewerFormatError` that names it."""
+        """Return a block, its header checked. Raises `CorruptionError` or `NewerFormatError`, which name it."""
         try:
             return Block(value, last, block_seed(last, self._slab))
         except (CorruptionError, NewerFormatError) as bad:
             raise type(bad)(bad.reason, self.place(last)) from bad
 
     def place(self, last: int) -> str:
-        """Return the words for a block's place."""
+        """Return a description of a block's place, for messages."""
         return f"shard {self._shard}, generation {self._generation}, block that ends at position {last}"
 
     def batches(self, reader: Reader, first: int, bound: int) -> Iterator[list[Block]]:
@@ -63,7 +64,7 @@ class BatchBlocks:
             if block.base > bound:
                 return
             together.append(block)
-            if block.rows == block.last - block.base + 1:  # all of its batch: no other block can follow
+            if block.rows == block.last - block.base + 1:  # the whole batch: no other block of it follows
                 yield together
                 together = []
         if together:

@@ -1,4 +1,4 @@
-"""Blocks that readers with small limits are in the middle of, so that each is decoded once."""
+"""Keeps blocks that readers with small limits have begun, so that each block is decoded once."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _KEPT = 8
 
 
 class BlockCache:
-    """The decoded blocks that were cut by a reader's limit last, eight at most; for any thread.
+    """The last decoded blocks that a reader's limit cut, at most eight. Any thread may use it.
 
-    A block is used again only for the very bytes it was decoded from, so deletes need no notice.
+    A block is reused only for exactly the bytes it was decoded from, so deletes need not invalidate it.
     """
 
     def __init__(self) -> None:
         self._blocks: dict[int, Block] = {}
 
     def get(self, last: int, value: bytes) -> Block | None:
-        """Return the decoded block of the value under a key that ends in ``last``, if it was kept."""
+        """Return the decoded block of a value whose key ends in ``last``, None if it isn't kept."""
         block = self._blocks.get(last)
         return block if block is not None and block.holds(value) else None
 
     def keep(self, blocks: Sequence[Block]) -> None:
-        """Keep blocks, and let the oldest go."""
+        """Keep blocks, and drop the oldest ones."""
         kept = dict(self._blocks)
         for block in blocks:
             block.keep_payloads()

@@ -1,8 +1,11 @@
-"""Merging: blocks as they were written, and small segments, become one sorted segment.
+"""Merging: batch blocks and small segments become one sorted segment.
 
-Rows are sorted by stream, topic, position, and cut into frames. All of a merge is one atomic
-write. It reads what is committed and replaces it whole, so it needs no lock against readers or
-the writer of new blocks, only against deletes.
+Rows are sorted by stream, topic, position, and cut into frames. A merge is one atomic write. It reads
+committed data and replaces all of it, so it needs no lock against readers or the writer of new blocks,
+only against deletes.
+
+Source of the method: the log-structured merge tree (P. O'Neil, E. Cheng, D. Gawlick, E. O'Neil, "The
+log-structured merge-tree (LSM-tree)", 1996).
 """
 
 from __future__ import annotations
@@ -30,18 +33,18 @@ T = TypeVar("T")
 
 SEGMENT_ROWS = 131_072
 SEGMENT_BYTES = 32 << 20
-"""Bytes of payloads and names in a segment: what a reader in order of position may have in memory at once."""
+"""Most bytes of payloads and names in a segment: a reader in order of position may hold all of it in memory."""
 FRAME_ROWS = 1_024
 FRAME_BYTES = 256 << 10
-"""Payload bytes after which a frame ends: what a reader of one message may have to decompress."""
+"""Payload bytes after which a frame ends: a reader of one message may have to decompress all of them."""
 WORTH_ROWS = 65_536
-"""Rows that are merged without being asked to: half a segment, so that each is merged twice at most."""
+"""Rows from which on a merge that isn't ``whole`` is made: half a segment, so that a row is merged twice at most."""
 MOST_BLOCKS = 8_192
-"""Blocks that one step merges, however small they are."""
+"""The most blocks that one step merges, however small they are."""
 
 
 class Compaction:
-    """Merges what lies in one slab."""
+    """Merges the blocks and segments of one slab."""
 
     def __init__(self, engine: Engine, reading: Reading, compress: Compressor) -> None:
         self._engine = engine
@@ -51,7 +54,7 @@ class Compaction:
         self._compress = compress
 
     def steps(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
-        """Yield merges of everything up to a position; not ``whole``: only of what is worth it."""
+        """Yield merges of everything up to a position; without ``whole``, only those that are worth their cost."""
         while blocks := self._take(bound, whole=whole):
             rows, size = sum(block.rows for block in blocks), sum(block.raw_bytes for block in blocks)
             newest = self._segments.newest()
@@ -61,7 +64,7 @@ class Compaction:
             yield from self._join_small(bound)
 
     def _take(self, bound: int, *, whole: bool) -> list[Block]:
-        """Return the oldest blocks, whole batches, as many as make a segment; fewer only if it is worth it."""
+        """Return the oldest blocks, in whole batches, that fill a segment; fewer only if that is worth its cost."""
         taken: list[Block] = []
         rows = size = 0
         runs = self._blocks.batches(self._engine, self._segments.end(self._engine) + 1, bound)
@@ -79,7 +82,7 @@ class Compaction:
         return taken if whole or rows >= WORTH_ROWS or size >= SEGMENT_BYTES // 2 else []
 
     def _join_small(self, bound: int) -> Iterator[CompactStep]:
-        """Join neighbours that have become small, by deletes, or by being merged when there was little."""
+        """Join neighbouring segments that are small because of deletes or of early merges."""
         at = 0
         while group := self._neighbours(at, bound):
             at = group[-1].end + 1
@@ -87,7 +90,7 @@ class Compaction:
                 yield self._merge(group, [])
 
     def _neighbours(self, first: int, bound: int) -> list[Segment]:
-        """Return the next segments that fit into one; as they are now, because deletes come between two steps."""
+        """Return the next segments that fit into one. Deletes may run between steps, so they are read again."""
         group: list[Segment] = []
         rows = size = 0
         for segment in self._segments.between(self._engine, first, bound):
@@ -98,7 +101,7 @@ class Compaction:
         return group
 
     def _merge(self, segments: list[Segment], blocks: list[Block]) -> CompactStep:
-        """Return the write that replaces neighbouring segments, and the blocks behind them, by one segment."""
+        """Return the write that replaces neighbouring segments, and the blocks that follow, by one segment."""
         engine, write = self._engine, WriteBatch()
         frames = [f for s in segments for f in self._segments.frames(engine, s, np.flatnonzero(s.rows))]
         freed = sum(map(self._segments.stored_bytes, segments)) + sum(block.size for block in blocks)
@@ -123,10 +126,10 @@ class Compaction:
         self._segments.put_total(self._segments.total() - sum(s.messages for s in segments) + rows, write)
         return CompactStep(write=write, messages=rows, freed=freed - size)
 
-    def _sorted(self, blocks: Sequence[Block]) -> tuple[Columns, npt.NDArray[np.int64]]:
+    def _sorted(self, blocks: Sequence[Block]) -> tuple[Columns[Coded], npt.NDArray[np.int64]]:
         """Return the rows of all blocks by stream, topic, position, and the stream of each row.
 
-        The topics' codes are in the same order: they ascend from row to row.
+        The topics' codes are in the same order, so they ascend from row to row.
         """
         parts = [block.columns() for block in blocks]
         topics = _joined([self._reading.texts(self._reading.topics, part.topics) for part in parts])
@@ -153,15 +156,15 @@ class Compaction:
 
 
 def _small(streams: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Say of each stream whether it is too small for frames of its own."""
+    """Return for each stream whether it is too small for frames of its own."""
     small: npt.NDArray[np.bool_] = np.bincount(streams) < FRAME_ROWS // 2
     return small
 
 
 def _order(small: npt.NDArray[np.bool_], streams: npt.NDArray[np.int64], texts: list[str]) -> Indices:
-    """Return the places of topics in order of stream and text, those of small streams behind the others.
+    """Return the indexes of topics in order of stream and text, those of small streams last.
 
-    UTF-8 sorts as Python's text does.
+    The order of UTF-8 bytes is that of Python's strings.
     """
     table = pa.table({"small": small, "stream": streams, "topic": texts})
     order: Indices = (
@@ -174,15 +177,15 @@ def _fits(rows: int, size: int) -> bool:
     return rows <= SEGMENT_ROWS and size <= SEGMENT_BYTES
 
 
-def _joined(columns: Sequence[Column]) -> Coded:
-    """Join texts into one list, each text once."""
+def _joined(columns: Sequence[Constant[str] | Coded]) -> Coded:
+    """Join columns of texts into one, with a list that has each text once."""
     numbers: dict[str, int] = {}
     codes = [_numbered(column, numbers) for column in columns]
     return Coded(np.concatenate(codes), Texts.of(list(numbers)))
 
 
-def _numbered(column: Column, numbers: dict[str, int]) -> npt.NDArray[np.int64]:
-    """Return a column's texts as numbers, giving new ones to texts not seen before."""
+def _numbered(column: Constant[str] | Coded, numbers: dict[str, int]) -> npt.NDArray[np.int64]:
+    """Return a column's texts as numbers, and add numbers for new texts."""
     if isinstance(column, Constant):
         return np.full(len(column), numbers.setdefault(column.value, len(numbers)), dtype=np.int64)
     used = np.unique(column.codes)
@@ -213,9 +216,9 @@ def _properties(columns: Sequence[Column], order: Indices) -> Column:
 
 
 def _frames(
-    columns: Columns, streams: npt.NDArray[np.int64], small: npt.NDArray[np.bool_]
-) -> Iterator[tuple[Columns, FrameSpan]]:
-    """Cut sorted rows into frames, each with what it spans."""
+    columns: Columns[Coded], streams: npt.NDArray[np.int64], small: npt.NDArray[np.bool_]
+) -> Iterator[tuple[Columns[Coded], FrameSpan]]:
+    """Cut sorted rows into frames; return each with the streams, topics and positions that it spans."""
     ends = np.cumsum(columns.sizes)
     for begin, end in _groups(streams, small):
         for start, stop in _cuts(begin, end, ends):
@@ -234,7 +237,7 @@ def _frames(
 
 
 def _groups(streams: npt.NDArray[np.int64], small: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield where the rows of each stream begin and end, and then those of all small streams together."""
+    """Yield the start and end of each stream's rows, and then of those of all small streams together."""
     rows = len(streams)
     large = rows - int(np.count_nonzero(small[streams]))
     borders = [0, *(np.flatnonzero(np.diff(streams[:large])) + 1).tolist(), large, rows]
@@ -244,7 +247,7 @@ def _groups(streams: npt.NDArray[np.int64], small: npt.NDArray[np.bool_]) -> Ite
 
 
 def _cuts(start: int, end: int, ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield where the frames of a group of rows begin and end: of one size, as far as their bytes allow."""
+    """Yield the start and end of each frame of a group of rows: of equal size, as far as their bytes allow."""
     frames = -(-(end - start) // FRAME_ROWS)
     rows = -(-(end - start) // frames)
     while start < end:

@@ -1,6 +1,6 @@
 """Compression of the sections of a block.
 
-A section is compressed if that makes it smaller, and says by its codec number whether it was.
+A section is stored compressed if that is smaller; its codec number says so.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ LZ4: Final = 2
 CODECS: Final = ("lz4", "zstd", "none")
 
 _SMALLEST = 128
-"""Sections below this many bytes are left as they are: the frame would eat the gain."""
+"""Smaller sections, in bytes, are not compressed: the codec's frame would outweigh the gain."""
 
 _MOST_LZ4 = 255
-"""Most bytes that lz4 makes of one."""
+"""The highest ratio at which lz4 can compress: a stored byte stands for at most 255 bytes."""
 
 _threads = threading.local()
 
 
 class Compressor:
-    """Compresses sections with one codec. For one thread at a time."""
+    """Compresses sections with one codec. Only one thread at a time may use it."""
 
     def __init__(self, codec: str, level: int) -> None:
         self._compress: Callable[[bytes], bytes] | None = None
@@ -44,7 +44,7 @@ class Compressor:
             self._number = LZ4
 
     def __call__(self, raw: bytes) -> tuple[int, bytes]:
-        """Return the number of the codec used, and the section as it is to be stored."""
+        """Return the number of the codec used, and the section in its stored form."""
         if self._compress is None or len(raw) < _SMALLEST:
             return RAW, raw
         packed = self._compress(raw)
@@ -52,12 +52,12 @@ class Compressor:
 
 
 def decompress(codec: int, stored: memoryview, size: int) -> bytes | memoryview:
-    """Return the ``size`` bytes of a section. Never makes more. Raises `CorruptionError`."""
+    """Return the ``size`` bytes of a section. Never allocates more. Raises `CorruptionError`."""
     try:
         if codec == RAW:
             raw: bytes | memoryview = stored
         elif codec == ZSTD:
-            if zstandard.frame_content_size(stored) != size:  # what it says is what it would allocate
+            if zstandard.frame_content_size(stored) != size:  # the decompressor allocates this size
                 raise CorruptionError(f"a section's frame is not one of {size} bytes")
             raw = _mine("zstd", zstandard.ZstdDecompressor).decompress(stored, max_output_size=size)
         elif codec == LZ4:
@@ -74,7 +74,7 @@ def decompress(codec: int, stored: memoryview, size: int) -> bytes | memoryview:
 
 
 def _mine(name: str, make: Callable[[], Any]) -> Any:
-    """Return this thread's decompressor: they are dear to make and not made to be shared."""
+    """Return this thread's decompressor: making one is expensive, and threads can't share one."""
     made = getattr(_threads, name, None)
     if made is None:
         made = make()

@@ -1,8 +1,8 @@
-"""Deleting: blocks and frames that hold matching messages are written again without them, under the same keys."""
+"""Deleting: blocks and frames with matching messages are rewritten without them, under the same keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from topicstore import TopicFilter
@@ -12,14 +12,13 @@ from topicstore.contract.layout import DeleteStep
 
 from .compression import Compressor
 from .format import Block, encode_frame
-from .gathered_rows import Rows
 from .reading import ALL, Reading
 from .segments import Segment
 
 __all__ = ["Deletion"]
 
 _LOOKED_AT = 16
-"""Blocks or frames that one step looks at: writers wait for it, some 10 ms if they are full."""
+"""The number of blocks or frames that one step examines. Writers wait for it, about 10 ms if they are full."""
 
 
 class Deletion:
@@ -32,31 +31,30 @@ class Deletion:
         self._blocks = reading.blocks
         self._compress = compress_merged
 
-    def steps(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+    def steps(
+        self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter]
+    ) -> Iterator[DeleteStep]:
         """Yield the steps of a delete."""
-        at = first
+        at, choice = first, _Choice(self._reading, topic_filter, spare, first, last)
         while (segment := next(self._segments.between(self._engine, at, last), None)) is not None:
-            yield from self._in_segment(segment, topic_filter, first, last)
+            yield from self._in_segment(segment, choice)
             at = segment.end + 1
-        yield from self._in_blocks(topic_filter, at, last)
+        yield from self._in_blocks(choice, at, last)
 
-    def _in_segment(self, segment: Segment, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
-        numbers = self._reading.select(segment, ALL, topic_filter, first, last)
-        for start in range(0, max(len(numbers), 1), _LOOKED_AT):  # a step at least, so that others get their turn
-            step, segment = self._some_frames(segment, numbers[start : start + _LOOKED_AT], topic_filter, first, last)
+    def _in_segment(self, segment: Segment, choice: _Choice) -> Iterator[DeleteStep]:
+        numbers = self._reading.select(segment, ALL, choice.topic_filter, choice.first, choice.last)
+        for start in range(0, max(len(numbers), 1), _LOOKED_AT):  # at least one step, so that others get a turn
+            step, segment = self._some_frames(segment, numbers[start : start + _LOOKED_AT], choice)
             yield step
             self._reading.deletes += 1
 
-    def _some_frames(
-        self, segment: Segment, numbers: Indices, topic_filter: TopicFilter, first: int, last: int
-    ) -> tuple[DeleteStep, Segment]:
-        """Return the step that deletes from some frames of a segment, and the segment's index after it."""
+    def _some_frames(self, segment: Segment, numbers: Indices, choice: _Choice) -> tuple[DeleteStep, Segment]:
+        """Return the step that deletes from some frames of a segment, and the segment's new index."""
         write, left, freed = WriteBatch(), dict[int, int](), 0
         for number, block in zip(numbers.tolist(), self._segments.frames(self._engine, segment, numbers), strict=True):
-            rows = self._reading.match(block, ALL, topic_filter, first, last)
-            if not isinstance(rows, bool):
+            keep = choice.others(block)
+            if keep is not None:
                 key = self._segments.frame_key(segment.end, number)
-                keep = _others(block, rows)
                 value = self._frame(block, keep, segment, number) if len(keep) else None
                 left[number] = len(keep)
                 freed += block.size - _replace(key, value, write)
@@ -72,16 +70,15 @@ class Deletion:
         seed = self._segments.frame_seed(segment.end, number)
         return encode_frame(block.columns().take(keep), block.stream, block.base, seed, self._compress)
 
-    def _in_blocks(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
+    def _in_blocks(self, choice: _Choice, first: int, last: int) -> Iterator[DeleteStep]:
         more = True
         while more:
             write, deleted, freed, seen = WriteBatch(), 0, 0, 0
             more = False
             for together in self._blocks.batches(self._engine, first, last):
                 for block in together:
-                    rows = self._reading.match(block, ALL, topic_filter, first, last)
-                    if not isinstance(rows, bool):
-                        keep = _others(block, rows)
+                    keep = choice.others(block)
+                    if keep is not None:
                         value = self._block(block, keep) if len(keep) else None
                         deleted += block.rows - len(keep)
                         freed += block.size - _replace(self._blocks.key(block.last), value, write)
@@ -97,15 +94,35 @@ class Deletion:
         return self._blocks.encode(block.columns().take(keep), block.stream, block.base, block.last)
 
 
-def _others(block: Block, rows: Rows) -> Indices:
-    """Return the rows of a block that are not among these."""
-    if rows is None:
-        return np.empty(0, dtype=np.intp)
-    return np.setdiff1d(np.arange(block.rows), rows, assume_unique=True)
+class _Choice:
+    """What one delete takes."""
+
+    def __init__(
+        self, reading: Reading, topic_filter: TopicFilter, spare: Sequence[TopicFilter], first: int, last: int
+    ) -> None:
+        self._reading = reading
+        self.topic_filter = topic_filter
+        self._spare = spare
+        self.first = first
+        self.last = last
+
+    def others(self, block: Block) -> Indices | None:
+        """Return the rows of a block that stay; None if all do."""
+        gone = self._rows(block, self.topic_filter)
+        for one in self._spare:
+            if len(gone):
+                gone = np.setdiff1d(gone, self._rows(block, one), assume_unique=True)
+        return np.setdiff1d(np.arange(block.rows), gone, assume_unique=True) if len(gone) else None
+
+    def _rows(self, block: Block, topic_filter: TopicFilter) -> Indices:
+        rows = self._reading.match(block, ALL, topic_filter, self.first, self.last)
+        if isinstance(rows, bool):
+            return np.empty(0, dtype=np.intp)
+        return np.arange(block.rows) if rows is None else rows
 
 
 def _replace(key: tuple[int, int, int], value: bytes | None, write: WriteBatch) -> int:
-    """Put a value in the place of the one there, or nothing; return its bytes."""
+    """Replace the value of a key, or delete it if the value is None; return the new value's bytes."""
     if value is None:
         write.delete(DATA, key)
         return 0

@@ -19,11 +19,11 @@ little-endian)::
               properties, lengths]
     payloads  msgpack array of the payloads
 
-    numbers     a number, which all rows have, or bytes: one unsigned integer a row, each of
-                as many bytes as there are bytes a row
+    numbers     a number, which all rows have, or bytes: one unsigned integer per row, all of
+                the same number of bytes
     positions   nil if they count up from ``first`` by one; else bytes: in a block, numbers to add to
-                ``first``; in a frame, the difference of each to the one before (of the first to
-                ``first``) modulo 2 ** 64, first the lowest bytes of all of them, then the next ones
+                ``first``; in a frame, the difference of each to the previous one (of the first to
+                ``first``) modulo 2 ** 64, the lowest bytes of all first, then the next ones
     names       numbers of names in the slab's dictionary (see `topicstore_layouts.shared.name_table`), or
                 [array of texts, numbers: places in that array]
     topics      names of kind 0x10
@@ -33,16 +33,20 @@ little-endian)::
     properties  nil if no row has any, else an array: nil or the array of `topicstore.Properties`
     lengths     numbers: bytes of the payloads
 
-A block's key is the highest position in it, or higher once its last messages were deleted; its
-rows are in order of position. Blocks of one batch share ``base``; their positions may interleave.
+A block's key is its highest position, or higher after its last messages were deleted; its rows are
+in order of position. Blocks of one batch share ``base``; their positions may interleave.
 Blocks of different batches don't overlap. A frame's rows are in order of stream, topic, position;
 its topics and client ids are texts.
+
+The codecs and the container are public formats: zstd (RFC 8878), lz4 blocks
+(https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md) and MessagePack
+(https://github.com/msgpack/msgpack/blob/master/spec.md).
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -55,6 +59,9 @@ from topicstore.contract.positions import COUNTER_BITS, Positions, consecutive_p
 
 from .compression import Compressor, decompress
 from .payloads import PackedPayloads
+
+N = TypeVar("N", bound=Column, covariant=True)
+"""In which form names are."""
 
 __all__ = ["MIXED", "Block", "Columns", "block_seed", "encode_block", "encode_frame", "frame_seed"]
 
@@ -78,7 +85,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Numbers = _Number | bytes
-# Not bounded here: a number with bounds beside a tuple makes msgspec 0.22's decoder crash when garbage is collected.
+# Without bounds: a bounded number in a union with a tuple makes msgspec 0.22's decoder crash in a garbage collection.
 _Names = int | bytes | tuple[list[str], int | bytes]
 Array = npt.NDArray[Any]
 
@@ -97,26 +104,29 @@ class _Head(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
 _HEADS = msgspec.msgpack.Decoder(_Head)
 
 
-class Columns(msgspec.Struct, frozen=True, gc=False):
-    """What goes into a block: the columns of a batch, with names as numbers where they have some."""
+class Columns(msgspec.Struct, Generic[N], frozen=True, gc=False):
+    """What goes into a block: the columns of a batch, with names as numbers where they have some.
+
+    Its type says in which form the names are: ``Columns[Coded]``, or any with ``Columns[Column]``.
+    """
 
     positions: Positions
-    topics: Column
-    """Numbers of the dictionary (`Constant` or array), or texts (`Constant` or `Coded`); client ids too."""
-    client_ids: Column
+    topics: N
+    """Topics as numbers of the dictionary (`Constant` or array), or texts (`Constant` or `Coded`), like client ids."""
+    client_ids: N
     qos: Column
     retain: Column
     timestamps: Column
     properties: Column
     payloads: list[bytes]
     sizes: list[int]
-    """Bytes of each payload."""
+    """The number of bytes of each payload."""
 
-    def take(self, rows: Indices) -> Columns:
+    def take(self, rows: Indices) -> Columns[N]:
         """Return some of the rows."""
         return Columns(*(take(getattr(self, name), rows) for name in self.__struct_fields__))
 
-    def window(self, start: int, stop: int) -> Columns:
+    def window(self, start: int, stop: int) -> Columns[N]:
         """Return the rows from ``start`` to before ``stop``."""
         return Columns(*(getattr(self, name)[start:stop] for name in self.__struct_fields__))
 
@@ -131,7 +141,7 @@ def frame_seed(end: int, number: int, slab: int) -> int:
     return (end + _FRAME_SPREAD * (number + 1) + _SPREAD * slab) & _U64
 
 
-def encode_block(columns: Columns, stream: int, base: int, seed: int, compress: Compressor) -> bytes:
+def encode_block(columns: Columns[Column], stream: int, base: int, seed: int, compress: Compressor) -> bytes:
     """Return the value of a block."""
     positions, rows = columns.positions, len(columns.positions)
     first = int(positions[0])
@@ -140,7 +150,7 @@ def encode_block(columns: Columns, stream: int, base: int, seed: int, compress: 
     return _encode(columns, packed, (0, stream, base, first), seed, compress)
 
 
-def encode_frame(columns: Columns, stream: int, base: int, seed: int, compress: Compressor) -> bytes:
+def encode_frame(columns: Columns[Column], stream: int, base: int, seed: int, compress: Compressor) -> bytes:
     """Return the value of a frame."""
     positions = columns.positions
     first = positions.min()
@@ -150,7 +160,7 @@ def encode_frame(columns: Columns, stream: int, base: int, seed: int, compress: 
 
 
 def _encode(
-    columns: Columns, packed: bytes | None, marks: tuple[int, int, int, int], seed: int, compress: Compressor
+    columns: Columns[Column], packed: bytes | None, marks: tuple[int, int, int, int], seed: int, compress: Compressor
 ) -> bytes:
     flags, stream, base, first = marks
     properties = columns.properties
@@ -207,10 +217,9 @@ def _pack(values: Column) -> _Numbers:
     if isinstance(values, list):
         if values.count(values[0]) == len(values):
             return int(values[0])
-        values = np.array(values, dtype=np.uint64)
-    elif (values == values[0]).all():
-        return int(values[0])
-    return _pack_array(values)
+        return _pack_array(np.array(values, dtype=np.uint64))
+    array = np.asarray(values)
+    return int(array[0]) if (array == array[0]).all() else _pack_array(array)
 
 
 def _pack_array(values: Array) -> bytes:
@@ -277,7 +286,7 @@ class Block:
             raise CorruptionError(f"{self.rows} rows can't have {raw_payloads} bytes of payloads")
         self.frame = flags == _FRAME
         self.last = last
-        """What the key says: no position in it is higher."""
+        """The position in the block's key. No position in the block is higher."""
         self._value = value
         self._parts = head, payloads
         self._sizes = head_codec, raw_head, payload_codec, raw_payloads
@@ -287,27 +296,27 @@ class Block:
         self._payloads: PackedPayloads | None = None
 
     def holds(self, value: bytes) -> bool:
-        """Say whether this is the block of the value."""
+        """Return whether this block was decoded from ``value``."""
         return self._value == value
 
     def keep_payloads(self) -> None:
-        """Keep the payloads decompressed, for a reader who will come back for more."""
+        """Keep the payloads decompressed, for a reader that will ask for more of them."""
         self._payloads = self.payloads()
 
     @property
     def size(self) -> int:
-        """Bytes of the value."""
+        """The number of bytes of the stored value."""
         return len(self._value)
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of all columns, uncompressed."""
+        """The number of bytes of all columns, uncompressed."""
         _, head, _, payloads = self._sizes
         return head + payloads
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the payloads, about."""
+        """The approximate number of bytes of the payloads."""
         size: int = self._sizes[3]
         return size
 
@@ -397,7 +406,7 @@ class Block:
         return self._payloads
 
     def sizes(self) -> Constant[int] | Array:
-        """Return the bytes of each payload."""
+        """Return the number of bytes of each payload."""
         return self._numbers(self._columns().lengths)
 
     def _numbers(self, packed: _Numbers) -> Constant[int] | Array:
@@ -411,8 +420,8 @@ class Block:
             raise CorruptionError(f"a column of {len(packed)} bytes in a block of {self.rows} rows")
         return np.frombuffer(packed, dtype=dtype)
 
-    def columns(self) -> Columns:
-        """Return everything, as it went in."""
+    def columns(self) -> Columns[Column]:
+        """Return all columns as they were encoded."""
         positions, payloads = self.positions(), self.payloads().tolist()
         return Columns(
             positions,

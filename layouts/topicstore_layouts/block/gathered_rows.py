@@ -1,4 +1,4 @@
-"""Rows picked out of several blocks and put in another order, their payloads copied only when looked at."""
+"""Rows selected from several blocks in a new order, whose payloads are copied only when they are used."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import numpy.typing as npt
 import pyarrow as pa
 from topicstore import MessageBatch
 from topicstore.contract.columns import Coded, Column, Constant, Indices, LazyColumn, Texts, concat, take
+from topicstore.contract.errors import CorruptionError
 
 from .format import Array, Block
 
 __all__ = ["Rows", "gather"]
 
 Rows = Indices | None
-"""Rows of a block; None: all."""
+"""The indexes of rows of a block. None means all rows."""
 
 
 class _Payloads(LazyColumn):
-    """Payloads of rows of several blocks, in the order of ``order``. Windows of it share what was decoded."""
+    """Payloads of rows of several blocks, in the order of ``order``. Its windows share the decoded payloads."""
 
     def __init__(self, parts: _Parts, order: Indices) -> None:
         self._parts = parts
@@ -46,7 +47,7 @@ class _Payloads(LazyColumn):
 
 
 class _Parts:
-    """The payloads of blocks one behind the other, as they lie."""
+    """The payloads of blocks, concatenated in stored order."""
 
     def __init__(self, found: Sequence[tuple[Block, Rows]]) -> None:
         self._found = found
@@ -54,7 +55,7 @@ class _Parts:
         self._arrow: pa.Array | None = None
 
     def objects(self) -> npt.NDArray[np.object_]:
-        """Return them as an array, out of which NumPy picks faster than Python does."""
+        """Return the payloads as an array, from which NumPy selects faster than Python does."""
         if self._objects is None:
             picked = (b.payloads().tolist() if rows is None else b.payloads().pick(rows) for b, rows in self._found)
             self._objects = np.array(list(chain.from_iterable(picked)), dtype=object)
@@ -72,7 +73,7 @@ def _arrow(block: Block, rows: Rows) -> pa.Array:
 
 
 def gather(found: Sequence[tuple[Block, Rows]], shard: int) -> tuple[MessageBatch, Array]:
-    """Return rows of frames, of one or more, in order of position; and the bytes of each row's payload."""
+    """Return rows of one or more frames in order of position, and the number of bytes of each row's payload."""
     positions = [block.positions() for block, _ in found]
     columns = [_picked(column, found) for column in zip(*map(_columns, found, positions), strict=True)]
     at = _joined(_picked(positions, found))
@@ -84,12 +85,12 @@ def gather(found: Sequence[tuple[Block, Rows]], shard: int) -> tuple[MessageBatc
         client_ids=take(_names(clients), order),
         qos=take(concat(qos), order),
         retain=take(concat(retain), order),
-        timestamps=take(_joined(timestamps), order),
+        timestamps=_joined(timestamps)[order],
         properties=take(concat(properties), order),
         positions=at[order],
         shards=Constant(shard, len(order)),
     )
-    return batch, take(_joined(sizes), order)
+    return batch, _joined(sizes)[order]
 
 
 def _columns(found: tuple[Block, Rows], positions: Any) -> tuple[Column, ...]:
@@ -109,17 +110,23 @@ def _picked(columns: Sequence[Column], found: Sequence[tuple[Block, Rows]]) -> l
     return [c if rows is None else take(c, rows) for c, (_, rows) in zip(columns, found, strict=True)]
 
 
-def _joined(columns: list[Column]) -> Any:
-    arrays = [np.full(len(c), c.value, dtype=np.int64) if isinstance(c, Constant) else c for c in columns]
-    return np.concatenate(arrays)
+def _joined(columns: list[Column]) -> Array:
+    return np.concatenate(
+        [np.full(len(c), c.value, dtype=np.int64) if isinstance(c, Constant) else np.asarray(c) for c in columns]
+    )
 
 
 def _names(columns: list[Column]) -> Coded:
-    """Join texts of several lists: one list behind the other, and the codes moved along."""
-    lists = [[c.value] if isinstance(c, Constant) else c.texts.values.tolist() for c in columns]
-    starts = np.cumsum([0, *map(len, lists)])
-    codes = [
-        np.full(len(c), start) if isinstance(c, Constant) else c.codes.astype(np.int64) + start
-        for c, start in zip(columns, starts.tolist(), strict=False)
-    ]
-    return Coded(np.concatenate(codes), Texts.of(list(chain.from_iterable(lists))))
+    """Concatenate columns of texts: their lists, and their codes shifted accordingly."""
+    texts: list[str] = []
+    codes = []
+    for column in columns:
+        if isinstance(column, Coded):
+            codes.append(column.codes.astype(np.int64) + len(texts))
+            texts += column.texts.values.tolist()
+        elif isinstance(column, Constant):
+            codes.append(np.full(len(column), len(texts)))
+            texts.append(column.value)
+        else:
+            raise CorruptionError("a frame has numbers in place of names")
+    return Coded(np.concatenate(codes), Texts.of(texts))

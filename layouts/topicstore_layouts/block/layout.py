@@ -1,4 +1,4 @@
-"""Options of the block layout, and how its slabs are made and opened."""
+"""Options of the block layout, and how its slabs are created and opened."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class BlockOptions:
     """Options of the block layout, kept with each generation."""
 
     thresholds: tuple[int, ...] = attrs.field(default=(100, 20), validator=check_thresholds)
-    """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
-    the first level, the second and so on, the last for all below. 0: ``+`` at once."""
+    """The number of children that a level of the learned topic structure gets before ``+`` takes the rest: for the
+    first level, the second and so on; the last number is for all deeper levels. With 0 there is only ``+``."""
     compression: Literal["lz4", "zstd", "none"] = attrs.field(default="lz4", validator=attrs.validators.in_(CODECS))
-    """Of blocks as they are written. zstd makes them smaller than lz4, and storing slower."""
+    """The compression of blocks as they are written. zstd makes them smaller than lz4, and storing slower."""
     merged_compression: Literal["lz4", "zstd", "none"] = attrs.field(
         default="zstd", validator=attrs.validators.in_(CODECS)
     )
-    """Of what was merged, which is written once and read often."""
+    """The compression of merged segments, which are written once and read often."""
     level: int = attrs.field(default=1, validator=[attrs.validators.ge(-7), attrs.validators.le(19)])
-    """Of zstd."""
+    """The compression level of zstd."""
 
 
 class BlockLayout(Layout):
@@ -40,12 +40,12 @@ class BlockLayout(Layout):
     options: BlockOptions
 
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
-        """Persist what the parent's topics taught, so that streams stay few from the first message on."""
+        """Persist the topic structure learned by the parent, so that streams are few from the first message on."""
         if isinstance(parent, BlockSlab):
             parent.trie.pass_on(generation, self.options.thresholds, write)
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
-        """Load the learned structure, which is small; everything else is read when needed."""
+        """Load the learned structure, which is small; everything else is read on demand."""
         trie = LearnedTopics.load(engine, generation, self.options.thresholds)
         written = Compressor(self.options.compression, self.options.level)
         merged = Compressor(self.options.merged_compression, self.options.level)

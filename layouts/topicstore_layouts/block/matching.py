@@ -1,6 +1,6 @@
-"""Which topics a filter wants: a verdict a topic, looked up for all rows of a block at once.
+"""Which topics a filter matches: one verdict per topic, looked up for all rows of a block at once.
 
-And for what is sorted by topic: between which texts those of a stream lie.
+For rows sorted by topic it also gives the range of texts in which the matching topics of a stream lie.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from topicstore_layouts.shared.name_table import NameTable
 __all__ = ["Mask", "Matcher", "Matchers", "Range", "topic_range"]
 
 _KEPT_BYTES = 16 << 20
-"""Verdicts kept for filters used before, a byte a topic and filter."""
+"""The most bytes of verdicts kept for filters that were used, one byte per topic and filter."""
 _LEAST_BYTES = 1 << 10
-"""What a filter counts at least."""
+"""The least bytes that a kept filter counts as."""
 _WORTH_A_PATTERN = 32
-"""Texts from which on a regular expression is cheaper than splitting each."""
+"""The number of texts from which on a regular expression is cheaper than splitting each text."""
 _LONGEST_PATTERN = 1_000
-"""Characters of a filter beyond which RE2 might refuse the expression as too large."""
+"""The most characters of a filter that is made an expression: RE2 may refuse a longer one as too large."""
 _UNKNOWN, _NO, _YES = 0, 1, 2
 
 Mask = npt.NDArray[np.bool_]
 
 
 class Matcher:
-    """One filter over the topic numbers of one dictionary; remembers a verdict a topic, a byte each.
+    """One filter over the topic numbers of one dictionary; remembers one verdict, a byte, per topic.
 
-    A filter without wildcards needs no verdicts: it wants one number. Threads may share a matcher:
-    a verdict never changes, so the worst is that it is found twice.
+    A filter without wildcards needs no verdicts: it matches one number. Threads may share a matcher: a
+    verdict never changes, so at worst it is found twice.
     """
 
     def __init__(self, topic_filter: TopicFilter, topics: NameTable) -> None:
@@ -57,7 +57,7 @@ class Matcher:
             return self._one(topics.value)
         if isinstance(topics, Coded):
             return _simplified(self.judge_texts(topics.texts.values.tolist())[topics.codes])
-        return _simplified(self._judge(topics))
+        return _simplified(self._judge(np.asarray(topics)))
 
     def _one(self, topic: int | str) -> bool:
         if isinstance(topic, str):
@@ -67,7 +67,7 @@ class Matcher:
         return bool(verdict == _YES if verdict else self._judge(np.array([topic]))[0])
 
     def sorted_rows(self, topics: Column, low: str, high: str | None) -> Mask | bool:
-        """Like `rows`, for texts in order, of which only those from ``low`` to ``high`` can match."""
+        """Return which rows match, like `rows`, for sorted texts that match only from ``low`` to ``high``."""
         if not isinstance(topics, Coded):
             return self.rows(topics)
         texts: list[str] = topics.texts.values.tolist()
@@ -77,7 +77,7 @@ class Matcher:
         return _simplified(verdicts[topics.codes])
 
     def judge_texts(self, texts: list[str]) -> Mask:
-        """Say of each text whether it matches."""
+        """Return for each text whether it matches."""
         if self._pattern is None or len(texts) < _WORTH_A_PATTERN:
             return np.array([self._filter.matches(text) for text in texts], dtype=bool)
         array, (first, last) = pa.array(texts, pa.string()), self._ends
@@ -122,23 +122,23 @@ def _as_mask(verdicts: pa.BooleanArray) -> Mask:
 
 
 def _ends(topic_filter: TopicFilter) -> tuple[str, str]:
-    """Return what every matching topic begins and ends with: a look at those is cheaper than the whole expression."""
+    """Return the prefix and suffix of every matching topic: checking them is cheaper than the whole expression."""
     levels = topic_filter.levels
     wild = [depth for depth, level in enumerate(levels) if level in ("+", "#")]
     if not wild:
         return topic_filter.text, topic_filter.text
-    # A topic that ends before a "#" has no slash behind its last level.
+    # A topic that ends before a "#" has no slash after its last level.
     return "/".join(levels[: wild[0]]), "/".join(levels[wild[-1] + 1 :])
 
 
 def _pattern(topic_filter: TopicFilter) -> str:
-    """Return the filter as a regular expression of RE2's, which judges many texts several times as fast."""
+    """Return the filter as a regular expression for RE2, which matches many texts several times as fast."""
     levels = topic_filter.levels
     pattern = "".join(
         "(?:/.*)?" if level == "#" else ("/" if depth else "") + ("[^/]*" if level == "+" else _quoted(level))
         for depth, level in enumerate(levels)
     )
-    if levels[0] in ("+", "#"):  # which see no topics that begin with $
+    if levels[0] in ("+", "#"):  # these wildcards match no topics that begin with $
         pattern = "(?:[^$].*)?" if levels[0] == "#" else "(?:[^$/][^/]*)?" + pattern[len("[^/]*") :]
     return rf"(?s)\A{pattern}\z"
 
@@ -148,7 +148,7 @@ def _quoted(level: str) -> str:
 
 
 class Matchers:
-    """The matchers of a slab: those of the filters used last, as long as their verdicts are few."""
+    """The matchers of a slab: those of the filters used last, as long as their verdicts take little memory."""
 
     def __init__(self, topics: NameTable) -> None:
         self._topics = topics
@@ -163,18 +163,18 @@ class Matchers:
             room = max(_KEPT_BYTES // max(len(self._topics), _LEAST_BYTES), 1)
             for text in list(kept)[: max(len(kept) - room + 1, 0)]:
                 kept.pop(text, None)
-        kept[topic_filter.text] = matcher  # now the last to go
+        kept[topic_filter.text] = matcher  # moved to the end, so that it is dropped last
         return matcher
 
 
 Range = tuple[str, str | None]
-"""The lowest and the highest text that a matching topic can have; None: there is no highest."""
+"""The lowest and the highest text that a matching topic can have. None means that there is no highest."""
 
 
 def topic_range(levels: tuple[str, ...], topic_filter: TopicFilter) -> Range:
-    """Return where the topics lie that have a stream's learned levels and match a filter.
+    """Return the range of the topics that have a stream's learned levels and match a filter.
 
-    Up to the first level that is a wildcard in both, the topic is known.
+    Up to the first level that is a wildcard in both, the topic's text is known.
     """
     known: list[str] = []
     for depth, learned in enumerate(levels):
@@ -183,7 +183,7 @@ def topic_range(levels: tuple[str, ...], topic_filter: TopicFilter) -> Range:
             if not known:
                 return "", None
             prefix = "/".join(known)
-            return prefix, prefix + "0"  # which is what follows "/", so all that begins with "prefix/" comes before
+            return prefix, prefix + "0"  # "0" follows "/", so all texts that begin with "prefix/" are lower
         known.append(token)
     topic = "/".join(known)
     return topic, topic

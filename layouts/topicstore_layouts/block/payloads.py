@@ -1,4 +1,4 @@
-"""The payloads of a block, decoded when somebody looks: into bytes, or straight into Arrow."""
+"""The payloads of a block, decoded when they are used: into bytes, or directly into Arrow."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["PackedPayloads"]
 
 _DECODER = msgspec.msgpack.Decoder(list[bytes])
 _SPARSE = 4
-"""Below one row in four, payloads are cut out one by one instead of decoding all."""
+"""If fewer than one row in this many is wanted, payloads are cut out one by one instead of decoding all."""
 
 
 class PackedPayloads(LazyColumn):
-    """A msgpack array of byte strings, and how long each of them is."""
+    """A msgpack array of byte strings, with the length of each."""
 
     def __init__(self, raw: bytes | memoryview, sizes: Constant[int] | npt.NDArray[Any]) -> None:
         self._raw = raw
@@ -42,7 +42,7 @@ class PackedPayloads(LazyColumn):
         return self._list
 
     def pick(self, rows: Indices) -> list[bytes]:
-        """Return some payloads; a few are found by their sizes, without decoding the others."""
+        """Return some payloads. If they are few, they are found by their sizes without decoding the others."""
         if self._list is not None or len(rows) * _SPARSE >= len(self):
             payloads = self.tolist()
             return [payloads[row] for row in rows.tolist()]
@@ -57,7 +57,7 @@ class PackedPayloads(LazyColumn):
             self._check(int(ends[-1]))
             ends = self._head() + ends[rows]
             starts = ends - sizes[rows]
-        raw = bytes(self._raw)  # which costs nothing where it is bytes already
+        raw = bytes(self._raw)  # this costs nothing if it is bytes already
         return [raw[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def toarrow(self) -> pa.Array:
@@ -67,7 +67,7 @@ class PackedPayloads(LazyColumn):
         most = int(self._sizes.max())
         prefix = _prefix(most)
         if prefix == _prefix(int(self._sizes.min())) and most < len(self._raw) < 1 << 31:
-            self._check(int(self._sizes.sum()) + prefix * len(self))  # Arrow would read behind the end
+            self._check(int(self._sizes.sum()) + prefix * len(self))  # otherwise Arrow would read past the end
             offsets = np.empty(len(self) + 1, dtype=np.int32)
             offsets[0] = self._head()
             np.cumsum(self._sizes.astype(np.int32) + prefix, out=offsets[1:])
@@ -87,23 +87,23 @@ class PackedPayloads(LazyColumn):
         return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
     def _check(self, size: int) -> None:
-        """Compare the size that the lengths, with their prefixes, add up to with the one there is."""
+        """Compare the sum of the lengths and their prefixes with the actual size. Raises `CorruptionError`."""
         if self._head() + size != len(self._raw):
             raise CorruptionError("the lengths of a block don't fit its payloads")
 
     def _head(self) -> int:
-        """Return the bytes before the first payload."""
+        """Return the number of bytes before the first payload."""
         rows = len(self)
         return 1 if rows < 1 << 4 else 3 if rows < 1 << 16 else 5
 
 
 def _prefixes(sizes: npt.NDArray[Any]) -> npt.NDArray[Any] | int:
-    """Return the bytes that msgpack puts before payloads of these sizes."""
+    """Return the number of bytes that msgpack puts before payloads of these sizes."""
     if sizes.itemsize == 1:
         return 2
     return np.where(sizes < 1 << 8, 2, np.where(sizes < 1 << 16, 3, 5))
 
 
 def _prefix(size: int) -> int:
-    """Return the bytes that msgpack puts before a payload of this size."""
+    """Return the number of bytes that msgpack puts before a payload of this size."""
     return 2 if size < 1 << 8 else 3 if size < 1 << 16 else 5

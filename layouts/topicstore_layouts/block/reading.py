@@ -29,35 +29,35 @@ __all__ = ["ALL", "Piece", "Reading"]
 ALL = 0
 """The stream of every message of the slab, in order of position."""
 _FEW_FRAMES = 4
-"""Up to so many frames are opened without asking first which topics they hold."""
+"""Up to this many frames are opened without first looking up which topics they hold."""
 _KEPT = 64
-"""What is kept decoded and in order of segments, for readers with small limits who are in the middle of them."""
+"""The number of segments that are kept decoded and in order, for readers with small limits that have begun them."""
 _KEPT_BYTES = 96 << 20
-"""Memory that this may take, about, unless it is of one reader."""
+"""The approximate bytes of memory that these may take. The rows of a single reader may take more."""
 _ROW_BYTES = 120
-"""Memory that a row takes besides its payload, about."""
+"""The approximate bytes of memory that a row takes besides its payload."""
 
 
 class Piece(ABC):
-    """Part of what a reader wants, up to a position."""
+    """A part of the messages that a reader wants, up to a position."""
 
     most: int
-    """It has no more rows than these."""
+    """The most rows that the piece can have."""
     bytes: int
-    """Of payloads, about; known once it was read."""
+    """The approximate bytes of its payloads, known after it was read."""
     last: int
-    """It goes up to this position."""
+    """The last position that the piece covers."""
     picked = False
-    """Whether its rows were picked out of more of them; known once it was read."""
+    """Whether its rows are a selection of those of its blocks, known after it was read."""
 
     @abstractmethod
     def read(self, limit: int, limit_bytes: int) -> tuple[MessageBatch, int]:
-        """Return the rows, in order, and the position at which to go on: behind the piece, unless it was cut."""
+        """Return the rows, in order, and the position at which to continue: after the piece unless a limit cut it."""
 
 
 @attrs.frozen
 class _Ask:
-    """What a reader wants."""
+    """The messages that a reader wants: a stream, a filter, and positions."""
 
     stream: int
     topic_filter: TopicFilter
@@ -67,21 +67,21 @@ class _Ask:
 
 @attrs.frozen
 class _Kept:
-    """What a reader wants of a segment, found before."""
+    """The rows of a segment that a reader wants, kept from an earlier read."""
 
     deletes: int
-    """`Reading.deletes` before it was read."""
+    """The value of `Reading.deletes` before the rows were read."""
     first: int
-    """Positions from here"""
+    """The first of the positions that were examined."""
     last: int
-    """to here were looked at."""
+    """The last of the positions that were examined."""
     batch: MessageBatch
     sizes: Array
-    """Bytes of the payloads of all rows up to each."""
+    """The bytes of the payloads of all rows up to and including each row."""
 
     @property
     def memory(self) -> int:
-        """Bytes that it takes, about."""
+        """The approximate bytes of memory that the rows take."""
         return self.bytes(0, len(self.batch)) + _ROW_BYTES * len(self.batch)
 
     def bytes(self, start: int, stop: int) -> int:
@@ -89,14 +89,14 @@ class _Kept:
         return int(self.sizes[stop - 1]) - self._before(start) if start < stop else 0
 
     def rows_within(self, start: int, limit_bytes: int) -> int:
-        """Return how many rows from a row on have so many bytes of payloads together; at least one."""
+        """Return how many rows from a row on it takes for their payloads to reach this many bytes; at least one."""
         return int(np.searchsorted(self.sizes[start:], self._before(start) + limit_bytes)) + 1
 
     def _before(self, row: int) -> int:
         return int(self.sizes[row - 1]) if row else 0
 
     def rows(self, at: int, bound: int) -> tuple[int, int]:
-        """Return the first row at or behind a position, and the one behind the last up to another."""
+        """Return the first row at or after a position, and the row after the last one up to another position."""
         if not len(self.batch):
             return 0, 0
         positions = self.batch.positions
@@ -105,7 +105,7 @@ class _Kept:
 
 
 class Reading:
-    """Reads one slab, for any number of threads."""
+    """Reads one slab. Any number of threads may use it."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Reading:
         self.engine = engine
         self.shard = shard
         self.place = place
-        """Of the slab, in the words of errors."""
+        """A description of the slab, for errors."""
         self.blocks = blocks
         self.segments = segments
         self.trie = trie
@@ -129,7 +129,7 @@ class Reading:
         self.counters = counters
         self._wanted = StreamRangesCache(trie)
         self.deletes = 0
-        """Changes whenever messages were deleted, so that what is kept isn't used any more."""
+        """A counter that changes whenever messages were deleted, which makes kept rows invalid."""
         self._kept: dict[tuple[int, int, str], _Kept] = {}
         self._matchers = Matchers(self.topics)
 
@@ -140,7 +140,7 @@ class Reading:
         if at > self.segments.reach:
             behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound))
             first = next(behind, None)  # this opens the scan
-            if at > self.segments.reach:  # still: so nothing from here on was merged before the scan was opened
+            if at > self.segments.reach:  # checked again: nothing from here on was merged before the scan was opened
                 if first is not None:
                     yield first
                     yield from behind
@@ -149,7 +149,7 @@ class Reading:
         if begun is not None:
             yield begun
             at = begun.last + 1
-        deletes = self.deletes  # before the view, which then has all of them
+        deletes = self.deletes  # read before the view is opened, so that the view has all these deletes
         with self.engine.snapshot() as view:
             self.counters.seeks += 1
             for segment in self.segments.between(view, at, bound):
@@ -169,7 +169,7 @@ class Reading:
             yield BatchPiece(self, blocks, ask)
 
     def _begun_piece(self, ask: _Ask) -> SegmentPiece | None:
-        """Return the segment that a reader is in the middle of."""
+        """Return the segment that a reader has begun, if its rows are kept."""
         for (end, stream, text), kept in self._kept.items():
             same = (stream, text) == (ask.stream, ask.topic_filter.text) and kept.deletes == self.deletes
             if same and kept.first <= ask.at <= end and min(ask.bound, end) <= kept.last:
@@ -177,7 +177,7 @@ class Reading:
         return None
 
     def _find(self, view: Reader, deletes: int, segment: Segment, ask: _Ask) -> _Kept:
-        """Read what is wanted of a segment, in a view that has the deletes up to this one."""
+        """Read the wanted rows of a segment, in a view that includes the deletes counted by ``deletes``."""
         numbers = self.select(segment, ask.stream, ask.topic_filter, ask.at, ask.bound)
         found: list[tuple[Block, Rows]] = []
         for number, block in zip(numbers.tolist(), self.segments.frames(view, segment, numbers), strict=True):
@@ -191,7 +191,7 @@ class Reading:
         return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, np.cumsum(sizes))
 
     def keep(self, key: tuple[int, int, str], kept: _Kept) -> None:
-        """Keep what was found, and let go what wasn't used for longest where there is too much."""
+        """Keep the rows found, and drop the least recently used ones if there are too many."""
         others = [(other, each) for other, each in self._kept.items() if other != key and each.deletes == self.deletes]
         room, held = _KEPT_BYTES - kept.memory, [(key, kept)]
         for other, each in reversed(others[-_KEPT + 1 :]):
@@ -202,14 +202,14 @@ class Reading:
         self._kept = dict(reversed(held))
 
     def forget(self, key: tuple[int, int, str]) -> None:
-        """Let go what a reader is done with."""
+        """Drop rows that a reader has finished."""
         if key in self._kept:
             self._kept = {other: kept for other, kept in self._kept.items() if other != key}
 
     # --- frames and rows ---
 
     def select(self, segment: Segment, stream: int, topic_filter: TopicFilter, first: int, bound: int) -> Indices:
-        """Return the numbers of the frames that may hold what a reader wants."""
+        """Return the numbers of the frames that may hold wanted rows."""
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
         numbers = segment.select(wanted, first, bound)
         if segment.directory and len(numbers) > _FEW_FRAMES and not wanted.everything:
@@ -256,10 +256,10 @@ class Reading:
         if isinstance(topics, Constant):
             known = isinstance(topics.value, int)
             return np.full(rows, self.topics.stream(topics.value) if known else self.trie.find(topics.value))
-        return self.topics.streams(topics)
+        return self.topics.streams(np.asarray(topics))
 
     def find_all(self, topics: Iterable[str]) -> list[int]:
-        """Return the streams of topics that were stored. Raises `CorruptionError` naming the place of what is lost."""
+        """Return the streams of topics that were stored. Raises `CorruptionError` if one was lost."""
         try:
             return self.trie.find_all(topics)
         except CorruptionError as bad:
@@ -276,16 +276,16 @@ class Reading:
             retain=_pick(block.retain(), rows),
             timestamps=_pick(block.timestamps(positions), rows),
             properties=_pick(block.properties(), rows),
-            positions=_pick(positions, rows),
+            positions=positions if rows is None else positions[rows],
             shards=Constant(self.shard, block.rows if rows is None else len(rows)),
         )
 
     @staticmethod
-    def texts(table: NameTable, names: Column) -> Column:
-        """Return names as texts, whichever form a block has them in."""
+    def texts(table: NameTable, names: Column) -> Constant[str] | Coded:
+        """Return names as texts, whichever form the block has."""
         if isinstance(names, Constant):
             return names if isinstance(names.value, str) else Constant(table.name(names.value), len(names))
-        return names if isinstance(names, Coded) else table.names(names)
+        return names if isinstance(names, Coded) else table.names(np.asarray(names))
 
 
 class BatchPiece(Piece):
@@ -327,7 +327,7 @@ class BatchPiece(Piece):
 
 
 class SegmentPiece(Piece):
-    """A segment that ends at ``last``; ``find`` finds all that is wanted of it."""
+    """A segment that ends at ``last``; ``find`` returns its wanted rows."""
 
     def __init__(self, reading: Reading, ask: _Ask, last: int, most: int, find: Callable[[], _Kept]) -> None:
         self.last = last
@@ -338,7 +338,7 @@ class SegmentPiece(Piece):
         self._find = find
 
     def read(self, limit: int, limit_bytes: int) -> tuple[MessageBatch, int]:
-        """Return as much of what is wanted as the limits allow, and keep the rest for the next time."""
+        """Return as many wanted rows as the limits allow, and keep the rest for the next read."""
         ask, key = self._ask, (self.last, self._ask.stream, self._ask.topic_filter.text)
         kept = self._find()
         start, stop = kept.rows(ask.at, ask.bound)

@@ -1,9 +1,9 @@
 """Merged segments: all messages from one position to another, sorted by stream and topic, in frames.
 
-A segment holds up to 131,072 messages. Its rows are cut into frames of about a thousand, each
-compressed by itself, and an index beside them says of each frame which streams, topics and
-positions it spans: so a narrow filter opens few frames, and a late start few segments. Frames
-hold one stream, but for small streams, which share some.
+A segment holds up to 131,072 messages. Its rows are cut into frames of about a thousand rows, each
+compressed separately, and an index records the streams, topics and positions that each frame spans: so
+a narrow filter opens few frames, and a late start few segments. A frame holds one stream, except that
+small streams share frames.
 
 Stored form, version 1 (integers in keys unsigned)::
 
@@ -12,11 +12,11 @@ Stored form, version 1 (integers in keys unsigned)::
     meta   generation(u32) 0x30      -> msgpack: messages in all segments of the generation; sealed
 
 ``end`` is the segment's last position. The array is [base, bytes, rows, lowest, highest, streams,
-topics, small, directory, places]: the first position that could be in the segment; bytes of all
-payloads and names when it was made, about; for each frame its rows (u32), its lowest and highest
+topics, small, directory, places]: the first position that could be in the segment; the
+approximate bytes of all payloads and names when it was made; for each frame its rows (u32), its lowest and highest
 position (u64), its first and last stream (u32 each), as bytes of little-endian integers; the first
-and last topic of each; the number of the first frame that small streams share: those come last, so
-that no frame but theirs holds more than one stream; and, if a topic has eight rows or more on
+and last topic of each; the number of the first frame that small streams share: those come last, and
+only they hold more than one stream; and, if a topic has eight rows or more on
 average and all together are short, all topics in the order of their rows, with the first and the
 last frame of each (u32). The checksum is xxh3 of 64 bits of what follows it, seeded like that of
 the frame with the number 2 ** 32 - 1. A frame whose messages were all deleted is not there, and has
@@ -37,7 +37,7 @@ import numpy.typing as npt
 import xxhash
 import zstandard
 from topicstore.contract.checksums import add_checksum, strip_checksum
-from topicstore.contract.columns import Column, Indices
+from topicstore.contract.columns import Coded, Indices
 from topicstore.contract.engine import DATA, INDEX, META, Engine, Reader, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
@@ -52,13 +52,13 @@ _HEADER = struct.Struct(">BQ")
 _SIZE = struct.Struct(">I")
 _INDEX_NUMBER = 2**32 - 1
 _MOST_BYTES = 256 << 20
-"""Of an index uncompressed; more is damage."""
+"""The most bytes of an uncompressed index. A larger size means damage."""
 _ROWS_A_TOPIC = 8
-"""Rows that a topic has on average, at least, for the topics to be listed: else the list would cost much."""
+"""The least rows per topic, on average, for the topics to be listed: with fewer the list would be too large."""
 _DIRECTORY_CHARACTERS = 1 << 20
-"""Characters of all topics up to which they are listed."""
+"""The most characters of all topics together for the topics to be listed."""
 _KEPT = 64
-"""Indexes kept decoded."""
+"""The number of indexes that are kept decoded."""
 _TOTAL = b"\x30"
 
 
@@ -80,7 +80,7 @@ _BODIES = msgspec.msgpack.Decoder(_Body)
 
 @attrs.frozen
 class FrameSpan:
-    """What a frame spans."""
+    """The streams, topics and positions that a frame spans."""
 
     rows: int
     lowest: int
@@ -97,22 +97,22 @@ class Segment:
     base: int
     end: int
     raw_bytes: int
-    """Of payloads and names when it was made, about."""
+    """The approximate bytes of payloads and names when the segment was made."""
     rows: Array
     lowest: Array
     highest: Array
     first: list[tuple[int, str]]
     last: list[tuple[int, str]]
     small: int
-    """The frames from this one on are shared by small streams."""
+    """The number of the first frame that small streams share. All later frames are shared, too."""
     directory: list[str]
-    """The topics in it, in the order of their rows; empty if there are many."""
+    """The topics of the segment in the order of their rows; empty if there are too many."""
     places: Array
-    """The first and the last frame of each of those, a row each."""
+    """The first and the last frame of each topic of the directory, one row per topic."""
 
     @property
     def messages(self) -> int:
-        """How many messages it holds."""
+        """The number of messages in the segment."""
         return int(self.rows.sum())
 
     def select(self, wanted: StreamRanges, first: int, bound: int) -> Indices:
@@ -129,7 +129,7 @@ class Segment:
         return np.flatnonzero(alive)
 
     def holding(self, topics: Indices) -> npt.NDArray[np.bool_]:
-        """Say of each frame whether it holds any of these topics of the directory."""
+        """Return for each frame whether it holds any of these topics of the directory."""
         edges = np.zeros(len(self.rows) + 1, dtype=np.int64)
         np.add.at(edges, self.places[topics, 0], 1)
         np.add.at(edges, self.places[topics, 1] + 1, -1)
@@ -142,15 +142,15 @@ class Segment:
         return {self.directory[topic] for topic in np.flatnonzero(inside).tolist()}
 
     def without(self, rows: dict[int, int]) -> Segment:
-        """Return the index with other numbers of rows in some frames."""
+        """Return the index with new numbers of rows for some frames."""
         left = self.rows.copy()
         for number, count in rows.items():
             left[number] = count
         return attrs.evolve(self, rows=left)
 
 
-def make_segment(base: int, end: int, columns: Columns, spans: Sequence[FrameSpan], small: int) -> Segment:
-    """Return the index of sorted rows in frames that span these, from the number ``small`` on of small streams."""
+def make_segment(base: int, end: int, columns: Columns[Coded], spans: Sequence[FrameSpan], small: int) -> Segment:
+    """Return the index of sorted rows in frames with these spans; frames from ``small`` on are of small streams."""
     directory, places = _directory(columns, [span.rows for span in spans])
     return Segment(
         base,
@@ -167,12 +167,12 @@ def make_segment(base: int, end: int, columns: Columns, spans: Sequence[FrameSpa
     )
 
 
-def _text_bytes(names: Column) -> int:
-    """Return the bytes of a column's texts, about, each counted once."""
+def _text_bytes(names: Coded) -> int:
+    """Return the approximate bytes of a column's texts, each counted once."""
     return sum(map(len, names.texts.values.tolist()))
 
 
-def _directory(columns: Columns, rows: list[int]) -> tuple[list[str], Array]:
+def _directory(columns: Columns[Coded], rows: list[int]) -> tuple[list[str], Array]:
     """Return the topics of sorted rows, and the first and the last frame of each."""
     codes, topics = columns.topics.codes, columns.topics.texts.values.tolist()
     if len(topics) * _ROWS_A_TOPIC > len(codes) or sum(map(len, topics)) > _DIRECTORY_CHARACTERS:
@@ -184,7 +184,7 @@ def _directory(columns: Columns, rows: list[int]) -> tuple[list[str], Array]:
 
 
 class Segments:
-    """The segments of a slab. Reads go through a reader of the caller's, so that they see one moment."""
+    """The segments of a slab. Reads use the caller's reader, so that they see one moment."""
 
     def __init__(self, engine: Engine, shard: int, generation: int) -> None:
         self._engine = engine
@@ -193,12 +193,12 @@ class Segments:
         self._slab = shard << 32 | generation
         self._kept: dict[int, tuple[bytes, Segment]] = {}
         self.reach = self.end(engine)
-        """No segment ends behind this position, nor does one that is being made."""
+        """No segment ends after this position, including one that is being made."""
 
     # --- keys ---
 
     def put(self, segment: Segment, frames: Sequence[bytes | None], write: WriteBatch) -> int:
-        """Add a segment with the values of its frames (None: as it is) to a write; return the bytes of all."""
+        """Add a segment with the values of its frames to a write (None keeps the stored value); return their bytes."""
         size = 0
         for number, value in enumerate(frames):
             if value is not None:
@@ -209,7 +209,7 @@ class Segments:
         return size + len(index)
 
     def replace_index(self, before: Segment, after: Segment, write: WriteBatch) -> int:
-        """Put a segment's index in the place of another, or remove one without messages; return the bytes freed."""
+        """Replace a segment's index, or remove a segment without messages; return the bytes freed."""
         key = self.index_key(before.end)
         freed = len(self._engine.get(INDEX, key) or b"")
         if not after.messages:
@@ -220,7 +220,7 @@ class Segments:
         return freed - len(index)
 
     def remove(self, segment: Segment, write: WriteBatch) -> None:
-        """Add to a write what removes a segment."""
+        """Add the removal of a segment to a write."""
         write.delete_range(DATA, (self._generation, segment.end, 0), (self._generation, segment.end + 1, 0))
         write.delete(INDEX, self.index_key(segment.end))
 
@@ -237,7 +237,7 @@ class Segments:
         return self._generation, end, 0
 
     def behind(self) -> tuple[int, int, int]:
-        """Return the key behind the last index."""
+        """Return the key that follows the last possible index."""
         return self._generation + 1, 0, 0
 
     def end(self, reader: Reader) -> int:
@@ -247,14 +247,14 @@ class Segments:
         return -1
 
     def total(self) -> int:
-        """Return the number of messages in all segments; if what is stored of it is damaged, they are counted."""
+        """Return the number of messages in all segments; if the stored number is damaged, they are counted."""
         try:
             return self.stored_total(self._engine)
         except CorruptionError:
             return self._count()
 
     def stored_total(self, reader: Reader) -> int:
-        """Return the number as it is stored. Raises `CorruptionError`."""
+        """Return the stored number of messages. Raises `CorruptionError`."""
         key = encode_generation(self._generation) + _TOTAL
         stored = reader.get(META, key)
         try:
@@ -266,7 +266,7 @@ class Segments:
         messages = 0
         for chunk in self._engine.scan(INDEX, self.index_key(0), self.behind()):
             for key, value in chunk:
-                with suppress(CorruptionError, NewerFormatError):  # which whoever reads the segment is told
+                with suppress(CorruptionError, NewerFormatError):  # readers of the segment get this error
                     messages += self.open(key[1], value).messages
         return messages
 
@@ -299,7 +299,7 @@ class Segments:
         return len(index) + sum(len(value) for chunk in scan for _, value in chunk)
 
     def open(self, end: int, value: bytes) -> Segment:
-        """Return the segment whose index this is. Raises `CorruptionError` or `NewerFormatError` naming it."""
+        """Return the segment whose index this is. Raises `CorruptionError` or `NewerFormatError` that names it."""
         kept = self._kept.get(end)
         if kept is not None and kept[0] == value:
             return kept[1]
@@ -311,7 +311,7 @@ class Segments:
         return segment
 
     def place(self, end: int, number: int | None = None) -> str:
-        """Return the words for a segment's place, or that of one of its frames."""
+        """Return a description of the place of a segment, or of one of its frames, for messages."""
         frame = "" if number is None else f", frame {number}"
         return f"shard {self._shard}, generation {self._generation}, segment that ends at position {end}{frame}"
 
@@ -375,8 +375,8 @@ class Segments:
     # --- frames ---
 
     def frames(self, reader: Reader, segment: Segment, numbers: Indices) -> list[Block]:
-        """Return frames. Raises `CorruptionError` or `NewerFormatError` naming one that can't be read."""
-        if 2 * len(numbers) > len(segment.rows):  # most of it: reading on is cheaper than looking each up
+        """Return frames. Raises `CorruptionError` or `NewerFormatError` that names a frame that can't be read."""
+        if 2 * len(numbers) > len(segment.rows):  # most of it is wanted: a scan is cheaper than looking each up
             chosen = set(numbers.tolist())
             scan = reader.scan(DATA, self.frame_key(segment.end, 0), self.frame_key(segment.end + 1, 0))
             values = {key[2]: value for chunk in scan for key, value in chunk if key[2] in chosen}
@@ -387,7 +387,7 @@ class Segments:
         return [self.frame(segment, number, values.get(number)) for number in numbers.tolist()]
 
     def frame(self, segment: Segment, number: int, value: bytes | None) -> Block:
-        """Return a frame of its value."""
+        """Return a frame decoded from its value."""
         try:
             if value is None:
                 raise CorruptionError("it is missing")

@@ -1,17 +1,17 @@
-"""A slab of blocks: first merged segments, then blocks as they were written; both in order of position.
+"""A slab of blocks: merged segments first, then blocks as they were written, both in order of position.
 
-Writing adds a block a batch (`writing`, `batch_blocks`). Compaction turns the oldest blocks into a segment,
-sorted by stream and topic (`segments`). Reading goes through the segments, putting what it wants of
-each back in order of position, and then through the blocks: one moment's view of both, so that it
-never matters when a merge commits. Stream 0 is everything.
+Writing adds a block per batch (`writing`, `batch_blocks`). Compaction turns the oldest blocks into a segment,
+sorted by stream and topic (`segments`). Reading goes through the segments, sorting the wanted rows of each
+by position, and then through the blocks. Both are read in one view, so it never matters when a merge commits.
+Stream 0 holds all messages.
 
-A place is the next position, 8 bytes big-endian.
+A reader's place is the next position, 8 bytes big-endian.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from topicstore import MessageBatch, TopicFilter
@@ -45,13 +45,13 @@ __all__ = ["BlockSlab"]
 
 _TOPICS, _CLIENTS = 0x10, 0x20
 _ENOUGH = 512
-"""Rows after which a batch that is read ends. Smaller blocks are joined; joining larger ones costs
-more, in copies and cold memory, than the next call does. Rows picked out of blocks are copies anyway: of
-those, all that the limit allows are joined."""
+"""The number of rows after which a batch that is read ends. Smaller blocks are joined; joining larger ones costs
+more, in copies and cache misses, than the next call does. Rows selected from blocks are copies anyway, so all of
+them that the limit allows are joined."""
 
 
 class BlockSlab(Slab):
-    """See the head of the module."""
+    """A slab of the block layout; the docstring of the module describes it."""
 
     def __init__(
         self,
@@ -79,28 +79,28 @@ class BlockSlab(Slab):
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Put the batch as blocks, with the names and the learned structure that are new in it."""
+        """Add the batch to a write as blocks, with its new names and newly learned structure."""
         self._writing.store(batch, write)
 
     def committed(self) -> None:
-        """Names and structure are saved."""
+        """Note that names and learned structure are saved."""
         self._writing.committed()
 
     # --- streams ---
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
-        """Return the learned streams that the filter may touch."""
+        """Return the learned streams that may hold matches of the filter."""
         return [StreamInfo(stream=s, pattern=self.trie.pattern(s)) for s in self.trie.match(topic_filter)]
 
     def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
-        """Return the one stream that is touched, or that of everything: one pass serves them all."""
+        """Return the stream that may hold matches, or stream 0 if there are several: one pass reads them all."""
         streams = self.trie.match(topic_filter)
         if not streams or (topic_filter.literal and self._topics.lacks(topic_filter.text)):
             return []
         return streams if len(streams) == 1 else [ALL]
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """A place is a position."""
+        """Return the place of a position: its 8 bytes."""
         if stream != ALL and stream not in self.trie:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
@@ -129,7 +129,7 @@ class BlockSlab(Slab):
             try:
                 for piece in pieces:
                     if batches and rows + piece.most > limit:
-                        exhausted = False  # it may not fit; the next call takes it whole
+                        exhausted = False  # the piece may not fit; the next call takes it whole
                         break
                     batch, at = piece.read(limit, limit_bytes)
                     if len(batch):
@@ -144,19 +144,21 @@ class BlockSlab(Slab):
             except (CorruptionError, NewerFormatError):
                 if not batches:
                     raise
-                exhausted = False  # what lies before the damage first; the next call comes to it
+                exhausted = False  # the messages before the damage come first; the next call raises
         self.counters.rows += rows
         place = (max(at, bound + 1) if exhausted else at).to_bytes(8, "big")
         return SlabStep(batch=MessageBatch.concat(batches), place=place, exhausted=exhausted)
 
-    # --- care ---
+    # --- maintenance ---
 
-    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
-        """Rewrite what holds matching messages under the same keys; each step looks at a few blocks."""
-        return self._deletion.steps(topic_filter, first, last)
+    def delete(
+        self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
+    ) -> Iterator[DeleteStep]:
+        """Rewrite what holds matching messages under the same keys; each step examines a few blocks."""
+        return self._deletion.steps(topic_filter, first, last, spare)
 
     def backlog(self, messages: int) -> int:
-        """Return how many messages are in no segment."""
+        """Return the number of messages that are in no segment."""
         return max(messages - self._segments.total(), 0)
 
     def compact(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
@@ -164,11 +166,11 @@ class BlockSlab(Slab):
         return self._compaction.steps(bound, whole=whole)
 
     def learned(self) -> Iterator[TopicNode]:
-        """Yield the trie's nodes."""
+        """Yield the nodes of the learned topic structure."""
         return self.trie.describe()
 
     def info(self) -> SlabInfo:
-        """Streams, and what the dictionaries, the trie and the segments hold."""
+        """Return the number of streams, and sizes of the dictionaries, the trie and the segments."""
         return SlabInfo(
             streams=len(self.trie),
             details={

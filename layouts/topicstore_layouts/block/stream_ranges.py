@@ -1,4 +1,4 @@
-"""What a filter wants of a slab: which streams, and between which topics in each."""
+"""The streams of a slab that a filter may match, with a range of topics in each."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from .matching import Range, topic_range
 __all__ = ["StreamRanges", "StreamRangesCache"]
 
 _KEPT, _KEPT_BYTES = 64, 16 << 20
-"""Filters whose streams are kept, and the memory that those may take, about, unless they are of one filter."""
+"""The number of filters whose streams are kept, and the approximate bytes for all of them; one alone may take more."""
 _STREAM_BYTES = 400
-"""Memory that a stream takes besides its topics, about."""
+"""The approximate bytes of memory that a stream takes besides its topics."""
 _WHOLE: Range = ("", None)
 
 
 @attrs.frozen
 class StreamRanges:
-    """What one filter wants of one stream, or of all."""
+    """The ranges of topics that one filter may match in one stream, or in all."""
 
     ranges: Sequence[tuple[int, str, str | None]]
     """Streams in order of their numbers, with the lowest and highest topic (None: no highest) of each."""
     everything: bool
-    """All topics of all streams match."""
+    """Whether all topics of all streams match."""
     covered: frozenset[int]
-    """Streams all of whose topics match."""
+    """The streams of which all topics match."""
     by_stream: Mapping[int, Range]
-    """The same ranges, to look up."""
+    """The same ranges by stream."""
 
     @property
     def memory(self) -> int:
-        """Bytes that it takes, about."""
+        """The approximate bytes of memory that the ranges take."""
         texts = sum(len(low) + len(high) for _, low, high in self.ranges if high is not None)
         return _STREAM_BYTES * len(self.ranges) + texts
 
 
 class StreamRangesCache:
-    """What the filters used last want. Worked out anew when the trie has grown."""
+    """The ranges of the filters used last. They are computed again when the trie has grown."""
 
     def __init__(self, trie: LearnedTopics) -> None:
         self._trie = trie
         self._kept: dict[tuple[str, int | None], tuple[int, StreamRanges, int]] = {}
-        """By filter and stream: with how many streams it was found, and the memory that it takes."""
+        """The ranges by filter and stream, with the number of streams at that time, and their bytes of memory."""
 
     def of(self, topic_filter: TopicFilter, stream: int | None) -> StreamRanges:
-        """Return what a filter wants of a stream; None: of all."""
+        """Return the ranges of a filter in a stream; None stands for all streams."""
         key, size = (topic_filter.text, stream), len(self._trie)
         known, wanted, _ = self._kept.get(key, (-1, None, 0))
         if wanted is None or known != size:
@@ -58,7 +58,7 @@ class StreamRangesCache:
         return wanted
 
     def _keep(self, key: tuple[str, int | None], size: int, wanted: StreamRanges) -> None:
-        """Keep what was found, and as many of those before as there is room for, the newest first."""
+        """Keep the ranges found, and as many earlier ones as there is room for, the newest first."""
         memory = wanted.memory
         held, room = [(key, (size, wanted, memory))], _KEPT_BYTES - memory
         for other, each in reversed(list(self._kept.items())[-_KEPT + 1 :]):
@@ -73,7 +73,7 @@ class StreamRangesCache:
         if stream is None:
             streams = self._trie.match(topic_filter)
         else:
-            # A filter that begins with a wildcard sees nothing of a stream that begins with "$".
+            # A filter that begins with a wildcard matches nothing in a stream that begins with "$".
             hidden = topic_filter.levels[0] in ("+", "#") and self._trie.pattern(stream).startswith("$")
             streams = [] if hidden else [stream]
         levels = [self._trie.levels(number) for number in streams]

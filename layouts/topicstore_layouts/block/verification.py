@@ -1,11 +1,11 @@
-"""Verification: every block and frame is decoded, and compared with what lies around it."""
+"""Verification: every block and frame is decoded, and checked against its neighbours and indexes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
-from topicstore.contract.columns import to_list
+from topicstore.contract.columns import Column, to_list
 from topicstore.contract.engine import DATA, INDEX, Engine, Reader
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import Damage
@@ -28,7 +28,7 @@ class Verification:
         self._trie = reading.trie
 
     def run(self, bound: int) -> Iterator[Damage | int]:
-        """Yield each damage, and the number of good messages as it goes."""
+        """Yield each damage, and the number of good messages since the last value."""
         for table, stream_of in ((self._reading.topics, self._trie.find), (self._reading.clients, lambda _: 0)):
             for sentence in table.verify(stream_of):
                 yield Damage(place=table.place, reason=sentence)
@@ -46,7 +46,7 @@ class Verification:
                     segment = self._segments.open(key[1], value)
                     total += segment.messages
                     _check_index(segment, before)
-                except (CorruptionError, NewerFormatError) as bad:  # the latter from a damaged version byte
+                except (CorruptionError, NewerFormatError) as bad:  # a damaged version byte raises the latter
                     yield _damage(self._segments.place(key[1]), bad)
                 else:
                     yield from self._frames(view, segment)
@@ -112,7 +112,7 @@ class Verification:
             raise CorruptionError(f"its batch begins at {block.base}, before the end of the one before, {end_before}")
         if int(positions[0]) < block.base or int(positions[-1]) > block.last or (positions[1:] <= positions[:-1]).any():
             raise CorruptionError("its positions are not in order")
-        self._reading.texts(self._reading.clients, columns.client_ids)  # raises for numbers never given out
+        self._reading.texts(self._reading.clients, columns.client_ids)  # raises for numbers that no name has
         streams = set(self._trie.find_all(set(to_list(self._reading.texts(self._reading.topics, columns.topics)))))
         if block.stream != MIXED and streams != {block.stream}:
             raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
@@ -133,6 +133,6 @@ def _check_index(segment: Segment, end_before: int) -> None:
             raise CorruptionError("its frames are not in order of stream and topic")
 
 
-def _check_sizes(block: Block, columns: Columns) -> None:
-    if to_list(block.sizes()) != columns.sizes:  # those stored, and those of the payloads
+def _check_sizes(block: Block, columns: Columns[Column]) -> None:
+    if to_list(block.sizes()) != columns.sizes:  # the stored lengths against those of the payloads
         raise CorruptionError("its lengths don't fit its payloads")

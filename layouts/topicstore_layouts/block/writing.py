@@ -1,4 +1,4 @@
-"""Writing: a batch becomes columns, the columns become parts by size and stream, and each part a block."""
+"""Writing: a batch is turned into columns, the columns are cut by size and stream, and each part becomes a block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from topicstore import MessageBatch
-from topicstore.contract.columns import Coded, Constant, to_list
+from topicstore.contract.columns import Coded, Column, Constant, to_list
 from topicstore.contract.engine import DATA, WriteBatch
 
 from topicstore_layouts.shared.learned_topics import LearnedTopics
@@ -19,13 +19,13 @@ __all__ = ["Writing"]
 
 _MOST_ROWS = 8_192
 _MOST_BYTES = 1 << 20
-"""Payload bytes after which a block ends: what a reader of one message may have to decompress."""
+"""Payload bytes after which a block ends: a reader of one message may have to decompress all of them."""
 _SPLIT_ROWS = 256
-"""A batch is split by stream if each would get this many rows on average; smaller blocks cost more than they save."""
+"""A batch is split by stream if each part has at least this many rows on average; smaller blocks don't pay off."""
 
 
 class Writing:
-    """Writes into one slab; for one thread at a time."""
+    """Writes into one slab. Only one thread at a time may use it."""
 
     def __init__(self, blocks: BatchBlocks, trie: LearnedTopics, names: tuple[NameTable, NameTable]) -> None:
         self._blocks = blocks
@@ -33,9 +33,9 @@ class Writing:
         self._topics, self._clients = names
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Put the batch as blocks, with the names and the learned structure that are new in it."""
+        """Add the batch to a write as blocks, with its new names and newly learned structure."""
         payloads = to_list(batch.payloads)
-        columns = Columns(
+        columns: Columns[Column] = Columns(
             np.asarray(batch.positions),
             self._topics.encode(batch.topics),
             self._clients.encode(batch.client_ids),
@@ -56,12 +56,12 @@ class Writing:
         self._clients.save(write)
 
     def committed(self) -> None:
-        """Names and structure are saved."""
+        """Note that names and learned structure are saved."""
         self._trie.saved()
         self._topics.saved()
         self._clients.saved()
 
-    def _by_stream(self, columns: Columns) -> list[tuple[int, Columns]]:
+    def _by_stream(self, columns: Columns[Column]) -> list[tuple[int, Columns[Column]]]:
         streams = self._streams(columns)
         if isinstance(streams, int):
             return [(streams, columns)]
@@ -72,8 +72,8 @@ class Writing:
             return [(MIXED, columns)]
         return [(stream, columns.take(np.flatnonzero(streams == stream))) for stream in touched]
 
-    def _streams(self, columns: Columns) -> int | Array:
-        """Return the stream of each row, or the one of all; topics that have no number are learned here."""
+    def _streams(self, columns: Columns[Column]) -> int | Array:
+        """Return the stream of each row, or the one of all; topics without a number are learned here."""
         topics = columns.topics
         if isinstance(topics, Constant):
             known = isinstance(topics.value, int)
@@ -82,11 +82,11 @@ class Writing:
             used, places = np.unique(topics.codes, return_inverse=True)
             streams: Array = np.array(self._trie.learn_all(topics.texts.values[used].tolist()))[places]
             return streams
-        return self._topics.streams(topics)
+        return self._topics.streams(np.asarray(topics))
 
 
-def _by_size(columns: Columns) -> Iterator[Columns]:
-    """Cut a large batch so that no block has too many rows or bytes."""
+def _by_size(columns: Columns[Column]) -> Iterator[Columns[Column]]:
+    """Yield the parts of a large batch, cut so that no block has too many rows or bytes."""
     sizes = columns.sizes
     if len(sizes) <= _MOST_ROWS and sum(sizes) <= _MOST_BYTES:
         yield columns

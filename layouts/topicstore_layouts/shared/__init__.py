@@ -1,6 +1,6 @@
-"""What several layouts are made of.
+"""Parts that several layouts use.
 
-`learned_topics` turns many topics into few streams, `name_table` turns names into numbers, `message_rows` is the
-stored form of one message as one value, `topic_parts` remembers what topics put into keys, and
-`latest_positions` up to where each stream has messages.
+`learned_topics` maps many topics to few streams, `name_table` maps names to numbers, `message_rows` is the
+stored form of one message as one value, `topic_parts` remembers the parts of keys that topics determine, and
+`latest_positions` remembers the last position of each stream.
 """

@@ -1,7 +1,7 @@
-"""Up to where each stream has messages, so that who reads from late on leaves the other streams alone.
+"""The last position of each stream, so that a reader with a late start skips streams that end before it.
 
-In memory only: the writer notes what it stores, and what was there before is looked up when it is
-first asked for, which costs about as much as finding nothing in the stream.
+The positions are in memory only: the writer notes those that it stores, and earlier ones are looked up
+when they are first needed, which costs about as much as finding nothing in the stream.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _LEAST_ROOM = 64
 
 
 class LatestPositions:
-    """For one writer and any number of readers.
+    """Last positions by stream, for one writer and any number of readers.
 
-    ``look_up`` returns, of a stream as a view has it, a position behind which it has nothing stored, or 0 if it
-    has nothing at all. Deletes are not noted: a stream may have less than is said here, and never has more.
+    ``look_up`` returns, for a stream in a view, a position after which it has no messages, or 0 if it is empty.
+    Deletes are not noted: a stream may end before the position given here, but never after it.
     """
 
     def __init__(self, engine: Engine, look_up: Callable[[Reader, int], int]) -> None:
         self._engine = engine
         self._look_up = look_up
         self._noted = np.zeros(_LEAST_ROOM, dtype=np.uint64)
-        # Apart from what the writer notes: a reader may come to write down what it has found after
-        # the writer noted more.
+        # Separate from the writer's notes: a reader may record the position it has found after the writer has
+        # noted a later one.
         self._found: dict[int, int] = {}
 
     def note(self, streams: Numbers, positions: Positions) -> None:
-        """Messages are about to be stored, each with its stream, in order of positions. For the writer alone."""
+        """Note messages that are about to be stored, with their streams, in order of position. Only for the writer."""
         room = int(streams.max()) + 1
         if room > len(self._noted):
             noted = np.zeros(2 * room, dtype=np.uint64)
             noted[: len(self._noted)] = self._noted
             self._noted = noted
-        self._noted[streams] = positions  # of those of one stream, the last one stays
+        self._noted[streams] = positions  # the last position of each stream remains
 
     def reaching(self, streams: list[int], first: int) -> list[int]:
-        """Return those of the streams that may have messages at or behind a position, in the same order."""
+        """Return those of the streams that may have messages at or after a position, in the same order."""
         if first <= 0 or not streams:
             return streams
         noted, numbers = self._noted, np.array(streams)
@@ -61,6 +61,6 @@ class LatestPositions:
     def _stored(self, streams: list[int]) -> list[int]:
         missing = [stream for stream in streams if stream not in self._found]
         if missing:
-            with self._engine.snapshot() as view:  # whose scans cost a third of the engine's own
+            with self._engine.snapshot() as view:  # its scans cost a third of the engine's own
                 self._found.update((stream, self._look_up(view, stream)) for stream in missing)
         return list(map(self._found.__getitem__, streams))

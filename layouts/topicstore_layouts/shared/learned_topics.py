@@ -1,24 +1,24 @@
-"""Learned topic structure: a trie that turns many topics into few streams.
+"""Learned topic structure: a trie that maps many topics to few streams.
 
-The trie grows a node a topic level. Once a node has as many children as the threshold of its
-depth allows, it gets a child ``+``, and every token not seen before goes there. A token that
+The trie has a node for each topic level. Once a node has as many children as the threshold of its
+depth allows, it gets a child ``+``, which takes every token not seen before. A token that
 has a node of its own keeps it, so a topic never moves to another stream. Each node at which
 topics end is a stream. Topics that begin with ``$`` grow from a root of their own, because
 filters that begin with a wildcard must not see them.
 
-Two limits keep it small whatever the topics are. Levels beyond the 32nd are not learned. And a
-trie has room for 65,536 nodes, where a token counts once more for every 64 bytes that it has.
-A node that is beyond the 32nd level, or for which there is no room, is not made: its parent gets
-a child ``#``, in which all topics end that are unknown below that parent from then on, whatever
-their levels. So a flood of unrelated topics makes at most twice as many nodes and streams as there
-is room for; then unknown topics share the streams of the ``#``, which are stored and read as
-exactly as others, but hold more of what a narrow filter doesn't want. The next generation begins
-with at least half of the room free.
+Two limits keep the trie small. Levels beyond the 32nd are not learned. And it has room for 65,536
+nodes, where a token counts once more for every 64 bytes of its length. A node beyond the 32nd level,
+or for which there is no room, is not made: its parent gets a child ``#``, at which all topics end that
+are unknown below that parent from then on, whatever their levels. So a flood of unrelated topics makes
+at most twice as many nodes and streams as there is room for. After that, unknown topics share the
+streams of the ``#``. Their results are exact, too, but these streams hold more messages that a narrow
+filter doesn't match. The next generation begins with at least half of the room free.
 
-A node has a ``+`` or a ``#`` or neither, and with one of them never gets another child. So a
-token's own node comes first, then ``+``, then ``#``.
+A node has at most one of ``+`` and ``#``, and gets no other child after it. A token's own node takes
+precedence over ``+`` and ``#``.
 
-Source of the method: the learned topic structure of EMQX's durable storage (EIP 0023).
+Source of the method: the learned topic patterns of EMQX's durable storage, EIP 0023
+(https://github.com/emqx/eip/blob/main/implemented/0023-rocksdb-message-persistence.md).
 
 Stored form, version 1 (keyspace ``meta``; keys begin with the generation, u32; integers are
 big-endian)::
@@ -46,15 +46,15 @@ from topicstore.contract.topics import TopicFilter
 __all__ = ["CAPACITY", "MAX_LEVELS", "LearnedTopics", "check_thresholds", "covers"]
 
 MAX_LEVELS = 32
-"""Levels of a topic that are learned."""
+"""The number of levels of a topic that are learned."""
 CAPACITY = 65_536
-"""Nodes that a trie has room for; those that are ``#`` don't count."""
+"""The number of nodes that a trie has room for. Nodes for ``#`` don't count."""
 _TOKEN_BYTES = 64
-"""A node takes the room of one more for each so many bytes of its token."""
+"""A node counts once more for each of this many bytes of its token."""
 _MOST_KNOWN = 65_536
-"""Topics whose streams are remembered."""
+"""The most topics whose streams are remembered."""
 _LONGEST_KNOWN = 128
-"""Characters of a topic that is remembered: longer ones would make the memory large."""
+"""The most characters of a remembered topic: longer topics would take too much memory."""
 _LARGEST_THRESHOLD = (1 << 32) - 1
 
 _EDGE, _LEAF = b"\x01", b"\x02"
@@ -67,7 +67,7 @@ _DOLLAR_WILD = {_PLUS: (_DOLLAR_PLUS,), _REST: (_DOLLAR_PLUS, _REST)}
 
 
 class _Node:
-    """A place in the trie. Only ``children``, ``wild`` and ``stream`` change, the last two once."""
+    """A node of the trie. Only ``children``, ``wild`` and ``stream`` change, the last two once."""
 
     __slots__ = ("children", "number", "parent", "path", "stream", "varying", "wild")
 
@@ -76,21 +76,21 @@ class _Node:
         self.parent = parent
         self.path = path
         self.varying = varying
-        """Levels of the path that are ``+`` or ``$+``."""
+        """The indexes of the levels of the path that are ``+`` or ``$+``."""
         self.children: dict[str, _Node] = {}
-        """By token; the wildcard, of which there is one at most, is the last."""
+        """The children by token. The wildcard child, of which there is at most one, is the last."""
         self.wild: _Node | None = None
-        """The child for tokens without one of their own. That of a ``#`` is itself: it takes all levels that follow."""
+        """The child for tokens without a child of their own. A ``#`` is its own: it takes all further levels."""
         self.stream = 0
-        """0: no topic ends here."""
+        """The stream of topics that end here; 0 if none does."""
 
 
 class LearnedTopics:
     """The trie of one slab. One writer at a time; readers in any thread.
 
     ``thresholds``: most children of their own that nodes at each depth get, the last one for all
-    deeper ones; 0 makes ``+`` at once. ``capacity``: the room for nodes, which may be another at
-    each loading: no topic moves.
+    deeper ones; with 0 there is only ``+``. ``capacity``: the room for nodes, which may differ from one
+    loading to the next: no topic moves.
     """
 
     def __init__(self, generation: int, thresholds: Sequence[int], capacity: int = CAPACITY) -> None:
@@ -98,17 +98,17 @@ class LearnedTopics:
         self._thresholds = tuple(thresholds)
         self._root, self._dollar = _Node(0, None, (), ()), _Node(1, None, (), ())
         self._nodes = [self._root, self._dollar]
-        """By number."""
+        """The nodes by number."""
         self._ends: list[_Node] = []
-        """By stream."""
+        """The nodes at which topics end, by stream."""
         self._capacity = self._room = capacity
         self._known: dict[str, int] = {}
         self._unsaved: list[tuple[bytes, bytes]] = []
         self._saving = 0
-        """How many of those the last `save` took."""
-        self._lock = threading.Lock()  # for the writer, and for readers that walk what it adds to
+        """The number of unsaved entries that the last `save` wrote."""
+        self._lock = threading.Lock()  # held by the writer, and by readers that walk the trie
 
-    # --- keeping ---
+    # --- storing ---
 
     @classmethod
     def load(
@@ -119,7 +119,7 @@ class LearnedTopics:
         nodes = dict(enumerate(trie._nodes))
         for number, token, child in _entries(reader, trie._prefix + _EDGE):
             parent = nodes.get(number)
-            # A node is younger than its parent, and has one: so a loaded trie is a tree, without cycles.
+            # Each node has one parent with a lower number, so a loaded trie is a tree without cycles.
             if parent is None or child <= max(number, _FIRST_NODE - 1) or child in nodes:
                 raise _damaged(f"node {child} can't be a child of node {number}")
             if parent.wild is not None and (parent.wild is parent or token in (_PLUS, _REST)):
@@ -138,21 +138,20 @@ class LearnedTopics:
         return trie
 
     def save(self, write: WriteBatch) -> None:
-        """Add to ``write`` all that is not known to be saved; `saved` says that it is."""
+        """Add to ``write`` everything that is not known to be saved. Call `saved` after the commit."""
         self._saving = len(self._unsaved)
         for key, value in self._unsaved:
             write.put(META, key, add_checksum(key, value))
 
     def saved(self) -> None:
-        """The last `save` was committed."""
+        """Note that the last `save` was committed."""
         del self._unsaved[: self._saving]
         self._saving = 0
 
     def inherit(self, parent: LearnedTopics) -> None:
-        """Take over the learned ``+`` of ``parent``, and only the nodes on the way to them.
+        """Copy the learned ``+`` of ``parent``, with only the nodes on their paths, into this empty trie.
 
-        Into a trie that has learned nothing yet. At most half of its room is used: the deepest
-        ones may stay behind.
+        At most half of the room is used: the deepest ones may be left out.
         """
         with parent._lock:
             wildcards = [node for node in parent._nodes if node.path and node.path[-1] in (_PLUS, _DOLLAR_PLUS)]
@@ -167,13 +166,13 @@ class LearnedTopics:
                     heirs[node] = self._add(heirs[node.parent], _token(node))
 
     def pass_on(self, generation: int, thresholds: Sequence[int], write: WriteBatch) -> None:
-        """Put the trie with which another generation begins, and which inherits this one."""
+        """Write the initial trie of another generation, which inherits from this one."""
         heir = LearnedTopics(generation, thresholds)
         heir.inherit(self)
         heir.save(write)
 
     def _link(self, parent: _Node, token: str, number: int) -> _Node:
-        """Put a node into its place, where readers see it whole."""
+        """Add a complete node to its parent, where readers see it from then on."""
         depth = len(parent.path)
         path = (*parent.path, token)
         if parent is self._dollar:
@@ -208,7 +207,7 @@ class LearnedTopics:
         return self._streams(topics, self._learn)
 
     def _streams(self, topics: Iterable[str], find: Callable[[str], int]) -> list[int]:
-        """Return the stream of each topic, those that are not remembered as ``find`` finds them."""
+        """Return the stream of each topic, calling ``find`` for those that are not remembered."""
         names = list(topics)
         with self._lock:
             known = list(map(self._known.get, names))
@@ -226,7 +225,7 @@ class LearnedTopics:
         return node.stream or self._begin(node)
 
     def _remember(self, topics: list[str], streams: list[int]) -> None:
-        """Remember as many of these topics as may be, if need be in place of all others."""
+        """Remember as many of these topics as allowed, in place of all others if necessary."""
         if max(map(len, topics)) > _LONGEST_KNOWN:
             short = [
                 (topic, stream) for topic, stream in zip(topics, streams, strict=True) if len(topic) <= _LONGEST_KNOWN
@@ -251,14 +250,14 @@ class LearnedTopics:
         return child
 
     def _begin(self, node: _Node) -> int:
-        """Return the new stream of a node at which no topic ended before."""
+        """Return a new stream for a node at which no topic ended before."""
         self._ends.append(node)
         node.stream = len(self._ends)
         self._unsaved.append((self._prefix + _LEAF + _U32.pack(node.number), _U32.pack(node.stream)))
         return node.stream
 
     def find(self, topic: str) -> int | None:
-        """Return the stream of a topic without learning it; None if it leads nowhere."""
+        """Return the stream of a topic without learning it; None if it has none."""
         node = self._root_of(topic)
         for token in topic.split("/", MAX_LEVELS):
             child = node.children.get(token) or node.wild
@@ -270,7 +269,7 @@ class LearnedTopics:
     def find_all(self, topics: Iterable[str]) -> list[int]:
         """Return the streams of topics that were stored, learning nothing.
 
-        Raises `CorruptionError` naming one that leads nowhere: what was learned from it is lost.
+        Raises `CorruptionError` naming a topic without a stream: its learned structure was lost.
         """
         return self._streams(topics, self._found)
 
@@ -280,7 +279,7 @@ class LearnedTopics:
             raise CorruptionError(f"topic {topic[:80]!r} leads to no stream")
         return stream
 
-    # --- asking ---
+    # --- queries ---
 
     def __len__(self) -> int:
         """Return the number of streams."""
@@ -288,7 +287,7 @@ class LearnedTopics:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are, the roots among them."""
+        """The number of nodes, including the roots."""
         return len(self._nodes)
 
     def __contains__(self, stream: int) -> bool:
@@ -297,7 +296,7 @@ class LearnedTopics:
     def pattern(self, stream: int) -> str:
         """Return the topic filter that describes a stream.
 
-        A first level below the root of ``$`` that varies reads ``$+``: MQTT has no filter for that.
+        A varying first level below the root of ``$`` is written ``$+``, because MQTT has no filter for it.
         """
         return "/".join(self._end(stream).path)
 
@@ -320,7 +319,7 @@ class LearnedTopics:
         return self._ends[stream - _FIRST_STREAM]
 
     def describe(self) -> Iterator[TopicNode]:
-        """Yield the nodes but the roots, parents before children."""
+        """Yield all nodes except the roots, parents before children."""
         with self._lock:
             nodes = self._nodes[_FIRST_NODE:]
         for node in nodes:
@@ -329,7 +328,7 @@ class LearnedTopics:
     def match(self, topic_filter: TopicFilter) -> list[int]:
         """Return the streams whose topics may match, in order of their numbers."""
         with self._lock:
-            if topic_filter.text == _REST:  # all but what is below `$`, without a walk
+            if topic_filter.text == _REST:  # everything except the tree below `$`, without a walk
                 hidden = {node.stream for node in _below([self._dollar])}
                 return [stream for stream in range(_FIRST_STREAM, len(self) + _FIRST_STREAM) if stream not in hidden]
             return sorted([node.stream for node in self._matching(topic_filter) if node.stream])
@@ -356,7 +355,7 @@ class LearnedTopics:
 
 
 def covers(topic_filter: TopicFilter, learned: Sequence[str]) -> bool:
-    """Say whether a filter that matches some topics of a stream with these levels matches all of them."""
+    """Return whether a filter that matches some topics of a stream with these levels matches all of them."""
     wanted = topic_filter.levels
     for want, level in zip(wanted, learned, strict=False):
         if want == "#":
@@ -371,7 +370,7 @@ def _children(nodes: list[_Node]) -> list[_Node]:
 
 
 def _below(nodes: list[_Node]) -> list[_Node]:
-    """Return nodes and all that are below them."""
+    """Return nodes and all their descendants."""
     found: list[_Node] = []
     while nodes:
         found += nodes
@@ -380,13 +379,13 @@ def _below(nodes: list[_Node]) -> list[_Node]:
 
 
 def _token(node: _Node) -> str:
-    """Return what leads to a node from its parent."""
+    """Return the token that leads to a node from its parent."""
     token = node.path[-1]
     return _PLUS if token == _DOLLAR_PLUS else token
 
 
 def _size(token: str) -> int:
-    """Return the room that a node takes."""
+    """Return the room that a node with this token takes."""
     return 1 + len(token.encode()) // _TOKEN_BYTES
 
 
@@ -402,7 +401,7 @@ def _entries(reader: Reader, prefix: bytes) -> Iterator[tuple[int, str, int]]:
 
 
 def _in_order(numbered: dict[int, _Node], first: int, what: str) -> list[_Node]:
-    """Return nodes in order of their numbers, which have no gaps."""
+    """Return nodes in order of their numbers. Raises `CorruptionError` if these have gaps."""
     try:
         return [numbered[number] for number in range(first, first + len(numbered))]
     except KeyError as gap:
@@ -414,6 +413,6 @@ def _damaged(reason: str) -> CorruptionError:
 
 
 def check_thresholds(_: object, field: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
-    """Validate the option of a layout that says how many children each depth gets."""
+    """Validate a layout's option ``thresholds``, the number of children that each depth gets."""
     if not value or not all(0 <= threshold <= _LARGEST_THRESHOLD for threshold in value):
         raise ValueError(f"{field.name} is one number or more, each from 0 to {_LARGEST_THRESHOLD}")

@@ -1,7 +1,7 @@
 """The stored form of one message as one value, shared by the layouts that keep messages so.
 
-A value says everything about its message but its position, which its key says: names are texts,
-no dictionary is needed to read them.
+A value holds everything about its message except its position, which is in its key. Names are texts,
+so no dictionary is needed to read them.
 
 Stored form, version 1: a msgpack array, the last field only where there are properties::
 
@@ -9,7 +9,7 @@ Stored form, version 1: a msgpack array, the last field only where there are pro
 
 ``checksum`` is 8 bytes: xxh3, 64 bits big-endian, of all that follows it, with the position XOR
 (slab * 0x9E3779B97F4A7C15 modulo 2**64) as seed, where slab is ``shard << 32 | generation``: a
-value under another's key is noticed like a flipped bit. ``kind`` is ``version << 3 | retain << 2 |
+value under the wrong key is detected like a flipped bit. ``kind`` is ``version << 3 | retain << 2 |
 qos``. ``timestamp`` is nil if it is the time in the position. ``properties`` is the array of
 `topicstore.Properties`. Later versions are arrays too, with the same checksum and a kind of one byte.
 """
@@ -30,15 +30,15 @@ __all__ = ["Row", "batch_of", "decode_rows", "encode_rows", "read_rows"]
 
 _VERSION = 1
 _PLAIN, _WHOLE = b"\x96\xc4\x08", b"\x97\xc4\x08"
-"""What a value begins with: an array of six, or of seven with properties, of which the first is 8 bytes."""
+"""The first bytes of a value: an array of six, or of seven with properties, whose first element has 8 bytes."""
 _HEAD = len(_PLAIN) + 8
 _ODD = 0x9E37_79B9_7F4A_7C15
 _LARGE = 4_096
-"""Bytes of an average value above which it is dearer to copy one than to make a view of it."""
+"""The bytes of an average value above which copying a value costs more than making a view of it."""
 
 
 class Row(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One stored message as it was decoded. `batch_of` makes messages of it."""
+    """One decoded stored message. `batch_of` turns rows into messages."""
 
     checksum: bytes
     kind: int
@@ -68,7 +68,7 @@ def encode_rows(batch: MessageBatch, slab: int) -> list[bytes]:
         rows = [row if its is None else (*row, its) for row, its in zip(rows, properties, strict=True)]
         starts = [_PLAIN if its is None else _WHOLE for its in properties]
     arrays = list(map(_ENCODER.encode, rows))
-    bodies = _without(1, arrays, sum(map(len, arrays)))  # without the header of an array without the checksum
+    bodies = _without(1, arrays, sum(map(len, arrays)))  # cuts off the header of the array that lacks the checksum
     checksums = map(xxhash.xxh3_64_digest, bodies, _seeds(positions, slab))
     return list(map(b"".join, zip(starts, checksums, bodies, strict=True)))
 
@@ -81,7 +81,7 @@ def _kinds(qos: Column, retain: Column) -> Column:
 
 
 def _stored_times(times: Column, positions: Positions) -> Column:
-    """Return each time, or None where the position has it."""
+    """Return each time, or None where it is the position's time."""
     own = to_list(times)
     implied = positions >> np.uint64(COUNTER_BITS)
     same = np.array(own, dtype=np.int64) == implied.astype(np.int64)
@@ -96,18 +96,18 @@ def _stored_times(times: Column, positions: Positions) -> Column:
 def decode_rows(values: Sequence[bytes], positions: Positions, shard: int, slab: int) -> MessageBatch:
     """Return the messages of values, each with its position.
 
-    Raises `CorruptionError` naming the place of a damaged value or one that was stored for another
-    position or slab, and so `NewerFormatError` for one of a later version.
+    Raises `CorruptionError`, naming its place, for a value that is damaged or was stored for another
+    position or slab, and `NewerFormatError` for one of a later version.
     """
     return batch_of(read_rows(values, positions, slab), positions, shard)
 
 
 def read_rows(values: Sequence[bytes], positions: Positions, slab: int) -> list[Row]:
-    """Return values decoded and checked, for readers that want to choose before they build a batch.
+    """Return values decoded and checked, for readers that select some before they build a batch.
 
     Raises like `decode_rows`.
     """
-    # All at once, as one array of arrays: a call of the decoder for each would take twice as long.
+    # Decoded at once, as one array of arrays: calling the decoder for each value would take twice as long.
     joined = b"".join((b"\xdd", len(values).to_bytes(4, "big"), *values))
     try:
         rows: list[Row] = _DECODER.decode(joined)
@@ -125,7 +125,7 @@ def _intact(rows: Sequence[Row], bodies: Sequence[bytes], positions: Positions, 
 
 
 def _read_one(value: bytes, position: int, slab: int) -> Row:
-    """Return one value decoded; the slow way, which says what is wrong."""
+    """Return one value decoded. This is slower, but its errors say what is wrong."""
     place = f"shard {slab >> 32}, generation {slab & 0xFFFF_FFFF}, message at position {position}"
     seeds = _seeds(np.array([position], dtype=np.uint64), slab)
     (checksum,) = map(xxhash.xxh3_64_digest, [value[_HEAD:]], seeds)
@@ -177,7 +177,7 @@ def _times(stored: list[int | None], positions: Positions) -> Column:
     return [own if own is not None else time for own, time in zip(stored, implied.tolist(), strict=True)]
 
 
-# --- both ---
+# --- encoding and decoding ---
 
 
 def _seeds(positions: Positions, slab: int) -> list[int]:

@@ -1,12 +1,12 @@
-"""A dictionary of names: texts as small numbers, one dictionary a slab and kind of name.
+"""A dictionary of names, which represents texts by small numbers. A slab has one for each kind of name.
 
-Numbers count from 0 and are never used for another name. A dictionary takes 65,536 names, the
-first that come; it is full for good then, and later names, and those of more than 256 characters,
-are stored as texts where they are used. So its memory, some megabytes at most, is bounded whatever
-the topics do; names are read from the engine when needed, and all of them once it is full.
+Numbers count from 0 and are never reused. A dictionary takes the first 65,536 names and is full from
+then on; later names, and those of more than 256 characters, are stored as texts where they are used.
+So its memory is bounded by some megabytes, whatever the topics are. Names are read from the engine on
+demand, and all of them once the dictionary is full.
 
 Stored form, version 1 (keyspace ``meta``; keys begin with the generation, u32; integers are
-big-endian; KIND is chosen by whoever makes the dictionary)::
+big-endian; KIND is chosen by the dictionary's owner)::
 
     generation KIND   id:u32     -> stream:u32 name:utf-8     stream is 0 where names have none
     generation KIND+1 name:utf-8 -> id:u32
@@ -33,15 +33,15 @@ __all__ = ["CAPACITY", "Ids", "NameTable", "coded"]
 Ids = npt.NDArray[np.uint32]
 _U32 = struct.Struct(">I")
 CAPACITY = 65_536
-"""Names that a dictionary takes."""
+"""The number of names that a dictionary takes."""
 LONGEST = 256
-"""Characters of the longest name that it takes: with longer ones it could grow to gigabytes."""
+"""The most characters of a name in a dictionary: with longer names it could grow to gigabytes."""
 
 
 class NameTable:
     """Names of one kind. One writer at a time; readers in any thread.
 
-    ``stream_of`` gives a new name its stream, in the writer's thread; ``place`` is what errors call the dictionary.
+    ``stream_of`` returns a new name's stream, in the writer's thread; ``place`` describes the dictionary in errors.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class NameTable:
         self._unsaved: dict[str, int] = {}
         self._next = self._count()
         self._loaded_whole = False
-        """The dictionary is full and all of it in memory: what isn't there has no number."""
+        """Whether the dictionary is full and completely in memory: then a name that isn't in memory has no number."""
         self._texts = Texts(np.full(self._next + 16, None, dtype=object))
         self._streams = np.zeros(self._next + 16, dtype=np.uint32)
         self._loaded = np.zeros(self._next + 16, dtype=bool)
@@ -71,15 +71,15 @@ class NameTable:
         return self._next
 
     def lacks(self, name: str) -> bool:
-        """Say whether a name was certainly never stored, with a number or as text."""
+        """Return whether a name was certainly never stored, with a number or as text."""
         return self._next < CAPACITY and len(name) <= LONGEST and self.find(name) is None
 
     # --- writing ---
 
     def encode(self, names: Column) -> Ids | Constant[int] | Coded | Constant[str]:
-        """Return the names of a batch as numbers; those that are new get one, as long as there is room.
+        """Return the names of a batch as numbers; new names get numbers as long as there is room.
 
-        If there is none for one of them, all stay texts: `Coded` with a list of their own, or `Constant`.
+        If one of them gets none, all stay texts: `Coded` with their own list, or `Constant`.
         """
         if isinstance(names, Constant):
             known = self._ids.get(names.value)
@@ -100,7 +100,7 @@ class NameTable:
         return np.fromiter(map(self._ids.__getitem__, names), np.uint32, len(names))
 
     def _learn(self, names: list[str]) -> bool:
-        """Put all of these names into memory, from the engine or anew; return False if there is no room."""
+        """Load these names into memory, with new numbers if the engine has none; return False if there is no room."""
         with self._lock:
             unknown = [name for name in dict.fromkeys(names) if name not in self._ids]
             if self._loaded_whole:
@@ -124,7 +124,7 @@ class NameTable:
             return len(new) <= room and len(missing) == len(unknown)
 
     def _number(self, name: str, stored: bytes) -> int:
-        """Return the number that is stored for a name."""
+        """Return the number of a name, decoded from its stored value."""
         try:
             value = strip_checksum(self._back + name.encode(), stored)
         except CorruptionError as bad:
@@ -135,7 +135,7 @@ class NameTable:
         return number
 
     def save(self, write: WriteBatch) -> None:
-        """Add to ``write`` all that is not known to be saved; `saved` says that it is."""
+        """Add to ``write`` everything that is not known to be saved. Call `saved` after the commit."""
         for name, number in self._unsaved.items():
             text, id_ = name.encode(), _U32.pack(number)
             forward, back = self._forward + id_, self._back + text
@@ -143,7 +143,7 @@ class NameTable:
             write.put(META, back, add_checksum(back, id_))
 
     def saved(self) -> None:
-        """The last `save` was committed."""
+        """Note that the last `save` was committed."""
         if self._unsaved:
             self._unsaved = {}
 
@@ -151,7 +151,7 @@ class NameTable:
 
     def find(self, name: str) -> int | None:
         """Return the number of a name, or None if it has none."""
-        whole = self._loaded_whole  # asked first: another thread may be loading
+        whole = self._loaded_whole  # read first, because another thread may be loading
         number = self._ids.get(name)
         if number is None and not whole:
             value = self._reader.get(META, self._back + name.encode())
@@ -159,7 +159,7 @@ class NameTable:
         return number
 
     def name(self, number: int) -> str:
-        """Return the name of a number. Raises `CorruptionError` for one never given out."""
+        """Return the name of a number. Raises `CorruptionError` for a number without a name."""
         texts = self._texts
         name = texts.values[number] if number < len(texts.values) else None
         if name is None:
@@ -167,7 +167,7 @@ class NameTable:
         return str(name)
 
     def names(self, ids: npt.NDArray[Any]) -> Coded:
-        """Return the name of each number. Raises `CorruptionError` for a number never given out."""
+        """Return the name of each number. Raises `CorruptionError` for a number without a name."""
         with self._lock:
             self._load(ids)
             return Coded(ids, self._texts)
@@ -198,7 +198,7 @@ class NameTable:
             self._remember(number, name, stream)
 
     def _decode(self, number: int, stored: bytes) -> tuple[str, int]:
-        """Return the name and the stream that are stored for a number."""
+        """Return the name and the stream of a number, decoded from its stored value."""
         try:
             value = strip_checksum(self._forward + _U32.pack(number), stored)
             return value[4:].decode(), int(_U32.unpack(value[:4])[0])
@@ -216,7 +216,7 @@ class NameTable:
         self._loaded[number] = True
 
     def verify(self, stream_of: Callable[[str], int | None]) -> Iterator[str]:
-        """Read the whole dictionary and yield a sentence a damage; names should have these streams."""
+        """Read the whole dictionary and yield a sentence for each damage; compare streams with ``stream_of``."""
         expected = 0
         for chunk in self._reader.scan(META, self._forward, self._back):
             for key, stored in chunk:
@@ -239,7 +239,7 @@ class NameTable:
 
 
 def coded(names: list[str]) -> Coded:
-    """Return texts as numbers of a list of their own, in the order in which they first come."""
+    """Return texts as numbers into a list of them in the order of their first occurrence."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     codes = np.fromiter(map(numbers.__getitem__, names), np.uint32, len(names))
     return Coded(codes, Texts.of(list(numbers)))

@@ -1,4 +1,4 @@
-"""What topics put into keys, remembered by the writer: to work it out takes longer than all else about a message."""
+"""The parts of keys that topics determine, remembered by the writer: computing them costs most of storing a message."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ __all__ = ["TopicParts"]
 
 
 class TopicParts:
-    """Bytes for each topic that came lately; for one writer.
+    """The bytes of each recently stored topic, for one writer.
 
-    ``make`` returns the bytes of a topic, given its stream first; streams are learned where topics are new. No more
-    than so many ``topics`` are remembered, nor more than so many ``characters`` of all of them, unless they are of
-    one batch.
+    ``make`` returns the bytes for a stream and a topic; streams of new topics are learned. At most ``topics`` topics
+    with at most ``characters`` characters together are remembered, unless one batch has more.
     """
 
     def __init__(self, trie: LearnedTopics, make: Callable[[int, str], bytes], topics: int, characters: int) -> None:
@@ -23,7 +22,7 @@ class TopicParts:
         self._most, self._most_characters = topics, characters
         self._known: dict[str, bytes] = {}
         self._characters = 0
-        """Of all of them."""
+        """The number of characters of all remembered topics."""
 
     def __len__(self) -> int:
         return len(self._known)

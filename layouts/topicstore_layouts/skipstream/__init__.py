@@ -1,6 +1,6 @@
-"""The skipstream layout: one value a message, and an index entry for each level that varies.
+"""The skipstream layout: one value per message, and an index entry for each level that varies.
 
-`entries` says which index entries a topic has and which a filter asks for, `postings` reads them
-and leaps from one list to the other, `slab` stores and reads, `verification` compares index and messages,
-`layout` has the options and opens.
+`entries` determines the index entries of topics and filters, `postings` reads and intersects lists of
+entries, `slab` stores and reads, `verification` compares index and messages, and `layout` has the options
+and opens slabs.
 """

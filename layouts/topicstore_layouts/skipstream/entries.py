@@ -1,8 +1,8 @@
-"""Which index entries a topic has, and which a filter asks for.
+"""The index entries that a topic has, and those that a filter requires.
 
 A message has an entry for each level of its topic that varies within its stream: those learned as
-``+``, and of those that a last ``#`` stands for the first eight, as far as the topic has them. An
-entry's hash is of the stream, the level's number and its text.
+``+``, and the first eight that a last ``#`` stands for, if the topic has them. An entry's hash is
+computed from the stream, the level's number and its text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .keys import Numbers
 __all__ = ["Entries"]
 
 _REST_LEVELS = 8
-"""Levels that a ``#`` stands for and that have entries."""
+"""The number of levels that a ``#`` stands for and that have entries."""
 _WORD = 8
 _KNOWN_TOPICS = 65_536
 _KNOWN_CHARACTERS = 16 << 20
@@ -33,39 +33,39 @@ _KNOWN_CHARACTERS = 16 << 20
 class Entries:
     """The index entries of one slab's topics.
 
-    ``bits``: how many of a hash are kept, at most 64. Whoever looks something up must expect entries
-    of other levels, tokens and streams among those of the hash, however many bits there are.
+    ``bits``: the bits of a hash that are kept, at most 64. With any number of bits, entries of other levels,
+    tokens and streams may have the same hash, and readers must check the messages.
     """
 
     def __init__(self, trie: LearnedTopics, bits: int = 64) -> None:
         self._dropped = 64 - bits
         self._varying = _VaryingOf(trie)
         self._parts = TopicParts(trie, self._part, _KNOWN_TOPICS, _KNOWN_CHARACTERS)
-        """Of a topic its stream and hashes, 8 bytes each."""
+        """A topic's stream and hashes, 8 bytes each."""
 
     # --- topics ---
 
     def of(self, stream: int, topic: str) -> list[int]:
-        """Return the hashes of a topic of a stream, each once."""
+        """Return the distinct hashes of a topic of a stream."""
         return list(dict.fromkeys(self._split([self._part(stream, topic)])[2].tolist()))
 
     def learn(self, topics: Column) -> tuple[Numbers, npt.NDArray[np.intp], Numbers]:
-        """Return each topic's stream, how many entries it has, and the entries' hashes one behind the other.
+        """Return each topic's stream, how many entries it has, and the entries' hashes one after the other.
 
-        Streams are learned where topics are new. For the writer alone.
+        The streams of new topics are learned. Only for the writer.
         """
         return self._split(self._parts.of(to_list(topics)))
 
     def _part(self, stream: int, topic: str) -> bytes:
-        """Return a topic's stream and its hashes, all bits of them, as words of 8 bytes."""
+        """Return a topic's stream and its complete hashes as words of 8 bytes."""
         varying, levels = self._varying[stream], topic.encode().split(b"/")
         depths: Sequence[int] = varying.depths
-        if depths and depths[-1] >= len(levels):  # the topic has not all levels that a "#" may stand for
+        if depths and depths[-1] >= len(levels):  # the topic lacks some levels that a "#" may stand for
             depths = [depth for depth in depths if depth < len(levels)]
         return varying.head + b"".join(map(xxh3_64_digest, map(levels.__getitem__, depths), varying.seeds))
 
     def _split(self, parts: list[bytes]) -> tuple[Numbers, npt.NDArray[np.intp], Numbers]:
-        """Return what `learn` does of topics' parts."""
+        """Return the result of `learn` from topics' parts."""
         sizes = np.fromiter(map(len, parts), np.intp, len(parts)) // _WORD
         words = np.frombuffer(b"".join(parts), dtype=">u8").astype(np.uint64)
         firsts = np.cumsum(sizes) - sizes
@@ -84,17 +84,17 @@ class Entries:
 
 @attrs.frozen
 class _Varying:
-    """The levels of a stream that have entries."""
+    """The levels of a stream that have index entries."""
 
     head: bytes
-    """The stream's number."""
+    """The stream's number as bytes."""
     depths: tuple[int, ...]
     seeds: tuple[int, ...]
-    """Of their hashes."""
+    """The seeds of the levels' hashes."""
 
 
 class _VaryingOf(dict[int, _Varying]):
-    """Which levels have entries, by stream; found when first asked for."""
+    """The levels with entries by stream, computed on first access."""
 
     def __init__(self, trie: LearnedTopics) -> None:
         self._trie = trie

@@ -1,12 +1,12 @@
-"""The keys of messages and of index entries, made and read many at a time.
+"""The keys of messages and of index entries, encoded and decoded many at a time.
 
 Stored form (keyspace ``keys``; integers are big-endian)::
 
     generation:u32 0x01 stream:u32 position:u64      a message
     generation:u32 0x02 hash:u64   position:u64      an index entry
 
-Bytes, although both would fit keys of numbers: NumPy makes and reads thousands of them in a call,
-where each tuple of numbers costs as much as a third of a message's whole way in or out.
+Keys are bytes, although both kinds would fit keys of numbers: NumPy converts thousands of them in one
+call, while making a tuple of numbers costs a third of storing or reading a message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Numbers = npt.NDArray[np.uint64]
 
 
 class Keys:
-    """One kind of key of one generation: of a number, and a position."""
+    """One kind of keys of one generation. A key has a number and a position."""
 
     def __init__(self, generation: int, kind: int, number_bytes: int) -> None:
         self._head = generation, kind
@@ -38,20 +38,20 @@ class Keys:
         return key
 
     def span(self, number: int, first: int, last: int) -> tuple[bytes, bytes]:
-        """Return between which keys, the second one not included, those of some positions lie."""
+        """Return the first key, and the end (exclusive), of the keys of some positions of a number."""
         return self.one(number, first), self.one(number, last) + b"\0"
 
     def of_number(self, number: int) -> tuple[bytes, bytes]:
-        """Return between which keys, the second one not included, all of a number lie."""
+        """Return the first key, and the end (exclusive), of all keys of a number."""
         return self.span(number, 0, (1 << 64) - 1)
 
     def all(self) -> tuple[bytes, bytes]:
-        """Return between which keys, the second one not included, all of the kind lie."""
+        """Return the first key, and the end (exclusive), of all keys of this kind."""
         generation, kind = self._head
         return struct.pack(">IB", generation, kind), struct.pack(">IB", generation, kind + 1)
 
     def many(self, numbers: Numbers | int, positions: Positions) -> list[bytes]:
-        """Return a key for each position, with its number or the one for all."""
+        """Return a key for each position, with its own number or one number for all."""
         keys = np.empty(len(positions), dtype=self._fields)
         keys["generation"], keys["kind"] = self._head
         keys["number"], keys["position"] = numbers, positions
@@ -71,10 +71,10 @@ class Keys:
 
 
 def message_keys(generation: int) -> Keys:
-    """Return how messages are keyed: by stream and position."""
+    """Return the keys of messages: stream and position."""
     return Keys(generation, 1, 4)
 
 
 def entry_keys(generation: int) -> Keys:
-    """Return how index entries are keyed: by hash and position."""
+    """Return the keys of index entries: hash and position."""
     return Keys(generation, 2, 8)

@@ -1,4 +1,4 @@
-"""Options of the skipstream layout, and how its slabs are made and opened."""
+"""Options of the skipstream layout, and how its slabs are created and opened."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ class SkipstreamOptions:
     """Options of the skipstream layout, kept with each generation."""
 
     thresholds: tuple[int, ...] = attrs.field(default=(100, 10), validator=check_thresholds)
-    """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
-    the first level, the second and so on, the last for all below. 0: ``+`` at once. A message has
-    an index entry for each ``+`` of its stream, and a replay reads stream by stream: higher numbers
-    make storing and narrow filters quicker, lower ones what many streams have little of."""
+    """The number of children that a level of the learned topic structure gets before ``+`` takes the rest: for the
+    first level, the second and so on; the last number is for all deeper levels. With 0 there is only ``+``.
+
+    A message has an index entry for each ``+`` of its stream, and a replay reads stream by stream: higher numbers
+    make storing and narrow filters faster, lower numbers make replays over many small streams faster.
+    """
 
 
 class SkipstreamLayout(Layout):
@@ -31,12 +33,12 @@ class SkipstreamLayout(Layout):
     options: SkipstreamOptions
 
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
-        """Persist what the parent's topics taught, so that streams stay few from the first message on."""
+        """Persist the topic structure learned by the parent, so that streams are few from the first message on."""
         if isinstance(parent, SkipstreamSlab):
             parent.trie.pass_on(generation, self.options.thresholds, write)
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
-        """Load the learned structure, which is small; everything else is read when needed."""
+        """Load the learned structure, which is small; everything else is read on demand."""
         return SkipstreamSlab(
             engine, shard, generation, LearnedTopics.load(engine, generation, self.options.thresholds)
         )

@@ -1,11 +1,12 @@
-"""Lists of positions from the index, and what several of them have in common.
+"""Lists of positions from the index, and their intersection.
 
-The lists are read in step, a chunk at a time. Where one has nothing up to a position, the others
-leap there; within a stretch the sparsest list drives, and a denser one is read only if that is
-cheaper than to fetch the messages that it would have ruled out.
+The lists are read in step, a chunk at a time. Where one list has nothing up to a position, the others leap
+there. Within a stretch the candidates come from the sparsest list, and a denser list is read only if that
+is cheaper than fetching the messages that it would rule out.
 
-Source of the method: leapfrog join (T. L. Veldhuizen, "Leapfrog Triejoin", 2014), on chunks in
-place of keys, because a seek costs as much as reading dozens of entries.
+Source of the method: the leapfrog join (T. L. Veldhuizen, "Leapfrog Triejoin: A Simple, Worst-Case Optimal
+Join Algorithm", 2014, https://arxiv.org/abs/1210.0481), applied to chunks instead of keys, because a seek
+costs as much as reading dozens of entries.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from .keys import Keys
 __all__ = ["Postings", "Stretch", "common"]
 
 _WORTH = 3
-"""Index entries that are read in the time that it takes to fetch a message by its key."""
+"""The number of index entries that can be read in the time of fetching one message by its key."""
 _NEAR = 64
-"""Entries that are read rather than leaped over."""
+"""The most entries that are read instead of being leaped over."""
 _RULED_OUT_FIRST, _LEAST_RULED_OUT = 3 / 4, 1 / 16
 _NONE: Positions = np.empty(0, dtype=np.uint64)
 
 
 @attrs.frozen
 class Stretch:
-    """Candidates of one stretch of positions: every common position from ``first`` to ``last`` is among them."""
+    """The candidates of one stretch: every common position from ``first`` to ``last`` is among them."""
 
     positions: Positions
     first: int
@@ -40,7 +41,7 @@ class Stretch:
 
 
 class Postings:
-    """The positions up to ``bound`` of one hash, read forward, those of the chunks at hand in memory."""
+    """The positions of one hash up to ``bound``, read forward. Those of the current chunks are in memory."""
 
     def __init__(self, reader: Reader, keys: Keys, hash_: int, bound: int, counters: ReadCounters) -> None:
         self._reader = reader
@@ -50,14 +51,14 @@ class Postings:
         self._counters = counters
         self._chunks: Iterator[list[tuple[bytes, bytes]]] | None = None
         self.positions = _NONE
-        """At hand, all of them from the first one on up to `last`."""
+        """The positions in memory: all of the list from the first of them up to `last`."""
         self.rules_out = _RULED_OUT_FIRST
-        """Which part of other lists' candidates is probably not in this one: an average, the newest counting most."""
+        """The share of other lists' candidates that this list rules out: an average that weighs recent chunks most."""
         self.last = -1
-        """How far the list was read."""
+        """The position up to which the list was read."""
 
     def seek(self, position: int) -> bool:
-        """Drop what lies before a position, and have the next entry at hand; return False if there is none."""
+        """Drop entries before a position, and load the next one; return False if there is none."""
         near = len(self.positions) and self.expected(position) - len(self.positions) <= _NEAR
         self._drop(position)
         while not len(self.positions) and self.last < self._bound:
@@ -70,13 +71,13 @@ class Postings:
         return bool(len(self.positions))
 
     def read(self, last: int, most: int) -> bool:
-        """Have all entries up to a position at hand; give up, and return False, with more than ``most`` of them."""
+        """Load all entries up to a position; stop and return False if there are more than ``most``."""
         while self.last < last and len(self.positions) <= most:
             self._read()
         return self.last >= last
 
     def expected(self, last: int) -> float:
-        """Return about how many entries there are from the first one at hand to a position."""
+        """Return an estimate of the number of entries from the first loaded one to a position."""
         first = int(self.positions[0])
         return len(self.positions) * max((last - first + 1) / (self.last - first + 1), 1.0)
 
@@ -96,9 +97,9 @@ class Postings:
 
 
 def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCounters) -> Iterator[Stretch]:
-    """Yield what may be common to all lists from ``first`` to ``bound``, a stretch at a time, without overlaps.
+    """Yield candidates common to all lists from ``first`` to ``bound``, a stretch at a time, without overlaps.
 
-    Not all candidates need be common: the messages' own topics say so in the end.
+    Some candidates may not be common: the caller must check the messages' topics.
     """
     at = first
     while at <= bound:
@@ -106,7 +107,7 @@ def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCoun
             return
         leap = max(int(each.positions[0]) for each in lists)
         if any(each.last < leap for each in lists):
-            yield Stretch(_NONE, at, leap - 1)  # of no use but to a reader who has little time
+            yield Stretch(_NONE, at, leap - 1)  # empty, but lets a reader with a deadline stop here
             at = leap
             continue
         driver, *others = sorted(lists, key=lambda each: each.last, reverse=True)
@@ -119,7 +120,7 @@ def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCoun
 
 
 def _ruled_out(found: Positions, other: Postings, last: int) -> Positions:
-    """Return the candidates up to ``last`` without those that are not in another list, if that is worth reading it."""
+    """Return the candidates up to ``last`` that are in another list, too, or all if reading it doesn't pay off."""
     if not len(found):
         return found
     worth = int(_WORTH * other.rules_out * len(found))
@@ -134,7 +135,7 @@ def _ruled_out(found: Positions, other: Postings, last: int) -> Positions:
 
 
 def _both(some: Positions, others: Positions) -> Positions:
-    """Return the positions that are in both; each is in order and without repeats."""
+    """Return the positions that are in both arrays, which are sorted and without duplicates."""
     if len(some) > len(others):
         some, others = others, some
     if not len(some):

@@ -1,18 +1,18 @@
-"""A slab of values, one a message, and an index over the levels that vary.
+"""A slab of values, one per message, and an index over the levels that vary.
 
 Stored form, version 1: keyspace ``keys`` (see `keys` for the keys)::
 
     message (stream, position)     -> the message (see `topicstore_layouts.shared.message_rows`)
-    index entry (hash, position)   -> nothing; a message has one for each level of its topic that
+    index entry (hash, position)   -> empty; a message has one for each level of its topic that
                                       varies within its stream
 
 and keyspace ``meta`` the learned topic structure (see `topicstore_layouts.shared.learned_topics`). ``hash`` is
 xxh3, 64 bits, of the level's text in UTF-8, with ``stream << 16 | number of the level, counted
 from 0`` as seed. The levels that vary are those learned as ``+``, and the
-first eight that a last ``#`` stands for. Hashes of two levels may be the same: what a reader finds
-by the index counts only if the message's own topic matches.
+first eight that a last ``#`` stands for. Hashes of two levels may be equal, so a message found
+by the index counts only if its own topic matches.
 
-A place is the next position, 8 bytes big-endian.
+A reader's place is the next position, 8 bytes big-endian.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from topicstore import MessageBatch, TopicFilter
 from topicstore.contract.engine import KEYS, Engine, Reader, WriteBatch
 from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
 from topicstore.contract.positions import Positions
+from topicstore.contract.topics import matches_any
 
 from topicstore_layouts.shared.latest_positions import LatestPositions
 from topicstore_layouts.shared.learned_topics import LearnedTopics
@@ -39,55 +40,60 @@ from .verification import Verification
 __all__ = ["SkipstreamSlab"]
 
 _QUERIES, _LONGEST_KEPT = 4_096, 256
-"""Queries that are kept, because every batch of a replay asks for its own again, and characters of their filters."""
+"""The most queries that are kept, because each batch of a replay needs its query again, and characters of a filter."""
 _LEAST_READ = 256
-"""Messages that are read at once at least where not all may match."""
+"""The least number of messages that are read at once if not all of them may match."""
 _FETCHED_FIRST, _FETCHED_MOST, _FETCHED_BYTES = 16, 1_024, 1 << 20
-"""Messages fetched by their keys at once, at first and at most, and bytes, should they be as large as those before."""
+"""The number of messages fetched by key at once, first and at most, and the most bytes, estimated from earlier ones."""
 _LOOKED_AT, _LOOKED_AT_BYTES = 1_000, 8 << 20
-"""Messages that one step of a delete looks at."""
+"""The most messages, and bytes of values, that one step of a delete examines."""
 _DENSE = 2
-"""Messages that are read in passing in the time that it takes to fetch one by its key."""
+"""The number of messages that a scan reads in the time of fetching one by its key."""
 _SAMPLED, _LEAST_SAMPLED = 4, 16
-"""Candidates for each message that is read to find out, and messages below which that says too little."""
+"""The candidates per sampled message, and the least number of samples from which the density is estimated."""
 
 
 @attrs.frozen
 class _Query:
-    """What a reader wants of a stream."""
+    """The messages of a stream that a reader wants."""
 
     stream: int
     topic_filter: TopicFilter
     hashes: list[int]
-    """Those that every matching message has an entry of."""
+    """The hashes for which every matching message has an entry."""
     certain: bool
-    """All messages of the stream match."""
+    """Whether all messages of the stream match."""
 
 
 @attrs.frozen
 class _Helping:
-    """Messages that lie one behind the other among those a reader looks at."""
+    """Consecutive messages among those that a reader examines."""
 
     positions: Positions
     values: Sequence[bytes]
     size: int
-    """Bytes of the values."""
+    """The number of bytes of the values."""
     last: int
-    """Nothing more is to be looked at up to here."""
+    """The position up to which everything was examined."""
 
 
 @attrs.frozen
 class _Chosen:
-    """Matching messages of a helping."""
+    """The matching messages of a helping."""
 
     rows: list[Row]
     positions: Positions
     values: Sequence[bytes]
     size: int
-    """Bytes of the values."""
+    """The number of bytes of the values."""
+
+    def only(self, chosen: list[int]) -> _Chosen:
+        """Return some of them, by number."""
+        values = [self.values[number] for number in chosen]
+        return _Chosen([self.rows[n] for n in chosen], self.positions[chosen], values, sum(map(len, values)))
 
     def first(self, limit: int, limit_bytes: int) -> _Chosen:
-        """Return those up to the one that reaches either limit; one at least."""
+        """Return the messages up to the one that reaches either limit; at least one."""
         if len(self.rows) <= limit and self.size <= limit_bytes:
             return self
         sizes = np.cumsum([len(value) for value in self.values[:limit]])
@@ -96,7 +102,7 @@ class _Chosen:
 
 
 class SkipstreamSlab(Slab):
-    """See the head of the module. ``hash_bits`` narrows the hashes, for those who want them to collide."""
+    """A slab of the skipstream layout, as the module describes it. Few ``hash_bits`` make hashes collide, for tests."""
 
     def __init__(
         self, engine: Engine, shard: int, generation: int, learned: LearnedTopics, hash_bits: int = 64
@@ -116,12 +122,12 @@ class SkipstreamSlab(Slab):
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Put each message and its entries, and what was learned."""
+        """Add each message with its entries, and newly learned structure, to a write."""
         streams, counts, hashes = self._entries.learn(batch.topics)
         positions = np.asarray(batch.positions, dtype=np.uint64)
         self._latest.note(streams, positions)
         values = encode_rows(batch, self._slab)
-        # Keys in order, because the engine then finds each one's place near that of the one before.
+        # Sorted, because the engine inserts a key faster near the previous one.
         order = np.argsort(streams, kind="stable")
         keys = self._messages.many(streams[order], positions[order])
         write.put_many(KEYS, keys, list(map(values.__getitem__, order.tolist())))
@@ -131,17 +137,17 @@ class SkipstreamSlab(Slab):
         self.trie.save(write)
 
     def committed(self) -> None:
-        """The learned structure is saved."""
+        """Note that the learned structure is saved."""
         self.trie.saved()
 
     # --- streams ---
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
-        """Return the learned streams that the filter may touch."""
+        """Return the learned streams that may hold matches of the filter."""
         return [StreamInfo(stream=s, pattern=self.trie.pattern(s)) for s in self.trie.match(topic_filter)]
 
     def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
-        """Return the streams that the filter may touch, but those that end in front of ``first``."""
+        """Return the streams that may hold matches, except those that end before ``first``."""
         return self._latest.reaching(self.trie.match(topic_filter), first)
 
     def _latest_in(self, view: Reader, stream: int) -> int:
@@ -150,7 +156,7 @@ class SkipstreamSlab(Slab):
         return 0
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """A place is a position."""
+        """Return the place of a position: its 8 bytes."""
         if stream not in self.trie:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
@@ -246,7 +252,7 @@ class SkipstreamSlab(Slab):
             start += count
             found = self._engine.get_many(KEYS, self._messages.many(query.stream, part))
             values = [value for value in found if value is not None]
-            if len(values) < len(found):  # what has the same hash by chance, or was deleted meanwhile
+            if len(values) < len(found):  # the others have the same hash by chance, or were deleted meanwhile
                 part = part[[value is not None for value in found]]
             size = sum(map(len, values))
             yield _Helping(part, values, size, int(positions[start - 1]) if start < len(positions) else last)
@@ -256,7 +262,7 @@ class SkipstreamSlab(Slab):
             count = max(min(4 * count, _FETCHED_MOST, _FETCHED_BYTES // (largest + 1)), 1)
 
     def _dense(self, query: _Query, positions: Positions) -> bool:
-        """Say whether candidates lie so close together that it is quicker to read what is between them, too."""
+        """Return whether candidates lie so close together that scanning all messages between them is faster."""
         sampled = len(positions) // _SAMPLED
         if sampled < _LEAST_SAMPLED:
             return False
@@ -282,18 +288,21 @@ class SkipstreamSlab(Slab):
         wanted = set(filter(query.topic_filter.matches, distinct))
         if len(wanted) == len(distinct):
             return whole
-        chosen = [number for number, topic in enumerate(topics) if topic in wanted]
-        values = [helping.values[number] for number in chosen]
-        return _Chosen([rows[n] for n in chosen], helping.positions[chosen], values, sum(map(len, values)))
+        return whole.only([number for number, topic in enumerate(topics) if topic in wanted])
 
     # --- deleting ---
 
-    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
-        """Delete matching messages and their entries; each step looks at a thousand messages at most."""
+    def delete(
+        self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
+    ) -> Iterator[DeleteStep]:
+        """Delete matching messages and their entries; each step examines at most a thousand messages."""
         for stream in self.trie.match(topic_filter):
             query = self._query(stream, topic_filter)
             for helping in self._helpings(query, first, last, _LOOKED_AT, _LOOKED_AT_BYTES):
-                yield self._delete(query, self._choose(query, helping))
+                found = self._choose(query, helping)
+                if spare:
+                    found = found.only([n for n, row in enumerate(found.rows) if not matches_any(spare, row.topic)])
+                yield self._delete(query, found)
 
     def _delete(self, query: _Query, found: _Chosen) -> DeleteStep:
         write = WriteBatch()
@@ -304,17 +313,17 @@ class SkipstreamSlab(Slab):
                 write.delete(KEYS, self._index.one(hash_, position))
         return DeleteStep(write=write, messages=len(found.rows), freed=found.size)
 
-    # --- care ---
+    # --- maintenance ---
 
     def learned(self) -> Iterator[TopicNode]:
-        """Yield the trie's nodes."""
+        """Yield the nodes of the learned topic structure."""
         return self.trie.describe()
 
     def info(self) -> SlabInfo:
-        """Streams and nodes of the trie."""
+        """Return the numbers of streams and of nodes of the trie."""
         return SlabInfo(streams=len(self.trie), details={"trie nodes": self.trie.nodes})
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Read every message of the moment, check that it lies where its topic leads, and compare with the index."""
+        """Read every message of one view, check that its topic leads to its stream, and compare with the index."""
         with self._engine.snapshot() as view:
             yield from Verification(view, self._shard, self._generation, self.trie, self._entries, bound).run()

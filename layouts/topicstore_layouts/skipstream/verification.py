@@ -1,10 +1,9 @@
 """Compares the messages of a slab with its index, in bounded memory.
 
-Messages lie in order of streams and positions, index entries in order of hashes, so that neither
-can be looked up for each of the other in passing. So every entry that a message should have is
-added to a sum, and every one that there is taken from it: one of 65,536 sums, chosen by the entry.
-Where a sum isn't nothing in the end, the entries of that sum, a tiny part of all, are read once
-more and compared one by one.
+Messages are in order of streams and positions, index entries in order of hashes, so a single pass over
+one can't look up the other. Instead, every entry that a message should have is added to one of 65,536
+sums, chosen by the entry, and every stored entry is subtracted from its sum. If a sum isn't zero in the
+end, its entries, a tiny part of all, are read again and compared one by one.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ __all__ = ["Verification"]
 
 _SUM_BITS = 16
 _MOST_COMPARED = 64
-"""Sums whose entries are compared one by one."""
+"""The most sums whose entries are compared one by one."""
 
 Entry = tuple[int, int]
-"""Hash and position."""
+"""An index entry: hash and position."""
 
 
 @attrs.frozen
 class _Read:
-    """Some messages as they were read."""
+    """Messages that were read, good and damaged ones."""
 
     good: dict[int, tuple[int, str]]
-    """By position the stream and topic of those that are as they should be."""
+    """The stream and topic of each good message, by position."""
     damages: dict[int, str]
-    """By position what is wrong with the others."""
+    """The fault of each damaged message, by position."""
 
 
 class Verification:
@@ -62,10 +61,10 @@ class Verification:
         self._bound = np.uint64(bound)
         self._sums = np.zeros(1 << _SUM_BITS, dtype=np.uint64)
         self._filled: dict[bytes, Damage] = {}
-        """Entries that hold something, by key."""
+        """Damages of entries whose value isn't empty, by key."""
 
     def run(self) -> Iterator[Damage | int]:
-        """Yield each damage, and the number of good messages as it goes."""
+        """Yield each damage, and the number of good messages since the last value."""
         for read in self._read_all():
             for position, reason in read.damages.items():
                 yield Damage(place=self._place_of(position), reason=reason)
@@ -108,7 +107,7 @@ class Verification:
         except (CorruptionError, NewerFormatError) as bad:
             if len(values) == 1:
                 return [bad]
-        # One by one: whoever reads them all at once hears only of the first.
+        # One by one, because reading them together reports only the first damage.
         return [self._topics(positions[n : n + 1], [value])[0] for n, value in enumerate(values)]
 
     # --- entries ---
@@ -122,7 +121,7 @@ class Verification:
         return hashes, np.repeat(positions, list(map(len, lists)))
 
     def _stored(self) -> Iterator[tuple[Numbers, Positions]]:
-        """Yield the entries that there are."""
+        """Yield the stored entries."""
         for chunk in self._view.scan(KEYS, *self._index.all()):
             keys = [key for key, _ in chunk]
             hashes, positions = self._index.numbers(keys), self._index.positions(keys)
@@ -133,7 +132,7 @@ class Verification:
             yield hashes[rows], positions[rows]
 
     def _compare(self) -> Iterator[Damage]:
-        """Compare the entries of some of the sums that aren't nothing."""
+        """Compare the entries of some of the sums that aren't zero."""
         suspects = np.flatnonzero(self._sums)
         compared = suspects[:_MOST_COMPARED]
         expected: set[Entry] = set()
@@ -145,7 +144,7 @@ class Verification:
         for hash_, position in sorted(expected - found):
             yield Damage(place=self._place_of(position), reason=f"its index entry {hash_:016x} is missing")
         for hash_, position in sorted(found - expected):
-            if position not in damaged:  # whose entries are not known
+            if position not in damaged:  # the entries of a damaged message are not known
                 place = f"{self._place}, index entry {hash_:016x} at position {position}"
                 yield Damage(place=place, reason="it leads to no message")
         if len(suspects) > len(compared):
@@ -153,8 +152,9 @@ class Verification:
 
 
 def _summed(hashes: Numbers, positions: Positions) -> tuple[npt.NDArray[np.intp], Numbers]:
-    """Return for each entry which sum it belongs to, and what it adds to it."""
-    # The finish of splitmix64: every bit of an entry moves about half of the bits of the result.
+    """Return the sum that each entry belongs to, and the number that it adds."""
+    # The finalizer of splitmix64, in which each input bit changes about half of the output bits (G. L. Steele,
+    # D. Lea, C. H. Flood, "Fast splittable pseudorandom number generators", 2014).
     mixed = hashes + positions * np.uint64(0x9E37_79B9_7F4A_7C15)
     mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58_476D_1CE4_E5B9)
     mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D0_49BB_1331_11EB)

@@ -1,6 +1,6 @@
-"""The wildcard_optimized layout: bit-field keys that wildcard filters leap through.
+"""The wildcard_optimized layout: keys of bit fields, between which wildcard filters leap.
 
-`keymapper` makes keys of bit fields and finds the next one that a filter lets through, `streams`
-says which fields a stream's keys have, `place` where a reader is, `slab` stores and reads,
-`layout` has the options and opens.
+`keymapper` makes keys of bit fields and finds the next one that a filter accepts, `streams` determines
+the fields of a stream's keys, `place` is a reader's place, `slab` stores and reads, and `layout` has the
+options and opens slabs.
 """

@@ -1,10 +1,13 @@
-"""Keys made of bit fields, and the next key that a filter lets through.
+"""Keys made of bit fields, and the next key that a filter accepts.
 
-A vector of numbers, one a dimension, becomes one key: a sequence of **sources**, each a run of
-bits of one dimension, from the most significant to the least, and zero bits behind the last one up
-to whole bytes. Keys are ordered as numbers, and as bytes, alike.
+A vector of numbers, one per dimension, becomes one key: a sequence of **sources**, each a run of bits of
+one dimension, from the most significant to the least, followed by zero bits up to whole bytes. The order
+of keys is the same as numbers and as bytes.
 
-Source of the method: the bitmask key mapper of EMQX's durable storage (EIP 0023).
+Source of the method: the bitmask key mapper of EMQX's durable storage
+(https://github.com/emqx/emqx, ``apps/emqx_durable_storage/src/emqx_ds_bitmask_keymapper.erl``), for the
+key format of EIP 0023
+(https://github.com/emqx/eip/blob/main/implemented/0023-rocksdb-message-persistence.md).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _WORD = 64
 
 @attrs.frozen
 class Source:
-    """``size`` bits, 1 to 64, of a dimension: those from bit ``offset``, counted from the lowest, on."""
+    """``size`` bits, 1 to 64, of a dimension, from bit ``offset`` on, counted from the lowest."""
 
     dimension: int
     offset: int
@@ -34,7 +37,7 @@ class Source:
 
     @property
     def full(self) -> int:
-        """The highest value of that many bits."""
+        """The highest value of this many bits."""
         return (1 << self.size) - 1
 
     def of(self, value: int) -> int:
@@ -45,8 +48,7 @@ class Source:
 class KeyMapper:
     """Makes keys of vectors, and vectors of keys.
 
-    A dimension's sources stand in order of significance, and together hold all of its bits that
-    matter; the others are lost.
+    A dimension's sources are in order of significance. Bits that no source holds are lost.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -54,7 +56,7 @@ class KeyMapper:
         self.dimensions = 1 + max(source.dimension for source in sources)
         bits = sum(source.size for source in sources)
         self.width = -(-bits // 8)
-        """Bytes of a key."""
+        """The number of bytes of a key."""
         self.bits = 8 * self.width
         shift = self.bits
         shifts = []
@@ -62,7 +64,7 @@ class KeyMapper:
             shift -= source.size
             shifts.append(shift)
         self.shifts = tuple(shifts)
-        """Where each source's lowest bit stands in a key."""
+        """The index in a key of each source's lowest bit."""
 
     def encode(self, vector: Sequence[int]) -> int:
         """Return the key of a vector."""
@@ -79,13 +81,13 @@ class KeyMapper:
         return vector
 
     def pack(self, vectors: Sequence[Vector]) -> npt.NDArray[np.uint8]:
-        """Return the keys of many vectors as rows of bytes; ``vectors`` has an array a dimension."""
+        """Return the keys of many vectors as rows of bytes; ``vectors`` has one array per dimension."""
         rows = len(vectors[0])
         words = np.zeros((-(-self.bits // _WORD) + 1, rows), dtype=np.uint64)
         for source, shift in zip(self.sources, self.shifts, strict=True):
             values = vectors[source.dimension] >> np.uint64(source.offset) & np.uint64(source.full)
             word, first = divmod(self.bits - shift - source.size, _WORD)
-            room = _WORD - first - source.size  # bits left free behind the value; below 0, bits that go on
+            room = _WORD - first - source.size  # bits free after the value; if negative, bits in the next word
             if room >= 0:
                 words[word] |= values << np.uint64(room)
             else:
@@ -103,20 +105,20 @@ class KeyMapper:
         return values
 
     def _bits(self, keys: npt.NDArray[np.uint8], start: int, size: int) -> Vector:
-        """Return some bits of many keys, counted from the highest, with others in front of them."""
+        """Return some bits of many keys, counted from the highest, with other bits above them."""
         first = min(start // 8, max(self.width - 8, 0))
-        room = _WORD - (start - 8 * first) - size  # bits behind them in the first word; below 0, bits that go on
+        room = _WORD - (start - 8 * first) - size  # bits after them in the word; if negative, in the next one
         word = _word(keys, first)
         if room >= 0:
             return word >> np.uint64(room)
         return word << np.uint64(-room) | _word(keys, first + 8) >> np.uint64(_WORD + room)
 
     def filter(self, ranges: Sequence[Range]) -> KeyFilter:
-        """Return a filter that lets through at least the keys of the vectors within ``ranges``, one a dimension.
+        """Return a filter that accepts at least the keys of the vectors within ``ranges``, one per dimension.
 
-        It lets through no others where, in each dimension, all values agree in what the sources
-        above one hold unless they leave that one free: a range of values within an aligned block,
-        or of whole blocks.
+        It accepts no others if in each dimension, for every source that the range restricts, all values of the
+        range agree in the bits of the sources above it: the range lies within an aligned block, or consists of
+        whole blocks.
         """
         spans: list[Range] = []
         agreed = [True] * self.dimensions
@@ -129,20 +131,20 @@ class KeyMapper:
 
 @attrs.frozen
 class _Field:
-    """What a filter wants of one source."""
+    """The values of one source that a filter accepts."""
 
     shift: int
     full: int
     lowest: int
     highest: int
     floor: int
-    """The lowest that may follow behind the field."""
+    """The lowest bits that may follow the field."""
 
 
 class KeyFilter:
-    """For each source of a mapper a lowest and a highest value.
+    """A lowest and a highest value for each source of a mapper.
 
-    Fields that are left one value become an equality mask, so that most keys are judged by one
+    Fields with a single accepted value become an equality mask, so that most keys are decided by one
     comparison. The zero bits at a key's end are such a field.
     """
 
@@ -165,10 +167,10 @@ class KeyFilter:
                 self._ranges.append((shift, source.full, lowest, highest))
         self._fields = fields[::-1]
         self.free = not self._mask and not self._ranges
-        """True if every key gets through."""
+        """Whether every key is accepted."""
 
     def select(self, keys: Sequence[bytes]) -> Sequence[int]:
-        """Return the indexes of the keys, which may have more bytes in front, that get through."""
+        """Return the indexes of the accepted keys; keys may have additional bytes in front."""
         if self.free:
             return range(len(keys))
         mask, equal, number = self._mask, self._equal, int.from_bytes
@@ -178,7 +180,7 @@ class KeyFilter:
         return found
 
     def ratchet(self, key: int) -> int | None:
-        """Return the lowest key at or above ``key`` that gets through; None if there is none."""
+        """Return the lowest accepted key at or above ``key``; None if there is none."""
         if key >> self._bits:
             return None
         raised = None  # the lowest key above this one that differs from it in one of the fields seen so far
@@ -194,7 +196,7 @@ class KeyFilter:
 
 
 def _word(keys: npt.NDArray[np.uint8], first: int) -> Vector:
-    """Return eight bytes of many keys as numbers; what lies behind a key is zero."""
+    """Return eight bytes of many keys as numbers, with zeros past the end of a key."""
     part = keys[:, first : first + 8]
     if part.shape[1] < 8:
         part = np.pad(part, ((0, 0), (0, 8 - part.shape[1])))

@@ -1,4 +1,4 @@
-"""Options of the wildcard_optimized layout, and how its slabs are made and opened."""
+"""Options of the wildcard_optimized layout, and how its slabs are created and opened."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class WildcardOptimizedOptions:
     """Options of the wildcard_optimized layout, kept with each generation."""
 
     bits_per_topic_level: int = attrs.field(default=64, validator=[ge(1), le(64)])
-    """Bits of a key for each varying level. Fewer make keys shorter, and let more topics of no use
-    through, which are then told apart by their names: results are the same."""
+    """Bits of a key for each varying level. Fewer bits make keys shorter, but more topics that don't match are read
+    and then sorted out by name. Results are the same."""
     epoch_bits: int = attrs.field(default=20, validator=[ge(0), le(40)])
-    """An epoch has as many microseconds as this many bits count: 20 make a second, 40 twelve days.
+    """The number of bits that count the microseconds of an epoch: 20 make a second, 40 twelve days.
 
     Until its epoch is over a message can't be read, unless no level of its topic's stream varies.
-    Longer ones make filters leap further, shorter ones a late ``start`` find its place sooner.
+    Longer epochs make filters leap further; shorter ones make a late ``start`` find its place sooner.
     """
     topic_index_bytes: int = attrs.field(default=4, validator=[ge(1), le(8)])
-    """Bytes of a key for the stream's number. Of n bytes, the last number serves the 256**n - 1st
-    stream and all that follow: filters can't leap there, but nothing is lost."""
+    """Bytes of a key for the stream's number. With n bytes, the last number serves the (256**n - 1)-th stream and all
+    later ones: filters can't leap there, but results are the same."""
     thresholds: tuple[int, ...] = attrs.field(default=(100, 20), validator=check_thresholds)
-    """Children that a level of the learned topic structure gets before ``+`` takes the rest: for
-    the first level, the second and so on, the last for all below. 0: ``+`` at once."""
+    """The number of children that a level of the learned topic structure gets before ``+`` takes the rest: for the
+    first level, the second and so on; the last number is for all deeper levels. With 0 there is only ``+``."""
 
 
 class WildcardOptimizedLayout(Layout):
@@ -43,12 +43,12 @@ class WildcardOptimizedLayout(Layout):
     options: WildcardOptimizedOptions
 
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
-        """Persist what the parent's topics taught, so that streams stay few from the first message on."""
+        """Persist the topic structure learned by the parent, so that streams are few from the first message on."""
         if isinstance(parent, WildcardSlab):
             parent.trie.pass_on(generation, self.options.thresholds, write)
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
-        """Load the learned structure, which is small; everything else is read when needed."""
+        """Load the learned structure, which is small; everything else is read on demand."""
         options = self.options
         trie = LearnedTopics.load(engine, generation, options.thresholds)
         keys = KeyOptions(

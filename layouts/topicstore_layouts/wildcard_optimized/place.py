@@ -1,14 +1,13 @@
-"""Where a reader of a stream is.
+"""The place of a reader in a stream.
 
-Within an epoch messages lie by hash, so "everything up to here" is no position. And bounds differ
-from call to call, up or down, and may fall into the middle of an epoch. What a reader has of the
-epoch that it is in is a **staircase**: steps ``(key, position)``, keys rising and positions
-falling. It has every message whose key is below a step's key and whose position is not above that
-step's. Of the epochs before it has everything, of those behind nothing.
+Within an epoch messages are ordered by hash, so a position can't say what a reader has read. And bounds differ
+from call to call, up or down, and may fall into the middle of an epoch. The part of the current epoch that a
+reader has read is a **staircase**: steps ``(key, position)``, keys rising and positions falling. It has read
+every message whose key is below a step's key and whose position is not above that step's position, everything in
+earlier epochs, and nothing in later ones.
 
-Stored form: the epoch, 8 bytes, and for each step the key below its epoch (as many bytes as the
-bits of such a key, and one more, take) and the position below its epoch (as many bytes as those
-bits take); all big-endian.
+Stored form: the epoch, 8 bytes, and for each step the key within its epoch (as many bytes as the bits of such a
+key, and one more bit, take) and the position within its epoch (as many bytes as its bits take); all big-endian.
 """
 
 from __future__ import annotations
@@ -21,32 +20,32 @@ __all__ = ["Epochs", "Place", "Span"]
 
 _EPOCH = 8
 MOST_STEPS = 64
-"""Each takes one more bound within one epoch that is below all before, each left before the epoch's end."""
+"""The most steps of a place. Only a read in the same epoch with a lower bound than all before adds a step."""
 
 Step = tuple[int, int]
 
 
 @attrs.frozen
 class Epochs:
-    """How a stream's positions and keys are made of epochs and what is below."""
+    """How a stream's positions and keys are divided into epochs and lower bits."""
 
     position_bits: int
-    """Bits of a position below its epoch; 0 where keys are positions, and each its own epoch."""
+    """Bits of a position within its epoch; 0 if keys are positions, each of which is its own epoch."""
     key_bits: int
-    """Bits of a key below its epoch."""
+    """Bits of a key within its epoch."""
 
     @property
     def last_position(self) -> int:
-        """The highest position below its epoch."""
+        """The highest position within an epoch."""
         return (1 << self.position_bits) - 1
 
     @property
     def end(self) -> int:
-        """What is above every key below its epoch."""
+        """The number after the highest key within an epoch."""
         return 1 << self.key_bits
 
     def top(self, epoch: int, bound: int) -> int:
-        """Return the highest position of an epoch, below that epoch, that is not above ``bound``."""
+        """Return the highest position within an epoch that is not above ``bound``."""
         return self.last_position if bound >> self.position_bits > epoch else bound & self.last_position
 
 
@@ -59,12 +58,12 @@ class Span:
     first: int
     last: int
     whole: bool
-    """All keys of the span are of such messages."""
+    """Whether all keys of the span are of such messages."""
 
 
 @attrs.frozen
 class Place:
-    """What a reader has: all before ``epoch``, and of that epoch what lies below the steps."""
+    """What a reader has read: all epochs before ``epoch``, and the part of that epoch below the steps."""
 
     epochs: Epochs
     epoch: int
@@ -74,12 +73,12 @@ class Place:
 
     @classmethod
     def before(cls, epochs: Epochs, position: int) -> Place:
-        """Return the place of a reader who wants everything from a position on."""
+        """Return the place of a reader that wants everything from a position on."""
         epoch, low = position >> epochs.position_bits, position & epochs.last_position
         return cls(epochs, epoch, ((epochs.end, low - 1),) if low else ())
 
     def encode(self) -> bytes:
-        """Return bytes that `decode` turns back."""
+        """Return the place as bytes, for `decode`."""
         key_size, position_size = _sizes(self.epochs)
         parts = [self.epoch.to_bytes(_EPOCH, "big")]
         for key, position in self.steps:
@@ -88,7 +87,7 @@ class Place:
 
     @classmethod
     def decode(cls, epochs: Epochs, data: bytes) -> Place:
-        """Return the place of `encode`. Raises `ValueError` for anything that it doesn't make for such a stream."""
+        """Return the place from the bytes of `encode`. Raises `ValueError` if they are not a place in such a stream."""
         key_size, position_size = _sizes(epochs)
         size = key_size + position_size
         count, rest = divmod(len(data) - _EPOCH, size)
@@ -112,10 +111,10 @@ class Place:
         if self.steps and not self.epochs.position_bits:
             raise ValueError("steps in a stream without epochs")
 
-    # --- moving ---
+    # --- reading on ---
 
     def spans(self, bound: int) -> Iterator[Span]:
-        """Yield what is left to read up to a position, in order of keys."""
+        """Yield the spans that are left to read up to a position, in order of keys."""
         epochs, bits = self.epochs, self.epochs.key_bits
         last_epoch = bound >> epochs.position_bits
         if self.epoch > last_epoch:
@@ -129,7 +128,7 @@ class Place:
         yield from self._behind(base + start, last_epoch, bound)
 
     def _behind(self, start: int, last_epoch: int, bound: int) -> Iterator[Span]:
-        """Yield what is left behind the steps: whole epochs as one span, and the one that the bound cuts."""
+        """Yield the spans after the steps: all whole epochs as one, and the epoch that the bound cuts."""
         epochs, bits = self.epochs, self.epochs.key_bits
         cut = epochs.top(last_epoch, bound) < epochs.last_position
         end = last_epoch + (not cut) << bits
@@ -140,7 +139,7 @@ class Place:
             yield Span(max(start, end), end + epochs.end, first, bound, whole=False)
 
     def moved(self, key: int, bound: int) -> Place:
-        """Return the place after everything below a key, which is above 0, was read up to a bound.
+        """Return the place after everything below a key, which must be above 0, was read up to a bound.
 
         Raises `ValueError` where that would take more than `MOST_STEPS` steps.
         """
@@ -165,5 +164,5 @@ class Place:
 
 
 def _sizes(epochs: Epochs) -> tuple[int, int]:
-    """Return how many bytes a step's key and position take."""
+    """Return the number of bytes of a step's key and of its position."""
     return -(-(epochs.key_bits + 1) // 8), -(-epochs.position_bits // 8)

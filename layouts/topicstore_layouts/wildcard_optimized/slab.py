@@ -1,4 +1,4 @@
-"""A slab of bit-field keys: one value a message, under a key that a wildcard filter can leap by.
+"""A slab of bit-field keys: one value per message, under a key by which a wildcard filter can leap.
 
 Stored form, version 1 (keyspace ``keys``; fields are unsigned, from the most significant bit on)::
 
@@ -8,16 +8,15 @@ Stored form, version 1 (keyspace ``keys``; fields are unsigned, from the most si
 with the options I = ``topic_index_bytes``, B = ``bits_per_topic_level`` and E = ``epoch_bits``.
 ``index`` is the number of the topic's stream in the learned topic structure (keyspace ``meta``,
 see `topicstore_layouts.shared.learned_topics`). Each ``+`` of the stream's pattern, of the first ten, has a hash:
-the highest B bits of the 64-bit xxh3 digest of the topic's level, in UTF-8. Further ones and what
-a pattern's ``#`` stands for have none. ``epoch`` and ``low`` are the higher and the lower bits of
-the position; zero bits fill up the last byte. The second form is that of streams whose pattern
-has no ``+``, and of the highest index, which serves every stream of that number and above.
+the highest B bits of the 64-bit xxh3 digest of the topic's level, in UTF-8. Further levels, and
+those that a pattern's ``#`` stands for, have none. ``epoch`` and ``low`` are the higher and the lower bits of
+the position; zero bits fill up the last byte. The second form is for streams whose pattern
+has no ``+``, and for the highest index, which serves every stream of that number and above.
 
 Rows are as in `topicstore_layouts.shared.message_rows`, and the place of a reader as in `place`.
 
-A read goes to the lowest key at or above its place that its filter lets through, walks on as long
-as such keys come, and leaps from where they end to the next one that can be there. Hashes may
-collide, so each message's topic is looked at as well.
+A read seeks to the lowest key at or above its place that its filter accepts, scans while keys are accepted,
+and then leaps to the next possible key. Hashes may collide, so each message's topic is checked as well.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from topicstore.contract.engine import KEYS, Engine, Reader, WriteBatch, encode_
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import Damage, DeleteStep, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo, TopicNode
 from topicstore.contract.positions import COUNTER_BITS
+from topicstore.contract.topics import matches_any
 
 from topicstore_layouts.shared.latest_positions import LatestPositions
 from topicstore_layouts.shared.learned_topics import LearnedTopics
@@ -47,43 +47,43 @@ from .streams import KeyOptions, StreamKeys, Streams
 __all__ = ["WildcardSlab"]
 
 _LEAP = 12
-"""Keys at the end of a list, of no use and with no place among them for one that is, from which on a leap
-is taken to cost less than walking on: it costs as much as walking over some fifty."""
+"""The number of rejected keys at the end of a list, with no possible match among them, from which on a leap is
+assumed to be cheaper than scanning. A leap costs as much as scanning about fifty keys."""
 _LOOKED_AT = 1_000
-"""Keys that one step of a delete looks at, and up to a list more."""
+"""The number of keys that one step of a delete examines. It may examine the rest of the last list, too."""
 _DELETED_BYTES = 1 << 20
-"""Of values that one step of a delete takes in."""
+"""The bytes of values that one step of a delete reads."""
 
 Pair = tuple[bytes, bytes]
 
 
 @attrs.frozen
 class _Found:
-    """What a list of pairs held."""
+    """The pairs of a list that may match."""
 
     keys: Sequence[bytes]
-    """Of messages that may match."""
+    """The keys of messages that may match."""
     values: Sequence[bytes]
     looked_at: int
     after: int
-    """What is below this key was looked at."""
+    """The key below which everything was examined."""
 
 
 @attrs.frozen(kw_only=True)
 class _Limits:
-    """What ends a read that has this many of something."""
+    """The amounts at which a read ends."""
 
     rows: int
     bytes: int
-    """Of values, which are little more than their payloads."""
+    """Bytes of values, which are little more than their payloads."""
     keys: int
-    """Looked at."""
+    """The number of keys that were examined."""
     deadline: float | None
-    """A time, of `time.monotonic`."""
+    """A time as of `time.monotonic`, or None."""
 
 
 class _Taken:
-    """What a read has."""
+    """The amounts that a read has so far."""
 
     def __init__(self, limits: _Limits) -> None:
         self.keys: list[bytes] = []
@@ -92,7 +92,7 @@ class _Taken:
         self._bytes = self._looked_at = 0
 
     def take(self, found: _Found) -> int:
-        """Take what there is room for, at least one if there is any; return how many."""
+        """Count the messages that fit the limits, at least one if there are any; return their number."""
         keys, values, size = found.keys, found.values, sum(map(len, found.values))
         rows, bytes_ = self._limits.rows - len(self.values), self._limits.bytes - self._bytes
         if len(values) > rows or size > bytes_:
@@ -107,7 +107,7 @@ class _Taken:
 
     @property
     def enough(self) -> bool:
-        """Whether the read ends here."""
+        """Whether a limit is reached."""
         limits = self._limits
         return (
             len(self.values) >= limits.rows
@@ -119,7 +119,7 @@ class _Taken:
 
 @attrs.frozen
 class _Read:
-    """What a read brought."""
+    """The result of a read."""
 
     keys: Sequence[bytes]
     values: Sequence[bytes]
@@ -128,7 +128,7 @@ class _Read:
 
 
 class WildcardSlab(Slab):
-    """See the head of the module."""
+    """A slab of the wildcard_optimized layout; the docstring of the module describes it."""
 
     def __init__(self, engine: Engine, shard: int, generation: int, trie: LearnedTopics, options: KeyOptions) -> None:
         self.counters = ReadCounters()
@@ -144,7 +144,7 @@ class WildcardSlab(Slab):
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Put every message, in order of keys, and what its topic taught."""
+        """Add every message, in order of keys, and newly learned structure to a write."""
         values = encode_rows(batch, self._number)
         streams, positions = self._streams, np.asarray(batch.positions)
         parts = streams.learn(batch.topics)
@@ -154,22 +154,22 @@ class WildcardSlab(Slab):
         self.trie.save(write)
 
     def committed(self) -> None:
-        """The learned structure is saved."""
+        """Note that the learned structure is saved."""
         self.trie.saved()
 
     # --- streams ---
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
-        """Return the streams that the filter may touch."""
+        """Return the streams that may hold matches of the filter."""
         streams = self._streams
         return [StreamInfo(stream=s, pattern=streams.describe(s)) for s in streams.match(topic_filter)]
 
     def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
-        """Return the streams that the filter may touch, but those that end in front of ``first``."""
+        """Return the streams that may hold matches, except those that end before ``first``."""
         return self._latest.reaching(self._streams.match(topic_filter), first)
 
     def _latest_in(self, view: Reader, stream: int) -> int:
-        """Return the end of the last epoch with a message: where in it the last one lies is not in their order."""
+        """Return the end of the last epoch with a message. Within it, messages are not in order of position."""
         keys = self._streams.keys(stream)
         span = keys.encode(0), keys.encode(1 << keys.mapper.bits)
         for chunk in view.scan(KEYS, *span, reverse=True, limit=1):
@@ -178,11 +178,11 @@ class WildcardSlab(Slab):
         return 0
 
     def visible(self, stream: int, watermark: int) -> int:
-        """Streams without hashes are in order of positions, and show everything."""
+        """Return the position up to which a stream can be read: all of it if it has no hashes, else whole epochs."""
         return watermark if self._streams.is_ordered(stream) else super().visible(stream, watermark)
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """A place is an epoch and what is read of it."""
+        """Return the place of a reader that wants everything from a position on."""
         return Place.before(self._streams.keys(stream).epochs, position).encode()
 
     # --- reading ---
@@ -198,7 +198,7 @@ class WildcardSlab(Slab):
         bound: int,
         deadline: float | None,
     ) -> SlabStep:
-        """Walk and leap from the place on until there are enough rows."""
+        """Scan and leap from the place on until there are enough rows."""
         try:
             keys = self._streams.keys(stream)
         except KeyError as bad:
@@ -215,7 +215,7 @@ class WildcardSlab(Slab):
         return SlabStep(batch=batch, place=read.place.encode(), exhausted=read.exhausted)
 
     def _read(self, stream: int, topic_filter: TopicFilter, place: Place, bound: int, limits: _Limits) -> _Read:
-        """Read on until there is enough, or nothing left up to the bound."""
+        """Read until a limit is reached or everything up to the bound was read."""
         taken, keys = _Taken(limits), self._streams.keys(stream)
         hashes = self._streams.hashes(stream, topic_filter)
         for span in place.spans(bound):
@@ -231,7 +231,7 @@ class WildcardSlab(Slab):
         return _Read(taken.keys, taken.values, place.done(bound), exhausted=True)
 
     def _walk(self, keys: StreamKeys, let_through: KeyFilter, span: Span, rows: int) -> Iterator[_Found]:
-        """Yield the keys of a span that a filter lets through, of which not more than so many rows are wanted."""
+        """Yield the keys of a span that a filter accepts, of which at most ``rows`` are wanted."""
         limit = rows if let_through.free else None
         at = let_through.ratchet(span.start)
         while at is not None and at < span.end:
@@ -258,46 +258,52 @@ class WildcardSlab(Slab):
 
     # --- deleting ---
 
-    def delete(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[DeleteStep]:
-        """Read as for `next`, a bounded number of keys a step, and delete what matches."""
+    def delete(
+        self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
+    ) -> Iterator[DeleteStep]:
+        """Read as `next` does, a bounded number of keys per step, and delete the messages that match."""
         limits = _Limits(rows=_LOOKED_AT, bytes=_DELETED_BYTES, keys=_LOOKED_AT, deadline=None)
         for stream in self._streams.match(topic_filter):
             keys = self._streams.keys(stream)
             place, exhausted = Place.before(keys.epochs, first), False
             while not exhausted:
                 read = self._read(stream, topic_filter, place, last, limits)
-                yield self._deletion(keys, topic_filter, read)
+                yield self._deletion(keys, topic_filter, spare, read)
                 place, exhausted = read.place, read.exhausted
 
-    def _deletion(self, keys: StreamKeys, topic_filter: TopicFilter, read: _Read) -> DeleteStep:
+    def _deletion(
+        self, keys: StreamKeys, topic_filter: TopicFilter, spare: Sequence[TopicFilter], read: _Read
+    ) -> DeleteStep:
         rows = read_rows(read.values, keys.positions(read.keys), self._number)
         chosen = _matching(keys, topic_filter, rows)
+        if spare:
+            chosen = [row for row in chosen if not matches_any(spare, rows[row].topic)]
         write = WriteBatch()
         for row in chosen:
             write.delete(KEYS, read.keys[row])
         return DeleteStep(write=write, messages=len(chosen), freed=sum(len(read.values[row]) for row in chosen))
 
-    # --- care ---
+    # --- maintenance ---
 
     def learned(self) -> Iterator[TopicNode]:
-        """Yield the trie's nodes."""
+        """Yield the nodes of the learned topic structure."""
         return self._streams.learned()
 
     def info(self) -> SlabInfo:
-        """Streams, and the size of the trie."""
+        """Return the number of streams and the size of the trie."""
         return SlabInfo(streams=len(self._streams), details={"trie nodes": self.trie.nodes})
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Decode every message, and make its key anew of its topic and its position."""
+        """Decode every message, and compare its key with the one made from its topic and position."""
         first, end = (encode_generation(number) for number in (self._generation, self._generation + 1))
         for chunk in self._engine.scan(KEYS, first, end):
             yield from self._verify(chunk, bound)
 
     def _verify(self, pairs: list[Pair], bound: int) -> Iterator[Damage | int]:
-        """Check messages all at once and, where that fails, one by one."""
+        """Check messages together and, if that fails, one by one."""
         try:
             yield sum(self._check(*of_stream, bound) for of_stream in groupby(pairs, self._streams.stream_of))
-        except (CorruptionError, NewerFormatError) as bad:  # the latter from a damaged version byte
+        except (CorruptionError, NewerFormatError) as bad:  # a damaged version byte raises the latter
             if len(pairs) > 1:
                 for pair in pairs:
                     yield from self._verify([pair], bound)
@@ -306,7 +312,7 @@ class WildcardSlab(Slab):
                 yield Damage(place=place, reason=bad.reason)
 
     def _check(self, stream: int, pairs: Iterable[Pair], bound: int) -> int:
-        """Return how many of a stream's messages are up to a bound; all of those are good."""
+        """Return how many of a stream's messages are up to a bound. Raises `CorruptionError` if one is damaged."""
         stored, values = map(list, zip(*pairs, strict=True))
         try:
             keys = self._streams.keys(stream)
@@ -329,7 +335,7 @@ class WildcardSlab(Slab):
 
 
 def _leap(let_through: KeyFilter, idle: int, after: int, end: int) -> int | None:
-    """Return where to leap to after keys of no use, from ``idle`` on; None if one of use could have been among them."""
+    """Return the key to leap to after rejected keys from ``idle`` on; None if a match is possible among them."""
     target = let_through.ratchet(idle)
     if target is None:
         return end

@@ -1,4 +1,4 @@
-"""Which bit fields the keys of a stream have, and what a topic and a topic filter put into them."""
+"""The bit fields of a stream's keys, and their values for a topic and for a topic filter."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from .place import Epochs, Span
 __all__ = ["MOST_LEVELS", "KeyOptions", "StreamKeys", "Streams"]
 
 MOST_LEVELS = 10
-"""Varying levels of a pattern that get bits of a key: the first ones."""
+"""The number of varying levels of a pattern, the first ones, that get bits of a key."""
 _POSITION_BITS = 64
 _HASH_BITS = 64
 _EVERY_POSITION = 0, (1 << _POSITION_BITS) - 1
 _EVERY_HASH = 0, (1 << _HASH_BITS) - 1
 _CACHED, _CACHED_CHARACTERS = 65_536, 1 << 22
-"""Topics whose parts are remembered, and how long all of them may be together."""
+"""The most topics whose parts are remembered, and the most characters of all of them together."""
 
 _PART_BYTES = 8 * (2 + MOST_LEVELS)
 Parts = npt.NDArray[np.uint64]
-"""What topics put into their keys, a row each: stream, number of hashes, ten hashes of 64 bits, zeros for those that
-it doesn't have."""
+"""The parts of keys that topics determine, one row per topic: stream, number of hashes, and ten hashes of 64 bits,
+zero for missing ones."""
 
 
 @attrs.frozen(kw_only=True)
 class KeyOptions:
-    """What all keys of a slab have in common."""
+    """The options that all keys of a slab share."""
 
     index_bytes: int
     epoch_bits: int
@@ -62,22 +62,22 @@ class StreamKeys:
     ) -> None:
         self.epochs = epochs
         self.varying = varying
-        """Which levels of the topics have bits."""
+        """The indexes of the levels of topics that have bits."""
         self.pattern = pattern
-        """Levels of the topic filter that describes the stream."""
+        """The levels of the topic filter that describes the stream."""
         self.mapper = mapper
         self.head = len(prefix)
-        """Bytes in front of those that the mapper makes."""
+        """The number of bytes in front of those that the mapper makes."""
         self.width = len(prefix) + mapper.width
         self._first = int.from_bytes(prefix, "big") << mapper.bits
         self._part = stream.to_bytes(8, "big") + len(varying).to_bytes(8, "big")
 
     def encode(self, key: int) -> bytes:
-        """Return the stored form of a mapper's key, or of the end behind the last one."""
+        """Return the stored form of a mapper's key, or of the end of all keys."""
         return (self._first + key).to_bytes(self.width, "big")
 
     def decode(self, stored: bytes) -> int:
-        """Return the mapper's key of a stored one."""
+        """Return the mapper's key from a stored key."""
         return int.from_bytes(stored[self.head :], "big")
 
     def positions(self, stored: Sequence[bytes]) -> Positions:
@@ -86,28 +86,28 @@ class StreamKeys:
         return self.mapper.unpack(rows[:, self.head :], 0)
 
     def part(self, topic: str) -> bytes:
-        """Return what a topic of the stream puts into its keys, as bytes of a row of `Parts`."""
+        """Return the part of keys that a topic of the stream determines, as bytes of a row of `Parts`."""
         part, levels = self._part, topic.split("/") if self.varying else ()
         for depth in self.varying:
             part += _hash(levels[depth])
         return part.ljust(_PART_BYTES, b"\0")
 
     def filter(self, hashes: Sequence[Range], span: Span) -> KeyFilter:
-        """Return what lets through the keys of a span whose hashes are within these ranges."""
+        """Return the filter that accepts the keys of a span whose hashes are within these ranges."""
         return self.mapper.filter([_EVERY_POSITION if span.whole else (span.first, span.last), *hashes])
 
     def covered(self, topic_filter: TopicFilter) -> bool:
-        """Say whether every topic of the stream is known to match, without a look at it."""
+        """Return whether every topic of the stream matches, so that topics need not be checked."""
         pattern = self.pattern
         if pattern[0] == "#" or (pattern[0][:1] == "$" and topic_filter.levels[0] in ("+", "#")):
-            return False  # there may be topics among them that begin with $, which no wildcard matches
+            return False  # some may begin with $, which these wildcards don't match
         return covers(topic_filter, pattern)
 
 
 class Streams:
-    """The streams of a slab: those of the learned structure, as far as there are indexes for them.
+    """The streams of a slab: those of the learned structure that have an index of their own.
 
-    The highest index serves all streams that have none of their own: there, keys are positions.
+    The highest index serves all other streams. In it, keys are positions.
     """
 
     def __init__(self, generation: int, trie: LearnedTopics, options: KeyOptions) -> None:
@@ -131,12 +131,12 @@ class Streams:
         return list(dict.fromkeys(min(stream, self._shared) for stream in self._trie.match(topic_filter)))
 
     def find(self, topic: str) -> int | None:
-        """Return the stream of a topic; None if it leads nowhere."""
+        """Return the stream of a topic; None if it has none."""
         stream = self._trie.find(topic)
         return None if stream is None else min(stream, self._shared)
 
     def stream_of(self, pair: tuple[bytes, bytes]) -> int:
-        """Return the stream in a stored key, which comes with its value."""
+        """Return the stream in the stored key of a pair of key and value."""
         return int.from_bytes(pair[0][len(self._prefix) :][: self._options.index_bytes], "big")
 
     def describe(self, stream: int) -> str:
@@ -152,7 +152,7 @@ class Streams:
                 yield node
 
     def keys(self, stream: int) -> StreamKeys:
-        """Return the keys of a stream. Raises `KeyError` for one that isn't there."""
+        """Return the keys of a stream. Raises `KeyError` if there is no such stream."""
         keys = self._keys.get(stream)
         if keys is None:
             if not 0 < stream <= len(self):
@@ -161,7 +161,7 @@ class Streams:
         return keys
 
     def is_ordered(self, stream: int) -> bool:
-        """Say whether a stream, if it is there, comes in order of positions."""
+        """Return whether a stream, if it exists, is read in order of position."""
         return 0 < stream <= len(self) and not self.keys(stream).varying
 
     def _make_keys(self, stream: int) -> StreamKeys:
@@ -175,7 +175,7 @@ class Streams:
     # --- filters ---
 
     def hashes(self, stream: int, topic_filter: TopicFilter) -> list[Range]:
-        """Return what a filter wants of the hashes in a stream's keys."""
+        """Return the ranges of the hashes in a stream's keys that a filter accepts."""
         levels = topic_filter.levels
         wanted = [levels[depth] if depth < len(levels) else "#" for depth in self.keys(stream).varying]
         return [_EVERY_HASH if level in ("+", "#") else (int.from_bytes(_hash(level), "big"),) * 2 for level in wanted]
@@ -183,7 +183,7 @@ class Streams:
     # --- topics ---
 
     def pack(self, parts: Parts, positions: Positions) -> Iterator[tuple[Indices, list[bytes]]]:
-        """Yield the stored keys of messages: each time those of some, with their indexes, in order of keys."""
+        """Yield the stored keys of messages in order of keys, some at a time, with the indexes of the messages."""
         counts = parts[:, 1]
         for count in np.unique(counts).tolist():
             rows = np.flatnonzero(counts == count)
@@ -205,7 +205,7 @@ class Streams:
         return stored
 
     def learn(self, topics: Column) -> Parts:
-        """Return the topics' parts; streams are learned where topics are new. For the writer alone."""
+        """Return the topics' parts; streams of new topics are learned. Only for the writer."""
         names = [topics.value] if isinstance(topics, Constant) else to_list(topics)
         parts = _parts(b"".join(self._topics.of(names)))
         return np.repeat(parts, len(topics), axis=0) if isinstance(topics, Constant) else parts
@@ -235,9 +235,9 @@ def _epochs(mapper: KeyMapper, options: KeyOptions) -> Epochs:
 
 
 def _mapper(levels: int, options: KeyOptions) -> KeyMapper:
-    """Return what makes the keys of a stream with some varying levels; dimension 0 is the position.
+    """Return the mapper for the keys of a stream with this many varying levels; dimension 0 is the position.
 
-    The others are hashes of 64 bits, of which the highest are taken.
+    The others are hashes of 64 bits, of which the highest bits are used.
     """
     if not levels:
         return KeyMapper([Source(0, 0, _POSITION_BITS)])

@@ -86,6 +86,8 @@ const number = (value) => {
     if (value >= size) return (value / size).toPrecision(3) + prefix;
   return value >= 100 ? value.toFixed(0) : Number(value.toPrecision(3)).toString();
 };
+const isTime = (unit) => unit === "ms" || unit === "s";
+const figure = (value, unit) => (isTime(unit) && value >= 1e3 ? Math.round(value).toLocaleString("en") : number(value));
 const times = (value) => (value >= 100 ? value.toFixed(0) : value.toFixed(value >= 1.1 ? 1 : 2));
 
 const fill = (select, options, chosen) => {
@@ -188,7 +190,7 @@ const figureRow = (one) => {
   const row = element("tr", "", { class: one.kind });
   for (const [column] of HEADINGS) {
     const isQuantity = ["median", "low", "high"].includes(column);
-    const text = isQuantity ? `${number(one[column])}${column === "median" ? ` ${one.unit}` : ""}` : column === "metric" ? one.metric.replaceAll("_", " ") : one[column];
+    const text = isQuantity ? `${figure(one[column], one.unit)}${column === "median" ? ` ${one.unit}` : ""}` : column === "metric" ? one.metric.replaceAll("_", " ") : one[column];
     row.append(column === "contender" ? element("th", text, { scope: "row" })
       : element("td", text, NUMBERS.has(column) ? { class: "number" } : {}));
   }

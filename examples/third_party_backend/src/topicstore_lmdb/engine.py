@@ -1,11 +1,11 @@
-"""One LMDB environment a shard, with a named database for each keyspace.
+"""One LMDB environment for each shard, with a named database for each keyspace.
 
 LMDB has one writer and any number of readers, each of which sees the tree as it was when its
-transaction began: exactly what topicstore asks of scans and snapshots. There is no log: a commit
+transaction began, which is what topicstore requires of scans and snapshots. There is no log: a commit
 writes the changed pages and syncs them, so ``commit`` and ``sync`` are the same. The file never shrinks.
 
 Every call holds the engine's lock while it is inside LMDB: a transaction may move from thread to
-thread, but not be used by two at once, and closing must not pull the map away from under a reader.
+thread, but not be used by two at once, and closing must not unmap the file while a reader uses it.
 """
 
 import contextlib
@@ -13,57 +13,59 @@ import errno
 import fcntl
 import os
 import resource
-import threading
 import weakref
 from itertools import chain, islice
 
 import attrs
 import lmdb
 from attrs.validators import ge, instance_of
-from topicstore.contract.engine import Backend, Engine, EngineStats, Snapshot
+from topicstore.contract.engine import Backend, Engine, EngineInfo, Snapshot
 from topicstore.contract.errors import (
     CorruptionError,
     DatabaseClosedError,
+    DataLossError,
     EngineError,
     InvalidArgumentError,
     StorageFullError,
 )
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.key_encoding import KeyEncoding
 
 from .keys import entry_of, is_bucket, pairs_of, value_of
 
 _CHUNK_PAIRS, _CHUNK_BYTES = 1_000, 1 << 20
-"""What a list of a scan holds at most, unless it is one pair."""
+"""The most pairs and bytes in a list of a scan, unless it is one pair."""
 _READERS = 1_000
-"""Transactions that may be open at a time."""
+"""The number of transactions that may be open at a time."""
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-"""What LMDB's errors say of a full disk: they have no number."""
+"""The messages of LMDB's errors for a full disk: these errors have no number."""
 _SHORT = f"mdb_txn_commit: {os.strerror(errno.EIO)}"
-"""What LMDB says when the system wrote less than it was asked to, and when writing or syncing failed."""
+"""LMDB's message when the system wrote less than it was asked to, and when writing or syncing failed."""
 _LITTLE = 1 << 20
 _DAMAGED = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
 
 
 @attrs.frozen(kw_only=True)
 class LmdbOptions:
-    """How LMDB is tuned. All of it may differ from one opening to the next."""
+    """The options of LMDB, all of which may differ from one opening to the next."""
 
     map_bytes: int = attrs.field(default=1 << 36, validator=[instance_of(int), ge(1 << 20)])
-    """What a shard may grow to. Only what is used takes room on the disk."""
+    """The size to which a shard may grow. Only used pages take room on the disk."""
 
 
 class LmdbBackend(Backend):
-    """Opens LMDB environments."""
+    """A backend that opens LMDB environments."""
 
     Options = LmdbOptions
+    unneeded = ("lock.mdb",)
 
     def open_shard(self, path, keyspaces, *, create):
-        """Open the environment in ``path``, and with ``create`` make it unless it is there."""
+        """Open the environment in ``path``, and with ``create`` make it if it doesn't exist."""
         with _translated(path):
             if create:
                 path.mkdir(parents=True, exist_ok=True)
             elif not (path / "data.mdb").exists():
-                raise EngineError(f"{path}: there is no LMDB environment")
+                raise DataLossError("there is no LMDB environment any more", str(path))
             return LmdbEngine(path, keyspaces, self.options.map_bytes)
 
 
@@ -82,7 +84,7 @@ def _translated(path):
 
 
 def _room(path):
-    """Return how many bytes the shard may still grow by, as far as disk and limits tell."""
+    """Return how many bytes the shard may still grow by, as far as the disk and its limits are known."""
     disk = os.statvfs(path)
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     free = disk.f_bavail * disk.f_frsize
@@ -90,7 +92,7 @@ def _room(path):
 
 
 def _lock(path):
-    """Return the descriptor of a file that nobody else can lock until it is closed."""
+    """Return the descriptor of a file that no other process can lock until it is closed."""
     descriptor = os.open(path / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,7 +103,7 @@ def _lock(path):
 
 
 class _View:
-    """A moment of the environment: a read transaction, and what reads from it."""
+    """One moment of the environment: a read transaction, and the reads from it."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -115,7 +117,7 @@ class _View:
         return None if value is None else dict(pairs_of(entry, value)).get(packed)
 
     def chunks(self, keyspace, start, end, reverse, limit):
-        """Yield the pairs of a range, as many at a time as a list of a scan may hold."""
+        """Yield the pairs of a range, in lists of the size that a scan's lists may have."""
         rows = None
         while True:
             with self._engine.using():
@@ -138,7 +140,7 @@ class _View:
                     yield packed, each
 
     def _entries(self, keyspace, at, reverse):
-        """Return LMDB's iterator over the entries, from the one that holds a key or would."""
+        """Return LMDB's iterator over the entries, from the one that holds a key or would hold it."""
         cursor = self._open().cursor(db=self._engine.database(keyspace))
         found = at is not None and cursor.set_range(entry_of(at))
         if reverse:
@@ -146,7 +148,7 @@ class _View:
         return cursor.iternext() if found or (at is None and cursor.first()) else iter(())
 
     def end(self):
-        """Give the transaction back. May be called twice."""
+        """End the transaction. May be called twice."""
         with self._engine.lock:
             transaction, self._transaction = self._transaction, None
             if transaction is not None:
@@ -159,7 +161,7 @@ class _View:
 
 
 def _some(rows):
-    """Return about a megabyte of the rows, one at least, and an iterator over the others."""
+    """Return about a megabyte of the rows, at least one, and an iterator over the others."""
     chunk, size = [], 0
     for packed, value in rows:
         size += len(value)
@@ -170,7 +172,7 @@ def _some(rows):
 
 
 class LmdbSnapshot(Snapshot):
-    """One view that all reads share."""
+    """A snapshot: one view that all reads share."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -190,10 +192,10 @@ class LmdbSnapshot(Snapshot):
 
 
 class LmdbEngine(Engine):
-    """One shard."""
+    """The engine of one shard."""
 
     def __init__(self, path, keyspaces, map_bytes):
-        self.lock = threading.RLock()
+        self.lock = ProcessLock()
         self._path = path
         self._views = weakref.WeakSet()
         self._descriptor = _lock(path)
@@ -210,7 +212,7 @@ class LmdbEngine(Engine):
 
     @contextlib.contextmanager
     def using(self):
-        """Be inside LMDB, alone and while it is open."""
+        """Hold the lock while inside LMDB. Raises `DatabaseClosedError` if the engine is closed."""
         with self.lock, _translated(self._path):
             if self._closed:
                 raise DatabaseClosedError(f"{self._path}: the engine is closed")
@@ -235,14 +237,14 @@ class LmdbEngine(Engine):
             raise InvalidArgumentError(f"the engine was opened without keyspace {keyspace.name!r}") from None
 
     def view(self):
-        """Return a view of now."""
+        """Return a view of this moment."""
         with self.using():
             view = _View(self)
             self._views.add(view)
             return view
 
     def chunks(self, take_view, keyspace, start, end, reverse, limit):
-        """Yield the lists of a scan over a view that is taken when the first one is asked for."""
+        """Yield the lists of a scan over a view that is taken when the first list is asked for."""
         unpack = self._named(self._encodings, keyspace).decode
         start, end = (None if key is None else self.pack(keyspace, key) for key in (start, end))
 
@@ -292,14 +294,14 @@ class LmdbEngine(Engine):
                     _set(cursor, packed, value)
 
     def flush_log(self):
-        """Do nothing: every write is on disk when it returns."""
+        """Do nothing, because every write is on disk when it returns."""
         with self.using():
             pass
 
-    # --- care ---
+    # --- maintenance ---
 
     def checkpoint(self, path):
-        """Write a copy, without the pages that are free."""
+        """Write a copy without the free pages."""
         if path.exists():
             raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")
         with self.using():
@@ -312,16 +314,16 @@ class LmdbEngine(Engine):
                 finally:
                     os.close(descriptor)
 
-    def stats(self):
-        """Return the size of the file, and how many pages of it are in use."""
+    def info(self):
+        """Return the size of the file, and how many of its pages are in use."""
         with self.using():
             info = self._env.info()
             size = (self._path / "data.mdb").stat().st_size
             details = {"pages": info["last_pgno"] + 1, "map_bytes": info["map_size"], "readers": info["num_readers"]}
-            return EngineStats(disk_bytes=size, memory_bytes=0, details=details)
+            return EngineInfo(disk_bytes=size, memory_bytes=0, details=details)
 
     def close(self):
-        """End all views, and give back the map, the file and its lock."""
+        """End all views, and release the map, the file and its lock."""
         with self.lock:
             if self._closed:
                 return
@@ -352,7 +354,7 @@ def _delete_range(cursor, start, end):
         entry, pairs = cursor.key(), dict(pairs_of(*cursor.item()))
         left = {packed: value for packed, value in pairs.items() if not start <= packed < end}
         if not left:
-            more = cursor.delete()  # and stand on the next
+            more = cursor.delete()  # and move to the next key
             continue
         if len(left) < len(pairs):
             cursor.put(entry, value_of(left))

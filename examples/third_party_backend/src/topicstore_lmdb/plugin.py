@@ -1,4 +1,4 @@
-"""What topicstore is told of the backend. Imports nothing of LMDB."""
+"""The registration of the backend with topicstore. This module imports nothing of LMDB."""
 
 from topicstore import hookimpl
 from topicstore.contract.plugin_specs import BackendSpec
@@ -6,7 +6,7 @@ from topicstore.contract.plugin_specs import BackendSpec
 
 @hookimpl
 def topicstore_backends():
-    """Return the backend."""
+    """Return the backend's specification."""
     return [
         BackendSpec(
             name="lmdb",

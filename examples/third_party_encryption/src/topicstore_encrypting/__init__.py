@@ -1,4 +1,4 @@
-"""Encrypts payloads on their way into a topicstore database, and decrypts them on their way out."""
+"""Encrypts payloads when a topicstore database stores them, and decrypts them when it reads them."""
 
 from .sealing import KEY_VARIABLE, DecryptionError, MissingKeyError, new_key
 

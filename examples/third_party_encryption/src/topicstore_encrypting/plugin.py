@@ -1,31 +1,37 @@
-"""The hooks: one on the way in, one on the way out.
+"""The hooks of the plugin: one for storing, one for reading.
 
-Every read, as objects, as Arrow or on the command line, passes `topicstore_iterate`, so this is all.
+Every read, as objects, as Arrow or on the command line, passes `topicstore_read`, so no other hook is needed.
 """
 
 import attrs
 from topicstore import hookimpl
 from topicstore.contract.columns import to_iterable
 
-from .sealing import cipher, decrypt, encrypt
+from .sealing import KEY_VARIABLE, cipher, decrypt, encrypt
+
+
+@hookimpl
+def topicstore_variables():
+    """Name the environment variables of the plugin; topicstore warns of others with its prefix."""
+    return [KEY_VARIABLE]
 
 
 @hookimpl
 def topicstore_opened(db):
-    """Refuse to open without a key, rather than fail at the first message."""
+    """Refuse to open a database without a key, rather than fail at the first message."""
     cipher()
 
 
 @hookimpl(wrapper=True)
 def topicstore_store(request):
-    """Encrypt."""
+    """Encrypt the payloads of a batch before it is stored."""
     request.batch = _with_payloads(request.batch, encrypt)
     return (yield)
 
 
 @hookimpl(wrapper=True)
-def topicstore_iterate(request):
-    """Decrypt."""
+def topicstore_read(request):
+    """Decrypt the payloads of a batch that was read."""
     result = yield
     return attrs.evolve(result, batch=_with_payloads(result.batch, decrypt)) if len(result.batch) else result
 

@@ -1,7 +1,7 @@
 """AES-256 in Galois/counter mode, as `cryptography` offers it.
 
 Stored form of a payload: 0x01, a nonce of 12 random bytes, the ciphertext, and its tag of 16 bytes. The
-tag is also over the topic, so that a payload put under another topic is noticed. 2**32 payloads may
+tag covers the topic too, so that a payload put under another topic is noticed. 2**32 payloads may
 be encrypted with one key (NIST SP 800-38D, 8.3).
 """
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from topicstore.contract.errors import InvalidOptionError, UnrecoverableError
 
 KEY_VARIABLE = "TOPICSTORE_ENCRYPTION_KEY"
-"""Environment variable with the key: 32 bytes in base64."""
+"""The environment variable with the key: 32 bytes in base64."""
 
 _VERSION = b"\x01"
 _NONCE_BYTES = 12
@@ -23,7 +23,7 @@ _HEAD = len(_VERSION) + _NONCE_BYTES
 
 
 class MissingKeyError(InvalidOptionError):
-    """The environment has no key, or what it has is none. Nothing was read or stored."""
+    """The environment has no key, or an invalid one. Nothing was read or stored."""
 
 
 class DecryptionError(UnrecoverableError):
@@ -31,7 +31,7 @@ class DecryptionError(UnrecoverableError):
 
 
 def new_key():
-    """Return a new random key, as the environment variable should have it."""
+    """Return a new random key, in the form that the environment variable has."""
     return base64.b64encode(AESGCM.generate_key(256)).decode()
 
 
@@ -52,7 +52,7 @@ def _cipher(text):
 
 
 def encrypt(with_cipher, payload, topic):
-    """Return what to store."""
+    """Return the stored form of a payload."""
     nonce = os.urandom(_NONCE_BYTES)
     return b"".join((_VERSION, nonce, with_cipher.encrypt(nonce, bytes(payload), topic.encode())))
 

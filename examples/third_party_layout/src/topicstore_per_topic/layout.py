@@ -1,6 +1,6 @@
-"""A stream for every topic.
+"""A layout with a stream for every topic.
 
-Whoever wants one topic reads that topic's messages and nothing else; whoever wants many reads as
+A reader of one topic reads that topic's messages and nothing else; a reader of many topics reads as
 many streams. All topics are kept in memory, so it is for thousands of them, not for millions.
 
 Stored form (integers in keys are unsigned, bytes big-endian)::
@@ -23,15 +23,16 @@ from topicstore.contract.columns import Constant, to_iterable
 from topicstore.contract.engine import DATA, META, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import Damage, DeleteStep, Layout, ReadCounters, Slab, SlabInfo, SlabStep, StreamInfo
+from topicstore.contract.topics import matches_any
 
 _LOOKED_AT = 1_000
-"""Messages that one step of a delete looks at."""
+"""The number of messages that one step of a delete examines."""
 _NUMBER = struct.Struct(">I")
 _KEY = struct.Struct(">IQQ")
 
 
 class Row(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message without its topic and position, which its key says."""
+    """A message without its topic and position, which are in its key."""
 
     payload: bytes
     client_id: str
@@ -46,13 +47,13 @@ _decode = msgspec.msgpack.Decoder(Row).decode
 
 
 class PerTopicLayout(Layout):
-    """Makes slabs with a stream for every topic. It has no options."""
+    """A layout that makes slabs with a stream for every topic. It has no options."""
 
     def create(self, engine, shard, generation, parent, write):
-        """An empty slab needs nothing."""
+        """Do nothing, because an empty slab has no stored form."""
 
     def open(self, engine, shard, generation):
-        """Read the topics."""
+        """Open a slab and read its topics."""
         return PerTopicSlab(engine, shard, generation)
 
 
@@ -65,11 +66,11 @@ class PerTopicSlab(Slab):
         self._shard = shard
         self._generation = generation
         self._topics = []
-        """By number."""
+        """The topics by number."""
         self._numbers = {}
-        """By topic. Readers look at this one, so a topic is added here last."""
+        """The numbers by topic. Readers look here, so a topic is added here last."""
         self._saved = 0
-        """How many topics are in the engine."""
+        """The number of topics that are in the engine."""
         self._load()
 
     def _load(self):
@@ -99,7 +100,7 @@ class PerTopicSlab(Slab):
             if numbers[row] is None:
                 known = self._numbers.get(topic)
                 numbers[row] = self._add(topic) if known is None else known
-        for number in range(self._saved, len(self._topics)):  # again, if the write before failed
+        for number in range(self._saved, len(self._topics)):  # these are put again if the last write failed
             key = encode_generation(self._generation) + _NUMBER.pack(number)
             write.put(META, key, add_checksum(key, self._topics[number].encode()))
         columns = (batch.payloads, batch.client_ids, batch.qos, batch.retain, batch.timestamps, batch.properties)
@@ -109,13 +110,13 @@ class PerTopicSlab(Slab):
             write.put(DATA, key, add_checksum(_KEY.pack(*key), _encode(row)))
 
     def committed(self):
-        """All topics are in the engine."""
+        """Record that all topics are in the engine."""
         self._saved = len(self._topics)
 
     # --- reading ---
 
     def streams(self, topic_filter):
-        """Return the topics that match, of those in the engine: the number of any other may yet be another's."""
+        """Return the matching topics that are in the engine: the number of any other may still go to another topic."""
         if topic_filter.literal:
             matching = [topic_filter.text] if topic_filter.text in self._numbers else []
         else:
@@ -124,13 +125,13 @@ class PerTopicSlab(Slab):
         return [info for info in found if info.stream < self._saved]
 
     def begin(self, stream, topic_filter, position):
-        """A place is a position."""
+        """Return the place of a position."""
         if not 0 <= stream < self._saved:
             raise KeyError(stream)
         return position.to_bytes(8, "big")
 
     def next(self, stream, topic_filter, place, *, limit, limit_bytes, bound, deadline):
-        """Scan from the place on."""
+        """Scan from the place on, within the limits."""
         if not 0 <= stream < self._saved:
             raise KeyError(stream)
         if len(place) != 8:
@@ -188,9 +189,11 @@ class PerTopicSlab(Slab):
 
     # --- deleting ---
 
-    def delete(self, topic_filter, first, last):
-        """Delete what the matching streams hold, a thousand messages a step."""
+    def delete(self, topic_filter, first, last, spare=()):
+        """Delete the messages of the matching streams, except those to spare, a thousand messages in each step."""
         for info in self.streams(topic_filter):
+            if matches_any(spare, self._topics[info.stream]):
+                continue
             at, more = first, True
             while more:
                 write, freed, more = WriteBatch(), 0, False
@@ -205,14 +208,14 @@ class PerTopicSlab(Slab):
                 more = messages == _LOOKED_AT
                 yield DeleteStep(write=write, messages=messages, freed=freed)
 
-    # --- care ---
+    # --- maintenance ---
 
     def info(self):
-        """One stream a topic."""
+        """Return the number of streams, one for each topic."""
         return SlabInfo(streams=len(self._topics))
 
     def verify(self, bound):
-        """Read every message, and see that its topic is known."""
+        """Read every message, and check that its topic is known."""
         start, end = (self._generation, 0, 0), (self._generation + 1, 0, 0)
         for chunk in self._engine.scan(DATA, start, end):
             for key, value in chunk:

@@ -1,4 +1,4 @@
-"""What topicstore is told of the layout."""
+"""The registration of the layout with topicstore."""
 
 from topicstore import hookimpl
 from topicstore.contract.plugin_specs import LayoutSpec
@@ -6,7 +6,7 @@ from topicstore.contract.plugin_specs import LayoutSpec
 
 @hookimpl
 def topicstore_layouts():
-    """Return the layout."""
+    """Return the layout's specification."""
     return [
         LayoutSpec(
             name="per_topic",

@@ -1,1 +1,1 @@
-"""The commands, one module each, called as the command."""
+"""The commands: each is in a module of its own name."""

@@ -1,4 +1,4 @@
-"""``topicstore checkpoint``."""
+"""The command ``topicstore checkpoint``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-import topicstore
+from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.options import PATH
 
 __all__ = ["checkpoint"]
@@ -18,11 +18,11 @@ __all__ = ["checkpoint"]
 def checkpoint(path: Path, target: Path) -> None:
     """Copy the database PATH, as it is now, into the new directory TARGET.
 
-    While a program has PATH open, that program makes the copy: `Database.checkpoint`. Then read that.
+    A server that has PATH open makes the copy; of another program, it is `Database.checkpoint`.
     """
     from topicstore.cli.terminal.display import count_of
 
-    with topicstore.open_existing(path) as db:
+    with opened(path, "r+") as db:
         db.checkpoint(target)
         messages = db.info().messages
     click.echo(f"{target}: a database with {count_of(messages, 'message')}")

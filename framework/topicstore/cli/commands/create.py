@@ -1,4 +1,4 @@
-"""``topicstore create``."""
+"""The command ``topicstore create``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 import click
 
 import topicstore
-from topicstore.cli.terminal.options import PATH, arguments_of, creation_options, json_option
+from topicstore.cli.terminal.options import PATH, arguments_of, creation_options, json_option, warn_unless_kept
 
 __all__ = ["create"]
 
@@ -21,11 +21,12 @@ __all__ = ["create"]
 def create(path: Path, *, as_json: bool, **given: Any) -> None:
     """Create an empty database in the directory PATH.
 
-    What it is created with holds for its whole life, but for the layout, which each generation may change.
+    The arguments hold for the database's whole life, except the layout, which each generation may change.
     """
     from topicstore.cli.terminal.display import print_json
 
-    with topicstore.create(path, **arguments_of(**given)) as db:
+    warn_unless_kept(given["backend"])
+    with topicstore.open(path, mode="x", **arguments_of(**given)) as db:
         manifest = db.manifest
     if as_json:
         print_json({"path": str(path), **attrs.asdict(manifest)})

@@ -1,4 +1,4 @@
-"""``topicstore delete``."""
+"""The command ``topicstore delete``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-import topicstore
+from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.asking import check_can_ask, confirmed, yes_option
 from topicstore.cli.terminal.options import PATH, json_option, time_options
-from topicstore.times import format_time
+from topicstore.contract.times import format_time
 
 __all__ = ["delete"]
 
@@ -23,14 +23,14 @@ __all__ = ["delete"]
 def delete(path: Path, topic_filter: str, *, start: int, until: int | None, yes: bool, as_json: bool) -> None:
     """Delete the messages in PATH whose topics match FILTER, for good.
 
-    Asks first; where nobody can answer, --yes is needed. If it is interrupted, running it again does the rest.
+    Asks first; without a terminal, --yes is needed. If it is interrupted, running it again does the rest.
     """
     from topicstore.cli.terminal.display import count_of, print_json, visible
 
     check_can_ask("deleting", yes=yes)
-    with topicstore.open_existing(path) as db:
+    with opened(path, "r+") as db:
         if not yes:
-            found = sum(batch.num_rows for batch in db.replay_arrow(topic_filter, start, until))
+            found = sum(batch.num_rows for batch in db.replay_arrow(topic_filter, start, until, order="any"))
             span = f", from {format_time(start)}" * (start > 0) + (f", until {format_time(until)}" if until else "")
             question = f"Delete {count_of(found, 'message')} that match {visible(topic_filter)}{span}?"
             if not confirmed(question, "nothing was deleted"):

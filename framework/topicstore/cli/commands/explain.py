@@ -1,4 +1,4 @@
-"""``topicstore explain``."""
+"""The command ``topicstore explain``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-import topicstore
-from topicstore.cli.terminal.options import PATH, json_option, time_options
-from topicstore.contract.replay_plan import Order
+from topicstore.cli.connecting import opened
+from topicstore.cli.terminal.options import PATH, by_option, json_option, time_options
+from topicstore.contract.replay_plan import By, Order
+from topicstore.contract.times import format_time
 from topicstore.storage.explain import LEGEND, Explanation, SlabCost
-from topicstore.times import format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,16 +24,19 @@ __all__ = ["explain"]
 @click.argument("path", type=PATH)
 @click.argument("topic_filter", metavar="FILTER")
 @time_options
+@by_option
 @click.option(
     "--order",
-    type=click.Choice(["time", "none"]),
+    type=click.Choice(["time", "any"]),
     default="time",
     show_default=True,
     help="Merge everything by position, as `replay` does, or keep just each publisher's order in each topic.",
 )
 @json_option
-def explain(path: Path, topic_filter: str, start: int, until: int | None, *, order: str, as_json: bool) -> None:
-    """Replay FILTER from PATH, printing none of the messages but what finding them has cost.
+def explain(
+    path: Path, topic_filter: str, start: int, until: int | None, *, by: By, order: Order, as_json: bool
+) -> None:
+    """Replay FILTER from PATH, and print the cost of finding the messages instead of the messages.
 
     For each generation of each shard: how many of its streams may hold such messages; seeks (scans begun);
     how many blocks or keys, by its layout, were visited (decoded) and skipped (passed over); the messages
@@ -42,9 +45,8 @@ def explain(path: Path, topic_filter: str, start: int, until: int | None, *, ord
     """
     from topicstore.cli.terminal import display
 
-    merged: Order | None = "time" if order == "time" else None
-    with topicstore.open_existing(path, auto_compact=False) as db:
-        found = db.explain(topic_filter, start, until, order=merged)
+    with opened(path, "r") as db:
+        found = db.explain(topic_filter, start, until, by=by, order=order)
     if as_json:
         display.print_json({"path": str(path), **attrs.asdict(found)})
         return
@@ -75,10 +77,15 @@ def _print_total(out: Console, found: Explanation) -> None:
         ),
         ("took", f"{took} ms" + (f": {found.rate:,.0f} messages a second" if found.messages else "")),
         ("of that", f"planning {planning} ms, reading {reading} ms; the rest merges, and makes messages"),
-        ("order", "of time, over all streams and shards" if found.order else "each publisher's, in each topic"),
+        (
+            "order",
+            "of time, over all streams and shards" if found.order == "time" else "each publisher's, in each topic",
+        ),
         ("from", format_time(found.start) if found.start else "the beginning"),
         ("until", "the end" if found.until is None else format_time(found.until)),
     ]
+    if found.zones is not None:
+        pairs.append(("by", f"timestamps; {found.zones:,} of {found.all_zones:,} zones may hold some of them"))
     title = Text(visible(found.topic_filter))
     out.print(Panel(fields(pairs), title=title, title_align="left", expand=False, border_style="cyan"))
 
@@ -104,7 +111,7 @@ def _row(slab: SlabCost) -> tuple[object, ...]:
 
 
 def _print_patterns(out: Console, found: Explanation, alone: set[str]) -> None:
-    """Show what the layouts have learned of the topics that match."""
+    """Print what the layouts have learned of the matching topics."""
     from rich.text import Text
 
     from topicstore.cli.terminal.display import make_table, visible

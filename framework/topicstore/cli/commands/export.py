@@ -1,4 +1,4 @@
-"""``topicstore export``."""
+"""The command ``topicstore export``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-import topicstore
+from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.storage.manifest import existing_manifest
 
@@ -41,20 +41,21 @@ def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool
 
     With --drop, the messages are in TARGET only, and everything that reads PATH finds them there: keep it. A
     relative TARGET is noted as it lies from PATH, so that both can be moved together. Without it, PATH is only
-    read, beside a program that writes it where the backend can do that.
+    read, beside a program that writes it where the backend can do that. A server that has PATH open writes the
+    files itself.
     """
     from topicstore.cli.terminal import display
 
     chosen = list(generations) or None
     report = _through_spark(path, target, chosen) if spark else None
     if drop:
-        with topicstore.open_existing(path, auto_compact=False) as db:
+        with opened(path, "r+", auto_compact=False) as db:
             archived = db.archives.archive(target, generations=chosen)
         report = archived if report is None else attrs.evolve(report, seconds=report.seconds + archived.seconds)
     elif report is None:
-        with topicstore.open_existing(path, read_only=True) as db:
+        with opened(path, "r") as db:
             report = db.archives.export(target, generations=chosen)
-    report = attrs.evolve(report, target=str(target))  # as it was given, whoever wrote it
+    report = attrs.evolve(report, target=str(target))  # as it was given, whichever way it was exported
     if as_json:
         display.print_json({"path": str(path), **attrs.asdict(report), "dropped": drop})
         return
@@ -67,7 +68,7 @@ def _through_spark(path: Path, target: Path, generations: list[int] | None) -> E
     from topicstore.spark import session
     from topicstore.spark.tiering import export as export_with
 
-    existing_manifest(path)  # or an error, before Spark takes its seconds to start
+    existing_manifest(path)  # an error comes before Spark takes seconds to start
     spark = session()
     try:
         return export_with(spark, path, target, generations=generations)
@@ -81,8 +82,9 @@ def _summary(report: ExportReport) -> str:
     if not report.generations:
         return "nothing was to be exported: no generation is sealed (topicstore generations add), or all are exported"
     numbers = ", ".join(map(str, report.generations))
+    named = f"generation{'s' if len(report.generations) > 1 else ''} {numbers}"
     if not report.slabs:
-        return f"generation {numbers}: already in {report.target}"
+        return f"{named}: already in {report.target}"
     written = f"{count_of(report.messages, 'message')}, {size(report.file_bytes)}"
-    text = f"generation {numbers}: {written} to {report.target}, compared row by row, in {report.seconds:,.1f} s"
+    text = f"{named}: {written} to {report.target}, compared row by row, in {report.seconds:,.1f} s"
     return f"{text}; {count_of(report.slabs_before, 'part')} were there" if report.slabs_before else text

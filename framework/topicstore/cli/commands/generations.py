@@ -1,4 +1,4 @@
-"""``topicstore generations``: list them, add one, drop one."""
+"""The command ``topicstore generations``, which lists, adds and drops generations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import attrs
 import click
 import msgspec
 
-import topicstore
+from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.asking import check_can_ask, confirmed, yes_option
+from topicstore.cli.terminal.completion import layout_names
 from topicstore.cli.terminal.groups import GroupWithDefault
 from topicstore.cli.terminal.options import PATH, json_option, read_options
 from topicstore.storage.generations import GenerationInfo
@@ -26,7 +27,7 @@ __all__ = ["generations", "generations_table"]
 def generations() -> None:
     """List, add or drop generations: partitions of a database in time.
 
-    Only the current one is written. Dropping the oldest is how old data goes, and adding one is
+    Only the current one is written. Dropping the oldest is how old data is removed, and adding one is
     how a database gets another layout. `generations PATH` lists them.
     """
 
@@ -38,8 +39,8 @@ def list_(path: Path, *, as_json: bool) -> None:
     """List the generations in PATH, oldest first."""
     from topicstore.cli.terminal import display
 
-    with topicstore.open_existing(path, auto_compact=False) as db:
-        found, archived = db.generations(), db.archives.list()
+    with opened(path, "r") as db:
+        found, archived = db.generations(), {one.generation: one.path for one in db.archives}
     if as_json:
         document = {"path": str(path), "generations": [attrs.asdict(one) for one in found]}
         display.print_json({**document, "archived": {number: str(place) for number, place in archived.items()}})
@@ -52,7 +53,7 @@ def list_(path: Path, *, as_json: bool) -> None:
 def generations_table(
     found: Iterable[GenerationInfo], title: str | None = None, *, archived: Collection[int] = ()
 ) -> Table:
-    """Return a table of generations; below the name of its layout, the options of each as they are written."""
+    """Return a table of generations; the options of each, as they are written, are below the name of its layout."""
     from rich.text import Text
 
     from topicstore.cli.terminal import display
@@ -84,8 +85,8 @@ def _value_text(value: Any) -> str:
 
 @generations.command()
 @click.argument("path", type=PATH)
-@click.argument("named", metavar="", required=False)  # the layout, where a person expects to write it
-@click.option("--layout", help="[default: that of the current generation]")
+@click.argument("named", metavar="", required=False)  # a layout here gets an error that names the option
+@click.option("--layout", shell_complete=layout_names, help="[default: that of the current generation]")
 @click.option(
     "--option",
     "options",
@@ -97,14 +98,14 @@ def _value_text(value: Any) -> str:
 def add(path: Path, named: str | None, *, layout: str | None, options: tuple[str, ...], as_json: bool) -> None:
     """Seal the current generation in PATH and begin a new one.
 
-    That is how a database gets another layout: what was stored before stays as it is.
+    This is how a database gets another layout: messages stored before stay as they are.
     """
     from topicstore.cli.terminal import display
 
     if named is not None and layout not in (None, named):
         raise click.UsageError(f"two layouts are named: {named} and {layout}")
     layout = layout or named
-    with topicstore.open_existing(path) as db:
+    with opened(path, "r+") as db:
         current = db.generations()[-1].layout
         number = db.add_generation(layout, _of_layout(layout or current, options) if options else None)
         used = db.generations()[-1].layout
@@ -115,7 +116,7 @@ def add(path: Path, named: str | None, *, layout: str | None, options: tuple[str
 
 
 def _of_layout(layout: str, options: Iterable[str]) -> dict[str, Any]:
-    """Return options of a layout; NAME=VALUE will do, because no other plugin has any here."""
+    """Return options of a layout; plain NAME=VALUE is enough, because no other plugin has options here."""
     names = []
     for text in options:
         plugin, dot, name = text.partition(".")
@@ -135,12 +136,12 @@ def _of_layout(layout: str, options: Iterable[str]) -> dict[str, Any]:
 def drop(path: Path, number: int, *, yes: bool, as_json: bool) -> None:
     """Drop generation NUMBER of PATH with all its messages, for good. The current one can't be dropped.
 
-    Asks first; where nobody can answer, --yes is needed.
+    Asks first; without a terminal, --yes is needed.
     """
     from topicstore.cli.terminal import display
 
     check_can_ask("dropping", yes=yes)
-    with topicstore.open_existing(path) as db:
+    with opened(path, "r+") as db:
         held = sum(generation.messages for generation in db.generations() if generation.number == number)
         question = f"Drop generation {number} with {display.count_of(held, 'message')}?"
         if held and not yes and not confirmed(question, "nothing was dropped"):

@@ -1,4 +1,4 @@
-"""``topicstore import``."""
+"""The command ``topicstore import``."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 import topicstore
+from topicstore.cli.connecting import opened
 from topicstore.cli.files.importing import Imported, Transfer
 from topicstore.cli.files.source import Source
 from topicstore.cli.files.source_detection import FORMATS, STANDARD_INPUT, open_source
-from topicstore.cli.terminal.options import PATH, arguments_of, creation_options, json_option
+from topicstore.cli.terminal.options import PATH, arguments_of, creation_options, json_option, warn_unless_kept
+from topicstore.files.mapping import ColumnMap
+from topicstore.files.time_units import AUTO, UNITS
 from topicstore.storage.manifest import MANIFEST, read_manifest
+
+if TYPE_CHECKING:
+    from topicstore.client.remote_database import RemoteDatabase
 
 __all__ = ["BATCH_SIZE", "import_", "summary"]
 
 BATCH_SIZE = 4_096
-"""Rows a batch, unless told."""
+"""The number of rows in a batch, unless an option says otherwise."""
 
 
 @click.command("import")
@@ -34,12 +40,30 @@ BATCH_SIZE = 4_096
     help="What the files are.  [default: their ending; of standard input: jsonl]",
 )
 @click.option("--source", "name", metavar="NAME", help="Know the one file or stream by NAME, not by its content.")
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="COLUMN=SOURCE",
+    help="Take COLUMN of the messages from a column of the files, or from a template of several.",
+)
+@click.option("--set", "fixed", multiple=True, metavar="COLUMN=TEXT", help="The same topic, client_id, … for all.")
+@click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Pass over a column of the files.")
+@click.option(
+    "--time-unit",
+    type=click.Choice([AUTO, *UNITS]),
+    help="Of times that are numbers.  [default: us for timestamp; else by their size]",
+)
+@click.option("--retain", is_flag=True, help="Keep messages with the retain flag as retained messages, too.")
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=BATCH_SIZE, show_default=True, metavar="ROWS")
 @click.option(
     "--limit", type=click.IntRange(min=0), metavar="ROWS", help="Stop after so many; the next import goes on."
 )
 @click.option("--skip", type=click.IntRange(min=0), default=0, metavar="ROWS", help="Pass over the first ROWS rows.")
 @click.option("--again", is_flag=True, help="Import from the first row, even what was imported before.")
+@click.option(
+    "--allow-ancient", is_flag=True, help="Take times in the first two months of 1970, which seem to be in seconds."
+)
 @click.option("--acknowledge", type=(int, int), hidden=True, help="File descriptors to report to, and of answers.")
 @creation_options
 @json_option
@@ -50,40 +74,61 @@ def import_(
     name: str | None,
     *,
     as_json: bool,
+    maps: tuple[str, ...],
+    fixed: tuple[str, ...],
+    ignored: tuple[str, ...],
+    time_unit: str | None,
+    retain: bool,
     batch_size: int,
     limit: int | None,
     skip: int,
     again: bool,
+    allow_ancient: bool,
     acknowledge: tuple[int, int] | None,
     **given: Any,
 ) -> None:
-    r"""Store the messages of FILES, in their order, in the database PATH, which is created if missing.
+    """Store the messages of FILES, in their order, in the database PATH, which is created if missing.
 
     JSON lines, CSV and Parquet; the first two also gzipped. Without FILES, or for "-", standard input:
     JSON lines, or CSV with --format csv.
 
     A directory that `export` wrote is put back, generation by generation, its rows in order of positions;
-    then every row is looked for in PATH, and compared but for its position, which is given anew. A new
-    database gets as many shards as the exported one had; the exported one itself gets what it has no more.
+    then every row is looked for in PATH, and compared except for its position, which is a new one. A new
+    database gets as many shards as the exported one had; the exported one itself gets only the rows that it lacks.
 
     Columns: timestamp, topic, client_id, qos, retain, payload (or payload_base64), properties; only topic
-    and a payload are needed. A timestamp is ISO 8601 or microseconds since the epoch, a number.
-    What `replay` writes, `import` reads, unchanged.
+    and a payload are needed. A payload that is not text, such as a JSON object, is stored as compact JSON.
+    A timestamp is ISO 8601 or microseconds since the epoch, a number. It may also be named ts or time; a number
+    is then in s, ms, us or ns, which is known by its size from 2001 to 2128. Nanoseconds are rounded down.
+    `import` reads the output of `replay` unchanged. Any other column ends the import, unless it is named:
 
-    An interrupted import goes on, exactly where it stopped, when it is run again: how far it came is
-    committed with the messages. A finished one is not repeated, but with --again. Files are known by
+    \b
+      --map payload=data                      the column data
+      --map topic='plant/{site}/{id}'         a template of columns
+      --map client_id='{topic[2]}'            a level of the topic, counted from 0; [-1] is the last
+      --set topic=hall/co2                    the same for all messages
+      --ignore quality                        passed over
+
+    An import that was begun with a mapping continues only with the same mapping.
+    With --retain the last message of a topic with the retain flag becomes its retained message, an empty one clears it.
+
+    An interrupted import continues exactly where it stopped when it is run again: its progress is
+    committed with the messages. A finished one is not repeated, except with --again. Files are known by
     their content, so under another name a file is still the same.
 
-    A bad row ends the import; the rows before it are stored. Where there are none, no new database is left.
-    A text file that begins with all that an earlier import has stored goes on behind it, so correct the row,
+    A bad row ends the import; the rows before it are stored. If there are none, no new database is left.
+    A text file that begins with all that an earlier import has stored continues after it, so correct the row,
     or let the file grow, and import it again. A changed Parquet file is a new one: there, --skip passes over
     rows that were stored.
 
-    A stream can go on only if --source gives it a name: then as many rows as were stored under that
+    Where a server has PATH open, the rows are sent to it; an export is put back where no server has.
+
+    A stream can continue only if --source gives it a name: then as many rows as were stored under that
     name are passed over at its beginning.
-    """
+    """  # noqa: D301 - click wants the character
     from topicstore.cli.terminal import display
 
+    mapping = ColumnMap.given(maps, fixed, ignored, time_unit)
     files = files or (STANDARD_INPUT,)
     if name is not None and len(files) > 1:
         raise click.UsageError("--source names one file or stream, not several")
@@ -91,26 +136,34 @@ def import_(
     exports = {file for file in files if _is_export(file)}
     if name is not None and exports:
         raise click.UsageError("--source names a file or stream, not an export")
+    if exports and (retain or not mapping.plain):
+        raise click.UsageError("--map, --set, --ignore, --time-unit and --retain are for files, not for an export")
     if skip and exports:
         raise click.UsageError("--skip passes over rows of a file; of an export, every row is looked for at the end")
-    with _imported_into(path, arguments_of(**given), sorted(exports)) as db:
+    warn_unless_kept(given["backend"])
+    with _imported_into(path, {**arguments_of(**given), "allow_ancient": allow_ancient}, sorted(exports)) as db:
         transfer = Transfer(
             db=db,
             batch_size=batch_size,
             again=again,
             skip=skip,
+            retain=retain,
             limit=limit,
             acknowledge=acknowledge,
             note=lambda text: click.echo(f"note: {text}", err=True),
         )
         for opened in (
-            one for file in files for one in _sources(db, file, file_format, name, is_export=file in exports)
+            one for file in files for one in _sources(db, file, file_format, name, mapping, is_export=file in exports)
         ):
             with opened as source, display.bar(source.name) as bar:
                 transfer.observe = lambda source, messages, bar=bar: bar.update(*source.progress(), messages)  # type: ignore[misc]
                 done.append(transfer.run(source))
             if not as_json:
                 click.echo(summary(done[-1]))
+        flagged = sum(one.retain_flags for one in done if one.format != "export")
+        if flagged and not retain and not as_json:
+            are = f"{display.count_of(flagged, 'message')} with the retain flag"
+            click.echo(f"{are} did not become retained messages; --retain does that")
     if not done:
         click.echo("nothing was to be imported: the export has no generation yet", err=True)
     if as_json:
@@ -127,40 +180,53 @@ def _is_export(path: Path) -> bool:
 
 
 def _sources(
-    db: topicstore.Database, file: Path, file_format: str | None, name: str | None, *, is_export: bool
+    db: topicstore.Database | RemoteDatabase,
+    file: Path,
+    file_format: str | None,
+    name: str | None,
+    mapping: ColumnMap,
+    *,
+    is_export: bool,
 ) -> list[Source]:
     if not is_export:
-        return [open_source(file, file_format, name)]
+        return [open_source(file, file_format, name, mapping)]
     from topicstore.cli.files.export_source import open_export
 
+    if not isinstance(db, topicstore.Database):
+        raise topicstore.UnsupportedError(
+            f"{db.path}: a server has the database open, and puts no export back; stop it, import {file}, and start it "
+            "again"
+        )
     return open_export(file, db)
 
 
 @contextlib.contextmanager
-def _imported_into(path: Path, arguments: dict[str, Any], exports: Sequence[Path]) -> Iterator[topicstore.Database]:
+def _imported_into(
+    path: Path, arguments: dict[str, Any], exports: Sequence[Path]
+) -> Iterator[topicstore.Database | RemoteDatabase]:
     """Open a database, or create one whose positions go by the messages' own times.
 
-    One that was created is removed again if the import fails before anything was stored.
+    A new database is removed again if the import fails before anything was stored.
     """
     there, new = path.exists(), read_manifest(path) is None
     if new:
         arguments = {"timestamps": "message", **_like(exports), **arguments}
-    with topicstore.open(path, **arguments) as db:
+    with opened(path, "a", **arguments) as db:
         if not new and db.manifest.timestamps == "commit":
-            by = "time ranges go by the time of this import"
+            by = "time ranges go by the time of this import, and with --by timestamp by the messages' own times"
             click.echo(f"note: {path} was created with --timestamps commit: {by}", err=True)
         try:
             yield db
         except BaseException:
             if new and not db.info().messages:
-                (path / MANIFEST).unlink(missing_ok=True)  # while it is locked: nobody opens what is about to go
+                (path / MANIFEST).unlink(missing_ok=True)  # nobody opens it now, because it is locked
                 db.close()
                 _remove(path, and_itself=not there)
             raise
 
 
 def _remove(path: Path, *, and_itself: bool) -> None:
-    """Remove a database. A directory that was there before it keeps its permissions."""
+    """Remove a database. A directory that existed before the database keeps its permissions."""
     if and_itself:
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -172,9 +238,9 @@ def _remove(path: Path, *, and_itself: bool) -> None:
 
 
 def _like(exports: Sequence[Path]) -> dict[str, Any]:
-    """Return what a database is created with that gets exports: the shards of the first; late messages if it had them.
+    """Return the arguments for a new database for exports: the shards of the first, and late messages if it had them.
 
-    Where positions were times of storing, the messages' own times needn't be in their order.
+    If positions were times of storing, the messages' own times needn't be in the order of positions.
     """
     if not exports:
         return {}
@@ -197,9 +263,9 @@ def summary(done: Imported) -> str:
     if done.messages and done.seconds > 0.2:
         text += f", {done.messages / done.seconds:,.0f} a second"
     if done.resumed:
-        text += f"; went on behind row {done.resumed:,}"
+        text += f"; went on after row {done.resumed:,}"
     if done.lifted:
         text += f"; {done.lifted:,} came late and were put behind the last before them"
     if done.outcome == "limit reached":
-        text += f"; stopped by --limit, the next import goes on behind row {done.rows:,}"
+        text += f"; stopped by --limit, the next import goes on after row {done.rows:,}"
     return text

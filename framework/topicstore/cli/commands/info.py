@@ -1,4 +1,4 @@
-"""``topicstore info``."""
+"""The command ``topicstore info``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-import topicstore
+from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.positions import span_text, time_of
+from topicstore.contract.times import format_time
 from topicstore.database_info import DatabaseInfo
 from topicstore.storage.manifest import Manifest
-from topicstore.times import format_time
 
 from .generations import generations_table
 from .retention import limits
@@ -30,7 +30,7 @@ __all__ = ["info"]
 @click.argument("path", type=PATH)
 @json_option
 def info(path: Path, *, as_json: bool) -> None:
-    """Show what PATH is and holds: sizes, generations, shards.
+    """Show a summary of PATH: sizes, generations, shards.
 
     \b
     streams         what can be read separately (see: topicstore streams)
@@ -42,8 +42,8 @@ def info(path: Path, *, as_json: bool) -> None:
     """  # noqa: D301 - click wants the character
     from topicstore.cli.terminal import display
 
-    with topicstore.open_existing(path, auto_compact=False) as db:
-        found, manifest, archived = db.info(), db.manifest, db.archives.list()
+    with opened(path, "r") as db:
+        found, manifest, archived = db.info(), db.manifest, {one.generation: one.path for one in db.archives}
     if as_json:
         display.print_json({**attrs.asdict(found), "created_with": attrs.asdict(manifest)})
         return
@@ -112,7 +112,7 @@ def _print_shards(out: Console, found: DatabaseInfo, alone: set[str]) -> None:
 
 
 def _print_slabs(out: Console, found: DatabaseInfo, alone: set[str]) -> None:
-    """Show what the layouts say. What they have read so far is nothing: the database was just opened."""
+    """Print what the layouts report, without their counts of reads: the database was just opened."""
     from topicstore.cli.terminal.display import make_table
 
     rows = [

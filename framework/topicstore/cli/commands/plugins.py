@@ -1,4 +1,4 @@
-"""``topicstore plugins``."""
+"""The command ``topicstore plugins``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["plugins"]
 _HOOKS_OF_THE_DATA_PATH = (
     "topicstore_store",
     "topicstore_streams",
-    "topicstore_iterate",
+    "topicstore_read",
     "topicstore_replay",
     "topicstore_opened",
     "topicstore_generation_added",
@@ -32,7 +32,7 @@ _HOOKS_OF_THE_DATA_PATH = (
 @click.command()
 @json_option
 def plugins(*, as_json: bool) -> None:
-    """List every plugin with what it brings and can, and why one can't be used. Loads no engine."""
+    """List every plugin with what it provides and supports, or why it can't be used. Loads no engine."""
     known, commands = registry(), foreign_commands()
     document = {
         "plugins": [_plugin(known, name) for name in sorted(known.plugins)],

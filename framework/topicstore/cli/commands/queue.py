@@ -1,21 +1,25 @@
-"""``topicstore queue``: look into queues, empty or remove them."""
+"""The command ``topicstore queue``, which lists, reads and removes queues."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import click
 
 import topicstore
+from topicstore.cli.connecting import opened
 from topicstore.cli.files.output import format_of, write_messages
 from topicstore.cli.terminal.asking import check_can_ask, confirmed, yes_option
 from topicstore.cli.terminal.groups import GroupWithDefault
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.queues.queue import QueueInfo
+
+if TYPE_CHECKING:
+    from topicstore.client.remote_database import RemoteDatabase
 
 __all__ = ["queue"]
 
@@ -32,8 +36,8 @@ def list_(path: Path, *, as_json: bool) -> None:
     """List the queues of PATH."""
     from topicstore.cli.terminal import display
 
-    with topicstore.open_existing(path, auto_compact=False) as db:
-        found = db.queues.list()
+    with opened(path, "r") as db:
+        found = list(db.queues)
     if as_json:
         display.print_json({"path": str(path), "queues": [attrs.asdict(one) for one in found]})
         return
@@ -63,7 +67,7 @@ def _bounds(info: QueueInfo) -> str:
 def read(path: Path, name: str, *, limit: int | None, commit: bool, file_format: str | None) -> None:
     """Print the messages that wait in queue NAME of PATH, the oldest first."""
     file_format = file_format or format_of(None, terminal=sys.stdout.isatty())
-    with topicstore.open_existing(path, auto_compact=False) as db:
+    with opened(path, "r" if not commit else "r+") as db:
         _check_there(db, name)
         one = db.queues.open(name)
         last = 0
@@ -77,7 +81,7 @@ def read(path: Path, name: str, *, limit: int | None, commit: bool, file_format:
                 last = batch.last
                 yield batch.messages
 
-        write_messages(chain.from_iterable(batches()), file_format)
+        write_messages(batches(), file_format)
         if commit:
             one.commit(last)
 
@@ -90,12 +94,12 @@ def read(path: Path, name: str, *, limit: int | None, commit: bool, file_format:
 def drop(path: Path, name: str, *, yes: bool, as_json: bool) -> None:
     """Remove queue NAME of PATH with all messages that wait in it, for good.
 
-    Asks first; where nobody can answer, --yes is needed.
+    Asks first; without a terminal, --yes is needed.
     """
     from topicstore.cli.terminal.display import count_of, print_json, visible
 
     check_can_ask("dropping", yes=yes)
-    with topicstore.open_existing(path, auto_compact=False) as db:
+    with opened(path, "r+", auto_compact=False) as db:
         _check_there(db, name)
         waiting = len(db.queues.open(name))
         question = f"Drop queue {visible(name)} with {count_of(waiting, 'message')}?"
@@ -108,7 +112,7 @@ def drop(path: Path, name: str, *, yes: bool, as_json: bool) -> None:
         click.echo(f"queue {visible(name)} is dropped, with {count_of(waiting, 'message')}")
 
 
-def _check_there(db: topicstore.Database, name: str) -> None:
-    """Refuse the name of a queue that is not there, which the library would make."""
+def _check_there(db: topicstore.Database | RemoteDatabase, name: str) -> None:
+    """Refuse the name of a missing queue, which the library would create."""
     if name not in db.queues:
         raise click.BadParameter(f"there is no queue {name!r}", param_hint="'NAME'")

@@ -1,4 +1,4 @@
-"""``topicstore recommend``."""
+"""The command ``topicstore recommend``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from topicstore import (
 from topicstore.cli.files.rows import BadRowError, Rows
 from topicstore.cli.files.source import Source
 from topicstore.cli.files.source_detection import FORMATS, STANDARD_INPUT, open_source
+from topicstore.cli.terminal.completion import backend_names
 from topicstore.cli.terminal.exits import DAMAGED, Failure
 from topicstore.cli.terminal.options import PATH, arguments_of, json_option
 from topicstore.contract.columns import to_iterable
+from topicstore.contract.times import format_time
+from topicstore.plugins import load_target, registry
 from topicstore.recommend import Comparison, Question, compare, representative_filters
-from topicstore.times import format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,19 +41,19 @@ __all__ = ["recommend"]
 
 _LIMIT = 100_000
 _BATCH_SIZE = 1_000
-"""As many as a buffered writer stores at once."""
+"""The number of messages that a buffered writer stores at once."""
 
 
 @attrs.frozen(kw_only=True)
 class _Sample:
-    """What is measured with."""
+    """The messages that the layouts are measured with."""
 
     name: str
     batches: list[MessageBatch]
     counts: Counter[str]
-    """Messages by topic."""
+    """The number of messages by topic."""
     cut: bool
-    """The file has more."""
+    """Whether the file has more messages."""
 
 
 @click.command()
@@ -59,7 +61,7 @@ class _Sample:
 @click.option("--filter", "filters", multiple=True, metavar="FILTER", help="That you will replay. May be repeated.")
 @click.option("--filters", "file", type=PATH, metavar="FILE", help="File with such filters, one a line.")
 @click.option("--format", "file_format", type=click.Choice(FORMATS), help="What SAMPLE is.  [default: its ending]")
-@click.option("--backend", default="rocksdb", show_default=True, help="Storage engine.")
+@click.option("--backend", default="rocksdb", show_default=True, shell_complete=backend_names, help="Storage engine.")
 @click.option(
     "--option",
     "options",
@@ -111,9 +113,10 @@ def recommend(
     """  # noqa: D301 - click wants the character
     from topicstore.cli.terminal import display
 
+    load_target(registry().backend(backend))  # a missing requirement is reported before the sample is read
     wanted = [*filters, *(() if file is None else _read_filters(file))]
     for text in wanted:
-        TopicFilter(text)  # before the sample is read
+        TopicFilter(text)  # a bad filter is reported before the sample is read
     taken = _read_sample(sample, file_format, limit)
     wanted = wanted or representative_filters(taken.counts)
     with tempfile.TemporaryDirectory(prefix="topicstore-recommend-", dir=directory) as place, _status() as say:
@@ -131,9 +134,9 @@ def recommend(
 
 
 def _read_filters(file: Path) -> list[str]:
-    """Return the filters in a file, one a line; blank lines don't count."""
+    """Return the filters in a file with one on each line; blank lines are skipped."""
     try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")  # any other line break may be in a filter
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # any other line break may be part of a filter
     except OSError as bad:
         hint = "; a filter itself is given with --filter" if isinstance(bad, FileNotFoundError) else ""
         raise click.BadParameter(f"{file}: {bad.strerror}{hint}", param_hint="'--filters'") from bad
@@ -153,7 +156,7 @@ def _read_filters(file: Path) -> list[str]:
 
 
 def _read_sample(file: Path, file_format: str | None, limit: int) -> _Sample:
-    """Read the first rows of a file. Raises `ImportSourceError`, naming the row that is bad."""
+    """Read the first rows of a file. Raises `ImportSourceError`, naming the bad row."""
     batches: list[MessageBatch] = []
     counts: Counter[str] = Counter()
     room, cut = limit, False
@@ -184,7 +187,7 @@ def _batch(source: Source, rows: Rows) -> MessageBatch:
 
 @contextlib.contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
-    """Show on standard error, if that is a terminal, what is being done."""
+    """Show the current step on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -257,7 +260,7 @@ def _replays_table(found: Comparison) -> Table:
 
 
 def _asked(question: Question) -> str:
-    """Return a filter with how often it counts."""
+    """Return a filter with the number of times that it counts."""
     if not question.weight:
         since = f" since {format_time(question.start)[:19]}Z" if question.start else ""
         return f"{question.topic_filter}{since} (not counted)"
@@ -265,7 +268,7 @@ def _asked(question: Question) -> str:
 
 
 def _next_steps(sample: Path, found: Comparison, options: Sequence[str]) -> Iterator[str]:
-    """Yield commands that take up the recommendation, for a new database and for one that is there."""
+    """Yield commands that follow the recommendation, for a new database and for an existing one."""
     layout, backend = found.recommended, found.backend
     source = "FILE" if sample == STANDARD_INPUT else shlex.quote(str(sample))
     of_layout, of_backend = (

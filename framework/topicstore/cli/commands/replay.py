@@ -1,33 +1,51 @@
-"""``topicstore replay``."""
+"""The command ``topicstore replay``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from itertools import islice
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 import topicstore
-from topicstore.cli.files.output import FORMATS, format_of, open_output, write_messages, write_parquet
-from topicstore.cli.terminal.options import PATH, time_options
+from topicstore.cli.connecting import opened
+from topicstore.cli.files.output import (
+    FORMATS,
+    format_of,
+    in_chunks,
+    limited,
+    open_output,
+    write_arrow,
+    write_messages,
+    write_parquet,
+)
+from topicstore.cli.terminal.options import PATH, by_option, time_options
 from topicstore.contract.positions import time_of
-from topicstore.contract.replay_plan import Order
-from topicstore.times import format_time
+from topicstore.contract.replay_plan import By, Order
+from topicstore.contract.times import format_time
+from topicstore.contract.topics import TopicFilter
+from topicstore.database import BATCH_SIZE
+from topicstore.storage.following import Following
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from topicstore.client.remote_database import RemoteDatabase
 
 __all__ = ["replay"]
+
+_LOOK_EVERY = 0.5
+"""The seconds between two looks at a database that is followed; each opens its files again."""
 
 
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("topic_filter", metavar="[FILTER]", default="#")
 @time_options
+@by_option
 @click.option("--limit", type=click.IntRange(min=0), metavar="MESSAGES", help="Stop after so many.")
+@click.option("--reverse", is_flag=True, help="The newest first; with --limit, hardly more is read than is printed.")
 @click.option(
     "--format",
     "file_format",
@@ -37,10 +55,13 @@ __all__ = ["replay"]
 @click.option("--output", type=PATH, metavar="FILE", help="Write to FILE; jsonl and csv are packed if it ends in .gz.")
 @click.option(
     "--order",
-    type=click.Choice(["time", "none"]),
+    type=click.Choice(["time", "any"]),
     default="time",
     show_default=True,
     help="Merge everything by position, or keep just each publisher's order in each topic, which is quicker.",
+)
+@click.option(
+    "--follow", is_flag=True, help="Then go on with what another program stores, as it comes, until --limit or Ctrl-C."
 )
 def replay(
     path: Path,
@@ -48,53 +69,90 @@ def replay(
     start: int,
     until: int | None,
     *,
+    by: By,
     limit: int | None,
     file_format: str | None,
     output: Path | None,
-    order: str,
+    order: Order,
+    reverse: bool,
+    follow: bool,
 ) -> None:
     """Print the messages in PATH whose topics match FILTER (default: #).
 
-    Times are compared with positions: by the messages' own times if the database was made by
-    `import` or with --timestamps message, else by the times of storing.
+    Times are compared with positions, which go by the messages' own times if the database was made by
+    `import` or with --timestamps message, else by the times of storing. With --by timestamp they are compared
+    with the messages' own times, in whatever order those came; what is printed is still in order of positions.
 
     CSV and JSON lines are what `import` reads; from standard input, it takes CSV with --format csv.
+    --format arrow is a stream of Arrow's IPC format for a pipe: pyarrow.ipc.open_stream reads it, as do Polars,
+    DuckDB and pandas through it.
 
     \b
     Examples:
       topicstore replay data 'fleet/+/+/speed' --start -2h
       topicstore replay data --start 2015-03-07 --until 2015-03-08T12:00:00-06:00 --limit 10
+      topicstore replay data 'fleet/truck-1/#' --reverse --limit 1
       topicstore replay data --output messages.parquet
+      topicstore replay data 'fleet/#' --start now --follow
+      topicstore replay data 'fleet/#' --by timestamp --start 2015-03-07 --until 2015-03-08
+      topicstore replay data 'fleet/#' --format arrow | python -c 'import sys, pyarrow.ipc as ipc;
+        print(ipc.open_stream(sys.stdin.buffer).read_all().group_by("topic").aggregate([("qos", "count")]))'
     """  # noqa: D301 - click wants the character
     limit = None if limit is None else min(limit, sys.maxsize)
     file_format = file_format or format_of(output, terminal=sys.stdout.isatty())
     if file_format == "parquet" and output is None:
         raise click.UsageError("Parquet needs a file: --output FILE")
-    with topicstore.open_existing(path) as db:
-        merged: Order | None = "time" if order == "time" else None
-        if file_format == "parquet":
-            batches = db.replay_arrow(topic_filter, start, until, order=merged)
+    if file_format == "arrow" and output is None and sys.stdout.isatty():
+        raise click.UsageError("Arrow is no text for a terminal: write it to a pipe, or to --output FILE")
+    if follow and (output is not None or until is not None or order == "any" or reverse):
+        raise click.UsageError(
+            "--follow prints in order of time and has no end: leave out --output, --until, --order and --reverse"
+        )
+    if follow and by == "timestamp":
+        raise click.UsageError("--follow goes by positions: leave out --by")
+    if reverse and order == "any":
+        raise click.UsageError("--reverse prints in order of time: leave out --order")
+    with opened(path, "r") as db:
+        if follow:
+            chunks = limited(_follow(db, topic_filter, start), limit)
+            if file_format == "arrow":
+                with open_output(None, packed=False) as file:
+                    write_arrow((topicstore.MessageBatch.of(chunk).to_arrow() for chunk in chunks), file)
+            else:
+                write_messages(chunks, file_format)
+            return
+        if file_format in ("parquet", "arrow"):
+            batches = db.replay_arrow(topic_filter, start, until, by=by, order=order, reverse=reverse, limit=limit)
             with open_output(output, packed=False) as file:
-                written = write_parquet(_limited(batches, limit), file)
+                written = (write_parquet if file_format == "parquet" else write_arrow)(batches, file)
         else:
-            messages = islice(db.replay(topic_filter, start, until, order=merged), limit)
-            written = write_messages(messages, file_format, output)
+            messages = db.replay(topic_filter, start, until, by=by, order=order, reverse=reverse, limit=limit)
+            written = write_messages(in_chunks(messages), file_format, output)
         if not written and limit != 0 and sys.stderr.isatty():
             click.echo(_nothing(db), err=True)
 
 
-def _nothing(db: topicstore.Database) -> str:
-    """Return what a person may want to know where nothing matches."""
+def _follow(
+    db: topicstore.Database | RemoteDatabase, topic_filter: str, start: int
+) -> Iterator[list[topicstore.Message]]:
+    """Yield the stored messages, and then those that another process stores, one list for each look."""
+    if not isinstance(db, topicstore.Database):
+        yield from db.follow(topic_filter, start)
+        return
+    if db.storage.mode == "owner":
+        raise click.UsageError(
+            f"on {db.manifest.backend} nobody can store anything while this reads it, so there is nothing to follow"
+        )
+    following = Following(db.storage, TopicFilter(topic_filter), start)
+    while True:
+        for batch in following.look(BATCH_SIZE):
+            yield batch.to_messages()
+        time.sleep(_LOOK_EVERY)
+
+
+def _nothing(db: topicstore.Database | RemoteDatabase) -> str:
+    """Return an explanation for a person when nothing matches."""
     if not any(generation.messages for generation in db.generations()):
         return "no messages: the database holds none"
     newest = max(shard.watermark for shard in db.info().shards)
     return f"no messages match; the newest of the database is of {format_time(time_of(newest))}"
-
-
-def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        if limit is not None and batch.num_rows >= limit:
-            yield batch.slice(0, limit)
-            return
-        yield batch
-        limit = None if limit is None else limit - batch.num_rows

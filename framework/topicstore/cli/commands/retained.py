@@ -1,4 +1,4 @@
-"""``topicstore retained``."""
+"""The command ``topicstore retained``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-import topicstore
-from topicstore.cli.files.output import format_of, write_messages
+from topicstore.cli.connecting import opened
+from topicstore.cli.files.output import format_of, in_chunks, write_messages
 from topicstore.cli.terminal.options import PATH
 
 __all__ = ["retained"]
@@ -30,6 +30,6 @@ def retained(path: Path, topic_filter: str, *, file_format: str | None) -> None:
     expired are left out.
     """
     file_format = file_format or format_of(None, terminal=sys.stdout.isatty())
-    with topicstore.open_existing(path, auto_compact=False) as db:
+    with opened(path, "r") as db:
         messages = db.retained(topic_filter)
-    write_messages(iter(messages), file_format)
+    write_messages(in_chunks(iter(messages)), file_format)

@@ -1,4 +1,4 @@
-"""``topicstore retention``: show what is kept, change it, let the rest go."""
+"""The command ``topicstore retention``, which shows and changes the limits, and drops what exceeds them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import Any
 import attrs
 import click
 
-import topicstore
+from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.groups import GroupWithDefault
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.positions import span_text
+from topicstore.contract.times import parse_when
 from topicstore.lifecycle.retention_policy import RetentionSettings
 from topicstore.storage.archive_locations import location_of
-from topicstore.times import parse_when
 
 __all__ = ["limits", "retention"]
 
 NONE = "none"
+FOREVER = "forever"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)b?", re.IGNORECASE)
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
 
 
 class _Length(click.ParamType[float | str]):
-    """A length of time, in seconds, or `NONE`."""
+    """A parameter that is a length of time, in seconds, or `NONE`."""
 
     name = "time"
 
@@ -42,7 +43,7 @@ class _Length(click.ParamType[float | str]):
 
 
 class _Size(click.ParamType[int | str]):
-    """A number of bytes, or `NONE`."""
+    """A parameter that is a number of bytes, or `NONE`."""
 
     name = "size"
 
@@ -58,11 +59,25 @@ class _Size(click.ParamType[int | str]):
         return round(size)
 
 
+class _FilterAge(click.ParamType[tuple[str, float | str]]):
+    """A parameter that is a topic filter and how long its messages stay: seconds, `FOREVER` or `NONE`."""
+
+    name = "filter=time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float | str]:
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        topic_filter, equals, length = value.rpartition("=")
+        if not equals or not topic_filter:
+            self.fail(f"{value!r} is not FILTER=TIME, such as 'debug/#=1h', 'alarms/#=forever', 'x/#=none'", param, ctx)
+        return topic_filter, length if length == FOREVER else _Length().convert(length, param, ctx)
+
+
 @click.group(cls=GroupWithDefault, default="show", subcommand_metavar="[show|set|run] PATH …")
 def retention() -> None:
-    """Show or change how long messages stay and how many bytes of them, and let go what is too old or too much.
+    """Show or change the limits on the age and the bytes of messages, and remove messages that exceed them.
 
-    A program that has the database open does that by itself when it stores. `retention PATH` shows the limits.
+    A program that has the database open removes them itself when it stores. `retention PATH` shows the limits.
     """
 
 
@@ -70,38 +85,62 @@ def retention() -> None:
 @click.argument("path", type=PATH)
 @json_option
 def show(path: Path, *, as_json: bool) -> None:
-    """Show the limits of PATH, and what it holds."""
+    """Show the limits of PATH, its contents, and the parts of them that will be removed, with the times."""
     from topicstore.cli.terminal import display
 
-    with topicstore.open_existing(path, auto_compact=False) as db:
-        settings, generations = db.retention.settings, db.generations()
+    with opened(path, "r") as db:
+        settings, generations, coming = db.retention.settings, db.generations(), db.retention.outlook()
     held = sum(generation.live_bytes for generation in generations)
     if as_json:
         document = {**attrs.asdict(settings), "live_bytes": held, "generations": len(generations)}
+        document["outlook"] = [attrs.asdict(one) for one in coming]
         display.print_json({"path": str(path), **document})
         return
     holds = f"{display.size(held)} in {display.count_of(len(generations), 'generation')}"
     display.console().print(display.fields([*limits(settings), ("holds", holds)]))
+    rows = [
+        (
+            one.what,
+            "" if one.messages is None else one.messages,
+            "-" if one.when is None else display.short_time(one.when),
+            one.why,
+        )
+        for one in coming
+    ]
+    display.console().print(display.make_table("what", "messages>", "goes from", "why~", rows=rows))
 
 
 def limits(settings: RetentionSettings) -> list[tuple[str, str]]:
-    """Return the settings as people read them."""
+    """Return the settings in a form for people."""
     from topicstore.cli.terminal.display import size
 
     rotation = settings.rotation
     full = {"refuse": "more is refused", "drop": "the oldest go"}[settings.when_full]
     archive = [] if settings.archive_to is None else [("what goes", f"is archived to {settings.archive_to}")]
     return [
-        ("messages stay", "for ever" if settings.max_age is None else span_text(round(settings.max_age * 1e6))),
+        ("messages stay", _stay(settings.max_age)),
+        *((f"what matches {name}", _stay(length)) for name, length in settings.filters.items()),
         ("a generation lasts", "until another is added" if rotation is None else span_text(rotation)),
         ("bytes of values", "any number" if settings.max_bytes is None else f"{size(settings.max_bytes)}, then {full}"),
         *archive,
     ]
 
 
+def _stay(length: float | None) -> str:
+    return "for ever" if length is None else span_text(round(length * 1e6))
+
+
 @retention.command("set")
 @click.argument("path", type=PATH)
 @click.option("--max-age", type=_Length(), help="Messages older than this go: seconds, 12h, 7d, or none.")
+@click.option(
+    "--filter",
+    "filters",
+    type=_FilterAge(),
+    multiple=True,
+    metavar="FILTER=TIME",
+    help="What matches FILTER stays so long instead: 1h, 90d, forever; none takes the filter away.",
+)
 @click.option("--rotate-every", type=_Length(), help="A generation is written for so long.  [default: max-age / 4]")
 @click.option("--max-bytes", type=_Size(), help="Bytes of values in all generations: 500MB, 10GB, or none.")
 @click.option(
@@ -113,22 +152,34 @@ def limits(settings: RetentionSettings) -> list[tuple[str, str]]:
     help="Export generations there, and read them from there, instead of dropping them; or none.",
 )
 @json_option
-def set_(path: Path, *, as_json: bool, **given: Any) -> None:
-    """Change limits of PATH; those not named stay as they are. Nothing goes before the next run, or store.
+def set_(path: Path, *, as_json: bool, filters: tuple[tuple[str, float | str], ...], **given: Any) -> None:
+    """Change limits of PATH; those not named stay as they are. Nothing is removed before the next run, or store.
 
-    Messages stay at least for --max-age, and at most for --rotate-every longer, because they go by
-    generations.
-    """
+    Messages stay at least for --max-age, and at most for --rotate-every longer, because they are removed by
+    generations. Those that match a --filter stay as long as that says, and those that match several as long as the
+    longest says; `retention run` deletes older ones at once, a program that stores at most a quarter later.
+
+    \b
+    Example:
+      topicstore retention set data --max-age 30d --filter 'debug/#=1h' --filter 'alarms/#=forever'
+    """  # noqa: D301 - click wants the character
     from topicstore.cli.terminal import display
 
-    changed = {name: None if value == NONE else value for name, value in given.items() if value is not None}
-    if not changed:
+    changed: dict[str, Any] = {
+        name: None if value == NONE else value for name, value in given.items() if value is not None
+    }
+    if not changed and not filters:
         raise click.UsageError("name a limit to change")
     archive_to = changed.get("archive_to")
     if archive_to is not None:
         changed["archive_to"] = location_of(path, Path(archive_to))
-    with topicstore.open_existing(path, auto_compact=False) as db:
-        settings = db.retention.set(**{**attrs.asdict(db.retention.settings), **changed})
+    with opened(path, "r+", auto_compact=False) as db:
+        if filters:
+            lengths: dict[str, Any] = {**db.retention.settings.filters, **dict(filters)}
+            changed["filters"] = {
+                name: None if length == FOREVER else length for name, length in lengths.items() if length != NONE
+            }
+        settings = db.retention.set(**changed)
     if as_json:
         display.print_json({"path": str(path), **attrs.asdict(settings)})
     else:
@@ -139,10 +190,10 @@ def set_(path: Path, *, as_json: bool, **given: Any) -> None:
 @click.argument("path", type=PATH)
 @json_option
 def run(path: Path, *, as_json: bool) -> None:
-    """Begin a new generation in PATH if it is time, drop those that must go, and remove expired retained messages."""
+    """Begin a new generation in PATH if it is time, remove messages beyond the limits, and say why the others stay."""
     from topicstore.cli.terminal import display
 
-    with topicstore.open_existing(path, auto_compact=False) as db:
+    with opened(path, "r+", auto_compact=False) as db:
         report = db.retention.run()
     if as_json:
         display.print_json({"path": str(path), **attrs.asdict(report)})
@@ -157,7 +208,10 @@ def run(path: Path, *, as_json: bool) -> None:
         numbers = ", ".join(map(str, report.archived))
         held = display.count_of(report.messages, "message")
         click.echo(f"archived: generation {numbers}, with {held}, which took {display.size(report.live_bytes)} here")
+    for name, count in report.deleted.items():
+        which = f"matching {name}" if name else "that no filter matches"
+        click.echo(f"deleted: {display.count_of(count, 'message')} {which}")
     if report.expired:
         click.echo(f"{display.count_of(report.expired, 'retained message')} had expired")
-    if (report.rotated, report.dropped, report.archived, report.expired) == (None, (), (), 0):
-        click.echo("nothing was to be done")
+    if (report.rotated, report.dropped, report.archived, report.expired, report.deleted) == (None, (), (), 0, {}):
+        click.echo("\n  ".join(["nothing was to be done:", *report.why]))

@@ -1,4 +1,4 @@
-"""``topicstore streams``."""
+"""The command ``topicstore streams``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-import topicstore
-from topicstore.cli.terminal.options import PATH, json_option
-from topicstore.times import TIME, TIME_HELP
+from topicstore.cli.connecting import opened
+from topicstore.cli.terminal.options import PATH, TIME, TIME_HELP, json_option
 
 __all__ = ["streams"]
 
@@ -22,13 +21,13 @@ def streams(path: Path, topic_filter: str, *, start: int, as_json: bool) -> None
     """List the streams in PATH that may hold messages whose topics match FILTER (default: #).
 
     A stream is what can be read separately: the messages of one topic, or of several that share a level
-    learned as + or #. `topics` shows the same as a tree.
+    learned as + or #. `learned-topics` shows the same as a tree.
     """
     from topicstore.cli.terminal import display
 
-    with topicstore.open_existing(path, auto_compact=False) as db:
+    with opened(path, "r") as db:
         found = sorted(db.streams(topic_filter, start), key=lambda one: display.natural(one.pattern))
-        alone = display.single(shards=len(db.storage.shards), generations=len(db.generations()))
+        alone = display.single(shards=db.manifest.shards, generations=len(db.generations()))
     if as_json:
         display.print_json({"path": str(path), "filter": topic_filter, "streams": found})
         return

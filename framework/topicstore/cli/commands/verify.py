@@ -1,4 +1,4 @@
-"""``topicstore verify``."""
+"""The command ``topicstore verify``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import attrs
 import click
 
 import topicstore
+from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.exits import DAMAGED
 from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.layout import Damage
@@ -24,7 +25,8 @@ __all__ = ["verify"]
     type=click.Choice(RECOVERIES),
     default="strict",
     help="If it can't be opened because writes are missing or damaged: go on with what was there before the first of "
-    "them, or with all that can be read. What that leaves out is gone for good; copy the directory before.",
+    "them, or with the messages behind it too that can be read. What that leaves out is gone for good; copy the "
+    "directory before.",
 )
 @json_option
 @click.pass_context
@@ -34,12 +36,12 @@ def verify(ctx: click.Context, path: Path, recovery: Recovery, *, as_json: bool)
 
     try:
         with (
-            topicstore.open_existing(path, recovery=recovery, auto_compact=False) as db,
+            opened(path, "r" if recovery == "strict" else "r+", recovery=recovery, auto_compact=False) as db,
             display.bar("verifying") as bar,
         ):
             total = db.info().messages
             report = db.verify(lambda messages: bar.update(messages, total, messages))
-    except topicstore.CorruptionError as bad:  # so damaged that it can't even be opened
+    except topicstore.CorruptionError as bad:  # the damage prevents even opening the database
         report = VerifyReport(messages=0, damages=[Damage(place=bad.place or str(path), reason=bad.reason)])
     if as_json:
         places = [attrs.asdict(damage) for damage in report.damages]

@@ -1,1 +1,1 @@
-"""``topicstore demo``, its messages and its proof."""
+"""The command ``topicstore demo``, its messages, and the check of its result."""

@@ -1,4 +1,4 @@
-"""What must be the same before and after: every topic's messages, in order."""
+"""The comparison of a source with a database: every topic's messages, in order."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class _Topic:
 
 @attrs.frozen(kw_only=True)
 class Differences:
-    """How what was stored differs from its source."""
+    """The differences between a source and what was stored of it."""
 
     lost: int
     doubled: int
-    """Messages that came twice, or that the source doesn't have."""
+    """The number of messages that came twice, or that the source doesn't have."""
     changed: list[str]
-    """Topics with as many messages as in the source, but others, or in another order."""
+    """The topics with as many messages as in the source, but others, or in another order."""
 
     @property
     def none(self) -> bool:
-        """True if there are none."""
+        """Whether there are no differences."""
         return not (self.lost or self.doubled or self.changed)
 
 
@@ -46,13 +46,13 @@ class Audit:
     def __init__(self) -> None:
         self.messages = 0
         self.bytes = 0
-        """Of topics, client ids and payloads."""
+        """The bytes of topics, client ids and payloads."""
         self.timed = True
-        """Every message has a time of its own."""
+        """Whether every message has a time of its own."""
         self._topics: dict[str, _Topic] = {}
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Take the next messages."""
+        """Add the next messages."""
         for m in messages:
             topic = self._topics.get(m.topic)
             if topic is None:
@@ -70,7 +70,7 @@ class Audit:
         return {name: topic.count for name, topic in self._topics.items()}
 
     def differences(self, stored: Audit) -> Differences:
-        """Compare a source with what was stored. Times count if the source had them for all messages."""
+        """Compare a source with its stored messages. Times count if the source had them for all messages."""
         lost = doubled = 0
         changed = []
         nothing = _Topic()
@@ -89,7 +89,7 @@ class Audit:
 
 
 def choose_filter(counts: dict[str, int]) -> str:
-    """Return a filter with wildcards that matches several topics and a telling part of the messages.
+    """Return a filter with wildcards that matches several topics and a significant part of the messages.
 
     The last level stays, the levels before it that differ become ``+``: ``plant/+/temperature``.
     """

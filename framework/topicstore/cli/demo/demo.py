@@ -1,4 +1,7 @@
-"""``topicstore demo``: fill a database, kill it in the middle, resume, replay, and prove that nothing is lost."""
+"""The command ``topicstore demo``: fill a database, kill it in the middle, resume, replay, and check the result.
+
+Its second act is in `mqtt_act`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +22,17 @@ import click
 
 import topicstore
 from topicstore import Database, ImportSourceError, matches
-from topicstore.cli.files.formats import encode_lines
 from topicstore.cli.files.importing import Imported, Transfer
 from topicstore.cli.files.rows import BadRowError
 from topicstore.cli.files.source_detection import open_source
 from topicstore.cli.terminal.exits import DAMAGED, USAGE, Failure
 from topicstore.cli.terminal.options import PATH
+from topicstore.files.formats import encode_lines
+from topicstore.plugins import load_target, registry
+from topicstore.storage.creation import DEFAULT_BACKEND
 from topicstore.storage.directory_lock import DirectoryLock
 
+from . import mqtt_act
 from .audit import Audit, choose_filter
 from .fleet import DEVICES, fleet
 
@@ -41,12 +48,12 @@ _FLEET = "fleet.jsonl"
 
 @attrs.frozen(kw_only=True)
 class _Killed:
-    """How the first import ended."""
+    """The end of the first import."""
 
     rows: int
-    """That it had reported as safe."""
+    """The number of rows that the import had reported as safe."""
     finished: bool
-    """There was so little to import that it was done before the kill reached it."""
+    """Whether the import was so small that it was done before the kill."""
 
 
 @click.command()
@@ -55,16 +62,27 @@ class _Killed:
 @click.option(
     "--messages", type=click.IntRange(min=1), default=300_000, show_default=True, help="Of the made-up fleet."
 )
+@click.option(
+    "--published",
+    type=click.IntRange(min=0),
+    default=mqtt_act.MESSAGES,
+    show_default=True,
+    help="Messages that MQTT clients publish in the second act; 0 leaves it out.",
+)
 @click.pass_context
-def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int) -> None:
+def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int, published: int) -> None:
     """Fill a database, kill it in the middle, resume, replay, and check that nothing is lost or doubled.
 
+    Then the same with a server: MQTT clients publish, `serve` is killed in the middle and started again, and
+    subscribers count.
+
     Takes any file that `import` takes. The database stays in the directory, for you to look at;
-    the next demo begins afresh there. Exits with 1 if anything is lost, doubled, changed or damaged.
+    the next demo replaces it. Exits with 1 if anything is lost, doubled, changed or damaged.
     """
     from topicstore.cli.terminal.display import console, size
 
     out = console()
+    load_target(registry().backend(DEFAULT_BACKEND))  # a missing requirement is reported before anything is made
     _check_directory(directory, file)
     if file is None:
         _clear(directory)
@@ -73,7 +91,7 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int) 
         _step(out, "made a fleet", f"{DEVICES:,} vehicles, {messages:,} messages in {made:,.1f} s, in {file}")
         source = _audit_source(file)
     else:
-        source = _audit_source(file)  # before the last demo's database goes: the file may be unreadable
+        source = _audit_source(file)  # before the last demo's database is removed: the file may be unreadable
         _clear(directory)
     path = directory / _DATABASE
     _step(
@@ -88,7 +106,7 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int) 
     else:
         part = killed.rows / max(source.messages, 1)
         _step(out, "killed the import", f"by SIGKILL, with {killed.rows:,} rows reported safe ({part:.0%})", mark="!")
-    with contextlib.closing(topicstore.open_existing(path)) as db:
+    with contextlib.closing(topicstore.open(path, mode="r+")) as db:
         whole = _resume(out, db, file, source, killed)
         whole = _check(out, db, source) and whole
         disk = db.info().disk_bytes
@@ -99,33 +117,48 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int) 
         f"{size(disk)}, {each:,.1f} bytes a message; the messages have {size(source.bytes)}, "
         f"the file {size(file.stat().st_size)}",
     )
+    if published:
+        whole = _serve(out, directory, published) and whole
     _say_what_next(path, choose_filter(source.counts()))
     if not whole:
         ctx.exit(DAMAGED)
 
 
 def _check_directory(directory: Path, file: Path | None) -> None:
-    """Refuse a directory that is not the demo's own, and a file in it."""
+    """Refuse a directory that is not the demo's own, and a file within the directory."""
     if file is not None:
         if not file.is_file():
             raise ImportSourceError(f"{file} is not a file")
-        if directory.resolve() in file.resolve().parents:
-            raise Failure(f"{file} lies in {directory}, which the demo empties first", USAGE)
+        database = directory / _DATABASE
+        if database.resolve() in file.resolve().parents:
+            raise Failure(f"{file} lies in {database}, which the demo removes first", USAGE)
     mark = directory / _MARK
     if directory.exists() and not mark.is_file() and (not directory.is_dir() or any(directory.iterdir())):
         raise Failure(f"{directory} was not made by the demo and is left as it is; choose another --directory", USAGE)
 
 
 def _clear(directory: Path) -> None:
-    """Make the directory, or empty it of what an earlier demo left, and of nothing else."""
+    """Make the directory, or remove the databases that an earlier demo left there, and nothing else.
+
+    A generated fleet stays, because it is the sample of the guides; the next one is written over it.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     mark = directory / _MARK
     mark.write_text("The demo removes what it made here when it runs again.\n")
-    database = directory / _DATABASE
-    if database.is_dir():
-        DirectoryLock(database).release()  # nobody has it open
+    databases = [found for name in (_DATABASE, mqtt_act.SERVED) if (found := directory / name).is_dir()]
+    for database in databases:
+        DirectoryLock(database).release()  # an error if a process has the database open
+    for database in databases:
         shutil.rmtree(database)
-    (directory / _FLEET).unlink(missing_ok=True)
+
+
+def _serve(out: Console, directory: Path, messages: int) -> bool:
+    """Play the second act; return whether nothing was lost or doubled."""
+    reason = mqtt_act.missing()
+    if reason is not None:
+        _step(out, "left out MQTT", reason, mark="!")
+        return True
+    return mqtt_act.play(partial(_step, out), directory, messages)
 
 
 def _made_up(file: Path, messages: int) -> float:
@@ -153,7 +186,7 @@ def _audit_source(file: Path) -> Audit:
 def _killed_import(path: Path, file: Path, total: int) -> _Killed:
     """Import in a process of its own, and kill that once it has reported a part of the rows.
 
-    It waits after each report to be let on, so however slow we are, it can't be done before.
+    The import waits for an answer after each report, so it can't finish before the kill, however slow this process is.
     """
     from topicstore.cli.terminal.display import bar
 
@@ -180,7 +213,7 @@ def _killed_import(path: Path, file: Path, total: int) -> _Killed:
             for line in lines:
                 rows = int(line) if line.endswith(b"\n") else rows
                 progress.update(rows, total, rows)
-                with contextlib.suppress(BrokenPipeError):  # it was killed
+                with contextlib.suppress(BrokenPipeError):  # the process was killed
                     letting_on.write(b"\n")
                 if rows >= fatal:
                     child.kill()
@@ -194,7 +227,7 @@ def _killed_import(path: Path, file: Path, total: int) -> _Killed:
 
 
 def _batch_size(messages: int) -> int:
-    """Return a size that makes many batches even of few messages, so that there is a middle to be killed in."""
+    """Return a size that makes many batches even of few messages, so that the kill can come in the middle."""
     return max(1, min(4_096, messages // 64))
 
 
@@ -205,7 +238,7 @@ def _resume(out: Console, db: Database, file: Path, source: Audit, killed: _Kill
     _step(out, "opened it again", f"{found:,} messages are there; {missing}", mark="✓" if safe else "✗")
     done = _import_rest(db, file, source.messages)
     rate = f": {done.messages / done.seconds:,.0f} a second" if done.messages and done.seconds else ""
-    text = f"behind row {done.resumed:,}; {done.messages:,} messages in {done.seconds:,.1f} s{rate}"
+    text = f"after row {done.resumed:,}; {done.messages:,} messages in {done.seconds:,.1f} s{rate}"
     _step(out, "resumed the import", "nothing was left to do" if done.outcome == "already imported" else text)
     return safe
 
@@ -280,13 +313,13 @@ def _say_what_next(path: Path, topic_filter: str) -> None:
     click.echo("\nLook at it:")
     quoted = shlex.quote(topic_filter)
     if quoted == topic_filter:
-        quoted = f"'{topic_filter}'"  # as a person had better write all filters: some shells expand "#" or "+"
+        quoted = f"'{topic_filter}'"  # some shells expand "#" or "+", so filters are best quoted
     for rest in (f"info {where}", f"replay {where} {quoted} --limit 5", f"streams {where}"):
         click.echo(f"  {program} {rest}")
 
 
 def _program() -> str:
-    """Return how a person starts this program from here."""
+    """Return the command by which a person starts this program from the current directory."""
     if shutil.which("topicstore"):
         return "topicstore"
     beside = Path(sys.executable).with_name("topicstore")

@@ -1,4 +1,4 @@
-"""A fleet that never was: the same messages every time, for `topicstore demo` without an input."""
+"""An invented fleet with the same messages every time, for `topicstore demo` without an input."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["DEVICES", "fleet"]
 DEVICES = 2_000
 
 _START = 1_748_757_600_000_000
-"""2025-06-01T06:00:00Z."""
+"""The time of the first message, 2025-06-01T06:00:00Z, in microseconds."""
 _STEP = 288_000
-"""Microseconds between two messages: 300,000 of them make a day."""
+"""The microseconds between two messages: 300,000 of them make a day."""
 _CHUNK = 10_000
 _REGIONS = (("eu", 52.0, 10.0), ("us", 39.0, -98.0), ("br", -15.0, -50.0), ("in", 22.0, 79.0))
 _KINDS = ("bus", "truck", "van")

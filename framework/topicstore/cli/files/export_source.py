@@ -1,10 +1,11 @@
-"""Generations of an export as sources: what `topicstore export` wrote is put back, and then looked for."""
+"""Generations of an export as sources: the rows are stored again, and then looked for in the database."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from topicstore import Database, ImportSourceError
@@ -19,9 +20,9 @@ __all__ = ["open_export"]
 
 
 def open_export(path: Path, db: Database) -> list[Source]:
-    """Return the generations of an export, oldest first, to be put back into a database.
+    """Return the generations of an export, oldest first, which are to be put back into a database.
 
-    Those that the database has itself, because it is the one that was exported, are left out.
+    Generations that the database has itself, because it is the one that was exported, are left out.
     Raises `ImportSourceError` for rows that can't be put back as they were, and if nothing is left.
     """
     found = exported_generations(path)
@@ -57,20 +58,20 @@ class _ExportSource(Source):
         """Yield the rows from ``skip`` on; with the last of them stored, check that the database has all.
 
         Raises `CorruptionError` for damage, and if the database lacks a row: then the import is not finished, and
-        looks again when it is run again.
+        checks again when it is run again.
         """
         self._read, oldest = 0, MAX_TIME
         for batch in slices(self._exported.rows(), size):
             first, self._read = self._read, self._read + len(batch)
-            oldest = min(oldest, int(batch.timestamps.min()))
+            oldest = min(oldest, int(np.min(np.asarray(batch.timestamps))))
             if self._read > skip:
                 start = max(first, skip)
                 yield Rows(batch[start - first :].to_arrow(), start, self._read)
-        # No position lies before its message's time, where they go by that.
+        # No position lies before its message's time, if positions go by those.
         check_stored(self._db.storage, self._exported, first_position(oldest) if self._by_message else 0)
 
     def progress(self) -> tuple[float, float | None]:
         return float(self._read), float(self._exported.messages)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""

@@ -1,4 +1,4 @@
-"""The import of one source into an open database, resumable at every row."""
+"""The import of one source into an open database, which can be resumed at every row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
@@ -14,24 +14,29 @@ from topicstore import Database, ImportSourceError, InvalidMessageError, LateMes
 from topicstore.cli.terminal.exits import INTERRUPTED, Failure
 from topicstore.cli.terminal.interrupts import Interrupts
 from topicstore.contract.batch import MessageBatch
-from topicstore.times import format_time, suspected_unit
+from topicstore.contract.requests import StoreResult
+from topicstore.pubsub.publishing import store_retaining
 
 from .progress import Progress
 from .rows import BadRowError, Rows
 from .source import Source
 
+if TYPE_CHECKING:
+    from topicstore.client.remote_database import RemoteDatabase
+    from topicstore.client.remote_imports import RemoteStoreResult
+
 __all__ = ["Imported", "Transfer"]
 
 _ADVICE = {
-    LateMessageError: "; import files in order of time, each sorted by time. A database created with --late lift"
-    " takes them in any order, but finds what came late by topic only: its place in time is where it came",
+    LateMessageError: "; import files in order of time, each sorted by time, or into another database that is created"
+    " with --timestamps commit or --late lift: those take them in any order, and --by timestamp finds what came late",
     TimestampAheadError: "; correct it, or import into a database that was created with a larger --max-skew",
 }
 
 
 @attrs.frozen(kw_only=True)
 class Imported:
-    """What came of one source. ``resumed`` and ``rows`` count rows of the source, ``messages`` what was stored now."""
+    """The result of importing one source. ``resumed`` and ``rows`` count its rows, ``messages`` those stored now."""
 
     name: str
     format: str
@@ -39,38 +44,43 @@ class Imported:
     resumed: int
     rows: int
     messages: int
+    retain_flags: int
+    """The number of the messages that have the retain flag."""
     lifted: int
     seconds: float
 
 
 @attrs.define(kw_only=True)
 class Transfer:
-    """How sources are imported; `run` imports one."""
+    """The settings of an import; `run` imports one source."""
 
-    db: Database
+    db: Database | RemoteDatabase
     batch_size: int
     again: bool = False
     skip: int = 0
+    retain: bool = False
+    """Whether messages with the retain flag also become the retained messages of their topics."""
     limit: int | None = None
-    """Messages to store before stopping, over all sources."""
+    """The number of messages to store before stopping, over all sources."""
     acknowledge: tuple[int, int] | None = None
-    """File descriptors: the first is told, a number a line, how many rows of the source are safe; each number is
-    answered by a byte on the second before the import goes on, so whoever is told can end it in the middle."""
+    """Two file descriptors. To the first the import writes how many rows of the source are safe, a number on each line;
+    before it goes on, it reads a byte from the second for each number, so that the reader can end it in the middle."""
     note: Callable[[str], None] = lambda _text: None
-    """Told, as a sentence, what a person should look at."""
+    """A function that is called with sentences about what a person should look at."""
     observe: Callable[[Source, int], None] = lambda _source, _messages: None
-    """Told the messages stored so far, after each batch."""
+    """A function that is called after each batch with the number of messages stored so far."""
     _stored: int = 0
     _lifted: int = 0
+    _retain_flags: int = 0
 
     def run(self, source: Source) -> Imported:
-        """Import a source, or what is left of it.
+        """Import a source, or the rest of it.
 
-        Raises `ImportSourceError` naming the row that is bad, with all rows before it stored.
+        Raises `ImportSourceError` naming the bad row, with all rows before it stored.
         """
         started = time.perf_counter()
-        before, self._lifted = self._stored, 0
-        progress = Progress(self.db, source, again=self.again, skip=self.skip)
+        before, self._lifted, self._retain_flags = self._stored, 0, 0
+        progress = Progress(self.db, source, again=self.again, skip=self.skip, retain=self.retain)
         resumed = progress.start
         outcome: Literal["imported", "already imported", "limit reached"] = "already imported"
         if not progress.finished or source.named or self.again:
@@ -82,6 +92,7 @@ class Transfer:
             resumed=resumed,
             rows=progress.start,
             messages=self._stored - before,
+            retain_flags=self._retain_flags,
             lifted=self._lifted,
             seconds=time.perf_counter() - started,
         )
@@ -99,11 +110,7 @@ class Transfer:
         self, source: Source, progress: Progress, interrupts: Interrupts
     ) -> Literal["imported", "limit reached"]:
         with contextlib.closing(source.read(progress.start, self.batch_size)) as batches:
-            looked = False
             for rows in batches:
-                if rows and not looked:
-                    self._look_at_times(rows)
-                    looked = True
                 missing = progress.missing(rows)
                 room = len(missing) if self.limit is None else self.limit - self._stored
                 self._store(source, missing.head(room), progress, interrupts)
@@ -114,15 +121,16 @@ class Transfer:
         return "imported"
 
     def _store(self, source: Source, rows: Rows, progress: Progress, interrupts: Interrupts) -> None:
-        """Store rows; if some are bad, those before the first of them."""
+        """Store rows; if some are bad, store those before the first bad one."""
         bad: BadRowError | None = None
         while True:
             try:
                 with interrupts.held():
-                    result = self.db.store(rows.messages, state=progress.state(rows))
+                    result = self._stored_by(rows, progress)
                     progress.stored(rows)
                     self._stored += result.count
                     self._lifted += result.lifted
+                    self._retain_flags += rows.retain_flags()
                 break
             except InvalidMessageError as error:
                 index = error.index if error.index is not None else _first_bad(rows)
@@ -137,13 +145,15 @@ class Transfer:
         if bad is not None:
             raise bad
 
-    def _look_at_times(self, rows: Rows) -> None:
-        """Say so if the first time is hardly in microseconds."""
-        first = rows.first_time()
-        unit = None if first is None else suspected_unit(first)
-        if first is not None and unit is not None:
-            where = f"row {rows.number(0) + 1:,} lies in {format_time(first)[:4]}"
-            self.note(f"{where}; are its times {unit}? They are taken as microseconds")
+    def _stored_by(self, rows: Rows, progress: Progress) -> StoreResult | RemoteStoreResult:
+        if not self.retain:
+            return self.db.store(rows.messages, state=progress.state(rows))
+        # After a crash the shard of a topic and that of a client id may lack different rows.
+        stored, retained = progress.lacking(rows, rows.client_ids()), progress.lacking(rows, rows.topics())
+        if not isinstance(self.db, Database):
+            return self.db.imports.store(rows.batch(), progress.state(rows), stored=stored, retained=retained)
+        self.db.storage.check_may_write()
+        return store_retaining(self.db.storage, rows.batch(), progress.state(rows), stored=stored, retained=retained)
 
     @staticmethod
     def _explain(source: Source, bad: BadRowError) -> str:
@@ -163,7 +173,7 @@ class Transfer:
 
 
 def _first_bad(rows: Rows) -> int:
-    """Find the message for which a whole column was refused."""
+    """Return the first message for which a whole column was refused."""
     if not isinstance(rows.messages, list):
         for index in range(len(rows)):
             try:

@@ -1,38 +1,44 @@
-"""Messages out: JSON lines, CSV, Parquet, or a table for people; each in chunks, to a stream or a file."""
+"""Output of messages: JSON lines, CSV, Parquet, Arrow, or a table for people; each in chunks, to a stream or a file."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import gzip
-import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from topicstore import Message
-from topicstore.times import format_time
-
-from .formats import CSV_COLUMNS, csv_record, encode_lines, format_of_name
+from topicstore.contract.times import format_time
+from topicstore.files import encoding
+from topicstore.files.formats import format_of_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FORMATS", "format_of", "open_output", "write_messages", "write_parquet"]
+__all__ = [
+    "FORMATS",
+    "format_of",
+    "in_chunks",
+    "limited",
+    "open_output",
+    "write_arrow",
+    "write_messages",
+    "write_parquet",
+]
 
-FORMATS = ("jsonl", "table", "parquet", "csv")
+FORMATS = ("jsonl", "table", "parquet", "csv", "arrow")
 
 _CHUNK = 4_096
-_GROUP_ROWS, _GROUP_BYTES = 131_072, 64 << 20
-"""A Parquet row group ends at either."""
+_P = TypeVar("_P", bound=Sized)
 
 
 def format_of(output: Path | None, *, terminal: bool) -> str:
-    """Return the format that an output's name, or a terminal, asks for."""
+    """Return the format for an output's name, or for a terminal."""
     if output is None:
         return "table" if terminal else "jsonl"
     return format_of_name(output) or "jsonl"
@@ -40,7 +46,7 @@ def format_of(output: Path | None, *, terminal: bool) -> str:
 
 @contextlib.contextmanager
 def open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
-    """Open what is written to: standard output, or a file that appears under its name once it is whole."""
+    """Open the output: standard output, or a file that appears under its name once it is whole."""
     if output is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -49,7 +55,7 @@ def open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
     draft = output if in_place else output.with_name(f".{output.name}.part")
     try:
         if not in_place:
-            draft.unlink(missing_ok=True)  # of a killed one, or a link that would be followed
+            draft.unlink(missing_ok=True)  # left by a killed process, or a link that would be followed
         file = draft.open("wb" if in_place else "xb")
     except OSError as bad:
         raise click.BadParameter(f"{output}: {bad.strerror}", param_hint="'--output'") from bad
@@ -67,77 +73,72 @@ def open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_messages(messages: Iterator[Message], file_format: str, output: Path | None = None) -> int:
-    """Write messages as anything but Parquet, to a file or standard output; return how many."""
-    if file_format == "table" and output is not None:
-        raise click.UsageError("a table goes to standard output, not to a file")
-    if file_format == "table":
-        return _write_table(messages)
-    write = {"jsonl": _write_jsonl, "csv": _write_csv}[file_format]
-    with open_output(output, packed=output is not None and output.name.endswith(".gz")) as file:
-        return write(messages, file)
-
-
-def _chunks(messages: Iterator[Message]) -> Iterator[list[Message]]:
+def in_chunks(messages: Iterator[Message]) -> Iterator[list[Message]]:
+    """Yield messages in lists that are long enough to be written at once."""
     while chunk := list(islice(messages, _CHUNK)):
         yield chunk
 
 
-def _write_jsonl(messages: Iterator[Message], file: IO[bytes]) -> int:
-    count = 0
-    for chunk in _chunks(messages):
-        file.write(encode_lines(chunk))
-        count += len(chunk)
-    return count
+def limited(chunks: Iterable[list[Message]], limit: int | None) -> Iterator[list[Message]]:
+    """Yield chunks up to a number of messages; None: all. No further chunk is asked for after that number."""
+    left = sys.maxsize if limit is None else limit
+    source = iter(chunks)
+    while left > 0 and (chunk := next(source, None)) is not None:
+        yield chunk[:left]
+        left -= len(chunk)
 
 
-def _write_csv(messages: Iterator[Message], file: IO[bytes]) -> int:
-    count = 0
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(CSV_COLUMNS)
-    for chunk in _chunks(messages):
-        writer.writerows(map(csv_record, chunk))
-        count += len(chunk)
-        file.write(text.getvalue().encode())
-        text.seek(0)
-        text.truncate()
-    file.write(text.getvalue().encode())
-    return count
+def write_messages(chunks: Iterable[list[Message]], file_format: str, output: Path | None = None) -> int:
+    """Write messages in any format but Parquet and Arrow, to a file or standard output; return how many.
+
+    Each chunk is written before the next one is asked for.
+    """
+    if file_format == "table" and output is not None:
+        raise click.UsageError("a table goes to standard output, not to a file")
+    if file_format == "table":
+        return _write_table(chunks)
+    encode = {"jsonl": encoding.json_lines, "csv": encoding.csv_text}[file_format]
+    with open_output(output, packed=output is not None and output.name.endswith(".gz")) as file:
+        return _write(chunks, encode, file)
 
 
 def write_parquet(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> int:
-    """Write record batches as Parquet, in row groups worth reading; return how many rows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    """Write record batches as Parquet, in row groups of a useful size; return how many rows."""
+    return _write(batches, encoding.parquet, file)
 
-    from topicstore import SCHEMA
 
-    count = rows = size = 0
-    group: list[pa.RecordBatch] = []
-    with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-        for batch in batches:
-            group.append(batch)
-            count, rows, size = count + batch.num_rows, rows + batch.num_rows, size + batch.nbytes
-            if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
-                writer.write_table(pa.Table.from_batches(group))
-                group, rows, size = [], 0, 0
-        if group:
-            writer.write_table(pa.Table.from_batches(group))
+def write_arrow(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> int:
+    """Write record batches as a stream of Arrow's IPC format, each before the next is asked for; return the rows."""
+    return _write(batches, encoding.arrow_stream, file)
+
+
+def _write(parts: Iterable[_P], encode: Callable[[Iterable[_P]], Iterator[bytes | memoryview]], file: IO[bytes]) -> int:
+    """Write each part as soon as it is encoded; return how many messages they had."""
+    count = 0
+
+    def counted() -> Iterator[_P]:
+        nonlocal count
+        for part in parts:
+            count += len(part)
+            yield part
+
+    for piece in encode(counted()):
+        file.write(piece)
+        file.flush()
     return count
 
 
 _TIME_WIDTH = len("2015-03-07T06:00:22.123456Z")
 
 
-def _write_table(messages: Iterator[Message]) -> int:
+def _write_table(chunks: Iterable[list[Message]]) -> int:
     """Print messages as they come, in columns as wide as the first of them need; return how many."""
     from topicstore.cli.terminal.display import console, readable, visible
 
     line = console().width
     widths: tuple[int, int, int] | None = None
     count = 0
-    for chunk in _chunks(messages):
+    for chunk in chunks:
         if widths is None:
             time = max(len(format_time(m.timestamp or 0)) for m in chunk)
             topic = max(len(visible(m.topic)) for m in chunk)

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from topicstore import ImportSourceError, MessageBatch
+from topicstore.files.mapping import ColumnMap
+from topicstore.storage.disk_errors import shortage_told
 
+from .arrow_mapping import ArrowMapping
 from .rows import BadRowError, Rows
 from .source import Source
 
 __all__ = ["ParquetSource"]
 
-_ENDS = 1 << 20
-"""Bytes at both ends by which earlier versions knew a file."""
-
 
 class ParquetSource(Source):
-    """A message a row."""
+    """A Parquet file in which each row is a message."""
 
     format = "parquet"
 
-    def __init__(self, path: Path, name: str, identify: Callable[[], str] | None, *, named: bool) -> None:
-        super().__init__(name, identify, named=named)
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        identify: Callable[[], str] | None,
+        *,
+        named: bool,
+        mapping: ColumnMap | None = None,
+    ) -> None:
+        super().__init__(name, identify, named=named, mapping=mapping)
         self._read = 0
         try:
-            self._file = pq.ParquetFile(path)
-            # Columns that can't be messages are refused before the first row.
-            MessageBatch.from_arrow(pa.RecordBatch.from_pylist([], self._file.schema_arrow))
+            with shortage_told():
+                self._file = pq.ParquetFile(path)
+            # Columns that can't be messages are refused before the first row is read.
+            self._mapped = ArrowMapping(self._file.schema_arrow, self.mapping)
+            MessageBatch.from_arrow(self._mapped(pa.RecordBatch.from_pylist([], self._file.schema_arrow)))
         except (OSError, ValueError, pa.ArrowException) as bad:
             raise ImportSourceError(f"{name}: {bad}") from bad
 
@@ -49,25 +56,21 @@ class ParquetSource(Source):
                 self._read = end
                 if end > skip:
                     start = max(first, skip)
-                    yield Rows(batch.slice(start - first), start, end)
+                    yield from self._rows(batch.slice(start - first), start)
                 first = end
         except (OSError, pa.ArrowException) as bad:
             raise BadRowError(first, str(bad)) from bad
 
-    def former_id(self) -> str | None:
-        """Return its size and the XXH3 of its ends: it has no prefixes by which it could be known else."""
-        if self.named:
-            return None
-        with self._path.open("rb", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            hasher = xxhash.xxh3_128(file.read(_ENDS))
-            file.seek(max(0, size - _ENDS))
-            hasher.update(file.read(_ENDS))
-        return f"content:{size}:{hasher.hexdigest()}"
+    def _rows(self, batch: pa.RecordBatch, first: int) -> Generator[Rows]:
+        good = batch.num_rows
+        try:
+            yield Rows(self._mapped(batch), first, first + good)
+        except BadRowError as bad:
+            yield Rows(self._mapped(batch.slice(0, bad.row)), first, first + bad.row)
+            raise BadRowError(first + bad.row, bad.reason) from bad
 
     def progress(self) -> tuple[float, float | None]:
-        """Return the rows that were read, of all."""
+        """Return how many rows were read, and how many there are."""
         return float(self._read), float(self._file.metadata.num_rows)
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
-"""Rows of a source that became messages, the bad row that ends them, and prefixes of text."""
+"""Rows of a source as messages, the bad row that ends them, and prefixes of text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import xxhash
@@ -17,19 +18,19 @@ __all__ = ["NO_PREFIX", "BadRowError", "Prefix", "RawRows", "Rows"]
 
 
 class Prefix(NamedTuple):
-    """The text that a source's first rows came from. Import markers store it as an array of the two."""
+    """The text from which a source's first rows came. Import markers store it as an array of the two."""
 
     size: int
-    """In bytes, unpacked."""
+    """The size in bytes, unpacked."""
     digest: bytes
-    """Its XXH3."""
+    """The XXH3 of the text."""
 
 
 NO_PREFIX = Prefix(0, b"")
 
 
 class BadRowError(ImportSourceError):
-    """A row is bad; ``row`` counts from 0."""
+    """The error for a bad row; ``row`` counts from 0."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -37,14 +38,14 @@ class BadRowError(ImportSourceError):
         self.reason = reason
 
     def told_of(self, name: str) -> str:
-        """Return where it is in the source of that name, as people count, and why it is bad."""
+        """Return the row's place in the source of that name, as people count, and why it is bad."""
         return f"{name}, row {self.row + 1:,}: {self.reason}"
 
 
 class Rows:
-    """Consecutive rows of a source that became messages, in a form that `Database.store` takes.
+    """Consecutive rows of a source as messages, in a form that `Database.store` takes.
 
-    ``first`` is the number, from 0, of the first row, ``end`` that of the row behind the last.
+    ``first`` is the number, from 0, of the first row, ``end`` that of the row after the last.
     Blank lines are rows without a message; ``numbers`` then has each message's row.
     """
 
@@ -95,22 +96,27 @@ class Rows:
             return [""] * len(self)
         return cast("list[str]", self.messages.column("client_id").to_pylist())
 
+    def topics(self) -> list[str]:
+        """Return each message's topic."""
+        if isinstance(self.messages, list):
+            return [message.topic for message in self.messages]
+        return cast("list[str]", self.messages.column("topic").to_pylist())
+
+    def retain_flags(self) -> int:
+        """Return how many of the messages have the retain flag."""
+        if isinstance(self.messages, list):
+            return sum(map(attrgetter("retain"), self.messages))
+        if "retain" not in self.messages.schema.names:
+            return 0
+        import pyarrow.compute as pc
+
+        return pc.sum(self.messages.column("retain")).as_py() or 0
+
     def batch(self) -> MessageBatch:
         """Return the messages, checked. Raises `InvalidMessageError`."""
         if isinstance(self.messages, list):
             return MessageBatch.from_messages(self.messages)
         return MessageBatch.from_arrow(self.messages)
-
-    def first_time(self) -> int | None:
-        """Return the timestamp of the first message, if it is a number."""
-        if isinstance(self.messages, list):
-            return self.messages[0].timestamp if self.messages else None
-        if "timestamp" not in self.messages.schema.names or not len(self):
-            return None
-        times = self.messages.column("timestamp")
-        import pyarrow as pa
-
-        return cast("int | None", times[0].as_py()) if pa.types.is_integer(times.type) else None
 
     def prefix(self) -> Prefix:
         """Return the prefix that ends with these rows."""
@@ -118,7 +124,7 @@ class Rows:
 
 
 class RawRows:
-    """The text of a batch's rows, and the hash of all before them."""
+    """The text of a batch's rows, and the hash of all text before them."""
 
     def __init__(self, raw: list[bytes], size: int, before: xxhash.xxh3_128) -> None:
         self._raw = raw
@@ -126,7 +132,7 @@ class RawRows:
         self._before = before
 
     def prefix(self, rows: int) -> Prefix:
-        """Return the prefix that ends with the first of these rows, so many of them."""
+        """Return the prefix that ends after this number of these rows."""
         hasher = self._before.copy()
         data = b"".join(self._raw[:rows])
         hasher.update(data)

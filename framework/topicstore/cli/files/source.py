@@ -1,53 +1,67 @@
-"""What every source can: its rows from a number on, a batch at a time, how far it was read, and what it begins with."""
+"""The interface of sources: their rows from a number on, batch by batch, their progress, and their prefixes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Self
 
+from topicstore import ImportSourceError
+from topicstore.files.mapping import ColumnMap
+from topicstore.storage.disk_errors import shortage_told
+
 from .rows import Prefix, Rows
 
-__all__ = ["Source"]
+__all__ = ["Source", "opening"]
+
+
+@contextmanager
+def opening(source: str) -> Iterator[None]:
+    """Raise `ImportSourceError`, with a source's name, if it can't be opened; or `TooManyOpenFilesError`."""
+    try:
+        with shortage_told():
+            yield
+    except OSError as bad:
+        raise ImportSourceError(f"{source}: {bad.strerror or bad}") from bad
 
 
 class Source(ABC):
-    """One file or stream to import."""
+    """A file or stream to import."""
 
     format: str
     corrected_goes_on = False
-    """The import of a corrected copy goes on by itself, because text has prefixes."""
+    """Whether the import of a corrected copy continues by itself, because text has prefixes."""
 
-    def __init__(self, name: str, identify: Callable[[], str] | None, *, named: bool) -> None:
+    def __init__(
+        self, name: str, identify: Callable[[], str] | None, *, named: bool, mapping: ColumnMap | None = None
+    ) -> None:
         self.name = name
+        self.mapping = mapping or ColumnMap()
         self.named = named
-        """Known by a name from a person, not by content, so that it may grow."""
+        """Whether the source is known by a name from a person, not by content, so that it may grow."""
         self._identify = identify
 
     @cached_property
     def id(self) -> str | None:
-        """Under what its import is noted; None for a stream without a name. A file is read for it, from end to end."""
+        """The id of its import's record; None for a stream without a name. For it, a file is read from end to end."""
         return None if self._identify is None else self._identify()
-
-    def former_id(self) -> str | None:
-        """Return under what an earlier version noted its import, if nothing else tells that it is the same."""
-        return None
 
     @abstractmethod
     def read(self, skip: int, size: int) -> Generator[Rows]:
         """Yield the rows from number ``skip`` on, about ``size`` at a time.
 
-        Where a row is bad, yields those before it, then raises `BadRowError`; `ImportSourceError`
+        If a row is bad, yields those before it, then raises `BadRowError`; `ImportSourceError`
         if the source as a whole can't be read.
         """
 
     @abstractmethod
     def progress(self) -> tuple[float, float | None]:
-        """Return how much was read, of how much, if that is known."""
+        """Return how much was read, and how much there is, if that is known."""
 
     def has_prefixes(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
-        """Return those prefixes, in rising order of size, with which the source begins."""
+        """Return the prefixes, of these, with which the source begins, in rising order of size."""
         return []
 
     @abstractmethod

@@ -1,15 +1,14 @@
 """Files to import, known by their content: JSON lines, CSV, Parquet; the first two also gzipped.
 
 A file is known by its content, not by its name: its source id is its size and the XXH3 of all its bytes. So a file
-that was renamed or moved is still the same source; one in which a byte changed is another. Earlier versions looked at
-its first and its last mebibyte only; what they imported of Parquet is still known by those. A stream (standard input,
-a pipe) is known by the name that a person gives it, or not at all.
+that was renamed or moved is still the same source; one in which a byte changed is another. A stream
+(standard input, a pipe) is known by the name that a person gives it, or not at all.
 
 Text also has *prefixes*: the bytes (unpacked) that its first rows came from, by their number and
-XXH3. A text file that begins with all that an earlier import has stored goes on behind it: that is
-how an import goes on when a bad row was corrected, or when the file grew. Parquet has none.
+XXH3. A text file that begins with all that an earlier import has stored continues after it: that is
+how an import continues when a bad row was corrected, or when the file grew. Parquet has no prefixes.
 
-What `topicstore export` wrote is a directory; each generation in it is a source of its own, known by the
+The output of `topicstore export` is a directory; each generation in it is a source of its own, known by the
 database that it was exported from, its number, and the digests of its files: `exported`.
 """
 
@@ -25,9 +24,10 @@ from typing import IO, cast
 import xxhash
 
 from topicstore import ImportSourceError
+from topicstore.files.formats import format_of_name
+from topicstore.files.mapping import ColumnMap
 
-from .formats import format_of_name
-from .source import Source
+from .source import Source, opening
 from .text import CsvSource, JsonLinesSource
 
 __all__ = ["FORMATS", "STANDARD_INPUT", "open_source"]
@@ -36,19 +36,21 @@ FORMATS = ("jsonl", "csv", "parquet")
 STANDARD_INPUT = Path("-")
 
 
-def open_source(path: Path, file_format: str | None = None, name: str | None = None) -> Source:
-    """Open a file; ``-`` is standard input. ``name`` makes it known by that instead of its content.
+def open_source(
+    path: Path, file_format: str | None = None, name: str | None = None, mapping: ColumnMap | None = None
+) -> Source:
+    """Open a file; ``-`` is standard input. With ``name`` it is known by that instead of its content.
+
+    ``mapping`` says which of its columns make messages; by default those of a message's own names.
 
     Raises `ImportSourceError`.
     """
     stream = path == STANDARD_INPUT or not _is_regular(path)
     chosen = file_format or _format_of(path, stream=stream)
     shown = "standard input" if path == STANDARD_INPUT else str(path)
-    try:
+    with opening(shown):
         file = _standard_input() if path == STANDARD_INPUT else path.open("rb", buffering=0)
         size = None if stream else path.stat().st_size
-    except OSError as bad:
-        raise ImportSourceError(f"{shown}: {bad.strerror or bad}") from bad
     identify = None if stream else functools.partial(_content_id, path, shown)
     if name is not None:
         identify = functools.partial("name:{}".format, name)
@@ -58,16 +60,14 @@ def open_source(path: Path, file_format: str | None = None, name: str | None = N
         file.close()
         from .parquet import ParquetSource
 
-        return ParquetSource(path, shown, identify, named=name is not None)
+        return ParquetSource(path, shown, identify, named=name is not None, mapping=mapping)
     kind = JsonLinesSource if chosen == "jsonl" else CsvSource
-    return kind(file, path, size, shown, identify, named=name is not None)
+    return kind(file, path, size, shown, identify, named=name is not None, mapping=mapping)
 
 
 def _is_regular(path: Path) -> bool:
-    try:
+    with opening(str(path)):
         return stat.S_ISREG(path.stat().st_mode)
-    except OSError as bad:
-        raise ImportSourceError(f"{path}: {bad.strerror or bad}") from bad
 
 
 def _format_of(path: Path, *, stream: bool) -> str:
@@ -83,9 +83,6 @@ def _standard_input() -> IO[bytes]:
 
 
 def _content_id(path: Path, shown: str) -> str:
-    try:
-        with path.open("rb", buffering=0) as file:
-            digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-            return f"whole:{file.tell()}:{digest}"
-    except OSError as bad:
-        raise ImportSourceError(f"{shown}: {bad.strerror or bad}") from bad
+    with opening(shown), path.open("rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        return f"whole:{file.tell()}:{digest}"

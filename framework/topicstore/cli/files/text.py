@@ -1,4 +1,4 @@
-"""Sources of text: JSON lines and CSV, packed by gzip or not, read line by line with the hash of all before."""
+"""Sources of text: JSON lines and CSV, packed by gzip or not, read line by line with the hash of all text before."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from typing import IO, cast
 import xxhash
 
 from topicstore import MAX_PAYLOAD, ImportSourceError, Message
+from topicstore.files.formats import csv_parser, decode_line, decode_lines
+from topicstore.files.mapping import ColumnMap
 
-from .formats import csv_parser, decode_line, decode_lines
 from .rows import BadRowError, Prefix, RawRows, Rows
-from .source import Source
+from .source import Source, opening
 
 __all__ = ["CsvSource", "JsonLinesSource"]
 
 _BLOCK_BYTES = 16 << 20
-"""Bytes of text after which a batch ends, however few its rows, so that long lines don't fill memory."""
+"""The bytes of text after which a batch ends, however few its rows, so that long lines don't fill memory."""
 _LONGEST_LINE = MAX_PAYLOAD * 4 // 3 + (16 << 20)
-"""Bytes of a line of JSON: the largest payload in base64, a topic, and properties."""
+"""The most bytes of a line of JSON: the largest payload in base64, a topic, and properties."""
 _LONGEST_FIELD = 64 << 20
-"""Characters of a CSV field, and bytes of a line; Python's csv takes four to eight bytes a character."""
+"""The most characters of a CSV field, and bytes of a line; Python's csv takes four to eight bytes a character."""
 _PIECE = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
 class _TextSource(Source):
-    """What both kinds of text share: packing, lines, prefixes."""
+    """The base of both kinds of text: packing, lines, prefixes."""
 
     corrected_goes_on = True
     longest_line = _LONGEST_LINE
@@ -46,17 +47,16 @@ class _TextSource(Source):
         identify: Callable[[], str] | None,
         *,
         named: bool,
+        mapping: ColumnMap | None = None,
     ) -> None:
-        super().__init__(name, identify, named=named)
+        super().__init__(name, identify, named=named, mapping=mapping)
         self._raw = raw
         self._path = path
         self._size = size
         self._hasher = xxhash.xxh3_128()
         self._hashed = 0
-        try:
+        with opening(name):
             self._file = _unpacked(raw)
-        except OSError as bad:
-            raise ImportSourceError(f"{name}: {bad.strerror or bad}") from bad
 
     def progress(self) -> tuple[float, float | None]:
         return (float(self._raw.tell()), self._size) if self._size is not None else (0.0, None)
@@ -66,8 +66,11 @@ class _TextSource(Source):
         if self._size is None:
             return found
         hasher, hashed, ends_line = xxhash.xxh3_128(), 0, True
-        # A damaged file has the prefixes that could be read of it.
-        with self._path.open("rb", buffering=0) as raw, contextlib.suppress(EOFError, OSError, zlib.error):
+        with (
+            opening(self.name),
+            self._path.open("rb", buffering=0) as raw,
+            contextlib.suppress(EOFError, OSError, zlib.error),  # of a damaged file, the readable prefixes are returned
+        ):
             file = _unpacked(raw)
             for size, digest in sorted(prefixes):
                 while hashed < size and (data := file.read(min(1 << 20, size - hashed))):
@@ -93,7 +96,7 @@ class _TextSource(Source):
             raise ImportSourceError(str(bad)) from bad
 
     def _long_line(self, begun: bytes) -> bytes:
-        """Return a line that is longer than a piece. One that is too long takes no more memory than one that isn't."""
+        """Return a line that is longer than a piece. A line that is too long takes no more memory than others."""
         line = bytearray(begun)
         while not line.endswith(b"\n") and (piece := self._file.readline(_PIECE)):
             line += piece
@@ -102,7 +105,7 @@ class _TextSource(Source):
         return bytes(line)
 
     def _take(self, raw: list[bytes]) -> tuple[bytes, RawRows]:
-        """Return rows as one piece, and account for them in the prefix."""
+        """Return rows as one piece, and include them in the prefix."""
         text = RawRows(raw, self._hashed, self._hasher.copy())
         data = b"".join(raw)
         self._hasher.update(data)
@@ -118,7 +121,7 @@ def _unpacked(raw: IO[bytes]) -> io.BufferedReader[io.RawIOBase]:
 
 
 class JsonLinesSource(_TextSource):
-    """A message a line."""
+    """A source of JSON lines, each of which is a message."""
 
     format = "jsonl"
 
@@ -133,12 +136,11 @@ class JsonLinesSource(_TextSource):
             if trouble is not None:
                 raise BadRowError(at, str(trouble)) from trouble
 
-    @staticmethod
-    def _decoded(data: bytes, lines: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
+    def _decoded(self, data: bytes, lines: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
         end = first + len(lines)
         try:
-            messages = decode_lines(data.removeprefix(_BOM) if first == 0 else data)
-        except ValueError:  # which line? the common case needn't know
+            messages = decode_lines(data.removeprefix(_BOM) if first == 0 else data, self.mapping)
+        except ValueError:  # a search for the bad line, which the common case needn't do
             messages = []
         else:
             numbers = None
@@ -150,7 +152,7 @@ class JsonLinesSource(_TextSource):
         for row, line in enumerate(lines, first):
             try:
                 if line.strip():
-                    messages.append(decode_line(line.removeprefix(_BOM) if row == 0 else line))
+                    messages.append(decode_line(line.removeprefix(_BOM) if row == 0 else line, self.mapping))
                     numbers.append(row)
             except ValueError as bad:
                 yield Rows(messages, first, row, numbers, text)
@@ -159,7 +161,7 @@ class JsonLinesSource(_TextSource):
 
 
 def _blocks(lines: Iterator[bytes], skip: int, size: int) -> Iterator[tuple[list[bytes], ImportSourceError | None]]:
-    """Yield lines in blocks of ``size``, with a boundary at ``skip``; with the last, what ended it."""
+    """Yield lines in blocks of ``size``, with a boundary at ``skip``; with the last, the error that ended it."""
     block: list[bytes] = []
     seen = held = 0
     trouble = None
@@ -178,7 +180,7 @@ def _blocks(lines: Iterator[bytes], skip: int, size: int) -> Iterator[tuple[list
 
 
 class CsvSource(_TextSource):
-    """A message a record, under the first one's names."""
+    """A source of CSV records, each of which is a message, under the names of the first record."""
 
     format = "csv"
     longest_line = _LONGEST_FIELD
@@ -186,11 +188,11 @@ class CsvSource(_TextSource):
     def read(self, skip: int, size: int) -> Generator[Rows]:
         """Yield the rows from ``skip`` on; those before it are split, but not parsed."""
         csv.field_size_limit(_LONGEST_FIELD)
-        used = bytearray()  # of the record at hand, which may have many lines
+        used = bytearray()  # the text of the current record, which may have many lines
         records = csv.reader(self._text(used), strict=True)
         try:
             header = next((record for record in records if record), [])
-            parse = csv_parser(header) if header else None
+            parse = csv_parser(header, self.mapping) if header else None
         except (ValueError, csv.Error) as bad:
             raise ImportSourceError(f"{self.name}: {bad}") from bad
         self._take([bytes(used)])
@@ -201,7 +203,7 @@ class CsvSource(_TextSource):
         trouble: Exception | None = None
         try:
             for record in records if parse is not None else ():
-                if not record:  # a blank line, which counts with the next row, unless there are very many
+                if not record:  # a blank line counts with the next row, unless there are very many
                     if len(used) >= _BLOCK_BYTES and not raw:
                         self._take([bytes(used)])
                         used.clear()

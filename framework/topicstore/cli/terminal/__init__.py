@@ -1,1 +1,1 @@
-"""What all commands share towards a person: options, tables, interruptions, and how a run ends."""
+"""The parts of commands that face a person: options, tables, interruptions, and how a run ends."""

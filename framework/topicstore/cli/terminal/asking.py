@@ -1,4 +1,4 @@
-"""Asking before something goes for good."""
+"""Questions before something is removed for good."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ yes_option = click.option("--yes", is_flag=True, help="Don't ask.")
 
 
 def check_can_ask(doing: str, *, yes: bool) -> None:
-    """Refuse what needs an answer where nobody can give one, before anything is opened."""
+    """Refuse a command that needs an answer if nobody can give one, before anything is opened."""
     if not yes and not sys.stdin.isatty():
         raise click.UsageError(f"{doing} needs --yes where nobody can be asked")
 
 
 def confirmed(question: str, otherwise: str) -> bool:
-    """Ask a question; say what becomes of it if the answer is no."""
+    """Ask a question; print ``otherwise`` if the answer is no."""
     agreed = click.confirm(question, err=True)
     if not agreed:
         click.echo(otherwise, err=True)

@@ -1,4 +1,4 @@
-"""How things look: consoles, numbers, tables. Loads rich, so commands import it when they run."""
+"""Consoles, numbers and tables for people. This module loads rich, so commands import it when they run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgres
 from rich.table import Table
 from rich.text import Text
 
-from topicstore.times import format_time
+from topicstore.contract.times import format_time
 
 __all__ = [
     "bar",
@@ -38,11 +38,11 @@ __all__ = [
 ]
 
 _WIDTH_WITHOUT_TERMINAL = 1_000
-"""Unless COLUMNS says otherwise: what goes to another program has a line for each row, however long."""
+"""The width unless COLUMNS says otherwise: output for another program has one line for each row, however long."""
 
 
 class _Console(Console):
-    """Ends lines where their text ends, unless it is a terminal that shows them."""
+    """A console that ends lines where their text ends, unless it is a terminal that shows them."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         if self.is_terminal:
@@ -53,7 +53,7 @@ class _Console(Console):
         self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
 
     def on_broken_pipe(self) -> None:
-        """Let the program end as it does whatever writes to a reader that has gone."""
+        """End the program as any other that writes to a reader that has gone."""
         raise BrokenPipeError
 
 
@@ -71,11 +71,11 @@ def visible(text: str) -> str:
 
 
 def readable(payload: bytes, most: int = 200) -> str:
-    """Return the beginning of a payload as a person would want to see it."""
+    """Return the beginning of a payload in a form for people."""
     try:
         text = visible(payload[: most * 4].decode())
     except UnicodeDecodeError as bad:
-        if bad.start < most * 4 - 3:  # else it was cut within a character
+        if bad.start < most * 4 - 3:  # otherwise it was cut within a character
             return f"0x{payload[: most // 2].hex()}{'…' if len(payload) > most // 2 else ''}"
         text = visible(payload[: bad.start].decode())
     return text if len(text) <= most else f"{text[: most - 1]}…"
@@ -91,7 +91,7 @@ def size(count: float) -> str:
 
 
 def count_of(count: int, what: str) -> str:
-    """Return a number of things: ``1 message``, ``2,000 batches``."""
+    """Return a number with its noun: ``1 message``, ``2,000 batches``."""
     plural = "es" if what.endswith(("ch", "s")) else "s"
     return f"{count:,} {what}{plural * (count != 1)}"
 
@@ -107,7 +107,7 @@ def short_time(timestamp: int) -> str:
 
 
 def natural(text: str) -> tuple[list[tuple[int, str]], str]:
-    """Return the key by which texts are sorted as people do: ``bus-9`` before ``bus-10``."""
+    """Return a key that sorts texts as people do: ``bus-9`` before ``bus-10``."""
     parts = (part.lstrip("0") if n % 2 else part for n, part in enumerate(re.split(r"([0-9]+)", text)))
     return [(len(part) if n % 2 else 0, part) for n, part in enumerate(parts)], text
 
@@ -122,7 +122,7 @@ def cell(value: Any) -> Text:
 
 
 def single(*, shards: int, generations: int) -> set[str]:
-    """Return the headers of columns that say nothing where there is only one shard, or one generation."""
+    """Return the headers of columns that are useless if there is only one shard, or one generation."""
     return {header for header, count in (("shard>", shards), ("generation>", generations)) if count == 1}
 
 
@@ -151,7 +151,7 @@ def make_table(
 
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
-    """Return names and values, one pair a line."""
+    """Return a table of names and values, one pair on each line."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
@@ -166,7 +166,7 @@ def print_json(document: Any) -> None:
 
 
 class _Rate(ProgressColumn):
-    """Messages a second."""
+    """A column with the messages per second."""
 
     def render(self, task: Task) -> Text:
         started = task.fields.get("messages", 0)
@@ -175,14 +175,14 @@ class _Rate(ProgressColumn):
 
 
 class _Bar:
-    """A progress bar, or nothing."""
+    """A progress bar, or nothing if standard error is not a terminal."""
 
     def __init__(self, progress: Progress | None, what: str) -> None:
         self._progress = progress
         self._task = None if progress is None else progress.add_task(visible(what), total=None)
 
     def update(self, done: float, total: float | None, messages: int) -> None:
-        """Show that ``done`` of ``total`` is done, which was so many messages."""
+        """Show that ``done`` of ``total`` is done, with this number of messages."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, total=total, messages=messages)
 

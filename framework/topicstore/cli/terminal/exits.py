@@ -1,4 +1,4 @@
-"""Exit codes: the one place where an error becomes a number."""
+"""Exit codes: the only place where an error becomes a number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Exit codes:
     1  damage or a loss was found
     2  wrong usage, or bad input
     3  no such database, not a database, or one that was created differently
-    4  the database is open elsewhere
+    4  the database is open elsewhere, and no server of it does what was asked
     5  storage failed: the engine, a full disk, corruption
   130  interrupted
 
@@ -52,11 +52,11 @@ _BY_CLASS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], in
     (OSError, STORAGE),
     (KeyboardInterrupt, INTERRUPTED),
 )
-"""The first that fits counts; what fits none is a bug, and shows its traceback."""
+"""Exit codes by class: the first that matches counts; an error that matches none is a bug, and shows its traceback."""
 
 
 class Failure(click.ClickException):
-    """What ends the program: one line for people, a number for scripts."""
+    """An error that ends the program: one line for people, a number for scripts."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(" ".join(message.split()))
@@ -68,7 +68,7 @@ class Failure(click.ClickException):
 
 
 def failure(error: BaseException) -> Failure | None:
-    """Return how an error ends the program, or None if it is not one that was expected."""
+    """Return how an error ends the program, or None if it is unexpected."""
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else "topicstore"
         return Failure(f"{error.format_message()} (see: {path} --help)", USAGE)
@@ -76,7 +76,7 @@ def failure(error: BaseException) -> Failure | None:
         return Failure(error.format_message(), error.exit_code)
     if isinstance(error, click.Abort):
         return Failure("interrupted", INTERRUPTED)
-    if isinstance(error, ExceptionGroup):  # what closing says last
+    if isinstance(error, ExceptionGroup):  # closing raises its errors together
         found = failure(error.exceptions[0])
         return (
             None

@@ -1,4 +1,4 @@
-"""Ctrl-C between two batches, never within one."""
+"""Handling of Ctrl-C between two batches, never within one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["Interrupts"]
 class Interrupts:
     """While entered, Ctrl-C waits for the end of a `held` block; a second one doesn't.
 
-    An interrupted write would close its shard to further ones, because nobody could say
-    whether it took effect. In other threads than the main one it does nothing.
+    An interrupted write would close its shard to further ones, because it would be unknown
+    whether it took effect. In other threads than the main one this does nothing.
     """
 
     def __init__(self) -> None:

@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 import msgspec
 
-from topicstore.times import TIME, TIME_HELP
+from topicstore.contract.replay_plan import By
+from topicstore.contract.times import parse_when
+from topicstore.plugins import registry
 
-__all__ = ["PATH", "arguments_of", "creation_options", "json_option", "read_options", "time_options"]
+from .completion import backend_names, layout_names
+
+__all__ = [
+    "PATH",
+    "TIME",
+    "TIME_HELP",
+    "arguments_of",
+    "by_option",
+    "creation_options",
+    "json_option",
+    "read_options",
+    "time_options",
+    "warn_unless_kept",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
 
+TIME_HELP = (
+    "ISO 8601 (UTC unless it has a zone), now, -30m, -2h, -7d, @SECONDS since the epoch, or microseconds, "
+    "a number of 15 digits or more"
+)
+
+
+class _Time(click.ParamType[int]):
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return max(parse_when(value, time.time_ns() // 1_000), 0)  # no message is of an earlier time
+        except ValueError as bad:
+            self.fail(f"{bad}; write {TIME_HELP}", param, ctx)
+
+
+TIME = _Time()
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 
 _CREATION = (
-    click.option("--backend", help="Storage engine.  [default: rocksdb]"),
-    click.option("--layout", help="How messages lie in it.  [default: block]"),
+    click.option("--backend", shell_complete=backend_names, help="Storage engine.  [default: rocksdb]"),
+    click.option("--layout", shell_complete=layout_names, help="How messages lie in it.  [default: block]"),
     click.option("--shards", type=click.IntRange(1, 4096), help="Parts that are written independently.  [default: 1]"),
     click.option(
         "--durability",
@@ -58,19 +94,30 @@ _CREATION = (
 
 
 def creation_options(command: F) -> F:
-    """Add what a database is created with."""
+    """Add the options with which a database is created."""
     for option in reversed(_CREATION):
         command = option(command)
     return command
 
 
 def time_options(command: F) -> F:
-    """Add ``--start`` and ``--until``."""
+    """Add the options ``--start`` and ``--until``."""
     until = click.option("--until", type=TIME, metavar="TIME", help="Up to, but without.  [default: everything]")
     start = click.option(
         "--start", type=TIME, default=0, show_default=False, metavar="TIME", help=f"From, inclusive: {TIME_HELP}."
     )
     return start(until(command))
+
+
+def by_option(command: F) -> F:
+    """Add the option ``--by``."""
+    return click.option(
+        "--by",
+        type=click.Choice(get_args(By)),
+        default="position",
+        show_default=True,
+        help="Compare --start and --until with positions, or with the messages' own times.",
+    )(command)
 
 
 def arguments_of(*, plugins: Sequence[str], options: Sequence[str], **given: Any) -> dict[str, Any]:
@@ -89,8 +136,15 @@ def arguments_of(*, plugins: Sequence[str], options: Sequence[str], **given: Any
     return arguments
 
 
+def warn_unless_kept(backend: str | None) -> None:
+    """Warn of a backend that keeps nothing, before messages are put into a database that ends with the command."""
+    if backend is not None and "persistent" not in registry().backend(backend).capabilities:
+        text = f"backend {backend!r} keeps nothing: this database is gone when the command ends"
+        click.echo(f"warning: {text}", err=True)
+
+
 def read_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Return NAME=VALUE texts as a dictionary; a value that is JSON counts as such."""
+    """Return NAME=VALUE texts as a dictionary; a value that is valid JSON is decoded."""
     values = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""Which member of a group is to have which slices."""
+"""The assignment of a group's slices to its members."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ M = TypeVar("M")
 
 
 def moves(owners: Sequence[M | None], members: Iterable[M], total: dict[M, int]) -> list[tuple[int, M]]:
-    """Return which slices of a shard get which new owner, so that the members have equal numbers, give or take one.
+    """Return slices of a shard with new owners, so that the numbers of the members differ by one at most.
 
-    As few as possible move. Who has fewer in all shards so far (``total``, which is counted on) is
-    the first to get one that is left over.
+    As few slices as possible are moved. Slices that are left over go first to the members that have fewer in all shards
+    so far (``total``, which is updated).
     """
     held: dict[M, list[int]] = {member: [] for member in members}
     free: list[int] = []

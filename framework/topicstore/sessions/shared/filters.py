@@ -1,4 +1,4 @@
-"""``$share/<name>/<filter>``: what a shared subscription is of."""
+"""``$share/<name>/<filter>``: the filters of shared subscriptions (MQTT 5, section 4.8.2)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _SHARE = "$share"
 
 @attrs.frozen
 class SharedFilter:
-    """The filter of a shared subscription, taken apart. Groups are told apart by all of it."""
+    """The parts of a shared subscription's filter. Groups are identified by all of it."""
 
     text: str
     name: str
     topic_filter: TopicFilter
-    """What the group reads."""
+    """The filter that the group reads."""
 
 
 def is_shared(text: str) -> bool:
-    """Say whether the filter of a subscription is one of a shared subscription."""
+    """Return whether the filter of a subscription is that of a shared one."""
     return text.startswith(_SHARE) and text[len(_SHARE) :][:1] in ("", "/")
 
 
 def parse_shared(text: str) -> SharedFilter:
-    """Take the filter of a shared subscription apart. Raises `InvalidFilterError`."""
+    """Return the parts of a shared subscription's filter. Raises `InvalidFilterError`."""
     _, name, rest = (*text.split("/", 2), "", "")[:3]
     if not (name and rest) or "+" in name or "#" in name:
         raise InvalidFilterError(f"a shared subscription is $share/<name>/<filter>, not {text[:80]!r}")
@@ -36,5 +36,5 @@ def parse_shared(text: str) -> SharedFilter:
 
 
 def read_filter(text: str) -> TopicFilter:
-    """Return which topics a subscription with this filter reads."""
+    """Return the topic filter that a subscription with this filter reads."""
     return parse_shared(text).topic_filter if is_shared(text) else TopicFilter(text)

@@ -1,8 +1,8 @@
-"""`Group`: the members of one shared subscription, and who of them gets what.
+"""`Group`: the members of one shared subscription, and the division of its messages among them.
 
-There is one object a group in the process, which leads it: it leases slices to the members that are
-connected, takes them back when a member goes away or is slow, and looks ahead for members that have
-read everything, so that a message wakes only the member it is for. Used under the dispatcher's lock.
+There is one object in the process for each group: it leases slices to the connected members, takes them back when a
+member goes away or is slow, and looks ahead for members that have read everything, so that a message wakes only its own
+member. Used under the dispatcher's lock.
 """
 
 from __future__ import annotations
@@ -25,59 +25,59 @@ from topicstore.shard.state import FrameworkWrite, ShardState
 from .assignment import moves
 from .filters import SharedFilter
 from .records import GroupKeys, GroupRecord, MemberRecord, Returned, messages_of, returned
-from .slices import SLICES, Places, Slices, pack_places, slices_of_locked
+from .slices import ABOVE_ALL, SLICES, Places, Slices, pack_places, slices_of_locked
 
 __all__ = ["ROWS", "Group", "Loan", "Member", "Membership"]
 
 ROWS = 4_096
-"""Rows looked at in one go for those of a member."""
+"""Number of rows that are searched at once for those of a member."""
 
 _MICROSECONDS = 1_000_000
 
 
 class Member(Protocol):
-    """A member that is connected, as its group sees it."""
+    """The interface by which a group uses a connected member."""
 
     @property
     def client_id(self) -> str:
-        """Of its session."""
+        """The client id of its session."""
 
     number: int
-    """Of the subscription in its session."""
+    """The number of the subscription in its session."""
     mine: Slices
-    """By shard, the slices it has. Changed by the group."""
+    """By shard, the slices that it has. Changed by the group."""
     loans: list[Loan]
-    """Returned messages it has. Changed by the group."""
+    """The returned messages that it has. Changed by the group."""
     slow: bool
-    """Its window has been full for long: it is given nothing while another has room. Changed by the group."""
+    """Whether its window has been full for long: it gets nothing while another has room. Changed by the group."""
     drafting: bool
-    """It handed something out that is not committed yet: nothing can be taken from it."""
+    """Whether a draft of it is not committed yet, so that nothing can be taken from it."""
 
     def wake(self, shard: int) -> None:
-        """There may be something to read in a shard."""
+        """Note that there may be something to read in a shard."""
 
     def lend(self, loan: Loan) -> None:
-        """Deliver messages that came back."""
+        """Deliver messages that came back to the group."""
 
     def forget(self, shard: int) -> None:
-        """It has nothing left of a shard."""
+        """Note that it has nothing left of a shard."""
 
 
 @attrs.define(eq=False)
 class Loan:
-    """Messages that came back to a group, to be delivered by one member at a time."""
+    """Messages that came back to a group, and are delivered by one member at a time."""
 
     shard: int
     positions: Positions
     place: int = 0
-    """Up to here they were read."""
+    """The position up to which they were read."""
     settled: int = 0
-    """Up to here they are delivered."""
+    """The position up to which they were delivered."""
     owner: Member | None = None
 
     @property
     def first(self) -> int:
-        """The first position, by which they are named."""
+        """The first position, which identifies them."""
         return int(self.positions[0])
 
     @property
@@ -86,7 +86,7 @@ class Loan:
         return int(self.positions[-1])
 
     def behind(self, place: int) -> Positions:
-        """Return the positions behind a place."""
+        """Return the positions after a place."""
         return self.positions[self.positions > np.uint64(place)]
 
 
@@ -95,24 +95,24 @@ class Membership:
     """A session that has the subscription."""
 
     number: int
-    """Of the subscription in its session."""
+    """The number of the subscription in its session."""
     since: int | None
-    """Since when it has been away, or was found to be; None: it is connected."""
+    """The time since which it has been away, or was found to be; None: it is connected."""
     handed_back: bool = False
-    """What it had in flight when it went was taken from it."""
+    """Whether the messages that it had in flight when it went away were taken back."""
 
 
 class _Move(NamedTuple):
-    """A slice that is to change hands."""
+    """A slice that is to be moved to another member."""
 
     shard: int
     number: int
     owner: Member
-    """Who is to have it."""
+    """The member that is to have it."""
 
 
 class Group:
-    """One group. ``states``: those of all shards. ``changed`` is called with it when `update` has something to do."""
+    """One group, with the states of all shards. ``changed`` is called with it when `update` has something to do."""
 
     def __init__(
         self,
@@ -125,20 +125,20 @@ class Group:
         self.keys = GroupKeys(shared.text)
         self.feed = channels.hub.feed(shared.topic_filter)
         self.members: dict[str, Membership] = {}
-        """By client id, connected or not."""
+        """The members by client id, connected or not."""
         self.connected: dict[Member, None] = {}
         self.places: Places = np.zeros((len(states), SLICES), np.uint64)
         """By shard and slice, the position up to which everything was read."""
         self.settled: Places = self.places.copy()
-        """Up to where it was delivered; what changes hands goes on from here."""
+        """By shard and slice, the position up to which everything was delivered, from which a moved slice goes on."""
         self.loans: list[Loan] = []
         self.dropped: tuple[int, ...] = ()
         self.handed = False
-        """There is something to `take_back`."""
+        """Whether there is something to `take_back`."""
         self.unsaved = False
-        """Its record lacks something that others may rely on only when it is there."""
+        """Whether its record lacks a change on which other writes depend."""
         self.ahead = False
-        """Its record lacks that places moved, with nothing delivered."""
+        """Whether its record lacks moves of places without deliveries."""
         self._channels = channels
         self._states = states
         self._home = states[channels.shard_of(shared.text)]
@@ -146,18 +146,18 @@ class Group:
         self._channel: Channel | None = None
         self._owners: list[list[Member | None]] = [[None] * SLICES for _ in states]
         self._gone: set[str] = set()
-        """Clients that are members no more, though the store says so."""
+        """The clients that are no longer members but are still stored as such."""
         self._resting: list[dict[Member, None]] = [{} for _ in states]
-        """By shard, members that have read everything."""
+        """By shard, the resting members: those that have read everything."""
         self._heads: Slices = np.zeros(self.places.shape, np.bool_)
-        """Their slices."""
+        """The slices of the resting members."""
         self._seen = [0] * len(states)
-        """By shard, up to where it was looked whether there is something for them."""
+        """By shard, the position up to which was searched for messages for the resting members."""
 
     # --- members ---
 
     def enlist(self, client_id: str, number: int) -> None:
-        """Make a session a member. Committed when it returns."""
+        """Make a session a member. This is committed on return."""
         known = self.members.get(client_id)
         if known is None or known.number != number:
             member = put(self.keys.member(client_id), MemberRecord(VERSION, number))
@@ -166,13 +166,13 @@ class Group:
             self._gone.discard(client_id)
 
     def dismiss(self, client_id: str) -> None:
-        """A session is a member no more; stored with the next `save`."""
+        """Remove a member; the next `save` stores this."""
         self.members.pop(client_id, None)
         self._gone.add(client_id)
         self.unsaved = True
 
     def attach(self, member: Member) -> None:
-        """A member is connected: it gets its share."""
+        """Give a connected member its share."""
         self.members[member.client_id] = Membership(member.number, None)
         if self._channel is None:
             self._channel = self._channels.channel_locked(self.filter.topic_filter)
@@ -180,7 +180,7 @@ class Group:
         self._changed(self)
 
     def detach(self, member: Member) -> None:
-        """A member is not connected any more: what it has goes to others, from where it was delivered."""
+        """Take the share of a member that is no longer connected; others go on from where it delivered."""
         if member not in self.connected:
             return
         del self.connected[member]
@@ -203,7 +203,7 @@ class Group:
     # --- who gets what ---
 
     def update(self) -> None:
-        """Take back what was handed back, save what is unsaved, and lease everything as is fair.
+        """Take back what was handed back, save unsaved changes, and lease the slices in equal shares.
 
         May be called again if it raises.
         """
@@ -212,14 +212,14 @@ class Group:
         quick = [member for member in self.connected if not member.slow]
         members = quick or list(self.connected)
         planned = self._planned(members) if members else []
-        if not quick or any(member.drafting for member in self.connected):  # then nothing is taken from anybody
+        if not quick or any(member.drafting for member in self.connected):  # then nothing is taken from any member
             planned = [move for move in planned if self._owners[move.shard][move.number] is None]
         else:
             self._take_from_slow()
         for move in planned:
             self._take(move.shard, move.number)
         if self.unsaved:
-            self.save()  # before others begin
+            self.save()  # before other members begin
         for move in planned:
             self._give(move.shard, move.number, move.owner)
         for loan in self.loans if members else ():
@@ -228,7 +228,7 @@ class Group:
                 loan.owner.lend(loan)
 
     def _planned(self, members: Iterable[Member]) -> list[_Move]:
-        """Return which slices should change hands."""
+        """Return the slices that should be moved."""
         total = dict.fromkeys(members, 0)
         return [
             _Move(shard, number, member)
@@ -244,14 +244,14 @@ class Group:
                 self.unsaved = True
 
     def _take(self, shard: int, number: int) -> None:
-        """Take a slice from whoever has it."""
+        """Take a slice from the member that has it."""
         owner = self._owners[shard][number]
         if owner is None:
             return
         self._owners[shard][number] = None
         owner.mine[shard, number] = False
         self._heads[shard, number] = False
-        self.settled[shard, number] = self.places[shard, number]  # nothing was handed out in between
+        self.settled[shard, number] = self.places[shard, number]  # nothing in between was handed out
         self.unsaved = True
         if not owner.mine[shard].any():
             self._resting[shard].pop(owner, None)
@@ -266,12 +266,12 @@ class Group:
     # --- places ---
 
     def advance(self, shard: int, which: Slices, place: int) -> None:
-        """Some slices of a shard were read up to here, where they were not before."""
+        """Move the places of some slices of a shard forward to a position."""
         row = self.places[shard]
         row[which] = np.maximum(row[which], np.uint64(place))
 
     def settle(self, member: Member) -> None:
-        """What a member read is handed out, and stored by it."""
+        """Note that the messages that a member read are handed out, and its places stored."""
         self.settled[member.mine] = self.places[member.mine]
         for loan in member.loans:
             loan.settled = loan.place
@@ -280,7 +280,7 @@ class Group:
             self._changed(self)
 
     def rewind(self, member: Member) -> None:
-        """What a member read is not handed out."""
+        """Move the places of a member back, because the messages that it read were not handed out."""
         self.places[member.mine] = self.settled[member.mine]
         for loan in member.loans:
             loan.place = loan.settled
@@ -289,13 +289,13 @@ class Group:
                 self._rouse(shard, member)
 
     def note_dropped(self, generations: tuple[int, ...]) -> None:
-        """Generations were dropped that may not have been read by all."""
+        """Note dropped generations that may not have been read completely."""
         self.dropped += tuple(number for number in generations if number not in self.dropped)
 
     # --- looking ahead for members that have read everything ---
 
     def rest(self, member: Member, shard: int) -> None:
-        """A member has read everything of a shard that can be seen: `wake` finds what comes."""
+        """Let a member rest that has read all visible messages of a shard: `wake` finds new ones."""
         resting = self._resting[shard]
         if not resting:
             self._seen[shard] = max(self._seen[shard], int(self.places[shard][member.mine[shard]].min()))
@@ -305,12 +305,12 @@ class Group:
             self._channel.wait_locked(self, shard)
 
     def wake(self, shard: int) -> None:
-        """Find whom what came into a shard is for; the others are past it."""
+        """Wake the members that new messages of a shard are for, and move the others past them."""
         resting = self._resting[shard]
         while resting:
             try:
                 run = self.feed.read(shard, self._seen[shard], ROWS)
-            except TopicstoreError:  # each of them will meet it, and say so
+            except TopicstoreError:  # each of them will meet the error, and report it
                 for member in list(resting):
                     self._rouse(shard, member)
                     member.wake(shard)
@@ -327,20 +327,20 @@ class Group:
             self._channel.wait_locked(self, shard)
 
     def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
-        """Nothing comes by that is not stored: `wake` tells."""
+        """Do nothing: all of the group's messages are stored, and `wake` finds them."""
 
     def _concerned(self, shard: int, run: Run) -> list[Member]:
-        """Return the resting members that a run has something for."""
+        """Return the resting members that a run has messages for."""
         if not len(run):
             return []
         slices = slices_of_locked(run.stretch)[run.rows]
-        new = run.stretch.batch.positions[run.rows] > self.places[shard][slices]
+        new = run.stretch.positions[run.rows] > self.places[shard][slices]
         hit = np.flatnonzero(np.bincount(slices[new], minlength=SLICES))
         owners = {self._owners[shard][number]: None for number in hit.tolist()}
         return [member for member in owners if member is not None and member in self._resting[shard]]
 
     def _pass_by(self, shard: int, place: int) -> None:
-        """There is nothing up to here for the members that rest."""
+        """Note that there is nothing for the resting members up to a position."""
         places, settled = self.places[shard], self.settled[shard]
         heads = self._heads[shard] & (places == settled)
         places[heads] = settled[heads] = np.maximum(places[heads], np.uint64(place))
@@ -358,7 +358,7 @@ class Group:
         return put(self.keys.group, GroupRecord(VERSION, places))
 
     def save(self) -> None:
-        """Commit all places, who is no member any more, and which of the messages that came back are left."""
+        """Commit all places, the removal of members, and which returned messages are left."""
         writes = [self._record(), *(FrameworkWrite(self.keys.member(client_id), None) for client_id in self._gone)]
         cut = [(loan, loan.behind(loan.settled)) for loan in self.loans if loan.settled >= loan.first]
         writes += [FrameworkWrite(self.keys.returned_at(loan.shard, loan.first), None) for loan, _ in cut]
@@ -378,9 +378,10 @@ class Group:
         return put(self.keys.returned_at(shard, int(positions[0])), returned(positions))
 
     def take_back(self) -> None:
-        """Take what members handed back. Committed when it returns; may be called again if it raises.
+        """Take the messages that members handed back. Committed on return; may be called again if it raises.
 
-        No other messages that came back have the names of these: `save` was called before they were handed back.
+        Their keys differ from those of all other returned messages, because `save` was called before they were handed
+        back.
         """
         for state in self._states:
             handed = [(key, *messages_of(key, decode(key, v, Returned))) for key, v in state.scan(self.keys.handed)]
@@ -391,7 +392,7 @@ class Group:
         self.handed = False
 
     def load_returned(self, taken: dict[tuple[int, int], int]) -> None:
-        """Find what came back; ``taken``: by shard and first position, up to where members took it."""
+        """Load the returned messages; ``taken``: by shard and first position, up to where they were taken."""
         self.loans = []
         for key, value in self._home.scan(self.keys.returned):
             shard, positions = messages_of(key, decode(key, value, Returned))
@@ -400,7 +401,7 @@ class Group:
             self.unsaved |= place > 0
 
     def remove(self) -> None:
-        """Remove all that is stored of it: nobody has the subscription any more."""
+        """Remove all records of the group, because no session has the subscription any more."""
         for state in self._states:
             state.write([FrameworkWrite(key, None) for key, _ in state.scan(self.keys.handed)])
         prefixes = (self.keys.members, self.keys.returned)
@@ -410,9 +411,9 @@ class Group:
     # --- time, and looking ---
 
     def look_after_slow(self, now: int, slow_after: float, stuck_since: Callable[[str], int | None]) -> None:
-        """Find out who is slow: whose window has been full for that many seconds.
+        """Find the slow members: those whose windows have been full for that many seconds.
 
-        stuck_since: tells, by client id, since when a window has been full; None: it is not.
+        stuck_since: returns, for a client id, the time since which its window has been full, or None if it isn't.
         """
         changed = False
         for member in self.connected:
@@ -424,7 +425,7 @@ class Group:
             self._changed(self)
 
     def away(self, now: int, handover_after: float) -> list[str]:
-        """Return the clients that have been away for that many seconds, and have not handed back what they had."""
+        """Return the clients that have been away for that many seconds and have not handed back their messages."""
         return [
             client_id
             for client_id, member in self.members.items()
@@ -433,13 +434,6 @@ class Group:
             and now - member.since >= handover_after * _MICROSECONDS
         ]
 
-    def unread(self) -> dict[int, int]:
-        """Return the shards in which something may be unread, with the lowest place there."""
-        behind = {}
-        for shard, heads in enumerate(self._heads):
-            if not heads.all():
-                place = int(self.places[shard][~heads].min())
-                run = self.feed.read(shard, place, 1)
-                if len(run) or not run.caught_up:
-                    behind[shard] = place
-        return behind
+    def unread_places(self) -> Places:
+        """Return by shard and slice the position up to which everything was read, `ABOVE_ALL` if nothing is unread."""
+        return np.where(self._heads, ABOVE_ALL, self.places)

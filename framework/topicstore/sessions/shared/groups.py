@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-import attrs
 import msgspec
 
 from topicstore.contract.errors import StateConflictError, TopicstoreError
-from topicstore.contract.positions import time_of
 from topicstore.contract.state import StateWrite
 from topicstore.sessions.dispatch import Channels
 from topicstore.sessions.inflight import InflightWindow
@@ -27,9 +25,9 @@ from .source import SharedSource
 __all__ = ["Groups"]
 
 _MARK = b"$share/"
-"""Stands in the flights of shared subscriptions, and perhaps in others."""
+"""Bytes that occur in the flights of shared subscriptions, and perhaps in others."""
 _SAVE_INTERVAL = 15_000_000
-"""Microseconds after which is saved how far a group looked ahead."""
+"""Microseconds after which a group's progress of looking ahead is saved."""
 
 
 class Groups:
@@ -37,20 +35,20 @@ class Groups:
 
     def __init__(self, states: SessionState, channels: Channels) -> None:
         self.slow_after = 5.0
-        """Seconds of a full window after which a member's slices go to others that have room."""
+        """Seconds for which a member's window may be full before its slices go to others with room."""
         self.handover_after: float | None = 60.0
-        """Seconds that a member is away after which others get what it has in flight at QoS 1; None: never."""
+        """Seconds for which a member may be away before others get its messages in flight at QoS 1; None: no limit."""
         self._states = states
         self._channels = channels
         self._loaded: dict[str, Group] = {}
         self._stale: dict[Group, None] = {}
-        """Groups whose update failed."""
+        """The groups whose update failed."""
         self._save_due: int | None = None
 
     # --- finding ---
 
     def find(self, text: str) -> Group | None:
-        """Return the group of ``$share/<name>/<filter>``, or None if nobody has that subscription."""
+        """Return the group of ``$share/<name>/<filter>``, or None if no session has that subscription."""
         group = self._loaded.get(text)
         if group is None:
             group = self._load(text)
@@ -89,7 +87,7 @@ class Groups:
         return group
 
     def _is_member(self, client_id: str, number: int, text: str) -> bool:
-        """Say whether a session is there that has the subscription: a crash may have come before that was stored."""
+        """Return whether the session has stored the subscription: a crash may have come before that."""
         found = self._states.find(client_id)
         key = Keys(client_id).subscription(number)
         stored = self._state_of(client_id).get(key)
@@ -120,17 +118,17 @@ class Groups:
         start: list[int],
         ready: Callable[[Source], None],
     ) -> SharedSource:
-        """Make the session of these keys a member, and the group if there is none.
+        """Make the session of these keys a member, and create the group if there is none.
 
         The member begins with `Group.attach`.
 
-        ready: called with the member when it may have something to read, and had not.
-        start: by shard, the position behind which the group begins, if it is new.
+        ready: called with the member when it may have something to read after it had nothing.
+        start: by shard, the position after which the group begins, if it is new.
         """
         group = self.find(text)
         if group is None or not group.members:
             if group is not None:
-                group.remove()  # what failed so far
+                group.remove()  # removes what was written before the failure
                 self._stale.pop(group, None)
             group = self._new(text)
             for shard, place in enumerate(start):
@@ -140,12 +138,12 @@ class Groups:
         return SharedSource(group, keys, number, options, ready)
 
     def leave(self, group: Group, client_id: str) -> None:
-        """A session does not have the subscription any more; that is stored already."""
+        """Remove a session from its group; that it has no subscription any more is stored already."""
         group.dismiss(client_id)
         self._changed(group)
 
     def _changed(self, group: Group) -> None:
-        """Let a group be as it should, or try again at the next tick."""
+        """Update a group, or try again at the next tick."""
         self._stale.pop(group, None)
         try:
             if group.members:
@@ -161,9 +159,10 @@ class Groups:
     # --- sessions that end, or stay away ---
 
     def ending(self, found: Found, records: Iterable[SubscriptionRecord]) -> Found | None:
-        """Take from a session that is to be removed what goes back to its groups; return it as it is stored then.
+        """Take the messages that go back to groups from a session that is to be removed; return the changed session.
 
-        None: it changed since it was found. Raises what reading and writing raise; it may be called again.
+        Returns None if the session has changed since it was found. Raises the errors of reading and writing; it may be
+        called again.
         """
         client_id = found.client_id
         shared = {record.topic_filter for record in records if is_shared(record.topic_filter)}
@@ -172,14 +171,15 @@ class Groups:
             shared |= {flight.topic_filter for flight in window.resend if is_shared(flight.topic_filter)}
         groups = {text: group for text in shared if (group := self.find(text)) is not None}
         for group in groups.values():
-            group.save()  # what the session's own records say of places goes with it
+            group.save()  # the places in the session's own records are removed with it
         writes = [] if window is None else _handed_back(client_id, window, groups)
         if not writes:
             return found
         ending = encode_session(client_id, msgspec.structs.replace(found.record, ending=True))
-        mark = put(Keys(client_id).live, (VERSION,))  # so that a crash does not keep it from being removed
+        mark = put(Keys(client_id).live, (VERSION,))  # so that it is removed even after a crash
         try:
-            self._states.write_for(client_id, [attrs.evolve(ending.guard, expect=found.stored), mark, *writes])
+            guard = msgspec.structs.replace(ending.guard, expect=found.stored)
+            self._states.write_for(client_id, [guard, mark, *writes])
         except StateConflictError:
             return None
         for group in groups.values():
@@ -188,18 +188,18 @@ class Groups:
         return ending
 
     def ended(self, client_id: str, records: Iterable[SubscriptionRecord]) -> None:
-        """A session was removed that had these subscriptions."""
+        """Remove a session that had these subscriptions from its groups."""
         for record in records:
             group = self.find(record.topic_filter) if is_shared(record.topic_filter) else None
             if group is not None:
                 self.leave(group, client_id)
 
     def _hand_back(self, group: Group, client_id: str) -> None:
-        """Take what a member that stays away has in flight at QoS 1."""
+        """Take the messages in flight at QoS 1 of a member that stays away."""
         found, window, member = self._states.find(client_id), self._window(client_id), group.members[client_id]
         writes = [] if window is None else _handed_back(client_id, window, (group.filter.text,))
         if found is not None and writes:
-            group.save()  # so its own places can go; what they say of messages that came back would be out of date
+            group.save()  # so its own places can go; what they say of returned messages would be out of date
             places = FrameworkWrite(Keys(client_id).leases(member.number), None)
             self._states.write_for(client_id, [found.guard, places, *writes])
             group.handed = True
@@ -207,7 +207,7 @@ class Groups:
         self._changed(group)
 
     def _window(self, client_id: str) -> InflightWindow | None:
-        """Return what a session has in flight, or None if it has nothing of shared subscriptions."""
+        """Return a session's messages in flight, or None if none of them are of shared subscriptions."""
         if any(_MARK in value for _, value in self._states.flights(client_id)):
             return self._states.window(client_id)
         return None
@@ -215,9 +215,9 @@ class Groups:
     # --- time ---
 
     def tick(self, now: int, stuck_since: Callable[[str], int | None]) -> None:
-        """Look after slow members and those that stay away; do again what failed, and save what moved.
+        """Handle slow members and members that stay away, try failed updates again, and save places.
 
-        stuck_since: tells, by client id, since when a connected session's window has been full; None: it is not.
+        stuck_since: returns, for a client id, the time since which a connected session's window has been full, or None.
         """
         for group in list(self._loaded.values()):
             group.look_after_slow(now, self.slow_after, stuck_since)
@@ -248,21 +248,18 @@ class Groups:
 
     # --- looking ---
 
-    def list(self) -> list[GroupInfo]:
-        """Return all groups, sorted by filter."""
+    def infos(self) -> list[GroupInfo]:
+        """Return the descriptions of all groups, sorted by filter."""
         texts = [group_of(key) for state in self._states.states for key, _ in state.scan(GROUP)]
         groups = [self.find(text) for text in sorted(texts)]
         return [self._info(group) for group in groups if group is not None]
 
     def _info(self, group: Group) -> GroupInfo:
-        marks = self._channels.hub.watermarks()
-        behind = [time_of(marks[shard]) - time_of(place) for shard, place in group.unread().items()]
         connected = {member.client_id: member for member in group.connected}
         return GroupInfo(
             name=group.filter.name,
             topic_filter=group.filter.topic_filter.text,
             members=tuple(_member_info(client_id, connected.get(client_id)) for client_id in sorted(group.members)),
-            behind=max(behind, default=0) / 1e6,
             returned=sum(len(loan.behind(loan.settled)) for loan in group.loans),
             dropped=group.dropped,
         )
@@ -277,7 +274,7 @@ def _member_info(client_id: str, member: Member | None) -> GroupMember:
 
 
 def _handed_back(client_id: str, window: InflightWindow, texts: Collection[str]) -> list[StateWrite]:
-    """Return the writes that take messages of QoS 1 of these groups from a session, and keep them beside it."""
+    """Return the writes that move messages of QoS 1 of these groups from a session to keys of their own."""
     keys = Keys(client_id)
     writes = []
     for flight in window.resend:

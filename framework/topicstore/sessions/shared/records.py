@@ -1,20 +1,20 @@
-"""What shared subscriptions keep in the state of shards, and how it is written.
+"""The records that shared subscriptions keep in the state of shards, and their stored form.
 
-Keys begin with a byte of one, left out here, and values are sealed, arrays that begin with the version 1,
-as all of sessions (`topicstore.sessions.records`). ``group`` is the whole ``$share/<name>/<filter>`` in UTF-8. In the
-shard that its hash names (as that of a client id does)::
+Keys begin with the byte 1, which is left out here, and values are checksummed arrays that begin with the version 1, as
+in all records of sessions (`topicstore.sessions.records`). ``group`` is the whole ``$share/<name>/<filter>`` in UTF-8.
+In the shard that its hash selects (as that of a client id does)::
 
     "gr" group                            the group: `GroupRecord`
     "gm" group 00 client                  a member: `MemberRecord`
-    "go" group 00 shard:4 position:8      messages that came back to the group, named by the first: `Returned`
+    "go" group 00 shard:4 position:8      messages that came back to the group, under the first position: `Returned`
 
 In the shard of a member's client id::
 
-    "sg" client 00 number:4               its places: `LeaseRecord`; written with what it is sent
-    "gh" group 00 shard:4 position:8      messages that it handed back and the group has not taken yet: `Returned`
+    "sg" client 00 number:4               its places: `LeaseRecord`; written with its deliveries
+    "gh" group 00 shard:4 position:8      messages that it handed back and its group has not taken: `Returned`
 
-A message is in flight, handed back, or returned in one place at most, so its position names what it begins.
-Which topics are of which slice is part of the format (`topicstore.sessions.shared.slices`).
+A message is in flight, handed back, or returned in one place at most, so its position identifies the messages that
+begin with it. The assignment of topics to slices is part of the format (`topicstore.sessions.shared.slices`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import msgspec
 import numpy as np
 
 from topicstore.contract.positions import Positions
-from topicstore.sessions.records import VERSION, pack_positions, unpack_positions
+from topicstore.sessions.records import LEASES, VERSION, decoder, pack_positions, unpack_positions
+from topicstore.shard.verification import Decoders
 
 __all__ = [
+    "DECODERS",
     "GROUP",
     "GroupKeys",
     "GroupRecord",
@@ -44,7 +46,7 @@ _RETURNED = b"\1go"
 _HANDED = b"\1gh"
 
 PackedPlaces = tuple[tuple[tuple[int, int], ...], ...]
-"""By shard, pairs of slices (bit i stands for slice i) and the position up to which they were delivered."""
+"""By shard, pairs of a bit set of slices (bit i is slice i) and the position up to which they were delivered."""
 
 
 class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +54,7 @@ class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     places: PackedPlaces
-    """Of all slices; the place of one that is leased is the higher of this and its member's."""
+    """The places of all slices. That of a leased slice is the higher one of this and its member's."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -60,27 +62,27 @@ class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     number: int
-    """Of the subscription in its session."""
+    """The number of the subscription in its session."""
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a member was leased."""
+    """The slices and returned messages that a member was leased."""
 
     version: int
     places: PackedPlaces
-    """Of its slices."""
+    """The places of its slices."""
     returned: tuple[tuple[int, int, int], ...]
-    """Of returned messages: their shard, their first position, and up to which it was sent them."""
+    """For returned messages, their shard, their first position, and the position up to which they were sent."""
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True):
-    """Messages of one shard, to be delivered once more."""
+    """Messages of one shard that are to be delivered again."""
 
     version: int
     first: int
     """The first position."""
     steps: bytes
-    """Of each position, how far it lies behind the first: little-endian numbers of `width` bytes."""
+    """The distance of each position from the first, as little-endian numbers of `width` bytes."""
     width: int
 
 
@@ -94,22 +96,22 @@ class GroupKeys:
 
     @property
     def group(self) -> bytes:
-        """The group itself."""
+        """The key of the group itself."""
         return GROUP + self._group
 
     @property
     def members(self) -> bytes:
-        """What the keys of members begin with."""
+        """The prefix of the keys of members."""
         return b"%b%b\0" % (_MEMBER, self._group)
 
     @property
     def returned(self) -> bytes:
-        """What the keys of returned messages begin with."""
+        """The prefix of the keys of returned messages."""
         return b"%b%b\0" % (_RETURNED, self._group)
 
     @property
     def handed(self) -> bytes:
-        """What the keys of messages that were handed back begin with."""
+        """The prefix of the keys of messages that were handed back."""
         return b"%b%b\0" % (_HANDED, self._group)
 
     def member(self, client_id: str) -> bytes:
@@ -130,15 +132,25 @@ def _place(shard: int, position: int) -> bytes:
 
 
 def messages_of(key: bytes, record: Returned) -> tuple[int, Positions]:
-    """Return shard and positions of returned messages."""
+    """Return the shard and positions of returned messages."""
     return int.from_bytes(key[-12:-8], "big"), unpack_positions(record.first, record.steps, record.width)
 
 
 def returned(positions: Positions) -> Returned:
-    """Return what is stored of messages that came back."""
+    """Return the record of messages that came back."""
     return Returned(VERSION, *pack_positions(np.asarray(positions, np.uint64)))
 
 
 def group_of(key: bytes) -> str:
-    """Return the group that a key of `GROUP` is of."""
+    """Return the group in a key that begins with `GROUP`."""
     return key[len(GROUP) :].decode()
+
+
+DECODERS: Decoders = {
+    GROUP: decoder(GroupRecord),
+    _MEMBER: decoder(MemberRecord),
+    _RETURNED: decoder(Returned),
+    _HANDED: decoder(Returned),
+    LEASES: decoder(LeaseRecord),
+}
+"""Decoders of the state of shared subscriptions."""

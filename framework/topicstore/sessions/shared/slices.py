@@ -1,4 +1,4 @@
-"""Slices of a group's messages: which topic is in which, and how places in them are kept.
+"""Slices of a group's messages: the assignment of topics to slices, and the places in them.
 
 The slice of a topic is xxh64 of its UTF-8, modulo 64; that is part of the stored format.
 """
@@ -16,16 +16,18 @@ from topicstore.pubsub.read_cache import Stretch
 
 from .records import PackedPlaces
 
-__all__ = ["SLICES", "Places", "Slices", "pack_places", "raise_places", "slice_of", "slices_of_locked"]
+__all__ = ["ABOVE_ALL", "SLICES", "Places", "Slices", "pack_places", "raise_places", "slice_of", "slices_of_locked"]
 
+ABOVE_ALL = np.uint64((1 << 64) - 1)
+"""A number above every position."""
 SLICES = 64
-"""Of each shard."""
+"""Number of slices in each shard."""
 _CACHED = 65_536
 
 Places = npt.NDArray[np.uint64]
 """By shard and slice, the position up to which everything is read."""
 Slices = npt.NDArray[np.bool_]
-"""Some of the slices of a shard, or, with one dimension more, of all shards."""
+"""A selection of the slices of a shard or, with one more dimension, of all shards."""
 
 _known: dict[str, int] = {}
 _of_stretches: weakref.WeakKeyDictionary[Stretch, npt.NDArray[np.uint8]] = weakref.WeakKeyDictionary()
@@ -37,7 +39,7 @@ def slice_of(topic: str) -> int:
 
 
 def slices_of_locked(stretch: Stretch) -> npt.NDArray[np.uint8]:
-    """Return the slice of each row; found out once for all who read the stretch."""
+    """Return the slice of each row, which is computed once for all readers of the stretch."""
     slices = _of_stretches.get(stretch)
     if slices is None:
         slices = _of_stretches[stretch] = _slices_of_topics(to_list(stretch.batch.topics))
@@ -67,7 +69,7 @@ def _pack(places: npt.NDArray[np.uint64], some: Slices) -> tuple[tuple[int, int]
 
 
 def raise_places(places: Places, packed: PackedPlaces) -> None:
-    """Move places on to those that were stored, where these are behind them."""
+    """Raise places to those that were stored, where these are higher."""
     for row, pairs in zip(places, packed, strict=True):
         for bits, place in pairs:
             some = _slices(bits)

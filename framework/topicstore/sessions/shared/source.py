@@ -1,4 +1,4 @@
-"""`SharedSource`: what one member gets of a group's messages."""
+"""`SharedSource`: the source of one member's part of a group's messages."""
 
 from __future__ import annotations
 
@@ -19,18 +19,15 @@ from topicstore.sessions.sources import Source
 
 from .group import ROWS, Group, Loan
 from .records import LeaseRecord
-from .slices import Slices, pack_places, slices_of_locked
+from .slices import ABOVE_ALL, Slices, pack_places, slices_of_locked
 
 __all__ = ["SharedSource"]
 
-_NOBODYS = np.uint64((1 << 64) - 1)
-"""Above every position: the place in slices of others."""
-
 
 class SharedSource(Source):
-    """A member of a group: the messages of the slices it was leased, and what came back to the group.
+    """A member of a group: the messages of the slices that it was leased, and messages that came back to the group.
 
-    Which slices those are is up to the group, between two calls of a session. All of the group's
+    The group decides which slices those are, and may change them between two calls of a session. All of the group's
     messages are stored, so it reads from the streams at QoS 0 too.
     """
 
@@ -38,6 +35,7 @@ class SharedSource(Source):
         "_behind",
         "_failing",
         "_keys",
+        "_loans_fail",
         "_moved",
         "_ready",
         "drafting",
@@ -52,9 +50,9 @@ class SharedSource(Source):
     )
 
     cost = 64
-    """Few of the rows it looks at may be its own. It does not look far ahead of other members, who read the same."""
+    """Part of a turn that a `read` takes: only few of the rows that it reads may be its own."""
     missed = 0
-    """Nothing passes a member by that is not stored."""
+    """Always 0, because all of the group's messages are stored."""
 
     def __init__(
         self, group: Group, keys: Keys, number: int, options: SubscribeOptions, ready: Callable[[Source], None]
@@ -66,21 +64,23 @@ class SharedSource(Source):
         self.topic_filter = TopicFilter(group.filter.text)
         self.change(options)
         self.mine: Slices = np.zeros(group.places.shape, np.bool_)
-        """By shard, the slices it has. Changed by the group."""
+        """By shard, the slices that it has. Changed by the group."""
         self.loans: list[Loan] = []
-        """Returned messages it has. Changed by the group."""
+        """The returned messages that it has. Changed by the group."""
         self.slow = False
-        """Its window has been full for long: it is given nothing while another has room."""
+        """Whether its window has been full for long, so that it gets nothing while another has room."""
         self.drafting = False
-        """It handed something out that is not committed yet: nothing can be taken from it."""
+        """Whether a draft of it is not committed yet, so that nothing can be taken from it."""
         self._behind: dict[int, None] = {}
-        """Shards in which there may be something to read."""
+        """The shards in which there may be something to read."""
         self._failing: dict[int, None] = {}
-        """Shards that could not be read."""
+        """The shards that could not be read."""
+        self._loans_fail = False
+        """Whether messages that came back could not be read: newer ones wait for them."""
         self._moved = False
 
     def change(self, options: SubscribeOptions) -> None:
-        """Deliver by other options from now on."""
+        """Change the options by which messages are delivered from now on."""
         self.options = options
         self.limited = options.qos > 0
 
@@ -88,28 +88,30 @@ class SharedSource(Source):
 
     @property
     def client_id(self) -> str:
-        """Of its session."""
+        """The client id of its session."""
         return self._keys.client_id
 
     def wake(self, shard: int) -> None:
-        """There may be something to read in a shard."""
+        """Note that there may be something to read in a shard."""
         self._behind[shard] = None
         self._ready(self)
 
     def lend(self, loan: Loan) -> None:
-        """Deliver messages that came back."""
+        """Deliver messages that came back to the group."""
         self.loans.append(loan)
         self._ready(self)
 
     def forget(self, shard: int) -> None:
-        """It has nothing left of a shard."""
+        """Note that it has nothing left of a shard."""
         self._behind.pop(shard, None)
         self._failing.pop(shard, None)
 
     # --- reading ---
 
     def read(self, limit: int, now: int) -> Portion | None:
-        """Return at most ``limit`` messages that follow; None: nothing does now."""
+        """Return at most ``limit`` of the next messages; None if there are none now."""
+        if self._loans_fail:
+            return None
         for loan in self.loans:
             if loan.place < loan.last:
                 return self._read_loan(loan, limit, now)
@@ -118,7 +120,7 @@ class SharedSource(Source):
         return None
 
     def _read(self, shard: int, limit: int, now: int) -> Portion:
-        """Read on in a shard, behind the slice that is the furthest back."""
+        """Read on in a shard, after the lowest place of its slices."""
         group = self.group
         places = group.places[shard]
         del self._behind[shard]
@@ -132,11 +134,11 @@ class SharedSource(Source):
         place, more = run.position, len(rows) > limit
         if more:
             rows = rows[:limit]
-            place = int(run.stretch.batch.positions[rows[-1]])
+            place = int(run.stretch.positions[rows[-1]])
         group.advance(shard, self.mine[shard], place)
         self._moved = True
         if more or not run.caught_up:
-            self._behind[shard] = None  # behind the other shards
+            self._behind[shard] = None  # after the other shards
         else:
             group.rest(self, shard)
         portion = portion_at(run.stretch, rows, self.topic_filter.text, shard, self.options, now)
@@ -144,18 +146,23 @@ class SharedSource(Source):
         return portion
 
     def _rows(self, run: Run, shard: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """Return which rows of the run's stretch are its own, and lie behind the place of their slice."""
+        """Return the rows of the run's stretch that are in its own slices, and after their places."""
         if not len(run):
             return np.empty(0, np.intp)
-        behind = np.where(self.mine[shard], places, _NOBODYS)
-        own = run.stretch.batch.positions[run.rows] > behind[slices_of_locked(run.stretch)[run.rows]]
+        behind = np.where(self.mine[shard], places, ABOVE_ALL)
+        own = run.stretch.positions[run.rows] > behind[slices_of_locked(run.stretch)[run.rows]]
         rows: npt.NDArray[np.intp] = np.flatnonzero(own) + run.rows.start
         return rows
 
     def _read_loan(self, loan: Loan, limit: int, now: int) -> Portion:
-        """Read messages that came back; those that can't be read any more, or expired, are left out."""
-        positions = loan.behind(loan.place)[:limit]
-        found = self.group.feed.fetch(loan.shard, positions.tolist())
+        """Read messages that came back; those that can't be read any more or have expired are left out."""
+        before = loan.place
+        positions = loan.behind(before)[:limit]
+        try:
+            found = self.group.feed.fetch(loan.shard, positions.tolist())
+        except TopicstoreError:
+            self._loans_fail = True
+            raise
         loan.place = int(positions[-1])
         self._moved = True
         kept, messages, expiry = [], [], []
@@ -166,6 +173,8 @@ class SharedSource(Source):
                 messages.append(message)
                 expiry.append(left)
         self.drafting |= bool(kept)
+        if not kept and loan.settled == before:
+            loan.settled = loan.place  # nothing was handed out in between
         options = self.options
         return Portion(
             self.topic_filter.text,
@@ -180,19 +189,20 @@ class SharedSource(Source):
         )
 
     def try_again(self) -> None:
-        """Read on where that failed."""
+        """Read again the shards that failed, and messages that came back."""
+        self._loans_fail = False
         self._behind.update(self._failing)
         self._failing.clear()
 
     # --- storing ---
 
     def everything(self) -> list[StateWrite]:
-        """Return what stores the subscription."""
+        """Return the writes that store the subscription."""
         record = SubscriptionRecord(VERSION, self.topic_filter.text, (Era(self.options),))
         return [put(self._keys.subscription(self.number), record)]
 
     def writes(self) -> list[StateWrite]:
-        """Return what stores the places, if they moved since."""
+        """Return the writes that store the places, if they have moved."""
         if not self._moved:
             return []
         places = pack_places(self.group.places, self.mine)
@@ -200,13 +210,13 @@ class SharedSource(Source):
         return [put(self._keys.leases(self.number), LeaseRecord(VERSION, places, returned))]
 
     def settled(self) -> None:
-        """What was read since is handed out, and the places are stored."""
+        """Note that the messages read since are handed out, and the places stored."""
         if self._moved:
             self._moved = self.drafting = False
             self.group.settle(self)
 
     def rewind(self) -> None:
-        """Read again what was read since the last `settled`."""
+        """Go back to the last `settled`: the messages read since are read again."""
         if self._moved:
             self._moved = self.drafting = False
             self.group.rewind(self)
@@ -222,13 +232,13 @@ class SharedSource(Source):
 
     @property
     def places(self) -> list[int]:
-        """By shard, the position up to which everything that is its own was read; 0 if it has nothing there."""
-        own = np.where(self.mine, self.group.places, _NOBODYS).min(axis=1)
-        return [0 if place == _NOBODYS else int(place) for place in own]
+        """Return by shard the position up to which its own messages were read; 0 if it has nothing there."""
+        own = np.where(self.mine, self.group.places, ABOVE_ALL).min(axis=1)
+        return [0 if place == ABOVE_ALL else int(place) for place in own]
 
     @property
     def dropped(self) -> tuple[int, ...]:
-        """Generations that were dropped before the group had read them."""
+        """Return the generations that were dropped before the group had read them."""
         return self.group.dropped
 
     def unread(self) -> list[int]:

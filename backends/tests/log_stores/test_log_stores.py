@@ -1,0 +1,169 @@
+"""Each log store of ours holds what the contract says."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from topicstore.contract.errors import InvalidArgumentError, InvalidOptionError
+from topicstore.contract.log_store import ObjectExistsError, StorageUnavailableError
+from topicstore_backends.log_stores import directory
+from topicstore_backends.log_stores.directory import DirectoryLogStore
+from topicstore_conformance.log_store import LogStoreSuite, opened
+
+numbers = itertools.count()
+
+
+def s3_options(server: str) -> dict[str, Any]:
+    return {
+        "config": {
+            "endpoint": server,
+            "region": "us-east-1",
+            "access_key_id": "test",
+            "secret_access_key": "test",
+            "allow_http": "true",
+        }
+    }
+
+
+class TestDirectory(LogStoreSuite):
+    """A directory."""
+
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return (tmp_path / "log store").as_uri()
+
+
+class TestMemory(LogStoreSuite):
+    """obstore's memory."""
+
+    shared = False
+
+    @pytest.fixture
+    def url(self) -> str:
+        pytest.importorskip("obstore", reason='needs obstore: pip install "topicstore[cluster]"')
+        return "memory:///"
+
+
+@pytest.mark.slow
+class TestS3(LogStoreSuite):
+    """What speaks as S3 does."""
+
+    examples = 15
+
+    @pytest.fixture
+    def options(self, s3_server: str) -> dict[str, Any]:
+        return s3_options(s3_server)
+
+    @pytest.fixture
+    def url(self, s3_server: str) -> str:
+        pytest.importorskip("obstore", reason='needs obstore: pip install "topicstore[cluster]"')
+        boto3 = pytest.importorskip("boto3", reason='needs moto: pip install "moto[server]"')
+        client = boto3.client(
+            "s3",
+            endpoint_url=s3_server,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+        bucket = f"bucket-{next(numbers)}"
+        client.create_bucket(Bucket=bucket)
+        client.close()
+        return f"s3://{bucket}/a/prefix"
+
+    def test_a_store_that_is_gone_says_where_to_look(self, url: str, options: dict[str, Any]) -> None:
+        """Without an answer within the time, the error says what to look at, and no secret."""
+        options["config"]["endpoint"] = "http://127.0.0.1:9"
+        store = opened(url, {**options, "timeout": 0.2})
+        with pytest.raises(StorageUnavailableError, match="look at the address, the network and the credentials"):
+            store.create("a", b"")
+
+    def test_an_unknown_setting_is_refused(self, url: str) -> None:
+        """By its name, when the store is opened."""
+        with pytest.raises(InvalidOptionError, match="bukket"):
+            opened(url, {"config": {"bukket": "x"}})
+
+
+@pytest.mark.parametrize("url", ["file://host/x", "file:x"])
+def test_a_directory_is_named_by_three_slashes(url: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="three slashes"):
+        DirectoryLogStore.open(url, {})
+
+
+def test_whoever_meets_a_taken_name_syncs_the_directory_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one who took the name may not have come to it; a power failure would take back what the other has seen."""
+    store = DirectoryLogStore(tmp_path)
+    store.create("log/1", b"1")
+    synced: list[Path] = []
+    monkeypatch.setattr(directory, "sync", synced.append)
+    with pytest.raises(ObjectExistsError):
+        store.create("log/1", b"2")
+    assert [tmp_path / "log"] == synced
+    assert [["log/1"]] == list(store.names("log"))
+    assert [tmp_path / "log"] * 2 == synced
+
+
+def test_a_file_is_synced_before_it_has_its_name_and_its_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryLogStore(tmp_path)
+    store.create("log/0", b"")
+    done: list[str] = []
+    fsync, link = os.fsync, os.link
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(kind(handle)), fsync(handle)))
+    monkeypatch.setattr(os, "link", lambda source, path: (done.append("link"), link(source, path)))
+    store.create("log/1", b"1")
+    assert ["file", "link", "folder"] == done
+
+
+def kind(handle: int) -> str:
+    return "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
+
+
+def test_drafts_of_killed_processes_are_removed_and_of_living_ones_kept(tmp_path: Path) -> None:
+    """A lock that ends with its process says which."""
+    import fcntl
+
+    DirectoryLogStore(tmp_path)
+    dead, living = tmp_path / ".drafts" / "1-dead", tmp_path / ".drafts" / "1-living"
+    dead.touch()
+    with living.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        DirectoryLogStore(tmp_path)
+        assert [living] == list((tmp_path / ".drafts").iterdir())
+
+
+def test_a_draft_that_an_opening_removed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its creation and its lock it looks as one of a killed process."""
+    store = DirectoryLogStore(tmp_path)
+    flock = directory.fcntl.flock
+    opened_meanwhile: list[DirectoryLogStore] = []
+
+    def late(handle: int, how: int) -> None:
+        if not opened_meanwhile:
+            opened_meanwhile.append(store)
+            DirectoryLogStore(tmp_path)
+        flock(handle, how)
+
+    monkeypatch.setattr(directory.fcntl, "flock", late)
+    store.create("log/1", b"1")
+    assert b"1" == store.get("log/1")
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is left."""
+    store = DirectoryLogStore(tmp_path)
+
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageUnavailableError, match="No space left on device"):
+        store.create("log/1", b"1")
+    monkeypatch.undo()
+    assert [] == list(store.names("log"))
+    assert [] == list((tmp_path / ".drafts").iterdir())

@@ -1,0 +1,1 @@
+"""The log stores that come with topicstore: a directory, and object stores through obstore."""

@@ -1,0 +1,180 @@
+"""A log store in a directory of one machine, or of a file system whose machines see each other's files at once.
+
+An object is a file, and the parts of its name are directories. It is made by writing a draft, syncing it, linking it to
+its name, which the kernel refuses if that is taken, and syncing the directory. So a file that has a name is whole, and
+one that anybody was told of survives a power failure: whoever lists a directory, or meets a name that is taken, syncs
+the directory first, since the one who made the link may not have come to it.
+
+Network file systems that remember for a while which names they have seen, as NFS does, don't hold what
+`topicstore.contract.log_store` demands.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.log_store import (
+    LogStore,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StorageUnavailableError,
+    check_name,
+)
+from topicstore.contract.options import make_options
+
+from topicstore_backends.files import sync
+
+__all__ = ["DirectoryLogStore"]
+
+_DRAFTS = ".drafts"
+"""The directory of what is being written. No part of a name begins with a dot."""
+_OWNER_ONLY = 0o700
+_CHUNK = 1_000
+"""The most names that are yielded at once."""
+
+
+class DirectoryLogStore(LogStore):
+    """Objects as files below one directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._drafts = root / _DRAFTS
+        try:
+            self._make(self._drafts)
+            _remove_abandoned(self._drafts)
+        except OSError as error:
+            raise self._unavailable(root, error) from error
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, Any]) -> DirectoryLogStore:
+        """Return the store in a directory, which is made if there is none."""
+        make_options("file", cls.Options, options)
+        parts = urlsplit(url)
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise InvalidArgumentError(f"a directory's URL is file:///path, with three slashes, not {url!r}")
+        return cls(Path(unquote(parts.path)))
+
+    @property
+    def place(self) -> str:
+        """The URL of the directory."""
+        return self._root.as_uri()
+
+    def create(self, name: str, data: bytes) -> None:
+        """Create a file whole and synced, unless one of its name is there."""
+        path = self._root / check_name(name)
+        try:
+            self._make(path.parent)
+            taken = not self._link(path, data)
+            sync(path.parent)
+        except OSError as error:
+            raise self._unavailable(path, error) from error
+        if taken:
+            raise ObjectExistsError(name, self.place)
+
+    def get(self, name: str) -> bytes:
+        """Return the content of a file."""
+        path = self._root / check_name(name)
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as absent:
+            raise ObjectNotFoundError(name, self.place) from absent
+        except OSError as error:
+            raise self._unavailable(path, error) from error
+
+    def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
+        """Yield the names of the files below a directory. One directory after the other is read and synced."""
+        check_name(prefix)
+        chunk: list[str] = []
+        for name in self._below(prefix, after):
+            chunk.append(name)
+            if len(chunk) == _CHUNK:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
+
+    def delete(self, name: str) -> None:
+        """Remove a file. Its directory stays."""
+        path = self._root / check_name(name)
+        try:
+            path.unlink()
+            sync(path.parent)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise self._unavailable(path, error) from error
+
+    def _below(self, folder: str, after: str) -> Iterator[str]:
+        path = self._root / folder
+        try:
+            sync(path)
+            with os.scandir(path) as entries:
+                found = [(entry.name, entry.is_dir()) for entry in entries if entry.name[0] != "."]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise self._unavailable(path, error) from error
+        # In the order of whole names a directory stands where its name and a slash do.
+        for name, is_folder in sorted((f"{name}/" if is_folder else name, is_folder) for name, is_folder in found):
+            full = f"{folder}/{name}"
+            if is_folder:
+                if full > after or after.startswith(full):
+                    yield from self._below(full[:-1], after)
+            elif full > after:
+                yield full
+
+    def _link(self, path: Path, data: bytes) -> bool:
+        """Write a draft and give it its name; return whether that was free."""
+        while True:
+            draft = self._drafts / f"{os.getpid()}-{secrets.token_hex(8)}"
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that nobody takes it for abandoned
+                with open(descriptor, "wb", closefd=False) as file:
+                    file.write(data)
+                os.fsync(descriptor)
+                os.link(draft, path)
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                if draft.exists():
+                    raise
+                continue  # an opening took it for abandoned before it was locked
+            finally:
+                draft.unlink(missing_ok=True)
+                os.close(descriptor)
+            return True
+
+    def _make(self, folder: Path) -> None:
+        """Make a directory and its missing parents, so that they survive a power failure."""
+        missing = [folder, *folder.parents]
+        if folder.is_dir():
+            return
+        for one in reversed(missing):
+            if not one.is_dir():
+                one.mkdir(_OWNER_ONLY, exist_ok=True)
+            if one != one.parent and one.is_relative_to(self._root):
+                sync(one.parent)  # also if another process has just made it: it may not have come to this
+
+    def _unavailable(self, path: Path, error: OSError) -> StorageUnavailableError:
+        return StorageUnavailableError(f"{path}: {error.strerror or error}; look at the disk and its permissions")
+
+
+def _remove_abandoned(drafts: Path) -> None:
+    """Remove the drafts of processes that were killed: nobody holds a lock of those."""
+    for draft in drafts.iterdir():
+        with suppress(FileNotFoundError, BlockingIOError):
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                draft.unlink()
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,219 @@
+"""The section ``metrics``: what it costs to be watched, with many topics and sessions.
+
+The database has one shard of `block` on RocksDB; half of the sessions are connected, the others are away. The server
+runs on one core; who scrapes runs on the others. Nothing is merged meanwhile. What stores take is the processor time of
+all threads of Python, so that neither what else the machine does nor the engine's own compactions count, and the rounds
+of both sides alternate.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import topicstore as ts
+from topicstore.server import Server
+from topicstore.sessions import Connect, Session, SubscribeOptions
+from topicstore.shard.latencies import Latencies
+from topicstore_conformance.mqtt.embedded import serving_http
+
+from .figure import Figure, Section, Sheet
+from .session_clients import messages_of
+
+__all__ = ["measure_metrics"]
+
+_BATCH = 1_000
+_TOGETHER = 1_000
+"""Sessions that are opened, and messages that are stored, in one call."""
+
+_SCRAPE = """
+import http.client, json, os, sys, time
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, range(1, os.cpu_count()) or [0])
+port, times, every = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+server, took = http.client.HTTPConnection("127.0.0.1", port), []
+for number in range(times):
+    began = time.perf_counter()
+    server.request("GET", "/metrics")
+    answer = server.getresponse()
+    size = len(answer.read())
+    assert answer.status == 200 and size
+    took.append(time.perf_counter() - began)
+    time.sleep(max(0, every - took[-1]) if number + 1 < times else 0)
+print(json.dumps(took))
+"""
+
+
+def measure_metrics(topics: int, sessions: int, rounds: int, seconds: float, tell: Callable[[str], None]) -> Section:
+    """Measure scrapes, and what they cost those who store.
+
+    rounds:  how often stores are measured with scrapes, and without them.
+    seconds: how long one of these takes at least; a server is scraped once in each second.
+    """
+    figures: list[Figure] = []
+    data = f"{topics:,} topics, {sessions:,} sessions"
+    with _database() as db:
+        tell(f"metrics: {data} are made")
+        _fill(db, topics, sessions)
+        with serving_http(db) as server:
+            figures += _scrapes(data, server, db, rounds, seconds, tell)
+    tell("metrics: the observation of a batch")
+    for size in (1, _BATCH):
+        name = "observing a batch"
+        share = _observation(size, rounds * 40)
+        figures.append(_figure(f"batches of {size:,}", name, share * 100, "% of storing it", most=1))
+    sheet = Sheet.listing(
+        "Being watched",
+        {"of": "data", "what": "name", "unit": "unit"},
+        figures,
+        note="Shares are of processor time, rounds of both sides alternate; in brackets what a figure should be",
+    )
+    return Section(name="metrics", figures=figures, sheets=[sheet])
+
+
+def _figure(data: str, name: str, value: float, unit: str, most: float | None = None) -> Figure:
+    return Figure(data=data, subject="server", name=name, value=value, unit=unit, most=most)
+
+
+@contextmanager
+def _database() -> Iterator[ts.Database]:
+    with (
+        tempfile.TemporaryDirectory(prefix="topicstore-bench-") as directory,
+        ts.open(Path(directory) / "db", auto_compact=False) as db,
+    ):
+        yield db
+
+
+def _fill(db: ts.Database, topics: int, sessions: int) -> None:
+    opened: list[Session] = []
+    for first in range(0, sessions, _TOGETHER):
+        numbers = range(first, min(first + _TOGETHER, sessions))
+        some = db.sessions.open_many([Connect(client_id=f"client-{n}", expiry_interval=None) for n in numbers])
+        found = [one for one in some if isinstance(one, Session)]  # all, as it raises what goes wrong
+        rows = zip(found, numbers, strict=True)
+        db.sessions.subscribe([(one, _topic(n, topics), SubscribeOptions(qos=1)) for one, n in rows])
+        opened += found
+    for session in opened[sessions // 2 :]:
+        session.disconnect()
+    for first in range(0, topics, _TOGETHER):
+        db.store(messages_of(lambda n, first=first: _topic(first + n, topics), _TOGETHER))  # type: ignore[misc]
+
+
+def _topic(number: int, topics: int) -> str:
+    number %= topics
+    return f"site/{number % 100}/device/{number}"
+
+
+@contextmanager
+def _scraping(server: Server, times: int, every: float) -> Iterator[list[float]]:
+    """Scrape a server so often, from another process; the seconds that each scrape took are there at the end."""
+    port = server.urls_of_http[0].rpartition(":")[2]
+    command = [sys.executable, "-c", _SCRAPE, port, str(times), str(every)]
+    took: list[float] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:  # noqa: S603 - ourselves
+        yield took
+        out, _ = program.communicate()
+    if program.returncode:
+        raise AssertionError("a scrape has failed")
+    took += msgspec.json.decode(out)
+
+
+def _scrapes(
+    data: str,
+    server: Server,
+    db: ts.Database,
+    rounds: int,
+    seconds: float,
+    tell: Callable[[str], None],
+) -> Iterator[Figure]:
+    tell("metrics: scrapes of an idle server")
+    metrics = server.http.context.metrics  # type: ignore[union-attr] # it was asked for
+    times = max(2, int(rounds * seconds))
+    metrics.stop()
+    unwatched = _idle(lambda: time.sleep(times - 1))
+    metrics.start()
+    with _scraping(server, times, 1.0) as idle:
+        share = _idle(lambda: time.sleep(times - 1)) - unwatched
+    yield from _times(f"{data}, nothing stored meanwhile", idle)
+    yield _figure(data, "one scrape a second, and the samples", share * 100, "% of a core", most=1)
+    tell("metrics: scrapes while messages are stored")
+    took: list[float] = []
+    each: list[float] = []
+
+    def quiet() -> float:
+        metrics.stop()
+        return _stored(db, seconds)
+
+    def watched() -> float:
+        metrics.start()
+        with _scraping(server, max(1, int(seconds)), 1.0) as found:
+            stored = _stored(db, seconds)
+        took.extend(found)
+        return stored
+
+    quiet()
+    for _ in range(rounds):
+        without, within = quiet(), watched()
+        each += [within / without - 1, watched() / quiet() - 1]
+    yield from _times(f"{data}, while messages are stored", took)
+    yield _figure(data, "storing is slowed down", statistics.median(each) * 100, "%", most=1)
+
+
+def _times(data: str, seconds: Sequence[float]) -> Iterator[Figure]:
+    percentiles = statistics.quantiles(seconds, n=100, method="inclusive")
+    for percent in (50, 95):
+        yield _figure(data, f"a scrape, p{percent}", percentiles[percent - 1] * 1e3, "ms", most=50)
+
+
+def _idle(wait: Callable[[], object]) -> float:
+    """Return the share of a core that this process takes meanwhile."""
+    before, began = time.process_time(), time.perf_counter()
+    wait()
+    return (time.process_time() - before) / (time.perf_counter() - began)
+
+
+def _stored(db: ts.Database, seconds: float) -> float:
+    """Store for so long; return the processor time of all threads of Python for each message."""
+    batch = messages_of(lambda n: f"load/{n}", _BATCH)  # for no session, or its deliveries would count
+    stored, end, before = 0, time.perf_counter() + seconds, _spent()
+    while time.perf_counter() < end:
+        stored += db.store(batch).count
+    spent = sum(now - before.get(thread, 0.0) for thread, now in _spent().items())
+    return spent / stored
+
+
+def _spent() -> dict[int, float]:
+    """Return the processor time of each thread of Python that runs, by its id."""
+    threads = [one.ident for one in threading.enumerate() if one.ident is not None]
+    return {thread: time.clock_gettime(time.pthread_getcpuclockid(thread)) for thread in threads}
+
+
+def _observation(size: int, rounds: int) -> float:
+    """Return the share that observing a batch's latency has of storing it, both measured by themselves in turn.
+
+    The difference of stores with and without it is lost in the noise: it takes a quarter of a microsecond.
+    """
+    batch = messages_of(lambda n: f"a/{n % 7}", size)
+    latencies = Latencies()
+    shares: list[float] = []
+    with _database() as db:
+        for _ in range(rounds):
+            stored, observed = _passed(lambda: db.store(batch), 10), _passed(lambda: latencies.observe(0.0003), 1_000)
+            shares.append(observed / stored)
+    return statistics.median(shares)
+
+
+def _passed(work: Callable[[], object], times: int) -> float:
+    """Return the processor time of one call."""
+    before = time.thread_time()
+    for _ in range(times):
+        work()
+    return (time.thread_time() - before) / times

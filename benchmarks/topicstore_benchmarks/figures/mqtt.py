@@ -1,0 +1,221 @@
+"""The section ``mqtt``: `topicstore serve` and other MQTT servers under the same load, in the same run.
+
+Every server runs on the one core of this process; the load comes from a process on the others. A session that is away
+keeps what is published, so that an acknowledged message is stored.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import attrs
+import msgspec
+
+from .figure import Cell, Figure, Section, Sheet, shown
+from .mqtt_load import PATIENCE, raise_file_limit
+from .mqtt_servers import OURS, SERVERS, MqttServer
+
+__all__ = ["Sizes", "measure_mqtt"]
+
+
+@attrs.frozen(kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    messages: int = 400_000
+    """Messages of QoS 1 that twenty clients publish; half as many of QoS 2, and a tenth one at a time."""
+    backlog: int = 200_000
+    followers: int = 500
+    """Readers of one topic."""
+    unicast: int = 1_000
+    """Readers with a topic each."""
+    delivered: int = 40_000
+    """Messages to those, and deliveries of one topic."""
+    seconds: float = 10.0
+    """How long latency is measured."""
+    connects: int = 2_000
+    idle: int = 5_000
+
+
+@attrs.frozen(kw_only=True)
+class _Row:
+    name: str
+    unit: str
+    load: str
+    options: Callable[[Sizes], dict[str, object]]
+    least: tuple[float, ...] = ()
+    """Lower bounds of our values."""
+    most: tuple[float, ...] = ()
+    sync: bool = False
+    values: tuple[str, ...] = ("",)
+    """What is taken of the load's results: all of one number, or these percentiles of a list."""
+
+
+_ROWS = [
+    _Row(
+        name="QoS 1, 20 clients × 200 under way",
+        unit="publishes/s",
+        load="publish_qos1",
+        options=lambda s: {"clients": 20, "window": 200, "messages": s.messages},
+        least=(300_000,),
+    ),
+    _Row(
+        name="the same, synced to disk",
+        unit="publishes/s",
+        load="publish_qos1",
+        options=lambda s: {"clients": 20, "window": 200, "messages": s.messages},
+        least=(200_000,),
+        sync=True,
+    ),
+    _Row(
+        name="QoS 2, 20 clients × 100 under way",
+        unit="publishes/s",
+        load="publish_qos2",
+        options=lambda s: {"clients": 20, "window": 100, "messages": s.messages // 2},
+        least=(100_000,),
+    ),
+    _Row(
+        name="QoS 2, 20 clients × 1 under way",
+        unit="publishes/s",
+        load="publish_qos2",
+        options=lambda s: {"clients": 20, "window": 1, "messages": s.messages // 10},
+        least=(20_000,),
+    ),
+    _Row(
+        name="backlog to one client, QoS 1",
+        unit="deliveries/s",
+        load="backlog",
+        options=lambda s: {"messages": s.backlog},
+        least=(300_000,),
+    ),
+    _Row(
+        name="fan-out of one topic, QoS 1",
+        unit="deliveries/s",
+        load="fan_out",
+        options=lambda s: {"readers": s.followers, "messages": max(20, s.delivered // s.followers)},
+        least=(200_000,),
+    ),
+    _Row(
+        name="fan-out, one message, last receiver",
+        unit="ms",
+        load="last_receiver",
+        options=lambda s: {"readers": s.followers, "messages": max(20, s.delivered // s.followers // 2)},
+        most=(10, 25),
+        values=("p50", "p99"),
+    ),
+    _Row(
+        name="unicast, a topic each, QoS 1",
+        unit="deliveries/s",
+        load="unicast",
+        options=lambda s: {"readers": s.unicast, "messages": s.delivered},
+        least=(60_000,),
+    ),
+    _Row(
+        name="1,000 messages/s, publish to deliver",
+        unit="ms",
+        load="latency",
+        options=lambda s: {"rate": 1_000, "seconds": s.seconds},
+        most=(0.4, 1.5),
+        values=("p50", "p99"),
+    ),
+    _Row(
+        name="connects with a subscription",
+        unit="clients/s",
+        load="connects",
+        options=lambda s: {"clients": s.connects, "together": 100},
+        least=(5_000,),
+    ),
+    _Row(
+        name="an idle client with session and filter",
+        unit="bytes",
+        load="idle",
+        options=lambda s: {"clients": s.idle},
+        most=(8_000,),
+    ),
+]
+
+
+def measure_mqtt(sizes: Sizes, rounds: int, tell: Callable[[str], None]) -> Section:
+    """Measure all servers that are there, each row for one after the other, and the median of ``rounds``.
+
+    A server that fails under a load has no value in that row; the reason is told.
+    """
+    raise_file_limit()
+    servers = []
+    for server in SERVERS:
+        if (reason := server.missing()) is None:
+            servers.append(server)
+        else:
+            tell(f"mqtt: {server.name} is left out: {reason}")
+    figures: list[Figure] = []
+    for row in _ROWS:
+        for server in servers:
+            if not row.sync or server.syncs:
+                tell(f"mqtt: {row.name}, {server.name}")
+                figures += _measured(row, server, sizes, rounds, tell)
+    return Section(name="mqtt", figures=figures, sheets=[_sheet(figures, [server.name for server in servers])])
+
+
+def _measured(
+    row: _Row, server: MqttServer, sizes: Sizes, rounds: int, tell: Callable[[str], None]
+) -> Sequence[Figure]:
+    found: list[list[float]] = []
+    try:
+        for _ in range(rounds):
+            with server.running(sync=row.sync) as (port, pid):
+                found.append(_load(row, port, pid, row.options(sizes)))
+    except subprocess.SubprocessError as failed:
+        tell(f"mqtt: {row.name}, {server.name} has failed: {getattr(failed, 'stderr', '') or failed}")
+        return []
+    ours = server.name == OURS
+    return [
+        Figure(
+            data=row.name,
+            subject=server.name,
+            name=value,
+            value=statistics.median(one[number] for one in found),
+            unit=row.unit,
+            least=row.least[number] if ours and row.least else None,
+            most=row.most[number] if ours and row.most else None,
+        )
+        for number, value in enumerate(row.values)
+    ]
+
+
+def _load(row: _Row, port: int, pid: int, options: dict[str, object]) -> list[float]:
+    """Run a load in a process of its own; return what the row takes of its results."""
+    if row.load == "idle":
+        options = {**options, "server": pid}
+    program = ["-m", "topicstore_benchmarks.figures.mqtt_load", row.load, str(port)]
+    command = [sys.executable, *program, msgspec.json.encode(options).decode()]
+    hang = 5 * PATIENCE
+    done = subprocess.run(command, capture_output=True, timeout=hang, check=True)  # noqa: S603 - ourselves
+    result = msgspec.json.decode(done.stdout)
+    if row.values == ("",):
+        return [float(result)]
+    percentiles = statistics.quantiles(result, n=100)
+    return [percentiles[int(value.removeprefix("p")) - 1] for value in row.values]
+
+
+def _sheet(figures: Sequence[Figure], servers: Sequence[str]) -> Sheet:
+    values = {(figure.data, figure.name, figure.subject): figure for figure in figures}
+    rows: list[list[str | Cell]] = []
+    for data, name in dict.fromkeys((figure.data, figure.name) for figure in figures):
+        cells = [values.get((data, name, server)) for server in servers]
+        unit = next(cell.unit for cell in cells if cell is not None)
+        label = f"{data}, {name}" if name else data
+        rows.append([label, unit, *(Cell("–") if cell is None else _cell(cell) for cell in cells)])
+    return Sheet(
+        title="MQTT servers, each on one core",
+        columns=["load", "unit", *servers],
+        rows=rows,
+        note="100-byte payloads, MQTT 3.1.1; in brackets what a figure should be; – a server can't do it, or failed. "
+        "What is acknowledged, topicstore and NATS have in files, mosquitto in memory",
+    )
+
+
+def _cell(figure: Figure) -> Cell:
+    return figure.cell() if figure.held is not None else Cell(shown(figure.value))

@@ -1,0 +1,125 @@
+"""A `topicstore.server.Server` within this process, in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+import msgspec
+import topicstore as ts
+from topicstore.server.access.access import Access
+from topicstore.server.addresses import Address
+from topicstore.server.server import Server
+from topicstore.server.settings import HttpSettings, ListenerSettings, ServerSettings
+
+from topicstore_conformance.faults.threads import PATIENCE
+
+from .raw_client import RawClient
+
+__all__ = ["ANY_PORT", "Embedded", "serving_http"]
+
+_T = TypeVar("_T")
+
+ANY_PORT = Address("127.0.0.1:0")
+"""A free port of this machine."""
+
+
+class Embedded:
+    """A server on a database of the test's; it serves within the ``with`` block, and is drained at its end.
+
+    settings: all but the listeners, which are one on a free port of this machine.
+    access:   who may do what, if the settings can't say it; called in the event loop.
+
+    The others are those of `Server`.
+    """
+
+    def __init__(
+        self,
+        db: ts.Database,
+        settings: ServerSettings | None = None,
+        *,
+        access: Access | None = None,
+        read: Callable[[], ServerSettings] | None = None,
+        storages: Mapping[str, ts.Database] | None = None,
+    ) -> None:
+        listeners = {"mqtt": ListenerSettings(listen=ANY_PORT)}
+        self.db = db
+        self._settings = msgspec.structs.replace(settings or ServerSettings(), listeners=listeners)
+        self._access, self._read, self._storages = access, read, storages
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+        self.server: Server  # from the beginning of the block on
+        self.port = 0
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Run something in the server's event loop; return the future result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def do(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run something in the server's event loop, and return its result."""
+        return self.begin(work).result(PATIENCE)
+
+    def held(self) -> int:
+        """Return from how many connections nothing is read at the moment."""
+
+        async def count() -> int:
+            broker = self.server._broker  # noqa: SLF001 - what isn't done can't be seen from outside
+            return 0 if broker is None else len(broker.serving.held)
+
+        return self.do(count())
+
+    def client(self, *, version: int = 5) -> RawClient:
+        """Return a raw client on which nothing was sent."""
+        return RawClient(self.port, version=version)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+
+        async def start() -> Server:
+            server = Server(self.db, self._settings, access=self._access, read=self._read, storages=self._storages)
+            return await server.__aenter__()
+
+        try:
+            self.server = self.do(start())
+        except BaseException:
+            self._end()
+            raise
+        self.port = int(self.server.addresses[0].rpartition(":")[2])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.do(self.server.drain())
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """End the event loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()
+
+
+@contextmanager
+def serving_http(
+    db: ts.Database,
+    settings: HttpSettings | None = None,
+    *,
+    read: Callable[[], ServerSettings] | None = None,
+    storages: Mapping[str, ts.Database] | None = None,
+) -> Iterator[Server]:
+    """Serve a database to MQTT and HTTP clients within this process; by default HTTP has a free port too.
+
+    ``read`` and ``storages`` are those of `Server`.
+    """
+    http = settings if settings is not None else HttpSettings(listen=ANY_PORT)
+    with Embedded(db, ServerSettings(http=http), read=read, storages=storages) as embedded:
+        yield embedded.server

@@ -1,0 +1,168 @@
+"""A client by paho-mqtt, the way programs use it: with its own thread, and callbacks that this class waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from topicstore_conformance.faults.threads import PATIENCE
+
+__all__ = ["PahoClient", "properties"]
+
+
+def properties(packet: str, **values: Any) -> Any:
+    """Return the properties of a packet, by paho's names, such as ``SessionExpiryInterval``."""
+    found: Any = Properties(getattr(PacketTypes, packet))  # type: ignore[no-untyped-call]
+    for name, value in values.items():
+        setattr(found, name, value)
+    return found
+
+
+class PahoClient:
+    """A client of a server on this machine. Everything waits for the server's answer, and fails if none comes.
+
+    version:  4 is MQTT 3.1.1, 5 is MQTT 5.
+    clean:    whether the session begins anew; in MQTT 3.1.1 it then also ends with the connection.
+    expiry:   the session expiry interval in MQTT 5, in seconds.
+    prepared: called with paho's client before it connects, to set what is not set here.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        client_id: str = "",
+        *,
+        version: int = 5,
+        clean: bool = True,
+        expiry: int = 0,
+        keep_alive: int = 60,
+        prepared: Callable[[paho.Client], object] | None = None,
+        **values: Any,
+    ) -> None:
+        self._happened = threading.Condition()
+        self.messages: list[paho.MQTTMessage] = []
+        """What has come, in order."""
+        self.connack: tuple[Any, ...] | None = None
+        """Flags, reason code and properties of the CONNACK."""
+        self.disconnect: Any = None
+        """The reason code with which the connection ended."""
+        self._answers: dict[int, Any] = {}
+        options: dict[str, Any] = {"clean_session": clean} if version == 4 else {}
+        self.paho = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id,
+            protocol=MQTTProtocolVersion(version),
+            reconnect_on_failure=False,
+            **options,
+        )
+        self.paho.on_connect = lambda _client, _data, flags, reason, values: self._note(connack=(flags, reason, values))
+        self.paho.on_disconnect = lambda _client, _data, _flags, reason, _values: self._note(disconnect=reason)
+        self.paho.on_message = lambda _client, _data, message: self._keep(message)
+        self.paho.on_subscribe = lambda _client, _data, number, reasons, _values: self._answer(number, reasons)
+        self.paho.on_unsubscribe = lambda _client, _data, number, reasons, _values: self._answer(number, reasons)
+        self.paho.on_publish = lambda _client, _data, number, reason, _values: self._answer(number, reason)
+        if prepared is not None:
+            prepared(self.paho)
+        if version == 5:
+            options = {
+                "clean_start": clean,
+                "properties": properties("CONNECT", SessionExpiryInterval=expiry, **values),
+            }
+            self.paho.connect("127.0.0.1", port, keep_alive, **options)
+        else:
+            self.paho.connect("127.0.0.1", port, keep_alive)
+        self.paho.loop_start()
+        self.wait(lambda: self.connack is not None or self.disconnect is not None, "a CONNACK")
+
+    def _note(self, **values: Any) -> None:
+        with self._happened:
+            self.__dict__.update(values)
+            self._happened.notify_all()
+
+    def _keep(self, message: paho.MQTTMessage) -> None:
+        with self._happened:
+            self.messages.append(message)
+            self._happened.notify_all()
+
+    def _answer(self, number: int, answer: Any) -> None:
+        with self._happened:
+            self._answers[number] = answer
+            self._happened.notify_all()
+
+    def wait(self, holds: Callable[[], object], what: str) -> None:
+        """Return when something holds that only this client's callbacks change."""
+        with self._happened:
+            assert self._happened.wait_for(holds, PATIENCE), f"waited {PATIENCE:.0f} seconds for {what}"
+
+    def _answered(self, number: int, what: str) -> Any:
+        self.wait(lambda: number in self._answers or self.disconnect is not None, what)
+        assert number in self._answers, f"the connection ended with {self.disconnect} instead of {what}"
+        return self._answers.pop(number)
+
+    @property
+    def present(self) -> bool:
+        """Whether the session was there before."""
+        assert self.connack is not None
+        return bool(self.connack[0].session_present)
+
+    def subscribe(self, topic_filter: str, qos: int = 1, *, values: Properties | None = None, **options: Any) -> int:
+        """Subscribe; return the granted QoS or the reason code of the SUBACK."""
+        if options or values is not None:
+            how = SubscribeOptions(qos, **options)
+            _, number = self.paho.subscribe(topic_filter, options=how, properties=values)
+        else:
+            _, number = self.paho.subscribe(topic_filter, qos)
+        assert number is not None
+        return int(self._answered(number, f"the SUBACK of {topic_filter}")[0].value)
+
+    def unsubscribe(self, topic_filter: str) -> int | None:
+        """Unsubscribe; return the reason code of the UNSUBACK, None in MQTT 3.1.1."""
+        _, number = self.paho.unsubscribe(topic_filter)
+        assert number is not None
+        found = self._answered(number, f"the UNSUBACK of {topic_filter}")
+        return int(found[0].value) if found else None
+
+    def publish(self, topic: str, payload: bytes | str = b"", qos: int = 1, **options: Any) -> int:
+        """Publish; return the reason code of the last answer, at QoS 0 once it was written to the socket."""
+        sent = self.paho.publish(topic, payload, qos, **options)
+        return int(self._answered(sent.mid, f"the answer to a PUBLISH to {topic}").value)
+
+    def received(self, count: int) -> list[paho.MQTTMessage]:
+        """Return all messages that have come, once there are as many; more are a failure."""
+        self.wait(lambda: len(self.messages) >= count, f"{count} messages, of which {len(self.messages)} came")
+        assert len(self.messages) == count
+        return self.messages
+
+    def payloads(self, count: int) -> list[str]:
+        """Return the payloads of all messages that have come, once there are as many."""
+        return [message.payload.decode() for message in self.received(count)]
+
+    def ended(self) -> int:
+        """Return the reason code with which the server has ended the connection, once it has."""
+        self.wait(lambda: self.disconnect is not None, "the end of the connection")
+        return int(self.disconnect.value)
+
+    def close(self) -> None:
+        """Disconnect in order."""
+        self.paho.disconnect()
+        self.paho.loop_stop()
+
+    def vanish(self) -> None:
+        """Close the socket without a word, as a client does whose machine fails."""
+        self.paho.loop_stop()
+        found = self.paho.socket()
+        if found is not None:
+            found.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

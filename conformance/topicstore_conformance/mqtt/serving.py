@@ -1,0 +1,132 @@
+"""``topicstore serve`` as a process of its own, which can be killed and started again on the same port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from topicstore_conformance.conditions.ports import hold_port
+from topicstore_conformance.faults.threads import PATIENCE
+
+from .raw_client import RawClient
+
+__all__ = ["Serving", "serving"]
+
+
+class Serving:
+    """A server over the database ``path``, which is made if it isn't there. It runs from `start` on.
+
+    path:      the database's directory.
+    arguments: what else stands in the command.
+    """
+
+    def __init__(self, path: Path, *arguments: str) -> None:
+        self.path, self.arguments = path, arguments
+        self._held, self.port = hold_port()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._process: subprocess.Popen[bytes] | None = None
+        self.ready: dict[str, Any] = {}
+        """What the server has said when it was ready."""
+
+    def command(self) -> list[str]:
+        """Return the command that starts the server."""
+        listen = ["--listen", f"127.0.0.1:{self.port}"]
+        return [sys.executable, "-m", "topicstore.cli", "serve", str(self.path), *listen, *self.arguments]
+
+    def start(self) -> None:
+        """Start the server, and return when it serves."""
+        assert self._process is None, "the server runs already"
+        self._process = process = subprocess.Popen(
+            [*self.command(), "--print-ready"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log
+        )
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            assert selector.select(PATIENCE), f"the server isn't ready after {PATIENCE:.0f} seconds: {self.log()}"
+        line = process.stdout.readline()
+        assert line, f"the server ended before it was ready: {self.log()}"
+        self.ready = msgspec.json.decode(line)
+        assert self.ready["pid"] == process.pid
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def log(self) -> str:
+        """Return what the server has written to standard error, over all times that it ran."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def kill(self) -> None:
+        """Kill the process with SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._ended()
+
+    def stop(self) -> int:
+        """Ask the server to end by SIGTERM, and return its exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._ended()
+
+    def _ended(self) -> int:
+        process, self._process = self._process, None
+        assert process is not None
+        try:
+            with contextlib.closing(process.stdout or self._log):
+                return process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+    def restart(self) -> None:
+        """Kill the process, and start the server again on the same port and database."""
+        self.kill()
+        self.start()
+
+    def client(self, *, version: int = 5) -> RawClient:
+        """Return a connection to the server, on which nothing was sent yet."""
+        return RawClient(self.port, version=version)
+
+    def close(self) -> None:
+        """Kill the process if it runs, and give back the port."""
+        self.kill()
+        self._held.close()
+        self._log.close()
+
+    def memory(self) -> int:
+        """Return the bytes of memory that the server has now, as the kernel counts them."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def serving(path: Path, *arguments: str) -> Iterator[Serving]:
+    """Serve a database, beside the body of a ``with`` statement. The server has to be alive at its end."""
+    server = Serving(path, *arguments)
+    try:
+        server.start()
+        yield server
+        assert server.alive, f"the server has ended: {server.log()}"
+    except BaseException as error:
+        error.add_note(f"The server's log:\n{server.log()[-4_000:]}")
+        raise
+    finally:
+        server.close()

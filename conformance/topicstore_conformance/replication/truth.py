@@ -1,0 +1,102 @@
+"""What must hold in every state, told from the log as it was first written, which the sites don't know."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import attrs
+from topicstore.replication.heads import BEGINNING, Head, Kind, Progress
+
+__all__ = ["EMPTY", "Change", "Entry", "Replica", "Truth"]
+
+
+class Change(NamedTuple):
+    """A message with a condition: it counts only behind the change that its owner saw as the last one."""
+
+    id: bytes
+    position: int
+    expects: bytes | None
+
+
+@attrs.frozen(eq=False)
+class Entry:
+    """An entry of the log. There is one object for each, so that states are compared quickly."""
+
+    head: Head
+    changes: tuple[Change, ...]
+
+    @staticmethod
+    @functools.cache
+    def of(head: Head, changes: tuple[Change, ...]) -> Entry:
+        """Return the entry."""
+        return Entry(head, changes)
+
+
+@attrs.frozen(eq=False)
+class Replica:
+    """What a site, or a base, holds of a shard. There is one object for each, too."""
+
+    progress: Progress
+    """How far it has read."""
+    stored: tuple[tuple[bytes, int], ...]
+    """The changes that it has stored, with their positions."""
+
+    @staticmethod
+    @functools.cache
+    def of(progress: Progress, stored: tuple[tuple[bytes, int], ...]) -> Replica:
+        """Return the replica."""
+        return Replica(progress, stored)
+
+
+EMPTY = Replica.of(BEGINNING, ())
+
+
+@attrs.frozen
+class Truth:
+    """The log as it was first written, folded."""
+
+    prefixes: tuple[Replica, ...]
+    """What a replica holds that has read so many entries."""
+    fault: str
+    """What is wrong with the log itself; empty if nothing is."""
+
+    @classmethod
+    def of(cls, entries: tuple[Entry | None, ...]) -> Truth:
+        """Fold the entries up to the first gap."""
+        replica, prefixes, fault = EMPTY, [EMPTY], ""
+        for entry in entries:
+            if entry is None:
+                break
+            replica, wrong = _after(replica, entry)
+            fault = fault or wrong
+            prefixes.append(replica)
+        ids = [one for one, _ in replica.stored]
+        if len(set(ids)) != len(ids):
+            fault = fault or f"a change is in the log twice: {_names(ids)}"
+        return cls(tuple(prefixes), fault)
+
+    def holds(self, replica: Replica) -> bool:
+        """Whether a replica holds a prefix."""
+        return replica.progress.next < len(self.prefixes) and self.prefixes[replica.progress.next] is replica
+
+
+def _after(replica: Replica, entry: Entry) -> tuple[Replica, str]:
+    progress, stored = replica.progress, replica.stored
+    head, position, fault = entry.head, progress.last_position, ""
+    if head.epoch >= progress.epoch and head.kind is Kind.CHANGES:
+        for change in entry.changes:
+            last = stored[-1][0] if stored else None
+            if change.position <= position:
+                fault = f"{change.id.decode()} has position {change.position}, after {position}"
+            elif change.expects != last:
+                fault = (
+                    f"{change.id.decode()} is stored on a condition that does not hold: {change.expects!r}, {last!r}"
+                )
+            position, stored = change.position, (*stored, (change.id, change.position))
+    read = Progress(head.index + 1, max(head.epoch, progress.epoch), head.checksum, position)
+    return Replica.of(read, stored), fault
+
+
+def _names(ids: list[bytes]) -> str:
+    return " ".join(one.decode() for one in ids)

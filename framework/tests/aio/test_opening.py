@@ -1,0 +1,215 @@
+"""Opening and closing: nothing stays behind, whatever is cancelled or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+import topicstore.opening
+from topicstore.aio.opening import Opening
+from topicstore.lifecycle.retention import Retention
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+
+
+def held() -> tuple[int, list[str]]:
+    """Return how many files are open, and the names of our threads."""
+    gc.collect()
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("topicstore")]
+    return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0, threads
+
+
+def free(path: Path) -> bool:
+    """Say whether nobody has a database open."""
+    try:
+        ts.open(path, "r+").close()
+    except (ts.DatabaseLockedError, ts.DatabaseNotFoundError):
+        return False
+    return True
+
+
+def test_awaited_or_entered(tmp_path: Path) -> None:
+    """Both open it, and closing twice is harmless."""
+
+    async def main() -> None:
+        db = await ts.aopen(tmp_path / "db", backend="leveldb")
+        await db.store([ts.Message("a", b"1")])
+        await db.close()
+        await db.close()
+        async with ts.aopen(tmp_path / "db", "r") as view:
+            assert view.read_only
+            assert 1 == len([message async for message in view.replay("#")])
+            await view.refresh()
+            with pytest.raises(ts.ReadOnlyDatabaseError):
+                await view.store([])
+            assert [] == [session async for session in _sessions(view)]
+        async with await ts.aopen(tmp_path / "db") as entered:
+            assert entered.path == tmp_path / "db"
+
+    need("leveldb")
+    asyncio.run(main())
+
+
+async def _sessions(db: ts.AsyncDatabase):  # type: ignore[no-untyped-def]
+    async for session in db.sessions:
+        yield session
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "memory"])
+def test_nothing_stays_behind(tmp_path: Path, backend: str) -> None:
+    """Neither threads nor files, after all that can be opened was used and left as it was."""
+
+    async def main() -> None:
+        async with ts.aopen(tmp_path / "db", backend=backend) as db:
+            writer, subscription = await db.writer(), await db.subscribe("#")
+            await writer.put(ts.Message("a/b", b"1", "me"))
+            await subscription.fetch()
+            left = db.replay("#")
+            await anext(left)
+            await db.sessions.open("me", expiry_interval=None)
+            await db.queues.open("q")
+            await db.verify()
+        with pytest.raises(ts.DatabaseClosedError):
+            await db.info()
+        for late in (writer, subscription):
+            await late.close()
+
+    need(backend)
+    asyncio.run(main())  # what is loaded once is loaded
+    before = held()
+    asyncio.run(main())
+    assert before == held()
+    assert [] == before[1]
+
+
+@pytest.mark.parametrize("settings", [{"backend": "nothing"}, {"mode": "r"}, {"shards": 0}])
+def test_what_can_not_be_opened(tmp_path: Path, settings: dict[str, object]) -> None:
+    """The error is that of `open`; no thread stays."""
+
+    async def main() -> None:
+        with pytest.raises(ts.TopicstoreError) as there:
+            ts.open(tmp_path / "db", **settings)  # type: ignore[arg-type]
+        with pytest.raises(type(there.value)):
+            await ts.aopen(tmp_path / "db", **settings)  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    wait_until(lambda: [] == held()[1], "the threads have ended")
+
+
+def test_a_cancelled_opening_is_closed(tmp_path: Path) -> None:
+    """As soon as it is open; then the next one may have it."""
+    entered, gate = threading.Event(), threading.Event()
+
+    def slow() -> ts.Database:
+        entered.set()
+        assert gate.wait(PATIENCE)
+        return topicstore.opening.open(tmp_path / "db")
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(_await(Opening(slow)))
+        await asyncio.to_thread(entered.wait, PATIENCE)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        gate.set()
+
+    asyncio.run(main())
+    wait_until(lambda: [] == held()[1], "the threads have ended")
+    assert free(tmp_path / "db")
+
+
+async def _await(opening: Opening) -> ts.AsyncDatabase:
+    return await opening
+
+
+def test_another_event_loop(tmp_path: Path) -> None:
+    """Would never be woken, so it is told; the first one can go on, and close."""
+    with asyncio.Runner() as runner:
+        db = runner.run(_await(ts.aopen(tmp_path / "db")))
+        other = asyncio.new_event_loop()
+        for call in (db.info, db.close):
+            with pytest.raises(RuntimeError, match="another event loop"):
+                other.run_until_complete(call())
+        other.close()
+        runner.run(db.store([ts.Message("a", b"1")]))
+        runner.run(db.close())
+
+
+def test_what_is_opened_is_closed_if_the_face_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the retention's settings can't be read."""
+    ts.open(tmp_path / "db").close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Retention, "settings", property(_fail))
+        with pytest.raises(ts.EngineError, match="broken"):
+            asyncio.run(_await(ts.aopen(tmp_path / "db")))
+    assert free(tmp_path / "db")
+
+
+def test_closing_beside_all_that_waits(tmp_path: Path) -> None:
+    """Whoever waits for messages is let go; stores come to their end or are refused, and none is lost then."""
+
+    async def store(db: ts.AsyncDatabase, stored: list[int], number: int) -> None:
+        await db.store([ts.Message("a", b"%d" % number)])
+        stored.append(number)
+
+    async def main() -> list[int]:
+        stored: list[int] = []
+        db = await ts.aopen(tmp_path / "db")
+        subscription = await db.subscribe("never/#")
+        waiting = [
+            asyncio.create_task(subscription.fetch()),
+            asyncio.create_task(db.sessions.wait()),
+            asyncio.create_task(_all(db)),
+        ]
+        stores = [asyncio.create_task(store(db, stored, number)) for number in range(100)]
+        await asyncio.wait(stores, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait_for(db.close(), PATIENCE)
+        results = await asyncio.wait_for(asyncio.gather(*waiting, *stores, return_exceptions=True), PATIENCE)
+        assert all(isinstance(result, ts.DatabaseClosedError) for result in results[:2])
+        assert all(result is None or isinstance(result, ts.DatabaseClosedError) for result in results[2:])
+        return stored
+
+    stored = asyncio.run(main())
+    with ts.open(tmp_path / "db") as db:
+        assert set(stored) <= {int(message.payload) for message in db.replay("#")}
+
+
+async def _all(db: ts.AsyncDatabase) -> None:
+    async for _ in db.replay("#"):
+        pass
+
+
+def test_an_error_in_the_block_closes_it(tmp_path: Path) -> None:
+    """Also a cancellation; it is raised as it is."""
+
+    async def main() -> None:
+        async with ts.aopen(tmp_path / "db"):
+            raise KeyError("of the program")
+
+    with pytest.raises(KeyError):
+        asyncio.run(main())
+    assert free(tmp_path / "db")
+
+
+def test_a_failing_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it raises is raised where it is awaited, by those calls and no others."""
+
+    async def main() -> None:
+        async with ts.aopen(tmp_path / "db", backend="memory") as db:
+            engine = db.synchronous.storage.shards[0].engine()
+            with monkeypatch.context() as patch:
+                patch.setattr(engine, "write", _fail)
+                stores = [db.store([ts.Message("a", b"1")]) for _ in range(3)]
+                results = await asyncio.gather(*stores, return_exceptions=True)
+                assert all(isinstance(result, ts.TopicstoreError) for result in results)
+            assert [] == [message async for message in db.replay("#")]
+
+    asyncio.run(main())
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise ts.EngineError("broken")

@@ -1,0 +1,448 @@
+"""Commands on a database that a server has open ask the server, and say what they say of one at rest."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import attrs
+import pytest
+import topicstore as ts
+from click.testing import CliRunner, Result
+from topicstore.cli import cli
+from topicstore.client.remote_sessions import RemoteSessions
+from topicstore.contract.engine import KEYS, WriteBatch
+from topicstore.storage.lag import Lag
+from topicstore_conformance.mqtt.serving import Serving, serving
+
+Run = Callable[..., Result]
+plyvel = pytest.importorskip("plyvel", reason="needs LevelDB, which nobody can read beside its writer")
+
+READING = (
+    "info",
+    "info --json",
+    "replay",
+    "replay fleet/1/# --format csv",
+    "replay --order any --limit 7 --format table",
+    "replay --reverse --limit 1",
+    "replay --by timestamp --start @7 --until @11.5",
+    "replay --start 1970-01-01T00:00:30",
+    "replay --start 1960-01-01",
+    "explain # --until 1960-01-01",
+    "replay --limit 0",
+    "latest",
+    "latest fleet/+/state --format csv",
+    "topics",
+    "topics fleet/# --sort bytes --json",
+    "clients fleet/#",
+    "streams",
+    "streams fleet/1/# --json",
+    "learned-topics",
+    "learned-topics --count",
+    "learned-topics --json --filter fleet/+/speed --generation 1",
+    "learned-topics --dot",
+    "explain #",
+    "explain fleet/1/# --json",
+    "verify",
+    "verify --json",
+    "retained",
+    "sessions list",
+    "sessions list --no-lag --json",
+    "sessions show the/display",
+    "sessions show the/display --json",
+    "sessions groups",
+    "sessions groups --json",
+    "queue list --json",
+    "queue read for/ward",
+    "queue read for/ward --limit 1",
+    "retention show",
+    "retention show --json",
+    "generations list",
+    "generations list --json",
+    # what is refused
+    "replay #/a",
+    "explain a/#/b",
+    "sessions show nobody",
+    "learned-topics --generation 9",
+    "queue read nothing",
+    # what looks like a step in a path
+    "sessions show ..",
+    "sessions show . --json",
+    "queue read ..",
+    "queue read .",
+    "sql select",
+)
+CHANGING = (
+    "sessions kick the/display",
+    "sessions kick nobody",
+    "sessions kick ..",
+    "sessions kick .",
+    "generations add --option level=2",
+    "generations add --layout unheard-of",
+    "generations add",
+    "generations drop 2 --yes",
+    "generations drop 2 --yes --json",
+    "generations drop 9 --yes",
+    "retention set --max-bytes 1GB --filter debug/#=1h",
+    "retention set --filter debug/#=none --json",
+    "retention set --filter a/#/b=1h",
+    "retention run",
+    "compact --json",
+    "compact",
+    "delete fleet/2/# --yes",
+    "delete fleet/# --start @20 --until @21 --yes --json",
+    "delete +a --yes",
+    "queue read for/ward --limit 1 --commit",
+    "queue read for/ward",
+    "queue drop for/ward --yes",
+    "queue drop for/ward --yes",
+    "sessions expire the/display --yes",
+    "sessions expire the/display --yes",
+    "sessions expire .. --yes",
+    "sessions expire . --yes",
+    "queue drop .. --yes",
+    "queue drop . --yes",
+    "import {folder}/more.jsonl",
+    "import {folder}/more.jsonl",
+    "import {folder}/more.jsonl --again --retain --json",
+    "import {folder}/wrong.jsonl",
+    "import {folder}/ahead.jsonl",
+    "retained",
+    "export {folder}/{name}-whole --json",
+    "export {folder}/{name}-whole",
+    "export {name}-archive --drop --generation 1",
+    "generations list",
+    "replay fleet/#",
+    "delete fleet/0/# --yes",
+    "verify",
+)
+"""In this order, on two databases that begin as the same."""
+
+
+@attrs.frozen
+class Pair:
+    """The same database twice: one that a server has open, one at rest."""
+
+    served: Path
+    at_rest: Path
+    server: Serving
+
+    def outputs(self, words: str) -> list[tuple[int, str, str]]:
+        """Run a command on both, and return the exit codes, and what was printed but for places, sizes and times."""
+        return [_told(path, words) for path in (self.served, self.at_rest)]
+
+
+def _told(path: Path, words: str) -> tuple[int, str, str]:
+    first, *rest = words.format(folder=path.parents[1], name=path.parent.name).split()
+    behind = rest[:1] if first in {"sessions", "queue", "retention", "generations"} else []
+    done = CliRunner().invoke(cli, [first, *behind, str(path), *rest[len(behind) :]], catch_exceptions=False)
+    return done.exit_code, _settled(first, done.stdout, path), _settled(first, done.stderr, path)
+
+
+def _settled(command: str, text: str, path: Path) -> str:
+    """Return text without what differs between two databases that hold the same."""
+    text = text.replace(str(path), "PATH").replace(path.parent.name, "NAME")
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:[\d.]+)?Z", "TIME", text)
+    text = re.sub(r'("(created|sealed|seconds|disk_bytes\w*|file_bytes|when)": )[\d.]+', r"\1N", text)
+    text = re.sub(r"in [\d.]+ s(, [\d,]+ a second)?|disk [\d.]+ \w+ before, [\d.]+ \w+ after", "", text)
+    if command in {"info", "explain"}:  # of which the engines' numbers and the times are most
+        text = re.sub(r"[─╭╮╰╯│\s]+", " ", re.sub(r"[\d.,e-]+( (bytes|kB|MB))?", "N", text))
+    return text
+
+
+@contextmanager
+def pair(folder: Path, backend: str) -> Iterator[Pair]:
+    """Make a database with something of everything, and serve one of two copies of it."""
+    served, at_rest = folder / "served" / "db", folder / "at-rest" / "db"
+    with ts.open(served, mode="x", backend=backend, shards=2, timestamps="message", late="lift") as db:
+        db.store(
+            [ts.Message(f"fleet/{n % 3}/speed", b"%d" % n, f"bus-{n % 5}", timestamp=10**6 * n) for n in range(60)]
+        )
+        db.add_generation()
+        db.publish([ts.Message("fleet/0/state", b"\xff", "bus-0", retain=True, timestamp=61 * 10**6)])
+        db.store([ts.Message("fleet/0/state", b"on", "bus/0", 1, timestamp=10**6 * 62)])
+        db.queues.open("for/ward", max_messages=100).append([ts.Message("a/b", b"%d" % n, "c") for n in range(3)])
+        for name in (".", ".."):
+            db.queues.open(name).append([ts.Message("a/b", name.encode(), "c")])
+            db.sessions.open(name, expiry_interval=None)
+        session = db.sessions.open("the/display", expiry_interval=None)
+        session.subscribe("fleet/+/speed", qos=1)
+        session.subscribe("$share/walls/fleet/#", qos=1)
+    shutil.copytree(served, at_rest)
+    with serving(served, "--http", "127.0.0.1:0") as server:
+        yield Pair(served, at_rest, server)
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """A pair on LevelDB that nobody changes."""
+    with pair(tmp_path_factory.mktemp("read"), "leveldb") as made:
+        yield made
+
+
+@pytest.mark.parametrize("words", READING)
+def test_what_only_reads_asks_the_server(read: Pair, words: str) -> None:
+    """And prints the same, or the same error, with the same exit code."""
+    beside, alone = read.outputs(words)
+    assert alone == beside
+    assert "".join(beside[1:]) or "--limit 0" in words
+
+
+@pytest.mark.parametrize("backend", ["leveldb", "rocksdb"])
+def test_what_changes_something_lets_the_server_do_it(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command does in the server what it does in the directory; relative paths are those of the command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more.jsonl").write_text(
+        "".join(f'{{"topic":"fleet/9/{n}","payload":"{n}","retain":true,"timestamp":{10**15 + n}}}\n' for n in range(9))
+    )
+    good = f'{{"topic":"a/b","payload":"1","timestamp":{10**15 + 10}}}\n'
+    (tmp_path / "wrong.jsonl").write_text(good + '{"topic":"a/#","payload":"2"}\n')
+    (tmp_path / "ahead.jsonl").write_text(good + '\n{"topic":"a/c","payload":"2","timestamp":4102444800000000}\n')
+    with pair(tmp_path, backend) as both:
+        for words in CHANGING:
+            beside, alone = both.outputs(words)
+            assert (words, alone) == (words, beside)
+    assert _told(both.at_rest, "replay") == _told(both.served, "replay")
+
+
+def test_a_name_that_no_request_can_have_is_told(read: Pair, run: Run) -> None:
+    """A client of MQTT may have one that is longer than an address of HTTP can be."""
+    assert "length" in run("sessions", "show", read.served, "x" * 65_535, code=2).stderr
+
+
+def test_a_copy_is_made_by_the_server(tmp_path: Path, run: Run) -> None:
+    """Where the backend can do that."""
+    with pair(tmp_path, "rocksdb") as both:
+        for path, target in ((both.served, tmp_path / "one"), (both.at_rest, tmp_path / "two")):
+            assert run("checkpoint", path, target).stdout == f"{target}: a database with 61 messages\n"
+            assert "exists" in run("checkpoint", path, target, code=3).stderr
+    assert run("replay", tmp_path / "one").stdout == run("replay", tmp_path / "two").stdout
+
+
+def test_a_session_that_ends_while_it_is_listed_is_behind_by_nothing(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there when the list was asked for, and had ended when the lag was."""
+    path, lag = tmp_path / "db", RemoteSessions.lag
+    with ts.open(path, backend="leveldb") as db:
+        for client_id in ("ends", "stays"):
+            db.sessions.open(client_id, expiry_interval=None).subscribe("a/#", qos=1)
+
+    def late(self: RemoteSessions, *client_ids: str) -> dict[str, dict[str, Lag]]:
+        self.expire("ends")
+        return lag(self, *client_ids)
+
+    monkeypatch.setattr(RemoteSessions, "lag", late)
+    with serving(path, "--http", "127.0.0.1:0"):
+        assert {"ends", "stays"} <= set(run("sessions", "list", path).stdout.split())
+        monkeypatch.undo()
+        assert {"stays"} == {"ends", "stays"} & set(run("sessions", "list", path).stdout.split())
+
+
+def test_statements_are_run_by_the_server(tmp_path: Path, run: Run) -> None:
+    """On DuckDB, with all rows and types."""
+    path = tmp_path / "db"
+    with ts.open(path, mode="x", backend="duckdb", layout="table") as db:
+        db.store([ts.Message(f"a/{n % 3}", b"%d" % n, timestamp=n) for n in range(30)])
+    commands = [
+        ("sql", path, "select topic, count(*) as n, avg(qos) from messages group by 1 order by 1", *option)
+        for option in ((), ("--json",), ("--csv",))
+    ]
+    alone = [run(*words).stdout for words in commands]
+    with serving(path, "--http", "127.0.0.1:0"):
+        assert alone == [run(*words).stdout for words in commands]
+        assert "syntax" in run("sql", path, "selec", code=2).stderr
+
+
+def test_what_is_stored_meanwhile_is_followed(read: Pair, run: Run) -> None:
+    """First what is there, then what comes; what is there is enough for this."""
+    beside = run("replay", read.served, "fleet/1/#", "--follow", "--limit", 20).stdout
+    assert sorted(run("replay", read.at_rest, "fleet/1/#").stdout.splitlines()) == sorted(beside.splitlines())
+
+
+def test_what_ends_a_replay_early_is_said(tmp_path: Path, run: Run) -> None:
+    """After the messages that could be read, the error is that of a database at rest, with its exit code."""
+    served, at_rest = tmp_path / "served", tmp_path / "at-rest"
+    with ts.open(served, backend="leveldb", layout="skipstream") as db:
+        db.store([ts.Message("a/b", bytes(400), "c", timestamp=n) for n in range(12_000)])
+        engine = db.storage.shards[0].engine()
+        [(key, value)] = next(engine.scan(KEYS, reverse=True, limit=1))
+        write = WriteBatch()
+        write.put(KEYS, key, value[:-1] + bytes([value[-1] ^ 255]))
+        engine.write(write)
+    shutil.copytree(served, at_rest)
+    alone = run("replay", at_rest, code=5)
+    assert 4_096 < alone.stdout.count("\n") < 12_000
+    with serving(served, "--http", "127.0.0.1:0"):
+        beside, followed = run("replay", served, code=5), run("replay", served, "--follow", code=5)
+    assert "checksum" in alone.stderr
+    whole = alone.stdout.splitlines()
+    for one in (beside, followed):
+        assert alone.stderr == one.stderr
+        printed = one.stdout.splitlines()
+        assert 4_096 < len(printed)
+        assert printed == whole[: len(printed)]
+
+
+# --- sites ---
+
+
+def test_sites(read: Pair, run: Run) -> None:
+    """In the form that the field has, from the directory, from a URL, and at rest."""
+    shown = run("ds", "info", read.served).stdout
+    assert re.fullmatch(
+        r"THIS SITE:\n([0-9A-F]{16})\n\nSITES:\n\1    'topicstore@\S+'        up\n\n"
+        r"SHARDS:\nShard {29}Replicas\nmessages/0 {24}\1\nmessages/1 {24}\1\n",
+        shown,
+    )
+    url = f"http://{read.server.ready['http'][0]}"
+    assert shown == run("ds", "info", "--url", url).stdout
+    assert "is no site yet" in run("ds", "info", read.at_rest, code=2).stderr
+
+
+def test_replicas_are_refused_while_there_is_one_site(read: Pair, run: Run) -> None:
+    """With the server's reason; what changes nothing is ok."""
+    site = run("ds", "info", read.served).stdout.split("\n")[1]
+    at = ("--database", read.served)
+    assert run("ds", "set_replicas", "messages", site, *at).stdout == "ok\n"
+    assert run("ds", "join", "messages", site, *at).stdout == "ok\n"
+    assert "nothing is replicated yet" in run("ds", "leave", "messages", site, *at, code=2).stderr
+    assert "only a site that is gone" in run("ds", "forget", site, *at, code=2).stderr
+    assert "there is no site" in run("ds", "join", "messages", "0" * 16, *at, code=2).stderr
+    assert "there is no storage 'other/one'" in run("ds", "join", "other/one", site, *at, code=2).stderr
+    assert "no server has" in run("ds", "forget", site, "--database", read.at_rest, code=2).stderr
+
+
+def test_transitions_are_shown_while_there_are_some() -> None:
+    """And a site that is down says so: the lines of the field's own example."""
+    from topicstore.cli.commands.ds import sections
+    from topicstore.client.sites import PlacedShard, PlacedSite, Placement
+
+    one, two, three = "D8894F95DC86DFDB", "5C6028D6CE9459C7", "F4E92DEA197C8EBC"
+    shown = Placement(
+        one,
+        [PlacedSite(two, "n2@host", up=True), PlacedSite(three, "n3@host", up=False)],
+        [
+            PlacedShard("messages/0", [two, one], [f"+{three}"]),
+            PlacedShard("messages/1", [two], [f"+{three}", f"+{one}"]),
+        ],
+    )
+    assert "\n".join(sections(shown)) == (
+        "THIS SITE:\nD8894F95DC86DFDB\n\n"
+        "SITES:\n5C6028D6CE9459C7    'n2@host'        up\nF4E92DEA197C8EBC    'n3@host'    (x) down\n\n"
+        "SHARDS:\nShard                             Replicas\n"
+        "messages/0                        5C6028D6CE9459C7      D8894F95DC86DFDB\n"
+        "messages/1                        5C6028D6CE9459C7\n\n"
+        "REPLICA TRANSITIONS:\nShard                         Transitions\n"
+        "messages/0                    +F4E92DEA197C8EBC\n"
+        "messages/1                    +F4E92DEA197C8EBC  +D8894F95DC86DFDB"
+    )
+
+
+# --- servers that can't be asked ---
+
+
+def test_tokens(read: Pair, run: Run, tmp_path: Path) -> None:
+    """One that the server doesn't know, and one that may not do it: the server refuses, with exit code 4."""
+    url, file = f"http://{read.server.ready['http'][0]}", tmp_path / "token"
+    file.write_text("wrong\n")
+    asking = ("--url", url, "--token-file", file)
+    assert "refuses" in run("ds", "info", *asking, code=4).stderr
+    made = run("tokens", "add", "reader", read.served, "--scope", "read")
+    file.write_text(made.stdout)
+    assert run("ds", "info", *asking).stdout == run("ds", "info", read.served).stdout
+    assert "this needs admin" in run("ds", "forget", "0" * 16, *asking, code=4).stderr
+    assert "--token-file" in run("ds", "info", "--token-file", file, code=2).stderr
+    assert "token" in run("ds", "info", "--url", url, "--token-file", tmp_path / "none", code=2).stderr
+
+
+def test_a_server_that_went_away(tmp_path: Path, run: Run) -> None:
+    """Its database is read from the directory again; what it said of itself counts no more, whoever has it open."""
+    with pair(tmp_path, "leveldb") as both:
+        beside, url = run("replay", both.served).stdout, f"http://{both.server.ready['http'][0]}"
+        both.server.kill()
+        assert (both.served / "server.json").exists()
+        assert beside == run("replay", both.served).stdout
+        assert "down" in run("ds", "info", both.served).stdout
+        assert "doesn't answer" in run("ds", "info", "--url", url, code=4).stderr
+        with ts.open(both.served):
+            assert "is open elsewhere: process" in run("replay", both.served, code=4).stderr
+        both.server.start()
+
+
+def test_what_is_needed_is_said(read: Pair, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra `server` there is nothing to ask with."""
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    assert 'pip install "topicstore[server]"' in run("info", read.served, code=2).stderr
+
+
+def test_nobody_pays_for_a_server_that_is_not_there(read: Pair) -> None:
+    """No HTTP library is loaded, and no part of the client, for a database at rest."""
+    program = (
+        "import sys; from topicstore.cli import cli\n"
+        f"cli(['info', {str(read.at_rest)!r}], standalone_mode=False)\n"
+        "loaded = [name for name in sys.modules if name.split('.')[0] in ('httpx', 'litestar', 'uvicorn')]\n"
+        "loaded += [name for name in sys.modules if name.startswith(('topicstore.client', 'topicstore.server'))]\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_a_server_without_http_says_so(tmp_path: Path, run: Run) -> None:
+    """It is there, though it can't be asked: nobody is told that its site is down, but how it could be asked."""
+    path = tmp_path / "db"
+    with ts.open(path, backend="leveldb"):
+        pass
+    with serving(path) as server:
+        for words in (("info", path), ("ds", "info", path), ("ds", "forget", "0" * 16, "--database", path)):
+            said = run(*words, code=4).stderr
+            assert f"{path} is open in a server, process {server.pid}, that serves no HTTP" in said
+            assert "start it with --http 127.0.0.1:18083" in said
+        server.stop()
+        assert not (path / "server.json").exists()
+        assert "no server has" in run("ds", "forget", "0" * 16, "--database", path, code=2).stderr
+        server.start()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:18083", "http://", "http://[::1", "ftp://a:1", "http://a:port"])
+def test_what_is_no_url_of_a_server_is_refused(url: str, run: Run) -> None:
+    """With one that is."""
+    assert "is no URL of a server, such as http://127.0.0.1:18083" in run("ds", "info", "--url", url, code=2).stderr
+
+
+def test_what_is_no_topicstore_is_told(read: Pair, run: Run) -> None:
+    """Another path of a server, and another program: neither is taken for a server that refuses."""
+    url = f"http://{read.server.ready['http'][0]}/api/v5"
+    said = run("ds", "info", "--url", url, code=2).stderr
+    assert said == "error: there is no GET /api/v5/api/v5/ds/sites; /schema shows what there is\n"
+    for status in (200, 404):
+
+        class Other(BaseHTTPRequestHandler):
+            def do_GET(self, status: int = status) -> None:
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(b"<p>hello")
+
+            def log_message(self, *_: object) -> None:
+                """Print nothing."""
+
+        with HTTPServer(("127.0.0.1", 0), Other) as other, ThreadPoolExecutor() as threads:
+            answered = threads.submit(other.handle_request)
+            url = f"http://127.0.0.1:{other.server_port}"
+            assert f"what answers at {url} is no server of topic" in run("ds", "info", "--url", url, code=2).stderr
+            answered.result()
+
+
+def test_replicas_of_no_database_are_not_changed(tmp_path: Path, run: Run) -> None:
+    """Nor is a server that isn't there asked for."""
+    said = run("ds", "forget", "0" * 16, "--database", tmp_path / "none", code=3).stderr
+    assert "there is no database at" in said

@@ -1,0 +1,77 @@
+"""Completion in the shell: commands, options, and the names of backends and layouts that are installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from click.shell_completion import BashComplete
+from topicstore.cli import cli
+from topicstore.plugins import registry
+
+BACKENDS, LAYOUTS = sorted(registry().backends()), sorted(registry().layouts())
+
+
+def completed(words: list[str], incomplete: str) -> list[str]:
+    found = BashComplete(cli, {}, "topicstore", "_TOPICSTORE_COMPLETE").get_completions(words, incomplete)
+    return [item.value for item in found]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["create", "data"],
+        ["import", "data"],
+        ["recommend", "sample.jsonl"],
+        ["conformance"],
+        ["bench", "run", "results"],
+    ],
+    ids=" ".join,
+)
+def test_backends(words: list[str]) -> None:
+    """Wherever one is named, all that plugins bring, ours and others'."""
+    assert BACKENDS == completed([*words, "--backend"], "")
+    assert [name for name in BACKENDS if name.startswith("r")] == completed([*words, "--backend"], "r")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["create", "data"],
+        ["import", "data"],
+        ["generations", "add", "data"],
+        ["conformance"],
+        ["bench", "run", "results"],
+    ],
+    ids=" ".join,
+)
+def test_layouts(words: list[str]) -> None:
+    """Wherever one is named."""
+    assert LAYOUTS == completed([*words, "--layout"], "")
+    assert ["block"] == completed([*words, "--layout"], "bl")
+    assert [] == completed([*words, "--layout"], "nothing")
+
+
+def test_commands_and_options() -> None:
+    """Those that the help lists."""
+    assert ["retained", "retention"] == completed([], "ret")
+    assert ["--backend"] == completed(["create", "data"], "--b")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_ask_the_program(shell: str) -> None:
+    """As what `_TOPICSTORE_COMPLETE=bash_source topicstore` prints has them do; summaries come with the names."""
+    words = "topicstore create data --layout skip"
+    asked = {"_TOPICSTORE_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": "4"}
+    if shell == "fish":
+        asked["COMP_CWORD"] = "skip"
+    done = subprocess.run(
+        [sys.executable, "-m", "topicstore.cli"], env={**os.environ, **asked}, capture_output=True, text=True
+    )
+    assert "skipstream" in done.stdout
+    assert "block" not in done.stdout.split()
+    assert "" == done.stderr
+    if shell != "bash":
+        assert registry().layouts()["skipstream"].summary in done.stdout

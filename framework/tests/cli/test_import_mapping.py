@@ -1,0 +1,381 @@
+"""Imports of files as devices write them: names of the time, payloads that are objects, columns that are mapped."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import topicstore as ts
+from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
+from topicstore.cli.files.progress import Progress
+from topicstore.cli.files.source_detection import open_source
+from topicstore.files.time_units import AUTO, UNITS, to_microseconds
+from topicstore.pubsub.publishing import store_retaining
+
+Run = Callable[..., Result]
+Write = Callable[[list[dict[str, Any]]], Path]
+
+TIME = 1_700_000_000_123_456
+NESTED = '{"t":21.50,"on":true,"names":["é"],"far":123456789012345678901234567890}'
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "target"
+
+
+@pytest.fixture(params=["jsonl", "csv", "parquet"])
+def write(request: pytest.FixtureRequest, tmp_path: Path) -> Write:
+    """Return what writes rows to a file of each format."""
+
+    def write(rows: list[dict[str, Any]]) -> Path:
+        file = tmp_path / f"rows.{request.param}"
+        if request.param == "jsonl":
+            file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        elif request.param == "csv":
+            text = io.StringIO(newline="")
+            writer = csv.DictWriter(text, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(
+                {k: json.dumps(v) if isinstance(v, (dict, bool)) else v for k, v in r.items()} for r in rows
+            )
+            file.write_text(text.getvalue())
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), file)
+        return file
+
+    return write
+
+
+def stored(path: Path) -> list[ts.Message]:
+    with ts.open(path, mode="r") as db:
+        return list(db.replay("#", order="time"))
+
+
+# --- times ---
+
+
+@pytest.mark.parametrize("name", ["ts", "time"])
+@pytest.mark.parametrize(
+    "time", [1_700_000_000, 1_700_000_000_123, TIME, TIME * 1_000 + 789, 1_700_000_000.123456, "2023-11-14T22:13:20Z"]
+)
+def test_the_time_has_other_names_and_its_size_tells_the_unit(
+    run: Run, write: Write, target: Path, name: str, time: float | str
+) -> None:
+    run("import", target, write([{"topic": "a", "payload": "x", name: time}]))
+    digits = {1_700_000_000: 0, "2023-11-14T22:13:20Z": 0, 1_700_000_000_123: 123_000}.get(time, 123_456)
+    assert stored(target)[0].timestamp == 1_700_000_000_000_000 + digits
+
+
+@given(st.integers(10**15, 5 * 10**15 - 1), st.sampled_from(sorted(UNITS)))
+def test_a_time_is_found_in_whatever_unit_it_is_written(time: int, unit: str) -> None:
+    """As a number, with a fraction where it needs one, and as text."""
+    each = UNITS[unit]
+    whole, rest = divmod(time * each, 10**6)
+    for how in (AUTO, unit):
+        assert to_microseconds(whole, how) == whole * 10**6 // each
+        text = f"{whole}.{rest:06}"
+        assert to_microseconds(text, how) == time
+        if unit == "s":
+            assert to_microseconds(float(text), how) == time
+
+
+@pytest.mark.parametrize("time", [5, 20_240_131, 10**10, 1.5, True, [1], {}])
+def test_a_number_that_tells_no_unit_is_refused(run: Run, tmp_path: Path, target: Path, time: object) -> None:
+    """With the line; nothing of another meaning is stored."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"topic": "a", "payload": "x", "ts": time}))
+    assert "row 1: " in run("import", target, file, code=2).stderr
+    assert not target.exists()
+
+
+def test_the_unit_may_be_said(run: Run, write: Write, target: Path) -> None:
+    """Then of every name, and without limits of years, but for the check of times that are hardly meant."""
+    file = write(
+        [
+            {"topic": "a", "payload": "x", "timestamp": 1_700_000_000},
+            {"topic": "a", "payload": "y", "timestamp": 1_700_000_001},
+        ]
+    )
+    assert "seconds" in run("import", target, file, code=2).stderr
+    run("import", target, file, "--time-unit", "s")
+    assert [message.timestamp for message in stored(target)] == [1_700_000_000_000_000, 1_700_000_001_000_000]
+
+
+def test_two_names_of_the_time_are_one_too_many(run: Run, write: Write, target: Path) -> None:
+    file = write([{"topic": "a", "payload": "x", "ts": 1_700_000_000, "time": 1_700_000_000}])
+    assert "ts and time" in run("import", target, file, code=2).stderr
+    run("import", target, file, "--map", "timestamp=ts", "--ignore", "time")
+    assert stored(target)[0].timestamp == 1_700_000_000_000_000
+
+
+def test_times_of_arrow_are_what_they_are(run: Run, tmp_path: Path, target: Path) -> None:
+    """Under another name too; those between two microseconds are refused, with their row, unless told to round."""
+    times = pa.array([1_000, TIME * 1_000 + 1], pa.timestamp("ns"))
+    pq.write_table(pa.table({"topic": ["a", "a"], "payload": ["x", "y"], "when": times}), tmp_path / "x.parquet")
+    how = ("import", target, tmp_path / "x.parquet", "--map", "timestamp=when")
+    assert "row 2: " in run(*how, code=2).stderr
+    assert [message.timestamp for message in stored(target)] == [1]
+    run(*how, "--time-unit", "ns", "--again")
+    assert [message.timestamp for message in stored(target)][-1] == TIME
+
+
+# --- payloads ---
+
+
+def test_a_payload_that_is_an_object_is_stored_as_its_json(run: Run, tmp_path: Path, target: Path) -> None:
+    """Compact, in UTF-8, with numbers as they were written; among texts, which stay texts."""
+    spaced = NESTED.replace(":", " : ").replace(",", " , ")
+    payloads = [spaced, '"text"', "21.50", "true", "[ 1, 2 ]", '""', '"{ }"']
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"topic":"a","payload":{payload}}}\n' for payload in payloads))
+    run("import", target, tmp_path / "x.jsonl")
+    expected = [NESTED, "text", "21.50", "true", "[1,2]", "", "{ }"]
+    assert [message.payload.decode() for message in stored(target)] == expected
+
+
+def test_a_struct_of_arrow_is_stored_as_its_json(run: Run, tmp_path: Path, target: Path) -> None:
+    payload = pa.array([{"t": 21.5, "names": ["é"]}, None, {"t": None, "names": []}])
+    pq.write_table(pa.table({"topic": ["a", "a", "a"], "payload": payload}), tmp_path / "x.parquet")
+    assert "row 2: it has neither payload" in run("import", target, tmp_path / "x.parquet", code=2).stderr
+    assert [message.payload.decode() for message in stored(target)] == ['{"t":21.5,"names":["é"]}']
+
+
+@pytest.mark.parametrize("payload", ["null", None])
+def test_no_payload_is_an_error(run: Run, tmp_path: Path, target: Path, payload: str | None) -> None:
+    (tmp_path / "x.jsonl").write_text('{"topic":"a"' + (f',"payload":{payload}' if payload else "") + "}")
+    assert "row 1: it has neither payload" in run("import", target, tmp_path / "x.jsonl", code=2).stderr
+
+
+def test_json_that_is_no_text_is_an_error(run: Run, tmp_path: Path, target: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'{"topic":"a","payload":{"a":"\xff"}}')
+    assert "row 1: " in run("import", target, tmp_path / "x.jsonl", code=2).stderr
+
+
+# --- mappings ---
+
+ROWS = [
+    {"site": "north", "id": 7, "data": "41.5", "when": 1_700_000_000, "quality": 3},
+    {"site": "south", "id": 12, "data": "", "when": 1_700_000_001, "quality": 4},
+]
+MAP = ("--map", "payload=data", "--map", "topic=plant/{site}/dev-{id}", "--map", "timestamp=when")
+MORE = ("--map", "client_id={topic[-1]}", "--set", "qos=1", "--ignore", "quality")
+
+
+def test_columns_are_mapped(run: Run, write: Write, target: Path) -> None:
+    """A name, a template of columns, a level of the topic, the same for all; alike in every format."""
+    run("import", target, write(ROWS), *MAP, *MORE)
+    assert stored(target) == [
+        ts.Message("plant/north/dev-7", b"41.5", "dev-7", 1, timestamp=1_700_000_000_000_000),
+        ts.Message("plant/south/dev-12", b"", "dev-12", 1, timestamp=1_700_000_001_000_000),
+    ]
+
+
+def test_a_topic_gives_the_client_id_and_is_put_together_again(run: Run, write: Write, target: Path) -> None:
+    file = write([{"topic": "fleet/eu/bus-7/speed", "payload": "1"}])
+    run("import", target, file, "--map", "client_id={topic[2]}")
+    run(
+        "import",
+        target,
+        file,
+        "--map",
+        "topic=x{{}}/{topic[2]}/{topic[-1]}",
+        "--map",
+        "payload=topic",
+        "--ignore",
+        "payload",
+        "--again",
+    )
+    first, second = stored(target)
+    assert (first.topic, first.client_id) == ("fleet/eu/bus-7/speed", "bus-7")
+    assert (second.topic, second.payload) == ("x{}/bus-7/speed", b"fleet/eu/bus-7/speed")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (("--map", "topic=a/{site}"), "data, id, quality, when"),
+        (("--map", "payload=dta", "--map", "topic=site", "--ignore", "id"), "data, quality, when"),
+    ],
+)
+def test_a_column_that_nothing_takes_is_refused(run: Run, write: Write, target: Path, how: Any, told: str) -> None:
+    """By name. Nothing was stored, and no database is left."""
+    assert f"no column {told};" in run("import", target, write(ROWS), *how, code=2).stderr
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("source", ["dta", "<{dta}>"])
+def test_a_misspelt_column_is_told_beside_the_one_that_it_leaves_over(
+    run: Run, write: Write, target: Path, source: str
+) -> None:
+    rows = [{"topic": "a", "data": "1"}]
+    told = run("import", target, write(rows), "--map", f"payload={source}", code=2).stderr
+    assert "no column data;" in " ".join(told.split())
+    assert "--map names dta, which is not there" in " ".join(told.split())
+
+
+def test_a_column_that_is_mapped_and_not_there_is_refused(run: Run, write: Write, target: Path) -> None:
+    told = run("import", target, write(ROWS), *MAP, *MORE, "--map", "retain=kept", code=2).stderr
+    assert "kept" in told
+
+
+@pytest.mark.parametrize("level", [4, -5])
+def test_a_level_that_a_topic_has_not_is_told_with_the_row(run: Run, write: Write, target: Path, level: int) -> None:
+    rows = [{"topic": "a/b/c/d/e", "payload": "1"}, {"topic": "a/b", "payload": "2"}]
+    told = run("import", target, write(rows), "--map", f"client_id={{topic[{level}]}}", code=2).stderr
+    assert f"row 2: its topic 'a/b' has no level {level}" in told
+    assert len(stored(target)) == 1
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--map", "topic"),
+        ("--map", "topic="),
+        ("--map", "topc=x"),
+        ("--map", "topic={"),
+        ("--map", "topic={}"),
+        ("--map", "topic={a!r}"),
+        ("--map", "topic={a:9}"),
+        ("--map", "qos={a}"),
+        ("--map", "topic=a", "--map", "topic=b"),
+        ("--map", "topic=a", "--set", "topic=b"),
+        ("--set", "topic=a/#"),
+        ("--set", "qos=many"),
+        ("--set", "payload=x"),
+        ("--time-unit", "h"),
+    ],
+)
+def test_a_mapping_that_is_none_is_refused(run: Run, tmp_path: Path, target: Path, how: Any) -> None:
+    (tmp_path / "x.jsonl").write_text('{"topic":"a","payload":"x"}')
+    run("import", target, tmp_path / "x.jsonl", *how, code=2)
+    assert not target.exists()
+
+
+def test_unknown_names_are_told_with_their_line(run: Run, tmp_path: Path, target: Path) -> None:
+    """Of JSON lines, and of properties in them."""
+    good = '{"topic":"a","payload":"x"}\n'
+    for bad in ('{"topic":"a","payload":"x","clientid":"c"}', '{"topic":"a","payload":"x","properties":{"contnt":1}}'):
+        (tmp_path / "x.jsonl").write_text(good + good + bad)
+        told = run("import", target, tmp_path / "x.jsonl", "--again", code=2).stderr
+        assert "row 3: " in told
+        assert "clientid" in told or "contnt" in told
+
+
+# --- going on ---
+
+
+def test_what_was_begun_with_a_mapping_goes_on_with_it(run: Run, write: Write, target: Path) -> None:
+    """And with no other: its rows would be two kinds of messages. Passing over more columns is no other mapping."""
+    file = write([*ROWS, {**ROWS[0], "data": "3"}])
+    run("import", target, file, *MAP, *MORE, "--limit", 1, "--late", "lift")
+    for other in ((*MAP, *MORE[:-4]), (*MAP, *MORE, "--time-unit", "ms"), (*MAP, *MORE, "--retain")):
+        assert "--map payload=data" in run("import", target, file, *other, "--ignore", "quality", code=2).stderr
+    run("import", target, file, *MORE, *MAP, "--ignore", "nothing")
+    assert [message.payload for message in stored(target)] == [b"41.5", b"", b"3"]
+    assert "already imported" in run("import", target, file, *MAP, *MORE).stdout
+    run("import", target, file, *MAP, *MORE[:-4], "--ignore", "quality", "--again")
+    assert [message.qos for message in stored(target)] == [1, 1, 1, 0, 0, 0]
+
+
+def test_a_corrected_file_goes_on_with_its_mapping(run: Run, tmp_path: Path, target: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"t":"a","p":1}\n{"t":"b","q":1}\n')
+    run("import", target, tmp_path / "x.jsonl", "--map", "topic=t", "--map", "payload=p", code=2)
+    (tmp_path / "x.jsonl").write_text('{"t":"a","p":1}\n{"t":"b","p":1}\n')
+    run("import", target, tmp_path / "x.jsonl", "--map", "topic=x{t}", "--map", "payload=p", code=2)
+    run("import", target, tmp_path / "x.jsonl", "--map", "topic=t", "--map", "payload=p")
+    assert [message.topic for message in stored(target)] == ["a", "b"]
+
+
+# --- retained messages ---
+
+RETAINED = [
+    {"topic": f"t/{n % 5}", "payload": f"{n}", "client_id": f"c{n % 7}", "retain": n % 3 == 0} for n in range(60)
+]
+
+
+def last_retained() -> dict[str, bytes]:
+    return {str(row["topic"]): str(row["payload"]).encode() for row in RETAINED if row["retain"]}
+
+
+def retained(path: Path) -> dict[str, bytes]:
+    with ts.open(path, mode="r") as db:
+        return {message.topic: message.payload for message in db.retained("#")}
+
+
+def test_retained_messages_are_kept_if_it_is_asked_for(run: Run, write: Write, target: Path, tmp_path: Path) -> None:
+    """Else it is told how many are not."""
+    file = write(RETAINED)
+    told = run("import", tmp_path / "other", file).stdout
+    assert "20 messages with the retain flag did not become retained messages; --retain does that" in told
+    assert retained(tmp_path / "other") == {}
+    assert "--retain" not in run("import", target, file, "--retain", "--shards", 3, "--batch-size", 7).stdout
+    assert retained(target) == last_retained()
+    assert len(stored(target)) == len(stored(tmp_path / "other")) == 60
+
+
+@pytest.mark.parametrize("committed", [0, 1, 2])
+def test_a_crash_between_shards_loses_no_retained_message(run: Run, write: Write, target: Path, committed: int) -> None:
+    """Nor brings an older one back: each shard gets what it lacks, as that of a topic and as that of a client id."""
+    file = write(RETAINED)
+    with ts.open(target, shards=3, timestamps="message") as db, open_source(file) as source:
+        progress = Progress(db, source, retain=True)
+        for number, rows in enumerate(source.read(0, 20)):
+            state, batch = progress.state(rows), rows.batch()
+            clients = [db.shard_of(client) for client in rows.client_ids()]
+            topics = [db.shard_of(topic) for topic in rows.topics()]
+            whole = number == 0
+            store_retaining(
+                db.storage,
+                batch,
+                state if whole else {committed: state[committed]},
+                stored=[whole or shard == committed for shard in clients],
+                retained=[whole or shard == committed for shard in topics],
+            )
+            if not whole:
+                break
+            progress.stored(rows)
+    run("import", target, file, "--retain", "--batch-size", 9)
+    assert retained(target) == last_retained()
+    found = stored(target)
+    assert len(found) == 60
+    assert {message.payload for message in found} == {str(row["payload"]).encode() for row in RETAINED}
+
+
+KILLED = """
+from topicstore.cli import cli
+counts(RocksdbEngine, "write")
+cli(["import", *map(str, arguments)])
+"""
+
+
+@pytest.mark.slow
+def test_killed_with_a_mapping_it_ends_like_one_that_was_not(
+    tmp_path: Path, write: Write, run: Run, target: Path, run_until: Callable[..., object]
+) -> None:
+    """Messages and retained messages are the same, around whichever write it strikes, and however often."""
+    rows = [
+        {"site": f"s{n % 7}", "id": n % 11, "data": f"{n}", "ts": 1_700_000_000 + n, "retain": n % 3 == 0}
+        for n in range(600)
+    ]
+    mapping = ("--map", "topic={site}/{id}", "--map", "payload=data", "--map", "client_id={topic[-1]}", "--retain")
+    how = (write(rows), *mapping, "--batch-size", 20, "--shards", 3)
+    run("import", tmp_path / "clean", *how)
+    for number, moment in ((12, "before"), (8, "within"), (17, "after"), (11, "within")):
+        run_until((number, moment), KILLED, target, *how)
+    run("import", target, *how)
+    assert retained(target) == retained(tmp_path / "clean")
+    found: dict[str, list[ts.Message]] = {}
+    for message in stored(tmp_path / "clean"):
+        found.setdefault(message.client_id, []).append(message)
+    for message in stored(target):
+        assert message == found[message.client_id].pop(0)
+    assert not any(found.values())

@@ -1,0 +1,141 @@
+"""Commands that only read need no lock: they work beside the program that writes, and change nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from click.testing import CliRunner, Result
+from topicstore.cli import cli
+
+Run = Callable[..., Result]
+READING = (
+    ("info",),
+    ("replay",),
+    ("replay", "fleet/#", "--order", "any"),
+    ("latest",),
+    ("topics",),
+    ("clients", "fleet/#"),
+    ("streams",),
+    ("learned-topics",),
+    ("explain", "#"),
+    ("verify",),
+    ("retained",),
+    ("sessions", "list"),
+    ("sessions", "show", "display"),
+    ("sessions", "groups"),
+    ("queue", "list"),
+    ("queue", "read", "forward"),
+    ("retention", "show"),
+    ("generations", "list"),
+)
+
+
+def command(path: Path, words: tuple[str, ...]) -> list[str]:
+    """Return the arguments of a command whose database stands behind its own name, and that of what it does."""
+    behind = 2 if words[0] in {"sessions", "queue", "retention", "generations"} else 1
+    return [*words[:behind], str(path), *words[behind:]]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[ts.Database]:
+    """A database that is open to be written, with something of everything."""
+    with ts.open(tmp_path / "db", mode="x", shards=2) as db:
+        db.store([ts.Message(f"fleet/{n % 3}/speed", b"%d" % n, f"bus-{n % 5}") for n in range(60)])
+        db.publish([ts.Message("fleet/0/state", b"on", "bus-0", retain=True)])
+        db.queues.open("forward", max_messages=100).append([ts.Message("a/b", b"1", "c"), ts.Message("a/b", b"2", "c")])
+        session = db.sessions.open("display", expiry_interval=None)
+        session.subscribe("fleet/+/speed", qos=1)
+        session.subscribe("$share/walls/fleet/#", qos=1)
+        yield db
+
+
+@pytest.mark.parametrize("words", READING, ids=" ".join)
+def test_what_only_reads_works_beside_a_writer(written: ts.Database, run: Run, words: tuple[str, ...]) -> None:
+    """And prints what it prints when the writer has gone, but for sizes and times."""
+    beside = run(*command(written.path, words)).stdout
+    assert beside
+    if words[0] in {"replay", "retained", "latest", "topics", "clients", "streams", "learned-topics"}:
+        written.close()
+        assert beside == run(*command(written.path, words)).stdout
+
+
+def test_it_sees_what_is_committed(written: ts.Database, run: Run) -> None:
+    """Also what was stored just now."""
+    written.store([ts.Message("fleet/9/speed", b"now", "bus-9")])
+    assert "now" in run("replay", written.path, "fleet/9/#", "--format", "csv").stdout
+    assert "2" in run("queue", "read", written.path, "forward").stdout
+    assert 2 == len(written.queues.open("forward"))
+
+
+@pytest.mark.parametrize(
+    "words", [("sessions", "kick", "display"), ("sessions", "expire", "display", "--yes"), ("compact",)], ids=" ".join
+)
+def test_what_changes_something_says_who_has_it_open(written: ts.Database, run: Run, words: tuple[str, ...]) -> None:
+    """With exit code 4."""
+    assert "open" in run(*command(written.path, words), code=4).stderr
+
+
+@pytest.mark.parametrize("backend", ["leveldb", "duckdb"])
+def test_a_backend_that_cannot_be_read_beside_its_writer_says_what_can_be_done(
+    tmp_path: Path, run: Run, backend: str
+) -> None:
+    """It names the backend, and the way."""
+    with ts.open(tmp_path / "db", mode="x", backend=backend, layout="table" if backend == "duckdb" else "block"):
+        said = run("info", tmp_path / "db", code=4).stderr
+    assert backend in said.lower()
+    assert "checkpoint" in said or "close" in said
+
+
+def test_following_prints_what_comes(written: ts.Database) -> None:
+    """First what is stored, then what is stored meanwhile, each once and in order."""
+    found: list[Result] = []
+
+    def follow() -> None:
+        arguments = ["replay", str(written.path), "#", "--follow", "--limit", "65", "--format", "jsonl"]
+        found.append(CliRunner().invoke(cli, arguments))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    for n in range(5):
+        written.store([ts.Message("fleet/1/late", b"%d" % n, "bus-1")])
+    thread.join()
+    lines = [json.loads(line) for line in found[0].stdout.splitlines()]
+    assert [str(n) for n in range(5)] == [line["payload"] for line in lines if line["topic"] == "fleet/1/late"]
+    assert 60 == sum(line["topic"].endswith("/speed") for line in lines)
+
+
+def test_what_nobody_can_store_in_is_not_followed(tmp_path: Path, run: Run) -> None:
+    """LevelDB has one process at a time."""
+    ts.open(tmp_path / "db", mode="x", backend="leveldb").close()
+    assert "leveldb" in run("replay", tmp_path / "db", "--follow", code=2).stderr
+
+
+def test_sessions_of_a_reader_can_be_looked_at_only(written: ts.Database) -> None:
+    """What would change them says that the database is read."""
+    before = written.sessions["display"]
+    with ts.open(written.path, mode="r") as view:
+        assert before == view.sessions["display"]
+        assert [one.name for one in written.sessions.groups] == [one.name for one in view.sessions.groups]
+        calls: list[Callable[[], Any]] = [
+            lambda: view.sessions.open("another"),
+            lambda: view.sessions.kick("display"),
+            lambda: view.sessions.expire("display"),
+            view.sessions.tick,
+            view.sessions.deliver,
+            view.sessions.checkpoint,
+        ]
+        for call in calls:
+            with pytest.raises(ts.ReadOnlyDatabaseError):
+                call()
+        written.sessions.expire("display")
+        assert ["display"] == [one.client_id for one in view.sessions]
+        view.refresh()
+        assert [] == list(view.sessions)
+    with pytest.raises(ts.DatabaseClosedError):
+        list(view.sessions)

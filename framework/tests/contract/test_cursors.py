@@ -1,0 +1,219 @@
+"""Cursors as bytes: back unchanged, and nothing else taken for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.contract.cursors import Cursor
+from topicstore.contract.errors import InvalidCursorError
+
+ONE = Cursor(b"database", 3, 2, 2**64 - 1, "fleet/+/bus/#", b"\x00place\xff")
+FIELDS: list[Any] = [b"database", 3, 2, 2**64 - 1, "fleet/+/bus/#", b"\x00place\xff"]
+
+numbers = st.integers(0, 2**64 - 1)
+levels = st.text(st.characters(codec="utf-8", exclude_characters="\0+#/"), max_size=8)
+filters = st.lists(st.just("+") | levels, min_size=1, max_size=6).map("/".join).filter(bool)
+
+
+def framed(body: bytes) -> bytes:
+    """Give a body the version and checksum of a good cursor."""
+    return b"\x01" + xxhash.xxh64_intdigest(body).to_bytes(8, "little") + body
+
+
+def packed(*fields: Any) -> bytes:
+    return framed(msgspec.msgpack.encode(fields))
+
+
+@given(st.binary(max_size=40), numbers, numbers, numbers, filters, st.binary(max_size=200))
+def test_an_cursor_comes_back_from_its_bytes(
+    database: bytes, shard: int, generation: int, stream: int, topic_filter: str, place: bytes
+) -> None:
+    """Every field is the same after the round trip."""
+    one = Cursor(database, shard, generation, stream, topic_filter, place)
+    assert one == Cursor.from_bytes(one.to_bytes())
+
+
+def test_the_stored_form_is_frozen() -> None:
+    """Version 1 is what its grammar says, byte for byte."""
+    expected = bytes.fromhex("0139d9ea36087716e696c404646174610302cc80a3612f2bc40200ff")
+    one = Cursor(b"data", 3, 2, 128, "a/+", b"\x00\xff")
+    assert expected == one.to_bytes()
+    assert one == Cursor.from_bytes(expected)
+
+
+def test_the_checksum_is_little_endian() -> None:
+    """The test's own framing, which spells out the byte order, makes the same bytes."""
+    assert packed(*FIELDS) == ONE.to_bytes()
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_kind_of_bytes_will_do(kind: type) -> None:
+    """Bytes, bytearray and memoryview are read alike, and nothing of them is kept."""
+    one = Cursor.from_bytes(kind(ONE.to_bytes()))
+    assert one == ONE
+    assert (bytes, bytes) == (type(one.database), type(one.place))
+
+
+def test_an_cursor_cannot_be_changed() -> None:
+    """Whoever holds one holds a fixed place; equal ones are one key."""
+    with pytest.raises(AttributeError):
+        ONE.shard = 4  # type: ignore[misc]
+    assert {Cursor(*FIELDS): 1} == {ONE: 1}
+
+
+def test_every_damaged_bit_is_noticed() -> None:
+    """No single bit can flip unnoticed, in the version, the checksum or the body."""
+    good = ONE.to_bytes()
+    for place in range(len(good)):
+        for bit in range(8):
+            bad = bytearray(good)
+            bad[place] ^= 1 << bit
+            with pytest.raises(InvalidCursorError):
+                Cursor.from_bytes(bad)
+
+
+def test_every_damaged_byte_is_noticed() -> None:
+    """No single byte can take any other value unnoticed."""
+    good = ONE.to_bytes()
+    for place in range(len(good)):
+        for change in range(1, 256):
+            bad = good[:place] + bytes([good[place] ^ change]) + good[place + 1 :]
+            with pytest.raises(InvalidCursorError):
+                Cursor.from_bytes(bad)
+
+
+def test_every_truncation_and_extension_is_noticed() -> None:
+    """Neither a part of a cursor nor one with something behind it is one."""
+    good = ONE.to_bytes()
+    for size in range(len(good)):
+        with pytest.raises(InvalidCursorError):
+            Cursor.from_bytes(good[:size])
+        with pytest.raises(InvalidCursorError):
+            Cursor.from_bytes(good + good[: size + 1])
+    for body in (good[9:] + b"\xc0", good[9:] + good[9:]):
+        with pytest.raises(InvalidCursorError):
+            Cursor.from_bytes(framed(body))
+
+
+@pytest.mark.parametrize("size", range(1, 6))
+def test_truncation_is_noticed_even_with_a_good_checksum(size: int) -> None:
+    """A body of too few fields, or cut anywhere, is refused by its grammar too."""
+    body = ONE.to_bytes()[9:]
+    with pytest.raises(InvalidCursorError):
+        Cursor.from_bytes(packed(*FIELDS[:size]))
+    for cut in range(len(body)):
+        with pytest.raises(InvalidCursorError):
+            Cursor.from_bytes(framed(body[:cut]))
+
+
+@pytest.mark.parametrize(
+    "thing", [None, "", "text", 1, 1.5, [1], (b"",), {}, ONE, object()], ids=lambda t: type(t).__name__
+)
+def test_only_bytes_are_read(thing: Any) -> None:
+    """Anything but bytes is refused by the documented error."""
+    with pytest.raises(InvalidCursorError, match="is bytes"):
+        Cursor.from_bytes(thing)
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_other_versions_are_refused(version: int) -> None:
+    """The error says that the version may be newer."""
+    with pytest.raises(InvalidCursorError, match="newer version"):
+        Cursor.from_bytes(bytes([version]) + ONE.to_bytes()[1:])
+
+
+@pytest.mark.parametrize("field", range(6))
+@pytest.mark.parametrize("value", [None, True, 1.0, -1, -(2**63), "text+", b"\xff", [], [1], {}, {"a": 1}], ids=repr)
+def test_fields_of_the_wrong_type_are_refused(field: int, value: Any) -> None:
+    """A good checksum does not make a bad field good; a negative number names no shard."""
+    if field in (0, 5) and isinstance(value, bytes):
+        return
+    with pytest.raises(InvalidCursorError):
+        Cursor.from_bytes(packed(*FIELDS[:field], value, *FIELDS[field + 1 :]))
+
+
+@pytest.mark.parametrize("text", ["", "a#", "a/#/b", "a+", "\0", "a" * 65_536])
+def test_bad_filters_are_refused(text: str) -> None:
+    """The filter within obeys the rules for filters."""
+    with pytest.raises(InvalidCursorError):
+        Cursor.from_bytes(packed(*FIELDS[:4], text, FIELDS[5]))
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80"], ids=bytes.hex)
+def test_a_filter_that_is_not_utf8_is_refused(text: bytes) -> None:
+    """Broken, surrogate, overlong and too high encodings alike."""
+    body = b"\x96\xc4\x00\x03\x02\x01" + bytes([0xA0 + len(text)]) + text + b"\xc4\x00"
+    with pytest.raises(InvalidCursorError):
+        Cursor.from_bytes(framed(body))
+
+
+EMPTY = b"\x96\xc4\x00\x00\x00\x00\xa1a"
+"""All fields but the last."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdc\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\x96\xc6\xff\xff\xff\xff",
+        b"\x96\xdb\xff\xff\xff\xff",
+        b"\x96\xdd\xff\xff\xff\xff",
+        EMPTY + b"\xc6\xff\xff\xff\xff",
+        EMPTY + b"\xc6\x7f\xff\xff\xff" + b"\0" * 100,
+        EMPTY + b"\xdd\xff\xff\xff\xff",
+        EMPTY + b"\xdf\xff\xff\xff\xff",
+        EMPTY + b"\xc9\xff\xff\xff\xff\x01",
+        EMPTY + b"\xd6\xff\x00\x00\x00\x00",
+        b"\x91" * 200_000,
+        b"\x96" * 200_000,
+        b"\x81\xa1a" * 200_000,
+        b"\xdd\xff\xff\xff\xff" * 50_000,
+        EMPTY + b"\x91" * 200_000,
+        EMPTY + b"\x91" * 200_000 + b"\x90",
+        EMPTY + b"\x81\xa0" * 200_000,
+        b"\x97" + EMPTY[1:] + b"\xc4\x00" + b"\x91" * 200_000,
+    ],
+    ids=lambda body: f"{body[:12].hex()}-{len(body)}",
+)
+def test_hostile_bodies_are_refused(body: bytes) -> None:
+    """Huge lengths and deep nesting cost neither memory nor the stack."""
+    with pytest.raises(InvalidCursorError):
+        Cursor.from_bytes(framed(body))
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    """Random bytes, also behind a good version and checksum, are never taken for a cursor, nor crash."""
+    for bad in (data, b"\x01" + data):
+        with pytest.raises(InvalidCursorError):
+            Cursor.from_bytes(bad)
+    try:
+        one = Cursor.from_bytes(framed(data))
+    except InvalidCursorError:
+        return
+    assert one == Cursor.from_bytes(one.to_bytes())
+
+
+@settings(max_examples=500)
+@given(st.integers(0, len(ONE.to_bytes()) - 10), st.binary(min_size=1, max_size=4))
+def test_garbled_bodies_with_a_good_checksum_are_read_or_refused(place: int, change: bytes) -> None:
+    """Whoever forges a checksum gets a cursor or the documented error, nothing else."""
+    body = ONE.to_bytes()[9:]
+    try:
+        one = Cursor.from_bytes(framed(body[:place] + change + body[place + len(change) :]))
+    except InvalidCursorError:
+        return
+    assert one == Cursor.from_bytes(one.to_bytes())

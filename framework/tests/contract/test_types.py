@@ -1,0 +1,60 @@
+"""What mypy knows of keys and columns, so that a wrong one is found before it runs."""
+
+from pathlib import Path
+
+import pytest
+import topicstore
+from mypy import api
+
+PROGRAM = """
+import numpy as np
+from topicstore import MessageBatch
+from topicstore.contract.columns import Column, Constant, take, to_list
+from topicstore.contract.engine import DATA, META, STATE, K, Keyspace, Reader, WriteBatch
+
+
+def typed(reader: Reader, batch: WriteBatch, any_of_them: Keyspace[K], key: K) -> None:
+    reader.get(META, b"key")
+    reader.get(DATA, (1, 2, 3))
+    reader.get(any_of_them, key)
+    reader.get(META, (1, 2, 3))  # refused
+    reader.get(DATA, b"key")  # refused
+    reader.get(DATA, (1, 2))  # refused
+    reader.get_many(DATA, [(1, 2, 3), b"key"])  # refused
+    for chunk in reader.scan(META, b"a", b"z"):
+        names: list[bytes] = [key for key, _ in chunk]
+        numbers: list[tuple[int, int, int]] = [key for key, _ in chunk]  # refused
+    reader.scan(DATA, b"a")  # refused
+    batch.put(STATE, b"key", b"value")
+    batch.put(STATE, 1, b"value")  # refused
+    batch.put_many(DATA, [b"key"], [b"value"])  # refused
+    batch.delete(META, (1, 2, 3))  # refused
+    batch.delete_range(DATA, (1, 0, 0), b"z")  # refused
+
+
+def columns(batch: MessageBatch, topics: Column) -> None:
+    MessageBatch(topics, [b""], ["c"], Constant(0, 1), np.array([True]), [None], [None], positions=batch.positions)
+    MessageBatch("topic", [b""], ["c"], [0], [True], [None], [None])  # refused
+    MessageBatch(topics, None, ["c"], [0], [True], [None], [None])  # refused
+    MessageBatch(topics, [b""], ["c"], [0], [True], [None], [None], positions=[1])  # refused
+    batch.replace(payloads=1)  # refused
+    batch.positions = np.arange(3, dtype=np.uint64)  # refused
+    topics.codes  # refused
+    to_list({"topic"})  # refused
+    rows = np.array([0])
+    first: Constant[int] = take(Constant(0, 3), rows)
+    text: Constant[str] = take(Constant(0, 3), rows)  # refused
+"""
+
+
+def test_mypy_refuses_wrong_keys_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly the lines that say so: each takes a key of another keyspace, or what is not a column."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    monkeypatch.setenv("MYPYPATH", str(Path(topicstore.__file__).parents[1]))
+    settings = ["--strict", "--ignore-missing-imports", "--no-error-summary", "--hide-error-context"]
+    found, failed, _ = api.run([*settings, "--config-file=", f"--cache-dir={tmp_path}/cache", str(program)])
+    assert not failed
+    refused = {int(line.split(":")[1]) for line in found.splitlines() if ": error: " in line}
+    marked = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# refused")}
+    assert sorted(marked) == sorted(refused), found

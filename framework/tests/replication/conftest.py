@@ -1,0 +1,115 @@
+"""A store whose answers are lost, doubled and delayed on command."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
+
+LONG = 30
+"""Seconds after which a test that waits for something that never comes fails."""
+
+
+class Objects(LogStore):
+    """Objects in a dict, which the lines of all sites share."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, Any]) -> LogStore:  # noqa: ARG003 - it keeps everything in itself
+        return cls()
+
+    @property
+    def place(self) -> str:
+        return "memory:///"
+
+    def create(self, name: str, data: bytes) -> None:
+        with self._lock:
+            if name in self.objects:
+                raise ObjectExistsError(name, self.place)
+            self.objects[name] = data
+
+    def get(self, name: str) -> bytes:
+        with self._lock:
+            if name not in self.objects:
+                raise ObjectNotFoundError(name, self.place)
+            return self.objects[name]
+
+    def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
+        with self._lock:
+            found = sorted(name for name in self.objects if name.startswith(prefix + "/") and name > after)
+        if found:
+            yield found
+
+    def delete(self, name: str) -> None:
+        with self._lock:
+            self.objects.pop(name, None)
+
+
+class Gate:
+    """Where a PUT waits, until the test lets it go; ``then`` is the command for it."""
+
+    def __init__(self, then: str = "") -> None:
+        self.then = then
+        self._reached, self._open = threading.Event(), threading.Event()
+
+    def reached(self) -> None:
+        assert self._reached.wait(LONG)
+
+    def open(self) -> None:
+        self._open.set()
+
+    def pass_through(self) -> None:
+        self._reached.set()
+        assert self._open.wait(LONG)
+
+
+class Line(Objects):
+    """A site's line to the store. For each PUT to come it has a command, or lets it through.
+
+    ``drop``: it does not arrive. ``lose``: its answer does not. ``late``: it arrives when `arrive` is called, and again
+    at each call. ``refuse``: the store says "taken" though it isn't. A `Gate` lets it wait before it arrives.
+    """
+
+    def __init__(self, store: LogStore, *commands: str | Gate) -> None:
+        self._store = store
+        self.commands = deque(commands)
+        self._late: list[tuple[str, bytes]] = []
+        self.puts = 0
+
+    def create(self, name: str, data: bytes) -> None:
+        self.puts += 1
+        command = self.commands.popleft() if self.commands else ""
+        if isinstance(command, Gate):
+            command.pass_through()
+            command = command.then
+        if command == "late":
+            self._late.append((name, data))
+        if command == "refuse":
+            raise ObjectExistsError(name, self.place)
+        if command not in ("drop", "late"):
+            self._store.create(name, data)
+        if command in ("drop", "late", "lose"):
+            raise StorageUnavailableError("no answer")
+
+    def arrive(self) -> None:
+        """Have what is late arrive."""
+        for name, data in self._late:
+            try:
+                self._store.create(name, data)
+            except ObjectExistsError:
+                continue
+
+    def get(self, name: str) -> bytes:
+        return self._store.get(name)
+
+    def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
+        yield from self._store.names(prefix, after)
+
+    def delete(self, name: str) -> None:
+        self._store.delete(name)

@@ -1,0 +1,43 @@
+"""An owner in a process of its own, which says what was acknowledged, a line each, until it is killed or fenced."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from topicstore.replication.heads import BEGINNING
+from topicstore.replication.log import ShardLog, ShardMovedError
+from topicstore.replication.log_stores import open_log_store
+from topicstore.replication.objects import Base, Entry
+from topicstore.replication.reading import LocalWrite
+
+
+class Nowhere:
+    """A copy that keeps nothing but how far it is."""
+
+    def __init__(self) -> None:
+        self.progress = BEGINNING
+
+    def write(self, entry: Entry, write: LocalWrite) -> None:
+        self.progress = write.progress
+
+    def take_base(self, base: Base) -> None:
+        self.progress = base.progress
+
+
+def main(url: str, epoch: int) -> None:
+    """Own the shard, and propose one change after the other."""
+    log = ShardLog(open_log_store(url), 3, Nowhere(), "child")
+    assert log.take_over(epoch)
+    number = 0
+    try:
+        while True:
+            log.propose(b"%d" % number).wait()
+            print(number, flush=True)
+            number += 1
+    except ShardMovedError as moved:
+        print(f"moved: {moved}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).as_uri(), int(sys.argv[2]))

@@ -1,0 +1,144 @@
+"""Bases and cuts: whatever is interrupted, nothing is lost, and the next one finishes it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.log_store import StorageUnavailableError
+from topicstore.replication import names
+from topicstore.replication.bases import cut_log, read_part, sweep, write_base
+from topicstore.replication.heads import Kind, Progress
+from topicstore.replication.objects import BASES
+
+from .conftest import Line, Objects
+from .test_log import SHARD, Site, entries
+
+
+class Breaking(Line):
+    """A line that breaks for good after so many changes of the store."""
+
+    def __init__(self, store: Objects, changes: int) -> None:
+        super().__init__(store)
+        self.left = changes
+
+    def _change(self) -> None:
+        if not self.left:
+            raise StorageUnavailableError("the line is broken")
+        self.left -= 1
+
+    def create(self, name: str, data: bytes) -> None:
+        self._change()
+        super().create(name, data)
+
+    def delete(self, name: str) -> None:
+        self._change()
+        super().delete(name)
+
+
+def filled(store: Objects) -> Site:
+    """A site that has written, truncated, and written again."""
+    site = Site(store, "a")
+    assert site.log.take_over(1)
+    site.propose(b"1", b"2", b"3")
+    site.truncate()
+    site.propose(b"4", b"5")
+    site.log.release()
+    assert site.log.take_over(2)
+    site.propose(b"6")
+    return site
+
+
+@pytest.mark.parametrize("changes", range(11))
+def test_a_truncation_that_is_broken_off_loses_nothing(changes: int) -> None:
+    """After any of its steps; one that is done again finishes it."""
+    store = Objects()
+    site = filled(store)
+    line = Breaking(store, changes)
+    data, progress = msgspec.msgpack.encode(site.copy.changes), site.copy.progress
+    broken = False
+    try:
+        write_base(line, SHARD, "a", progress, progress.next, [data])
+        cut_log(line, SHARD, "a", progress.next)
+    except StorageUnavailableError:
+        broken = True
+    assert broken == (changes < 10)
+    assert site.copy.changes == Site(store, "new").follow()
+    site.propose(b"7")  # parts that were written in vain stay until there is a higher base
+    site.truncate()
+    assert site.copy.changes == Site(store, "newer").follow()
+    assert [(0, Kind.FENCE), (7, Kind.FENCE)] == [(one.head.index, one.head.kind) for one in entries(store)]
+    assert {"log": 2, "bases": 1, "cuts": 1, "parts": 1} == counts(store)
+    site.log.close()
+
+
+def counts(store: Objects) -> dict[str, int]:
+    kinds = [name.split("/")[2] for name in store.objects]
+    return {kind: kinds.count(kind) for kind in ("log", "bases", "cuts", "parts")}
+
+
+def test_two_sites_that_write_one_base_use_the_first() -> None:
+    """And the parts of the second go with the next sweep behind a higher one."""
+    store = Objects()
+    at = Progress(4, 1, b"x", 9)
+    first = write_base(store, SHARD, "a", at, 4, [b"a", b"b"])
+    assert first == write_base(store, SHARD, "b", at, 4, [b"A", b"B"])
+    assert [b"a", b"b"] == [read_part(store, part) for part in first.parts]
+    higher = write_base(store, SHARD, "b", Progress(5, 1, b"y", 9), 5, [b"c"])
+    sweep(store, SHARD)
+    assert [b"c"] == [read_part(store, part) for part in higher.parts]
+    assert {"log": 0, "bases": 1, "cuts": 0, "parts": 1} == counts(store)
+
+
+def test_a_base_that_is_still_being_written_is_left_alone() -> None:
+    """Its parts have no head yet, and a higher index than the newest base."""
+    store = Objects()
+    write_base(store, SHARD, "a", Progress(4, 1, b"x", 9), 4, [b"a"])
+    store.create(names.base_part(SHARD, 5, "writing", 0), b"b")
+    sweep(store, SHARD)
+    assert 2 == counts(store)["parts"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(lambda data: data[:-1], "it has 2 bytes, not 3"), (lambda data: data[:-1] + b"\0", "the checksum is wrong")],
+)
+def test_a_damaged_part_is_told(change, reason: str) -> None:  # type: ignore[no-untyped-def]
+    store = Objects()
+    (part,) = write_base(store, SHARD, "a", Progress(4, 1, b"x", 9), 4, [b"abc"]).parts
+    store.objects[part.name] = change(store.objects[part.name])
+    with pytest.raises(CorruptionError, match=f"memory:///: part {part.name} of a base: {reason}"):
+        read_part(store, part)
+
+
+@pytest.mark.parametrize("what", ["head", "part"])
+def test_a_base_that_is_deleted_while_it_is_taken_gives_way_to_the_next(what: str) -> None:
+    """The listing named one that was gone when it was read."""
+    store = Objects()
+    site = filled(store)
+    late = Site(store, "late")
+    get, done = late.line.get, []
+
+    def truncated_meanwhile(name: str) -> bytes:
+        kind = names.bases(SHARD) if what == "head" else names.parts(SHARD)
+        if name.startswith(kind) and not done:
+            done.append(name)
+            site.truncate()
+        return get(name)
+
+    late.line.get = truncated_meanwhile  # type: ignore[method-assign]
+    assert site.copy.changes == late.follow()
+    assert done
+    site.log.close()
+
+
+def test_a_part_that_is_missing_is_told() -> None:
+    """If no higher base explains it."""
+    store = Objects()
+    site = filled(store)
+    (base,) = [name for name in store.objects if name.startswith(names.bases(SHARD))]
+    (part,) = BASES.decode(base, store.objects[base], "").parts
+    store.delete(part.name)
+    with pytest.raises(CorruptionError, match=f"memory:///: base {base}: {part.name} is missing"):
+        Site(store, "new").follow()
+    site.log.close()

@@ -1,0 +1,442 @@
+"""A running log with real threads, over a store that loses, doubles and delays on command, by gates."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.contract.errors import CorruptionError, DatabaseClosedError, InvalidArgumentError
+from topicstore.contract.log_store import LogStore, ObjectExistsError, StorageUnavailableError
+from topicstore.replication import names
+from topicstore.replication.bases import cut_log, read_part, write_base
+from topicstore.replication.heads import BEGINNING, Kind
+from topicstore.replication.log import ShardLog, ShardMovedError
+from topicstore.replication.log_reader import LogReader
+from topicstore.replication.log_stores import open_log_store
+from topicstore.replication.objects import BASES, CUTS, Base, Cut, Entry, decode_entry, encode_entry
+from topicstore.replication.reading import LocalWrite
+from topicstore.replication.taking_over import Step, may_suspect
+
+from .conftest import LONG, Gate, Line, Objects
+
+SHARD = 3
+
+
+class Copy:
+    """A shard in memory: a list of changes."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self.progress = BEGINNING
+        self.changes: list[bytes] = []
+        self.bases = 0
+
+    def write(self, entry: Entry, write: LocalWrite) -> None:
+        if write.changes:
+            self.changes.extend(entry.changes)
+        self.progress = write.progress
+
+    def take_base(self, base: Base) -> None:
+        (part,) = base.parts
+        self.changes = msgspec.msgpack.decode(read_part(self._store, part), type=list[bytes])
+        self.progress = base.progress
+        self.bases += 1
+
+
+class Site:
+    """A site with one shard."""
+
+    def __init__(self, store: LogStore, name: str, *commands: str | Gate) -> None:
+        self.name = name
+        self.line = Line(store, *commands)
+        self.copy = Copy(self.line)
+        self.log = ShardLog(self.line, SHARD, self.copy, name, lambda _: None)
+
+    def follow(self) -> list[bytes]:
+        while self.log.reader.read() is Step.READ:
+            pass
+        return self.copy.changes
+
+    def propose(self, *changes: bytes) -> None:
+        for change in changes:
+            self.log.propose(change).wait(LONG)
+
+    def truncate(self) -> None:
+        """Write a base of what is here, cut the log there, and delete what lies below."""
+        progress = self.copy.progress
+        write_base(self.line, SHARD, self.name, progress, progress.next, [msgspec.msgpack.encode(self.copy.changes)])
+        cut_log(self.line, SHARD, self.name, progress.next)
+
+
+def entries(store: LogStore) -> list[Entry]:
+    found = [name for chunk in store.names(names.entries(SHARD)) for name in chunk]
+    return [decode_entry(SHARD, names.number_of(name), store.get(name), store.place) for name in found]
+
+
+@pytest.fixture
+def store() -> Objects:
+    return Objects()
+
+
+@pytest.fixture
+def site(store: Objects) -> Iterator[Any]:
+    made: list[Site] = []
+
+    def make(name: str, *commands: str | Gate) -> Site:
+        made.append(Site(store, name, *commands))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.log.close()
+
+
+def test_what_is_acknowledged_is_in_the_log_and_at_every_follower(site: Any) -> None:
+    a, b = site("a"), site("b")
+    assert a.log.take_over(1)
+    a.propose(b"1", b"2", b"3")
+    assert [b"1", b"2", b"3"] == a.copy.changes == b.follow()
+    assert a.copy.progress == b.copy.progress
+
+
+def test_what_is_queued_while_a_put_is_in_flight_becomes_one_entry(site: Any, store: Objects) -> None:
+    """Group commit, in the order of the proposals."""
+    gate = Gate()
+    a = site("a", "", gate)
+    assert a.log.take_over(1)
+    first = a.log.propose(b"0", 1, 1)
+    gate.reached()
+    rest = [a.log.propose(b"%d" % number, number + 1, number + 1) for number in range(1, 50)]
+    gate.open()
+    for proposal in (first, *rest):
+        proposal.wait(LONG)
+    assert [1, 49] == [len(entry.changes) for entry in entries(store)[1:]]
+    assert (2, 50) == (entries(store)[2].head.first_position, entries(store)[2].head.last_position)
+    assert [b"%d" % number for number in range(50)] == a.copy.changes
+
+
+def test_many_threads_that_propose_are_each_told(site: Any) -> None:
+    a, b = site("a"), site("b")
+    assert a.log.take_over(1)
+
+    def run(thread: int) -> None:
+        a.propose(*(b"%d.%d" % (thread, number) for number in range(25)))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(a.copy.changes) == sorted(b"%d.%d" % (thread, number) for thread in range(6) for number in range(25))
+    assert a.copy.changes == b.follow()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(["", "drop", "lose", "late", "refuse"]), max_size=14))
+def test_whatever_answers_are_lost_each_change_is_stored_once(commands: list[str]) -> None:
+    """And what comes late, and twice, changes nothing."""
+    store = Objects()
+    a, b = Site(store, "a", *commands), Site(store, "b")
+    assert a.log.take_over(1)
+    for change in (b"1", b"2", b"3", b"4"):
+        a.propose(change)
+        a.line.arrive()
+    a.log.close()
+    a.line.arrive()
+    assert [b"1", b"2", b"3", b"4"] == a.copy.changes == b.follow()
+    assert list(range(5)) == [entry.head.index for entry in entries(store)]
+
+
+def test_a_paused_owner_is_fenced_and_what_it_has_not_written_fails(site: Any) -> None:
+    """What is in flight and what is queued; then it follows."""
+    gate = Gate()
+    a, b = site("a", "", "", gate), site("b")
+    assert a.log.take_over(1)
+    a.propose(b"1")
+    paused = a.log.propose(b"2")
+    gate.reached()
+    queued = a.log.propose(b"3")
+    assert b.log.take_over(2)
+    b.propose(b"4")
+    gate.open()
+    for proposal in (paused, queued):
+        with pytest.raises(ShardMovedError, match="shard 3 has moved to site b; epoch 1 is over"):
+            proposal.wait(LONG)
+    with pytest.raises(ShardMovedError):
+        a.log.propose(b"5")
+    assert not a.log.owned
+    assert [b"1", b"4"] == b.copy.changes == a.follow()
+    assert a.log.take_over(3)
+    a.propose(b"6")
+    assert [b"1", b"4", b"6"] == b.follow()
+
+
+def test_an_owner_that_wakes_after_truncation_meets_the_fence(site: Any, store: Objects) -> None:
+    """Its next index is the fence's, which stays; all others of its time are gone."""
+    gate = Gate()
+    a, b, c = site("a", "", "", gate), site("b"), site("c")
+    assert a.log.take_over(1)
+    a.propose(b"1")
+    paused = a.log.propose(b"2")
+    gate.reached()
+    assert b.log.take_over(2)
+    b.propose(b"3")
+    b.truncate()
+    gate.open()
+    with pytest.raises(ShardMovedError):
+        paused.wait(LONG)
+    assert [Kind.FENCE, Kind.FENCE] == [entry.head.kind for entry in entries(store)]
+    assert [b"1", b"3"] == a.follow() == c.follow()
+    assert (1, 1) == (a.copy.bases, c.copy.bases)
+
+
+def test_an_entry_that_was_written_and_truncated_before_its_answer_is_acknowledged(site: Any) -> None:
+    """It was sent again into the emptied place; it is in the base, so that is true."""
+    gate = Gate()
+    a, b, c = site("a", "", "lose", gate), site("b"), site("c")
+    assert a.log.take_over(1)
+    written = a.log.propose(b"1")
+    gate.reached()
+    assert b.log.take_over(2)
+    b.propose(b"2")
+    b.truncate()
+    gate.open()
+    written.wait(LONG)
+    with pytest.raises(ShardMovedError):
+        a.propose(b"3")
+    assert [b"1", b"2"] == b.copy.changes == c.follow() == a.follow()
+
+
+def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Objects) -> None:
+    """A site that found the log's end, and was paused until that was truncated, begins at the base and fences again."""
+    gate = Gate()
+    a, b, late = site("a"), site("b", gate), site("late")
+    assert a.log.take_over(1)
+    taken: list[bool] = []
+    thread = threading.Thread(target=lambda: taken.append(b.log.take_over(2)))
+    a.propose(b"1")
+    thread.start()
+    gate.reached()
+    a.propose(b"2", b"3")
+    a.truncate()
+    gate.open()
+    thread.join()
+    assert ([True], 1) == (taken, b.copy.bases)
+    b.propose(b"4")
+    with pytest.raises(ShardMovedError):
+        a.propose(b"5")
+    assert [b"1", b"2", b"3", b"4"] == b.copy.changes == a.follow() == late.follow()
+    assert [0, 2, 4, 5] == [entry.head.index for entry in entries(store)]  # the second is the one in the emptied place
+
+
+def test_a_replica_that_is_behind_a_base_reads_on_unless_the_log_was_cut(site: Any) -> None:
+    """A base alone does not make it throw away what it has."""
+    a, b = site("a"), site("b")
+    assert a.log.take_over(1)
+    a.propose(b"1", b"2")
+    head = names.base_head(SHARD, a.copy.progress.next)
+    a.line.create(head, BASES.encode(head, Base(progress=a.copy.progress, site="a", parts=())))
+    assert [b"1", b"2"] == b.follow()
+    assert 0 == b.copy.bases
+
+
+def test_a_site_with_a_lower_epoch_stops(site: Any) -> None:
+    """Whether it meets the higher one in the log or has it already."""
+    a, b = site("a"), site("b")
+    assert a.log.take_over(2)
+    assert not b.log.take_over(1)
+    b.follow()
+    assert not b.log.take_over(1)
+    a.truncate()
+    assert not site("c").log.take_over(1)
+
+
+def test_a_late_fence_of_a_lower_epoch_is_passed(site: Any) -> None:
+    """It is void, and the owner writes behind it."""
+    a, b = site("a"), site("b", "late")
+    b.line.commands.append(gate := Gate())
+    thread = threading.Thread(target=b.log.take_over, args=(1,))
+    thread.start()
+    gate.reached()
+    assert a.log.take_over(2)
+    a.propose(b"1")
+    stray = names.entry(SHARD, 2)
+    head = msgspec.structs.replace(entries(a.line)[0].head, index=2, epoch=1, id=b"b", before=a.copy.progress.before)
+    a.line.create(stray, encode_entry(SHARD, head, ())[1])
+    a.propose(b"2")
+    gate.open()
+    thread.join()
+    assert [b"1", b"2"] == a.copy.changes == site("c").follow()
+    assert not b.log.owned
+
+
+def test_releasing_writes_what_is_queued_and_lets_the_heir_in_at_once(site: Any) -> None:
+    gate = Gate()
+    a, b = site("a", "", gate), site("b")
+    assert a.log.take_over(1)
+    first = a.log.propose(b"1")
+    gate.reached()
+    second = a.log.propose(b"2")
+    releasing = threading.Thread(target=a.log.release)
+    releasing.start()
+    gate.open()
+    releasing.join()
+    first.wait(LONG)
+    second.wait(LONG)
+    with pytest.raises(ShardMovedError, match="site a has released shard 3"):
+        a.log.propose(b"3")
+    assert [b"1", b"2"] == b.follow()
+    assert may_suspect(b.log.reader.last(), 1, 0.0, 60.0)
+    assert b.log.take_over(2)
+    b.propose(b"4")
+    assert [b"1", b"2", b"4"] == a.follow()
+
+
+def test_no_answer_within_the_time_is_told_and_the_change_goes_on(site: Any) -> None:
+    gate = Gate()
+    a = site("a", "", gate)
+    assert a.log.take_over(1)
+    change = a.log.propose(b"1")
+    gate.reached()
+    with pytest.raises(StorageUnavailableError, match="still on its way, and may be stored"):
+        change.wait(0)
+    gate.open()
+    change.wait(LONG)
+    assert [b"1"] == a.copy.changes
+
+
+def test_a_log_that_is_closed_while_nothing_answers_fails_what_is_pending(store: Objects) -> None:
+    """Nobody knows whether it will be stored."""
+    gate = Gate("drop")
+    a = Site(store, "a", "", "drop", "drop", gate)
+    assert a.log.take_over(1)
+    change = a.log.propose(b"1")
+    gate.reached()
+    closing = threading.Thread(target=a.log.close)
+    closing.start()
+    a.log._stopping.wait(LONG)
+    gate.open()
+    closing.join()
+    with pytest.raises(StorageUnavailableError, match="the change may be stored"):
+        change.wait(LONG)
+    with pytest.raises(StorageUnavailableError):
+        a.log.propose(b"2")
+
+
+def test_a_shard_is_taken_over_once_at_a_time_and_not_after_the_close(site: Any) -> None:
+    a = site("a")
+    assert a.log.take_over(1)
+    with pytest.raises(InvalidArgumentError, match="site a owns shard 3 already, with epoch 1"):
+        a.log.take_over(2)
+    a.log.close()
+    with pytest.raises(ShardMovedError, match="site a has stopped writing shard 3"):
+        a.log.propose(b"1")
+    with pytest.raises(DatabaseClosedError):
+        a.log.take_over(2)
+
+
+def test_an_engine_that_fails_stops_the_log(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The change is in the log and not here: the error is told, and nothing more is taken."""
+    a, b = site("a"), site("b")
+    assert a.log.take_over(1)
+
+    def fail(_entry: Entry, _write: LocalWrite) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(a.copy, "write", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        a.propose(b"1")
+    with pytest.raises(OSError, match="the disk is full"):
+        a.log.propose(b"2")
+    assert [b"1"] == b.follow()
+
+
+def test_a_damaged_entry_stops_who_reads_it(site: Any, store: Objects) -> None:
+    a, b = site("a"), site("b")
+    assert a.log.take_over(1)
+    a.propose(b"1", b"2")
+    name = names.entry(SHARD, 1)
+    store.objects[name] = store.objects[name][:-1]
+    with pytest.raises(CorruptionError, match=f"memory:///: log entry {name}: the checksum"):
+        b.follow()
+
+
+def test_a_missing_entry_is_told(site: Any, store: Objects) -> None:
+    """After what lies before it was applied."""
+    a, b = site("a"), site("b")
+    assert a.log.take_over(1)
+    a.propose(b"1", b"2", b"3")
+    store.delete(names.entry(SHARD, 2))
+    with pytest.raises(CorruptionError, match="log entry 2: it is missing"):
+        b.follow()
+    assert [b"1"] == b.copy.changes
+
+
+def test_a_log_that_was_set_back_is_told(site: Any, store: Objects) -> None:
+    """When a site starts again that has applied more than the log has."""
+    a = site("a")
+    assert a.log.take_over(1)
+    a.propose(b"1", b"2")
+    store.delete(names.entry(SHARD, 2))
+    again = LogReader(store, SHARD, a.copy)
+    with pytest.raises(CorruptionError, match="log entry 2: it was applied here and is gone"):
+        again.read()
+
+
+def test_a_cut_without_a_base_is_told(site: Any) -> None:
+    a = site("a")
+    name = names.cut(SHARD, 4)
+    a.line.create(name, CUTS.encode(name, Cut(site="b")))
+    with pytest.raises(CorruptionError, match="the log is cut, and there is no base"):
+        a.follow()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sites_that_depose_each_other_keep_what_must_hold(seed: int, tmp_path: Path) -> None:
+    """Three sites on a real directory take over from each other at any moment, truncate, and lose answers."""
+    store = open_log_store(tmp_path.as_uri())
+    chosen = random.Random(seed)
+    commands = ["", "", "", "lose", "drop", "refuse", "late"]
+    sites = [Site(store, name, *chosen.choices(commands, k=200)) for name in "abc"]
+    epochs = iter(range(1, 100))
+    lock, acknowledged = threading.Lock(), []
+
+    def run(one: Site, mine: random.Random) -> None:
+        for turn in range(20):
+            with lock:
+                epoch = next(epochs)
+            if one.log.take_over(epoch):
+                try:
+                    for number in range(mine.randrange(1, 6)):
+                        change = f"{one.name}{turn}.{number}".encode()
+                        one.propose(change)
+                        with lock:
+                            acknowledged.append(change)
+                    one.line.commands.clear()
+                    if mine.random() < 0.4:
+                        with lock:
+                            one.truncate()
+                except (ShardMovedError, ObjectExistsError):
+                    pass
+            one.line.commands.extend(mine.choices(commands, k=12))
+            one.line.arrive()
+            one.log.release()
+
+    threads = [threading.Thread(target=run, args=(one, random.Random(seed * 3 + at))) for at, one in enumerate(sites)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    followers = [one.follow() for one in (*sites, Site(store, "new"))]
+    assert all(found == followers[0] for found in followers)
+    assert len(set(followers[0])) == len(followers[0])
+    assert set(acknowledged) <= set(followers[0])
+    assert acknowledged
+    store.close()

@@ -1,0 +1,186 @@
+"""Objects of a log store come back as they were, and damage is told with the name of the object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.contract.errors import CorruptionError, NewerFormatError, TopicstoreError
+from topicstore.replication import names, objects
+from topicstore.replication.heads import Head, Kind, Progress
+
+INT = st.integers(0, 2**63 - 1)
+TEXT = st.text(max_size=20)
+BYTES = st.binary(max_size=20)
+NAMES = st.lists(TEXT, max_size=4).map(tuple)
+PROGRESS = st.builds(Progress, INT, INT, BYTES, INT)
+RECORDS: dict[str, tuple[objects.ObjectCodec[Any], str, st.SearchStrategy[Any]]] = {
+    "cluster document": (
+        objects.CLUSTER_DOCUMENTS,
+        names.cluster_document(7),
+        st.builds(
+            objects.ClusterDocument,
+            id=BYTES,
+            database=BYTES,
+            sites=st.dictionaries(TEXT, st.builds(objects.Site, TEXT, BYTES), max_size=3),
+            shards=st.lists(st.builds(objects.ShardPlace, TEXT, INT, BYTES, NAMES, NAMES, TEXT), max_size=3).map(tuple),
+            policies=st.dictionaries(TEXT, INT | TEXT | st.booleans(), max_size=3),
+        ),
+    ),
+    "beat": (
+        objects.BEATS,
+        names.beat("berlin", 12),
+        st.builds(
+            objects.Beat,
+            site=TEXT,
+            incarnation=BYTES,
+            address=TEXT,
+            program=TEXT,
+            applied=st.dictionaries(INT, INT, max_size=3),
+        ),
+    ),
+    "base": (
+        objects.BASES,
+        names.base_head(3, 99),
+        st.builds(
+            objects.Base,
+            progress=PROGRESS,
+            site=TEXT,
+            parts=st.lists(st.builds(objects.Part, TEXT, INT, BYTES), max_size=3).map(tuple),
+        ),
+    ),
+    "cut": (objects.CUTS, names.cut(3, 99), st.builds(objects.Cut, site=TEXT)),
+}
+KINDS = pytest.mark.parametrize("what", sorted(RECORDS))
+HEADS = st.builds(
+    Head,
+    index=INT,
+    kind=st.sampled_from(Kind),
+    epoch=INT,
+    id=BYTES,
+    site=TEXT,
+    before=BYTES,
+    checksum=st.just(b""),
+    first_position=INT,
+    last_position=INT,
+)
+CHANGES = st.lists(st.binary(max_size=200), max_size=4).map(tuple)
+
+
+@KINDS
+@given(data=st.data())
+def test_every_record_comes_back(what: str, data: st.DataObject) -> None:
+    codec, name, records = RECORDS[what]
+    record = data.draw(records)
+    assert record == codec.decode(name, codec.encode(name, record), "s3://b")
+
+
+@KINDS
+@given(data=st.data())
+def test_damage_of_any_kind_is_told_with_the_name_of_the_object(what: str, data: st.DataObject) -> None:
+    """A flipped bit, an end that is missing, bytes that are too many, and another object of the kind."""
+    codec, name, records = RECORDS[what]
+    stored = codec.encode(name, data.draw(records))
+    check_damage(data, stored, lambda bad: codec.decode(name, bad, "s3://b"), f"s3://b: {what} {name}: ")
+    with pytest.raises(CorruptionError, match="checksum"):
+        codec.decode(f"{name}0", stored, "s3://b")
+
+
+@given(shard=st.integers(0, 1_000), head=HEADS, changes=CHANGES)
+def test_every_entry_comes_back(shard: int, head: Head, changes: tuple[bytes, ...]) -> None:
+    entry, stored = objects.encode_entry(shard, head, changes)
+    assert entry == objects.decode_entry(shard, head.index, stored, "s3://b")
+    assert stored[:16] == entry.head.checksum
+    assert head == msgspec.structs.replace(entry.head, checksum=b"")
+
+
+@given(head=HEADS, changes=CHANGES, data=st.data())
+def test_damage_of_an_entry_is_told_with_its_name(head: Head, changes: tuple[bytes, ...], data: st.DataObject) -> None:
+    _, stored = objects.encode_entry(5, head, changes)
+    place = f"s3://b: log entry shards/5/log/{head.index:020}: "
+    check_damage(data, stored, lambda bad: objects.decode_entry(5, head.index, bad, "s3://b"), place)
+    for shard, index in ((6, head.index), (5, head.index ^ 1)):  # an entry in another's place
+        with pytest.raises(CorruptionError, match="checksum"):
+            objects.decode_entry(shard, index, stored, "s3://b")
+
+
+def check_damage(data: st.DataObject, stored: bytes, decode: Callable[[bytes], object], place: str) -> None:
+    where = data.draw(st.integers(0, len(stored) - 1))
+    flipped = bytearray(stored)
+    flipped[where] ^= 1 << data.draw(st.integers(0, 7))
+    for bad in (bytes(flipped), stored[:where], stored + b"\0"):
+        with pytest.raises(CorruptionError, match="checksum of its") as told:
+            decode(bad)
+        assert str(told.value).startswith(place)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=80), st.sampled_from(sorted(RECORDS)))
+def test_whatever_has_a_right_checksum_is_read_or_refused(body: bytes, what: str) -> None:
+    """Bytes that somebody else has put there give an error of ours, never another."""
+    codec, name, _ = RECORDS[what]
+    for decode, at in (
+        (lambda data: codec.decode(name, data, "s3://b"), name),
+        (lambda data: objects.decode_entry(1, 1, data, "s3://b"), names.entry(1, 1)),
+    ):
+        told = ""
+        try:
+            decode(objects._digest(at, body) + body)
+        except TopicstoreError as error:
+            told = str(error)
+        assert at in told or told == ""
+
+
+@pytest.mark.parametrize(
+    ("size", "changes", "reason"),
+    [
+        (0, b"x", "are said to have 0 bytes"),
+        (1 << 40, b"x", "are said to have"),
+        (-1, b"x", "are said to have"),
+        (5, b"x", ""),
+        (99, objects.zstandard.compress(b"\x91\xc4\x01a"), "have 4 bytes, not 99"),
+        (3, objects.zstandard.compress(b"abc"), ""),
+    ],
+)
+def test_changes_that_do_not_unpack_are_told(size: int, changes: bytes, reason: str) -> None:
+    """Without unpacking more than the entry says, and without believing a size beyond all bounds."""
+    name = names.entry(1, 1)
+    stored = objects._StoredEntry(
+        kind=Kind.CHANGES,
+        epoch=1,
+        id=b"",
+        site="",
+        before=b"",
+        first_position=1,
+        last_position=1,
+        size=size,
+        changes=changes,
+    )
+    data = objects._ENTRIES.encode(name, stored)
+    with pytest.raises(CorruptionError, match=f"{name}: .*{reason}"):
+        objects.decode_entry(1, 1, data, "s3://b")
+
+
+@KINDS
+def test_a_newer_version_is_told(what: str) -> None:
+    """With what to do: it is not damage."""
+    codec, name, _ = RECORDS[what]
+    body = msgspec.msgpack.encode([9, "unknown"])
+    with pytest.raises(NewerFormatError, match=f"{what} {name}: it has version 9; this topicstore reads up to 1"):
+        codec.decode(name, objects._digest(name, body) + body, "s3://b")
+
+
+@given(st.integers(0, 10**20 - 1), st.integers(0, 10**20 - 1))
+def test_names_sort_as_numbers(one: int, other: int) -> None:
+    assert (one < other) == (names.entry(1, one) < names.entry(1, other))
+    assert one == names.number_of(names.entry(1, one))
+
+
+@pytest.mark.parametrize("name", ["", "shards/1/log/1", "shards/1/log/" + "²" * 20, "shards/1/log/x"])
+def test_a_name_of_somebody_else_is_told(name: str) -> None:
+    with pytest.raises(CorruptionError, match="twenty digits"):
+        names.number_of(name)

@@ -1,0 +1,43 @@
+"""Who seems to be alive, who takes over first, and two processes with one site's id."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from topicstore.replication.owning import Answer
+from topicstore.replication.watching import BeatCame, Silences, after_beat, patience
+
+
+def test_a_site_is_silent_since_its_beat_was_first_seen() -> None:
+    """Whatever the number is, also a lower one, as after a new beginning; a site that is gone is forgotten."""
+    silences = Silences()
+    assert {"a": 0.0, "b": 0.0} == silences.look({"a": 7, "b": 1}, 100.0)
+    assert {"a": 5.0, "b": 0.0} == silences.look({"a": 7, "b": 2}, 105.0)
+    assert {"a": 0.0} == silences.look({"a": 1}, 110.0)
+    assert {"a": 2.0, "b": 0.0} == silences.look({"a": 1, "b": 2}, 112.0)
+
+
+SITES = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 9), min_size=1)
+
+
+@given(SITES)
+def test_who_is_furthest_waits_least_and_no_two_wait_equally(applied: dict[str, int]) -> None:
+    waits = {site: patience(8.0, 1, site, applied) for site in applied}
+    assert [8.0 + 2.0 * turn for turn in range(len(applied))] == sorted(waits.values())
+    assert max(applied.values()) == applied[min(waits, key=lambda site: waits[site])]
+    assert patience(8.0, 1, "unknown", applied) > max(waits.values())
+
+
+@pytest.mark.parametrize(
+    ("answer", "found", "came"),
+    [
+        (Answer.CREATED, None, BeatCame.NEXT),
+        (Answer.EXISTS, b"mine", BeatCame.NEXT),
+        (Answer.EXISTS, b"other", BeatCame.REPLACED),
+        (Answer.EXISTS, None, BeatCame.AGAIN),
+        (Answer.NONE, None, BeatCame.AGAIN),
+    ],
+)
+def test_of_two_processes_with_one_id_the_older_ends(answer: Answer, found: bytes | None, came: BeatCame) -> None:
+    assert came is after_beat(b"mine", answer, found)

@@ -1,0 +1,32 @@
+"""An HTTP server for the tests of a module, on a real socket, and a client of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import topicstore as ts
+from topicstore.server import Server
+from topicstore_conformance.mqtt.embedded import serving_http
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Database, Server]]:
+    """A database in memory that is served; tests share it, and choose topics of their own."""
+    with ts.open(tmp_path_factory.mktemp("http") / "db", backend="memory") as db, serving_http(db) as server:
+        yield db, server
+
+
+@pytest.fixture
+def http(served: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
+    """A client of the served database, whose paths begin behind ``/api/v5``."""
+    _, server = served
+    with httpx.Client(base_url=f"{server.urls_of_http[0]}/api/v5", timeout=60, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def db(served: tuple[ts.Database, Server]) -> ts.Database:
+    """The served database itself."""
+    return served[0]

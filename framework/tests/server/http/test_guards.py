@@ -1,0 +1,154 @@
+"""Who is let in without a token, and that nothing is reached without one otherwise."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import topicstore as ts
+from topicstore.server import Address, Server
+from topicstore.server.settings import HttpSettings
+from topicstore_conformance.mqtt.embedded import serving_http
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Database, Server]]:
+    """A server that lets nobody in without a token."""
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), anonymous="never")
+    with ts.open(tmp_path_factory.mktemp("closed") / "db", backend="memory") as db, serving_http(db, settings) as one:
+        yield db, one
+
+
+def operations(url: str) -> list[tuple[str, str]]:
+    """Return the methods and paths of the document that need a token: all that are not for health or the page."""
+    paths = httpx.get(f"{url}/schema/openapi.json", trust_env=False).json()["paths"]
+    return [
+        (method.upper(), re.sub(r"{\w+}", "1", path))
+        for path, item in paths.items()
+        if path.startswith("/api/")
+        for method in item
+        if method in ("get", "put", "post", "delete", "patch")
+    ]
+
+
+def test_no_route_of_the_interface_is_reached_without_a_token(closed: tuple[ts.Database, Server]) -> None:
+    url = closed[1].urls_of_http[0]
+    found = operations(url)
+    assert len(found) > 5
+    for method, path in found:
+        answer = httpx.request(method, url + path, trust_env=False)
+        assert (method, path, 401) == (method, path, answer.status_code)
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_a_token_for_reading_changes_nothing(closed: tuple[ts.Database, Server]) -> None:
+    server = closed[1]
+    assert server.http is not None
+    server.http.context.tokens.path.parent.mkdir(exist_ok=True)
+    token = server.http.context.tokens.add("reader", "read")
+    url = server.urls_of_http[0]
+    for method, path in operations(url):
+        if method != "GET":
+            answer = httpx.request(method, url + path, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+            assert (method, path, 403) == (method, path, answer.status_code)
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Basic YTpi", "Bearer \u00ff", "token", "Bearer a b"])
+def test_what_is_no_token_lets_nobody_in_even_from_here(http: httpx.Client, header: str) -> None:
+    """Who shows something that isn't right isn't taken for a person on this machine."""
+    assert http.get("/info", headers={"Authorization": header.encode("latin-1")}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]:18083"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "127.0.0.1:5", "Origin": "http://127.0.0.1:5", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        # a name that was made to lead here
+        ({"Host": "evil.example"}, 401),
+        ({"Host": "127.0.0.1.evil.example"}, 401),
+        ({"Host": "localhost.evil.example:18083"}, 401),
+        ({"Host": "[::1"}, 200),
+        ({"Host": ""}, 401),
+        # a page of another site, or of another server on this machine
+        ({"Origin": "https://evil.example"}, 401),
+        ({"Origin": "null"}, 401),
+        ({"Origin": "http://127.0.0.1:1"}, 401),
+        ({"Host": "localhost:5", "Origin": "https://localhost:5"}, 401),
+        ({"Sec-Fetch-Site": "cross-site"}, 401),
+        ({"Sec-Fetch-Site": "same-site"}, 401),
+        # a proxy on this machine
+        ({"X-Forwarded-For": "203.0.113.1"}, 401),
+        ({"X-Forwarded-For": "127.0.0.1"}, 401),
+        ({"Forwarded": "for=203.0.113.1"}, 401),
+        ({"X-Real-IP": "203.0.113.1"}, 401),
+        ({"X-Forwarded-Host": "store.example"}, 401),
+        ({"Via": "1.1 proxy"}, 401),
+        ({"X-Forwarded-Proto": "https"}, 401),
+        ({"CF-Connecting-IP": "203.0.113.1"}, 401),
+    ],
+)
+def test_without_a_token_only_this_machine_itself_is_let_in(
+    http: httpx.Client, headers: dict[str, str], status: int
+) -> None:
+    assert http.get("/info", headers=headers).status_code == status
+
+
+def test_with_a_token_it_does_not_matter_where_from(served: tuple[ts.Database, Server], http: httpx.Client) -> None:
+    server = served[1]
+    assert server.http is not None
+    headers = {"Authorization": f"Bearer {server.http.context.tokens.own}", "Host": "store.example"}
+    assert http.get("/info", headers={**headers, "X-Forwarded-For": "203.0.113.1"}).status_code == 200
+
+
+def test_a_proxy_that_asks_in_the_old_version_is_not_this_machine(served: tuple[ts.Database, Server]) -> None:
+    """As nginx does unless it is told otherwise: with the server's own address as the host, and no header more."""
+    address = served[1].urls_of_http[0].removeprefix("http://")
+    host, _, port = address.rpartition(":")
+    for version, status in ((b"1.0", b"401"), (b"1.1", b"200")):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                b"GET /api/v5/info HTTP/%b\r\nHost: %b\r\nConnection: close\r\n\r\n" % (version, address.encode())
+            )
+            assert connection.makefile("rb").readline().split()[1] == status
+
+
+def test_two_tokens_are_refused(served: tuple[ts.Database, Server], http: httpx.Client) -> None:
+    """A proxy may look at another one of them."""
+    server = served[1]
+    assert server.http is not None
+    own = f"Bearer {server.http.context.tokens.own}"
+    for second in (own, "Bearer x", ""):
+        assert http.get("/info", headers=[("Authorization", own), ("Authorization", second)]).status_code == 400
+
+
+def test_a_damaged_file_of_tokens_lets_in_only_who_runs_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others are not told where it lies, nor what is in it; the log has it, once."""
+    with ts.open(tmp_path / "db") as db, serving_http(db) as server:
+        assert server.http is not None
+        tokens, url = server.http.context.tokens, f"{server.urls_of_http[0]}/api/v5/info"
+        reader = tokens.add("reader", "read")
+        tokens.path.write_text(f"{tokens.path.read_text()}a secret\n")
+        for token, status in ((reader, 503), ("x", 503), (tokens.own, 200)):
+            answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+            assert (answer.status_code, "http-tokens" in answer.text) == (status, False)
+        assert caplog.text.count("http-tokens, line 2") == 1
+
+
+def test_a_clients_address_is_the_sockets(tmp_path: Path) -> None:
+    """A server that listens on all addresses lets in this machine, as it is, and by another address nobody."""
+    settings = HttpSettings(listen=Address("0.0.0.0:0"))
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, settings) as server:
+        port = server.urls_of_http[0].rpartition(":")[2]
+        assert httpx.get(f"http://127.0.0.1:{port}/api/v5/info", trust_env=False).status_code == 200
+        assert httpx.get(f"http://0.0.0.0:{port}/api/v5/info", trust_env=False).status_code == 401, "no loopback name"

@@ -1,0 +1,96 @@
+"""Health over HTTP: whether the server answers, and whether it can store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+import topicstore as ts
+from topicstore.server import Address, Server
+from topicstore.server.health import obstacles
+from topicstore.server.quantities import Size
+from topicstore.server.settings import HttpSettings
+from topicstore_conformance.database.intercepting_engines import Full, replace_engine
+from topicstore_conformance.mqtt.embedded import serving_http
+
+
+def test_a_server_that_can_work_is_ready(served: tuple[ts.Database, Server]) -> None:
+    url = served[1].urls_of_http[0]
+    assert httpx.get(f"{url}/health/live", trust_env=False).json() == {"live": True}
+    answer = httpx.get(f"{url}/health/ready", trust_env=False)
+    assert (200, {"ready": True, "reasons": []}) == (answer.status_code, answer.json())
+
+
+def test_health_needs_no_token(tmp_path: Path) -> None:
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), anonymous="never")
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, settings) as server:
+        for path in ("live", "ready"):
+            assert httpx.get(f"{server.urls_of_http[0]}/health/{path}", trust_env=False).status_code == 200
+
+
+def test_a_nearly_full_disk_is_not_ready(tmp_path: Path) -> None:
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), min_free=Size(1 << 60))
+    with ts.open(tmp_path / "db", backend="rocksdb") as db, serving_http(db, settings) as server:
+        answer = httpx.get(f"{server.urls_of_http[0]}/health/ready", trust_env=False)
+        assert answer.status_code == 503
+        (reason,) = answer.json()["reasons"]
+        assert "the disk is nearly full" in reason
+
+
+def test_a_clock_behind_the_last_position_is_told(tmp_path: Path) -> None:
+    """As when the machine's clock was set back."""
+    times = [1_700_000_000_000_000]
+    with ts.open(tmp_path / "db", backend="memory", clock=lambda: times[0]) as db:
+        db.store([ts.Message("a", b"1", "c")])
+        assert obstacles(db, min_free=0) == []
+        times[0] -= 3_600_000_000
+        (reason,) = obstacles(db, min_free=0)
+        assert "behind the last position of shard 0" in reason
+
+
+def test_a_shard_that_takes_no_writes_is_told_without_details(tmp_path: Path) -> None:
+    with ts.open(tmp_path / "db", backend="memory", shards=1) as db:
+        replace_engine(db, Full(db.storage.shards[0].log.engine, "write"))
+        with pytest.raises(ts.StorageFullError, match="no room"):
+            db.store([ts.Message("a", b"1", "c")])
+        (reason,) = obstacles(db, min_free=0)
+        assert "shard 0 takes no writes" in reason
+        assert "no room" not in reason
+
+
+def test_a_directory_that_is_gone_is_told(tmp_path: Path) -> None:
+    """As when its disk was unmounted; the metrics are there all the same."""
+    with ts.open(tmp_path / "db", backend="rocksdb") as db, serving_http(db) as server:
+        (tmp_path / "db").rename(tmp_path / "gone")
+        ready = httpx.get(f"{server.urls_of_http[0]}/health/ready", trust_env=False)
+        metrics = httpx.get(f"{server.urls_of_http[0]}/metrics", trust_env=False)
+        (tmp_path / "gone").rename(tmp_path / "db")
+        assert ready.status_code == 503
+        (reason,) = ready.json()["reasons"]
+        assert "can't be looked at: No such file or directory" in reason
+        assert str(tmp_path) not in reason
+        assert metrics.status_code == 200
+        assert "\ntopicstore_disk_free_bytes " not in metrics.text
+
+
+def test_the_log_says_once_why_a_shard_takes_no_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """However many requests are refused because of it, until the reason is another one."""
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db) as server:
+        for reason in ("disk error", "another error"):
+            db.storage.shards[0].log._failure = OSError(reason)
+            for _ in range(3):
+                answer = httpx.post(
+                    f"{server.urls_of_http[0]}/api/v5/messages",
+                    params={"store": True},
+                    json={"topic": "a", "payload": "1"},
+                    trust_env=False,
+                )
+                assert (answer.status_code, reason in answer.text) == (503, True)
+            assert caplog.text.count(reason) == 1
+
+
+def test_a_closed_database_is_told(tmp_path: Path) -> None:
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        pass
+    assert obstacles(db, min_free=0) == ["the database is closed"]

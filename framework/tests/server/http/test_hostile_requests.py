@@ -1,0 +1,303 @@
+"""Requests that want to hurt: too large, too slow, too many, malformed. What answers is a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import topicstore as ts
+from topicstore.server import Address, Server
+from topicstore.server.quantities import Duration, Size
+from topicstore.server.settings import HttpSettings
+from topicstore_conformance.mqtt.embedded import serving_http
+
+HEAD = b"PUT /api/v5/ds/storages/messages/replicas HTTP/1.1\r\nHost: localhost\r\n"
+BODY_SIZE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that takes small bodies only."""
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), body_size=Size(BODY_SIZE))
+    with ts.open(tmp_path_factory.mktemp("strict") / "db", backend="memory") as db, serving_http(db, settings) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that breaks off slow connections soon. A busy machine may be slow too, so only that is tried by it."""
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), request_timeout=Duration(0.3))
+    with ts.open(tmp_path_factory.mktemp("slow") / "db", backend="memory") as db, serving_http(db, settings) as one:
+        yield one
+
+
+@contextlib.contextmanager
+def connected(server: Server) -> Iterator[socket.socket]:
+    """Open a connection to a server."""
+    host, _, port = server.urls_of_http[0].removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port))) as made:
+        yield made
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Return what comes until the server closes the connection; being broken off counts as the end."""
+    pieces = []
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while piece := connection.recv(1 << 16):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def put(server: Server, **options: object) -> httpx.Response:
+    """Send a body to a route that takes one."""
+    url = f"{server.urls_of_http[0]}/api/v5/ds/storages/messages/replicas"
+    return httpx.put(url, trust_env=False, timeout=60, **options)  # type: ignore[arg-type]
+
+
+def alive(server: Server) -> bool:
+    """Return whether others are still served; where they are impatient, at the latest at another attempt."""
+    while True:
+        with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            return httpx.get(f"{server.urls_of_http[0]}/health/live", trust_env=False).status_code == 200
+
+
+# --- too large ---
+
+
+def test_a_body_that_is_too_large_by_its_length_is_refused(strict: Server) -> None:
+    assert put(strict, content=b" " * (BODY_SIZE + 1)).status_code == 413
+    assert put(strict, content=b" " * BODY_SIZE).status_code == 400, "no JSON, but not too large"
+
+
+def test_a_body_without_a_length_is_refused_when_it_becomes_too_large(strict: Server) -> None:
+    assert put(strict, content=(b" " * (1 << 16) for _ in range(20))).status_code == 413
+
+
+def test_a_body_without_an_end_is_not_read_without_an_end(strict: Server) -> None:
+    """The client is told 413, and may send some more, but not for ever."""
+    with connected(strict) as connection:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012 - until the server gives up
+            for _ in range(10_000):
+                connection.sendall(chunk)
+    assert alive(strict)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "identity, gzip", "GZIP"])
+def test_compressed_bodies_are_refused_unread(strict: Server, coding: str) -> None:
+    """So none of them can become large."""
+    bomb = gzip.compress(b" " * (100 << 20))
+    answer = put(strict, content=bomb, headers={"Content-Encoding": coding})
+    assert (415, "identity") == (answer.status_code, answer.headers["accept-encoding"])
+
+
+def test_a_head_that_is_too_large_is_refused(strict: Server) -> None:
+    with connected(strict) as connection:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            for _ in range(1_000):
+                connection.sendall(b"GET /" + b"a" * 65_536)
+        answer = read_all(connection)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+    assert alive(strict)
+
+
+def test_what_is_thrown_away_counts_for_each_request(strict: Server) -> None:
+    """A client that goes on after a refusal, with a body as large as may be thrown away, is answered again."""
+    body = bytes(9 << 20)
+    refused = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with connected(strict) as connection:
+        for _ in range(3):
+            connection.sendall(refused)
+            answer = b""
+            while b"without a Content-Encoding" not in answer:
+                piece = connection.recv(1 << 16)
+                assert piece, "the connection was closed"
+                answer += piece
+            assert answer.startswith(b"HTTP/1.1 415 ")
+            connection.sendall(body)
+
+
+@pytest.mark.parametrize("depth", [980, 2_000, 50_000])
+@pytest.mark.parametrize(
+    ("path", "kind", "begin", "end"),
+    [
+        ("/queues/1/messages", "application/json", b"[", b"]"),
+        ("/messages", "application/json", b"[", b"]"),
+        ("/generations", "application/json", b'{"options":', b"}"),
+        ("/imports", "application/vnd.msgpack", b"\x91", b""),
+    ],
+)
+def test_a_body_that_is_nested_too_deeply_is_the_clients_mistake(
+    strict: Server, path: str, kind: str, begin: bytes, end: bytes, depth: int
+) -> None:
+    url = f"{strict.urls_of_http[0]}/api/v5{path}"
+    body = begin * depth + b"1" + end * depth
+    answer = httpx.post(url, content=body, headers={"Content-Type": kind}, trust_env=False, timeout=60)
+    assert answer.status_code == 400, answer.text
+
+
+# --- too slow ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /",
+        b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-A: ",
+        HEAD + b"Content-Length: 1000\r\n\r\n[",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n[\r\n",
+    ],
+)
+def test_who_begins_and_does_not_go_on_is_disconnected(impatient: Server, said: bytes) -> None:
+    with connected(impatient) as connection:
+        connection.sendall(said)
+        read_all(connection)
+    assert alive(impatient)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nX-A: ", HEAD + b"Content-Length: 1000000\r\n\r\n"])
+def test_who_sends_byte_by_byte_is_disconnected(impatient: Server, said: bytes) -> None:
+    with connected(impatient) as connection:
+        connection.sendall(said)
+        connection.settimeout(0.02)
+        closed = False
+        while not closed:
+            with contextlib.suppress(TimeoutError):
+                try:
+                    connection.sendall(b" ")
+                    closed = connection.recv(1 << 16) == b""
+                except (ConnectionResetError, BrokenPipeError):
+                    closed = True
+    assert alive(impatient)
+
+
+@pytest.mark.slow
+def test_who_does_not_read_a_response_is_disconnected(impatient: Server) -> None:
+    """The largest response there is: the script of the document's page."""
+    request = b"GET /schema/assets/swagger-ui-bundle.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    host, _, port = impatient.urls_of_http[0].removeprefix("http://").rpartition(":")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.connect((host, int(port)))
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012 - until the server gives up
+            while True:
+                connection.sendall(request)
+    assert alive(impatient)
+
+
+@pytest.mark.slow
+def test_who_sends_slowly_but_enough_is_served(tmp_path: Path) -> None:
+    """Many pieces of a body, in more time than one period."""
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), request_timeout=Duration(3600))
+    with (
+        ts.open(tmp_path / "db", backend="memory") as db,
+        serving_http(db, settings) as server,
+        connected(server) as connection,
+    ):
+        connection.sendall(HEAD + b"Content-Length: 4\r\nConnection: close\r\n\r\n")
+        for byte in b"[1] ":
+            connection.sendall(bytes((byte,)))
+        assert read_all(connection).startswith(b"HTTP/1.1 400 ")
+
+
+# --- too many ---
+
+
+def test_connections_beyond_the_limit_are_refused_and_the_others_served(tmp_path: Path) -> None:
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), connections=3, request_timeout=Duration(3600))
+    request = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with (
+        ts.open(tmp_path / "db", backend="memory") as db,
+        serving_http(db, settings) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        held = [stack.enter_context(connected(server)) for _ in range(3)]
+        refused = stack.enter_context(connected(server))
+        assert read_all(refused).startswith(b"HTTP/1.1 503 ")
+        held[0].sendall(request)
+        assert read_all(held[0]).startswith(b"HTTP/1.1 200 ")
+        answer = b""
+        while not answer.startswith(b"HTTP/1.1 200 "):  # as soon as the server has noticed that one is closed
+            again = stack.enter_context(connected(server))
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                again.sendall(request)
+            answer = read_all(again)
+
+
+# --- malformed ---
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nBad Header: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n",
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused(impatient: Server, said: bytes) -> None:
+    """With a status that says whose fault it is, and the connection is closed."""
+    with connected(impatient) as connection:
+        connection.sendall(said)
+        answer = read_all(connection)
+    assert answer == b"" or answer.split()[1][:1] in (b"4", b"5")
+    assert b" 500 " not in answer.partition(b"\r\n")[0]
+    assert alive(impatient)
+
+
+@pytest.mark.parametrize(
+    ("version", "more"),
+    [("1.1", b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"), ("1.0", b"Transfer-Encoding: chunked\r\n")],
+)
+def test_a_request_that_may_be_taken_for_two_is_refused(strict: Server, version: str, more: bytes) -> None:
+    """One that is behind it in the same connection isn't answered (RFC 9112, sections 6.1 and 6.3)."""
+    with connected(strict) as connection:
+        connection.sendall(
+            HEAD.replace(b"1.1", version.encode())
+            + more
+            + b"\r\n0\r\n\r\nGET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"live" not in answer
+
+
+def test_a_connection_is_not_upgraded(strict: Server) -> None:
+    with connected(strict) as connection:
+        connection.sendall(
+            b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_responses_say_what_browsers_may_do_and_not_what_serves(strict: Server) -> None:
+    for path in ("/health/live", "/nowhere", "/api/v5/info", "/schema"):
+        headers = httpx.get(strict.urls_of_http[0] + path, trust_env=False).headers
+        assert "server" not in headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert "default-src 'self'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert "access-control-allow-origin" not in headers

@@ -1,0 +1,360 @@
+"""The life of the HTTP interface: starting, failing to, reloading its certificate and stopping, in every order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import topicstore as ts
+import topicstore.server.server as server_module
+from topicstore.server import Address, Server, ServerSettings
+from topicstore.server.http.discovery import find_server
+from topicstore.server.http.http_server import HttpServer
+from topicstore.server.listeners import ListenError
+from topicstore.server.retaining import check_database
+from topicstore.server.settings import HttpSettings, HttpTlsSettings, ListenerSettings
+from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
+from topicstore_conformance.mqtt.embedded import Embedded
+
+trustme = pytest.importorskip("trustme", reason="needs trustme: pip install trustme")
+LOOPBACK = Address("127.0.0.1:0")
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        yield db
+
+
+def http_server(db: ts.Database, settings: HttpSettings) -> HttpServer:
+    """Return an interface that isn't started, beside an MQTT server that isn't either."""
+    return HttpServer(db, settings, Server(db))
+
+
+def get(server: HttpServer, path: str = "/health/live") -> httpx.Response:
+    return httpx.get(f"{server.scheme}://{server.addresses[0]}{path}", trust_env=False)
+
+
+def threads() -> list[str]:
+    return sorted(one.name for one in threading.enumerate() if one.name.startswith("topicstore-http"))
+
+
+def test_it_serves_from_start_to_stop_and_leaves_nothing(db: ts.Database) -> None:
+    server = http_server(db, HttpSettings(listen=LOOPBACK))
+    server.start()
+    assert get(server).status_code == 200
+    server.stop()
+    server.stop()
+    assert [] == threads()
+    with pytest.raises(httpx.ConnectError):
+        get(server)
+    with pytest.raises(ListenError, match="was stopped"):
+        server.start()
+    server.reload()
+
+
+def test_one_that_was_never_started_may_be_stopped(db: ts.Database) -> None:
+    server = http_server(db, HttpSettings(listen=LOOPBACK))
+    server.stop()
+    assert [] == threads()
+
+
+def test_an_address_in_use_is_told_and_nothing_is_left(db: ts.Database) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = http_server(db, HttpSettings(listen=Address(f"127.0.0.1:{port}")))
+        with pytest.raises(ListenError, match=f"127.0.0.1:{port} for HTTP: Address already in use"):
+            server.start()
+        assert [] == threads()
+        server.stop()
+
+
+def test_a_file_that_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    """The last step of starting. What has failed isn't started again: its threads are gone."""
+    with ts.open(tmp_path / "db", backend="rocksdb") as db:
+        (tmp_path / "db" / "server.json").mkdir()
+        server = http_server(db, HttpSettings(listen=LOOPBACK))
+        with pytest.raises(OSError, match=r"by which commands find this server can't be written: Is a.*server\.json"):
+            server.start()
+        assert [] == threads()
+        assert not (tmp_path / "db" / "server.json.new").exists()
+        (tmp_path / "db" / "server.json").rmdir()
+        with pytest.raises(ListenError, match="make another one"):
+            server.start()
+        again = http_server(db, HttpSettings(listen=LOOPBACK))
+        again.start()
+        assert get(again).status_code == 200
+        again.stop()
+
+
+def test_a_job_that_was_begun_while_it_could_not_start_is_cancelled(tmp_path: Path) -> None:
+    """It serves before the last step, so a client may have been quick."""
+    with ts.open(tmp_path / "db", backend="rocksdb") as db:
+        (tmp_path / "db" / "server.json").mkdir()
+        server = http_server(db, HttpSettings(listen=LOOPBACK))
+        job = server.context.jobs.start("verify", {}, lambda one: one.tell(int(one.cancelled.wait())))
+        with pytest.raises(OSError, match=r"server\.json"):
+            server.start()
+        ended = server.context.jobs.find(job.id)
+        assert ended is not None
+        assert ended.state == "cancelled"
+
+
+def test_an_mqtt_server_ends_if_http_cannot_begin(db: ts.Database) -> None:
+    """What it had opened is closed, or pytest warns of it."""
+
+    async def serve(settings: ServerSettings) -> None:
+        async with Server(db, settings):
+            pytest.fail("it served")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        http = HttpSettings(listen=Address(f"127.0.0.1:{taken.getsockname()[1]}"))
+        listeners = {"only": ListenerSettings(listen=LOOPBACK)}
+        with pytest.raises(ListenError, match="for HTTP"):
+            asyncio.run(serve(ServerSettings(listeners=listeners, http=http)))
+    assert [] == threads()
+
+
+def test_a_request_that_runs_ends_before_the_server(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = http_server(db, HttpSettings(listen=LOOPBACK))
+    server.start()
+    asked, go_on = threading.Event(), threading.Event()
+    info = ts.Database.info
+
+    def slow(this: ts.Database) -> object:
+        asked.set()
+        go_on.wait()
+        return info(this)
+
+    monkeypatch.setattr(ts.Database, "info", slow)
+    answers: list[int] = []
+    client = threading.Thread(target=lambda: answers.append(get(server, "/api/v5/info").status_code))
+    client.start()
+    asked.wait()
+    stopping = [threading.Thread(target=server.stop) for _ in range(2)]
+    for one in stopping:
+        one.start()
+    server.context.stopping.wait()
+    go_on.set()
+    for one in (*stopping, client):
+        one.join()
+    assert [200] == answers
+    assert [] == threads()
+
+
+def test_a_fault_while_those_who_wait_are_woken_leaves_nothing_open(db: ts.Database) -> None:
+    """It is raised once all is ended: MQTT clients are told, and HTTP answers no more."""
+
+    def fail() -> None:
+        raise RuntimeError("a fault")
+
+    with Embedded(db, ServerSettings(http=HttpSettings(listen=LOOPBACK))) as embedded, embedded.client() as client:
+        client.connect("client")
+        http = embedded.server.http
+        assert http is not None
+        http.context.on_stop.append(fail)
+        with pytest.raises(RuntimeError, match="a fault"):
+            embedded.do(embedded.server.drain())
+        last = client.ended()
+        assert last is not None
+        assert last.kind == "DISCONNECT"
+        assert [] == threads()
+
+
+def test_settings_that_are_read_again_while_it_ends_hold_up_nothing(
+    db: ts.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request waits for the reload, the end for the request, and the reload for nobody."""
+    checking, go_on = threading.Event(), threading.Event()
+
+    def check(*arguments: Any) -> None:
+        checking.set()
+        go_on.wait()
+        check_database(*arguments)
+
+    monkeypatch.setattr(server_module, "check_database", check)
+    http = HttpSettings(listen=LOOPBACK)
+    with Embedded(db, ServerSettings(http=http), read=lambda: ServerSettings(http=http)) as embedded:
+        (url,) = embedded.server.urls_of_http
+        asked = begin(lambda: httpx.post(f"{url}/api/v5/config/reload", timeout=None, trust_env=False))
+        checking.wait()
+        ending = embedded.begin(embedded.server.drain())
+        wait_until(lambda: refused(int(url.rpartition(":")[2])), "the server to accept nobody any more")
+        go_on.set()
+        ending.result(PATIENCE)
+        assert asked.result(PATIENCE).status_code == 400
+    assert [] == threads()
+
+
+def refused(port: int) -> bool:
+    """Return whether nobody listens there."""
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_while_it_stops_it_says_so_and_begins_nothing(db: ts.Database) -> None:
+    server = http_server(db, HttpSettings(listen=LOOPBACK))
+    woken = threading.Event()
+    server.context.on_stop.append(woken.set)
+    server.start()
+    server.begin_stop()
+    server.begin_stop()
+    assert woken.is_set()
+    assert get(server).status_code == 200
+    ready = get(server, "/health/ready")
+    assert (503, ["the server is stopping"]) == (ready.status_code, ready.json()["reasons"])
+    refused = get(server, "/api/v5/info")
+    assert (503, "close") == (refused.status_code, refused.headers["connection"])
+    assert "stopping" in refused.json()["detail"]
+    server.stop()
+
+
+# --- TLS ---
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def issue(authority: trustme.CA, directory: Path) -> HttpTlsSettings:
+    """Write a new certificate of this machine, and its key."""
+    issued = authority.issue_cert("127.0.0.1")
+    tls = HttpTlsSettings(certificate=directory / "server.pem", key=directory / "server.key")
+    tls.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    tls.key.write_bytes(issued.private_key_pem.bytes())
+    return tls
+
+
+def seen(server: HttpServer, authority: trustme.CA) -> bytes | None:
+    """Return the certificate that a client sees who trusts the authority."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    host, _, port = server.addresses[0].rpartition(":")
+    with (
+        socket.create_connection((host, int(port))) as plain,
+        context.wrap_socket(plain, server_hostname=host) as connection,
+    ):
+        return connection.getpeercert(binary_form=True)
+
+
+def test_a_new_certificate_is_used_after_a_reload_and_a_bad_one_is_not(tmp_path: Path, authority: trustme.CA) -> None:
+    tls = issue(authority, tmp_path)
+    with ts.open(tmp_path / "db", backend="rocksdb") as db:
+        server = http_server(db, HttpSettings(listen=LOOPBACK, tls=tls))
+        server.start()
+        first = seen(server, authority)
+        issue(authority, tmp_path)
+        assert seen(server, authority) == first, "not before it is told to"
+        server.reload()
+        second = seen(server, authority)
+        assert second != first
+        tls.certificate.write_text("nonsense")
+        with pytest.raises(ListenError, match=r"server\.pem"):
+            server.reload()
+        assert seen(server, authority) == second
+        before = (tmp_path / "db" / "server.json").read_bytes()
+        issue(authority, tmp_path)
+        (tmp_path / "db" / "server.json.new").mkdir()
+        with pytest.raises(OSError, match=r"server\.json"):
+            server.reload()
+        (tmp_path / "db" / "server.json.new").rmdir()
+        assert seen(server, authority) == second, "it is the one that commands were told"
+        assert (tmp_path / "db" / "server.json").read_bytes() == before
+        found = find_server(tmp_path / "db")
+        assert found is not None
+        assert found.url.startswith("https://")
+        assert httpx.get(f"{found.url}/health/live", verify=found.trust(), trust_env=False).status_code == 200
+        server.stop()
+
+
+def test_only_this_servers_certificate_is_trusted_by_who_found_it(tmp_path: Path, authority: trustme.CA) -> None:
+    with ts.open(tmp_path / "db", backend="rocksdb") as db:
+        server = http_server(db, HttpSettings(listen=LOOPBACK, tls=issue(authority, tmp_path)))
+        server.start()
+        found = find_server(tmp_path / "db")
+        assert found is not None
+        (tmp_path / "other").mkdir()
+        with ts.open(tmp_path / "others", backend="memory") as other:
+            second = http_server(other, HttpSettings(listen=LOOPBACK, tls=issue(trustme.CA(), tmp_path / "other")))
+            second.start()
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                httpx.get(f"https://{second.addresses[0]}/health/live", verify=found.trust(), trust_env=False)
+            second.stop()
+        server.stop()
+
+
+def test_a_certificate_of_the_same_authority_between_is_not_trusted_either(tmp_path: Path) -> None:
+    """The file of a certificate has those between it and the root too; its comments may be in any language."""
+    between = trustme.CA().create_child_ca()
+    with ts.open(tmp_path / "db", backend="rocksdb") as db:
+        tls = issue(between, tmp_path)
+        tls.certificate.write_bytes("# für uns\n".encode("latin-1") + tls.certificate.read_bytes())
+        assert tls.certificate.read_bytes().count(b"BEGIN CERTIFICATE") == 2
+        server = http_server(db, HttpSettings(listen=LOOPBACK, tls=tls))
+        server.start()
+        found = find_server(tmp_path / "db")
+        assert found is not None
+        assert httpx.get(f"{found.url}/health/live", verify=found.trust(), trust_env=False).status_code == 200
+        (tmp_path / "other").mkdir()
+        with ts.open(tmp_path / "others", backend="memory") as other:
+            second = http_server(other, HttpSettings(listen=LOOPBACK, tls=issue(between, tmp_path / "other")))
+            second.start()
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                httpx.get(f"https://{second.addresses[0]}/health/live", verify=found.trust(), trust_env=False)
+            second.stop()
+        server.stop()
+
+
+def test_old_versions_of_tls_and_plain_text_are_refused(db: ts.Database, tmp_path: Path, authority: trustme.CA) -> None:
+    server = http_server(db, HttpSettings(listen=LOOPBACK, tls=issue(authority, tmp_path)))
+    server.start()
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(old)
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    host, _, port = server.addresses[0].rpartition(":")
+    with socket.create_connection((host, int(port))) as plain, pytest.raises(ssl.SSLError):
+        old.wrap_socket(plain, server_hostname=host)
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"http://{server.addresses[0]}/health/live", trust_env=False)
+    server.stop()
+
+
+def with_passphrase(tls: HttpTlsSettings) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(tls.key.read_bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"secret")
+    form = serialization.PrivateFormat.PKCS8
+    tls.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, secret))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda tls: tls.certificate.unlink(), "there is no TLS file"),
+        (lambda tls: tls.key.write_text("nonsense"), "PEM is expected"),
+        (lambda tls: tls.key.write_bytes(trustme.CA().issue_cert("a").private_key_pem.bytes()), "own key"),
+        (with_passphrase, "has a passphrase"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_told_and_nothing_is_left(
+    db: ts.Database, tmp_path: Path, authority: trustme.CA, spoil: object, says: str
+) -> None:
+    tls = issue(authority, tmp_path)
+    spoil(tls)  # type: ignore[operator]
+    server = http_server(db, HttpSettings(listen=LOOPBACK, tls=tls))
+    with pytest.raises(ListenError, match=says):
+        server.start()
+    assert [] == threads()

@@ -1,0 +1,139 @@
+"""What is kept, over HTTP: persistence rules, generations, retention; and who may change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+import topicstore as ts
+from topicstore.server import Address
+from topicstore.server.settings import HttpSettings
+from topicstore_conformance.mqtt.embedded import serving_http
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[tuple[ts.Database, httpx.Client]]:
+    """A database of the test's own, which may be archived below ``out``, and a client of its server."""
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), export_dir=tmp_path / "out")
+    with (
+        ts.open(tmp_path / "db", backend="memory") as db,
+        serving_http(db, settings) as server,
+        httpx.Client(base_url=f"{server.urls_of_http[0]}/api/v5", timeout=60, trust_env=False) as client,
+    ):
+        yield db, client
+
+
+def test_rules_are_added_listed_and_removed(http: httpx.Client, db: ts.Database) -> None:
+    """From then on published messages are stored, and later no longer."""
+    rule = {"topic_filter": "rule/#", "client_id": None, "least_qos": 1}
+    added = http.post("/persistence", json={"topic_filter": "rule/#", "least_qos": 1})
+    assert added.json() == rule
+    assert rule in http.get("/persistence").json()["items"]
+    assert db.publish([ts.Message("rule/x", b"1", qos=1)]).stored == 1
+    assert http.delete("/persistence", params={"topic_filter": "rule/#"}).status_code == 404
+    assert http.delete("/persistence", params={"topic_filter": "rule/#", "least_qos": 1}).json() == rule
+    assert db.publish([ts.Message("rule/x", b"1", qos=1)]).stored == 0
+    assert http.post("/persistence", json={"topic_filter": "a/#/b"}).status_code == 400
+    assert http.post("/persistence", json={"least_qos": 3}).status_code == 400
+
+
+def test_generations_are_added_and_dropped(own: tuple[ts.Database, httpx.Client]) -> None:
+    """With another layout, whose options are checked; the current one stays."""
+    db, http = own
+    db.store([ts.Message("a", b"1")])
+    added = http.post("/generations", json={"layout": "reference"})
+    assert (added.status_code, added.json()["number"], added.json()["layout"]) == (201, 2, "reference")
+    assert [(one["number"], one["messages"]) for one in http.get("/generations").json()["items"]] == [(1, 1), (2, 0)]
+    assert http.post("/generations", json={"layout": "nothing"}).status_code == 400
+    assert http.post("/generations", json={"options": {"nothing": 1}}).status_code == 400
+    assert [http.delete("/generations/1").json()["dropped"] for _ in range(2)] == [True, False]
+    assert http.delete("/generations/2").status_code == 409
+    assert http.delete("/generations/x").status_code == 404
+    assert list(db.replay("#")) == []
+
+
+def test_retention_is_shown_changed_and_run(own: tuple[ts.Database, httpx.Client]) -> None:
+    """What is left out of a change stays; what is beyond a limit goes with the run."""
+    db, http = own
+    db.store([ts.Message("a", b"1")])
+    db.add_generation()
+    assert http.put("/retention", json={"max_age": 3600, "filters": {"a/#": None}}).json()["filters"] == {"a/#": None}
+    changed = http.put("/retention", json={"max_bytes": 1, "when_full": "drop", "filters": {}}).json()
+    assert (changed["max_age"], changed["max_bytes"], changed["when_full"]) == (3600.0, 1, "drop")
+    shown = http.get("/retention").json()
+    assert (shown["generations"], shown["live_bytes"] > 0) == (2, True)
+    assert [one["what"] for one in shown["outlook"]][:2] == ["generation 1", "generation 2"]
+    assert http.post("/retention/run").json()["dropped"] == [1]
+    assert http.put("/retention", json={"max_age": None}).json()["max_age"] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_age": 0},
+        {"when_full": "x"},
+        {"filters": {"#/a": 1}},
+        {"age": 1},
+        {"max_bytes": "x"},
+        {"max_bytes": 1 << 64},
+    ],
+)
+def test_wrong_limits_change_nothing(own: tuple[ts.Database, httpx.Client], change: dict[str, object]) -> None:
+    """The reason is told."""
+    db, http = own
+    before = db.retention.settings
+    answer = http.put("/retention", json=change)
+    assert (answer.status_code, db.retention.settings) == (400, before)
+
+
+def test_archives_lie_where_the_settings_allow(own: tuple[ts.Database, httpx.Client], tmp_path: Path) -> None:
+    """Below the directory, and nowhere else."""
+    _, http = own
+    for wrong in ("../elsewhere", "/etc", "a/../../b", "", "."):
+        assert http.put("/retention", json={"archive_to": wrong}).status_code == 400
+    assert http.put("/retention", json={"archive_to": "a"}).json()["archive_to"] == str(tmp_path / "out" / "a")
+    assert http.put("/retention", json={"archive_to": None}).json()["archive_to"] is None
+
+
+def test_without_a_directory_nothing_is_archived(http: httpx.Client) -> None:
+    """The sentence says which setting allows it."""
+    answer = http.put("/retention", json={"archive_to": "a"})
+    assert (answer.status_code, "export_dir" in answer.json()["detail"]) == (403, True)
+
+
+def test_sql_needs_the_setting(http: httpx.Client) -> None:
+    """Without the first it is forbidden."""
+    answer = http.post("/sql", json={"statement": "select 1"})
+    assert (answer.status_code, "sql" in answer.json()["detail"]) == (403, True)
+
+
+def test_sql_answers_with_rows(tmp_path: Path) -> None:
+    """Bytes as text; a statement that writes, or is wrong, is refused; so is SQL on a backend without it."""
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), sql=True)
+    with ts.open(tmp_path / "rows", backend="duckdb", layout="table") as db, serving_http(db, settings) as server:
+        db.store([ts.Message("a", b"1"), ts.Message("b", b"2")])
+        with httpx.Client(base_url=f"{server.urls_of_http[0]}/api/v5", timeout=60, trust_env=False) as http:
+            asked = {
+                "statement": "select topic, payload from messages where topic >= ? order by 1",
+                "parameters": ["a"],
+            }
+            answer = http.post("/sql", json=asked, params={"limit": 1})
+            assert answer.json() == {
+                "columns": ["topic", "payload"],
+                "types": ["string", "binary"],
+                "rows": [["a", "1"]],
+                "more": True,
+            }
+            stream = http.post("/sql", json=asked, headers={"Accept": "application/vnd.apache.arrow.stream"})
+            assert pa.ipc.open_stream(stream.content).read_all()["payload"].to_pylist() == [b"1", b"2"]
+            either = {"Accept": "application/json;q=0.5, application/vnd.apache.arrow.stream"}
+            assert http.post("/sql", json=asked, headers=either).content == stream.content
+            assert http.post("/sql", json=asked, headers={"Accept": "text/csv"}).status_code == 406
+            assert http.post("/sql", json={"statement": "drop table messages"}).status_code == 400
+            assert http.post("/sql", json={"statement": "select"}).status_code == 400
+    with ts.open(tmp_path / "other", backend="memory") as db, serving_http(db, settings) as server:
+        answer = httpx.post(f"{server.urls_of_http[0]}/api/v5/sql", json={"statement": "select 1"}, trust_env=False)
+        assert answer.status_code == 409

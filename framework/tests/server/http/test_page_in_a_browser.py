@@ -1,0 +1,381 @@
+"""The page in a real browser, wide and narrow, light and dark: what it shows, and what a person would stumble over."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+import topicstore as ts
+from topicstore.server import Address, Server
+from topicstore.server.settings import HttpSettings
+from topicstore_conformance.conditions.browser import MEASURES, SIZES, Open, need_browser, windows
+from topicstore_conformance.mqtt.embedded import serving_http
+from topicstore_conformance.subjects import datasets
+
+need_browser()
+pytest.importorskip("plotly", reason='needs plotly: pip install "topicstore[server]"')
+
+from playwright.sync_api import BrowserContext, Page, expect  # noqa: E402 - after the question whether it is there
+
+_VIEWS = ["now", "topics", "replay", "sessions"]
+_HOSTILE = "<img src=x onerror=document.title='owned'>"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
+    """Positions of buses, real ones where they are there, then what wants to harm, and a client that is behind."""
+    with ts.open(tmp_path_factory.mktemp("page") / "db", backend="memory", shards=2) as db:
+        db.store(_buses()[:2_000])
+        db.add_generation()
+        db.store(_buses()[2_000:])
+        db.store(
+            [
+                ts.Message(f"hostile/{_HOSTILE}", json.dumps({_HOSTILE: _HOSTILE, "n": n}).encode(), _HOSTILE)
+                for n in range(3)
+            ]
+        )
+        db.store(
+            [ts.Message("binary/blob", bytes(range(256)), "c"), ts.Message("huge/number", b'{"n": 9007199254740993}')]
+        )
+        yield db
+
+
+def _buses() -> list[ts.Message]:
+    if datasets.why_absent("bus.parquet") is None:
+        rows = datasets.load("bus").slice(0, 4_000).to_pylist()
+        return [ts.Message(row["topic"], row["payload"], row["client_id"], qos=row["qos"]) for row in rows]
+    return [
+        ts.Message(
+            f"capmetro/vp/{n % 40}/{n % 400}",
+            json.dumps({"speed": n % 31 + 0.5, "position": {"lat": 30 + n / 1e5, "lon": -97.7}}).encode(),
+            f"bus-{n % 400}",
+            qos=1,
+        )
+        for n in range(4_000)
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(store: ts.Database) -> Iterator[Server]:
+    session = store.sessions.open("late <b>client</b>", expiry_interval=None)
+    session.subscribe("capmetro/#", start=0)
+    session.disconnect()
+    with serving_http(store) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+    """Opens windows, each with a profile of its own."""
+    with windows(lambda: tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@attrs.frozen
+class Opened:
+    """The page in a window, and what it ``said``: on its console, in errors, and asking other servers."""
+
+    page: Page
+    url: str
+    said: list[str]
+
+    @classmethod
+    def of(cls, context: BrowserContext, url: str) -> Opened:
+        page, said = context.new_page(), []
+        page.on("console", lambda message: said.append(f"{message.text} ({message.location})"))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda one: None if one.url.startswith((url, "blob:", "data:")) else said.append(one.url))
+        page.on("response", lambda one: said.append(f"{one.status} {one.url}") if one.status >= 400 else None)
+        return cls(page, url, said)
+
+    def see(self, view: str) -> Page:
+        """Go to a view, and return when it shows what it has."""
+        self.page.goto(f"{self.url}/#{view}")
+        self.page.evaluate(MEASURES)
+        ready = {
+            "now": "#figures dd >> nth=0, #generations tbody tr, #lag svg",
+            "topics": "#tree [role=treeitem] >> nth=0",
+            "replay": "#rows li >> nth=0",
+            "sessions": "#session-table tbody tr >> nth=0",
+        }
+        for selector in ready[view.partition("?")[0]].split(", "):
+            self.page.locator(selector).first.wait_for()
+        for plot in self.page.locator(".plot:visible").all():
+            plot.locator("svg.main-svg").first.wait_for()
+        return self.page
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=str)
+def window(request: pytest.FixtureRequest, chromium: Open, server: Server) -> Opened:
+    """A window of some width and scheme. Tests go to the view that they want."""
+    return Opened.of(chromium(*request.param), server.urls_of_http[0])
+
+
+@pytest.fixture(scope="module")
+def context(chromium: Open) -> BrowserContext:
+    return chromium(1440, "light", timezone_id="UTC")
+
+
+@pytest.fixture
+def opened(context: BrowserContext, server: Server) -> Iterator[Opened]:
+    """A page to do something with."""
+    opened = Opened.of(context, server.urls_of_http[0])
+    yield opened
+    opened.page.close()
+    assert [] == opened.said
+
+
+@pytest.mark.parametrize("view", _VIEWS)
+def test_nothing_is_cut_faint_or_overlaps(window: Opened, view: str) -> None:
+    """The contrast is that of WCAG 2.2, level AA: 4.5 for text."""
+    page = window.see(view)
+
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert [] == page.evaluate("measures.cut()")
+    assert [] == page.evaluate("measures.overlapping()")
+    assert [] == page.evaluate("measures.colliding()")
+    assert [] == page.evaluate("measures.faintTexts(4.5)")
+    assert [] == window.said
+
+
+def test_a_click_through_all_views(opened: Opened) -> None:
+    page = opened.see("now")
+    for name in ("Topics", "Replay", "Sessions", "Now"):
+        page.get_by_role("tab", name=name).click()
+        expect(page.get_by_role("tabpanel", name=name)).to_be_visible()
+        expect(page).to_have_title(f"{name} · topicstore")
+        assert 1 == page.locator("[role=tabpanel]:visible").count()
+
+
+def test_now_shows_what_the_database_says(opened: Opened, store: ts.Database) -> None:
+    page = opened.see("now")
+
+    expect(page.locator("#database")).to_have_text(str(store.path))
+    assert len(store.generations()) == page.locator("#generations tbody tr").count()
+    assert len(store.info().shards) == page.locator("#shards tbody tr").count()
+    expect(page.locator("#figures")).to_contain_text(f"{store.info().messages:,}")
+
+
+def test_replay_unfolds_payloads_and_draws_a_field(opened: Opened) -> None:
+    page = opened.see("replay?filter=capmetro/%23")
+    row = page.locator("#rows li").first
+
+    expect(row.locator(".topic")).to_contain_text("capmetro/vp/")
+    expect(row.locator(".unfolded dt").filter(has_text="speed")).to_be_visible()
+    page.select_option("#field", "speed")
+    expect(page).to_have_url(re.compile("field=speed"))
+    expect(page.locator("#values .scatterlayer .trace").first).to_be_attached()
+    assert "capmetro/vp/" in page.locator("#values-legend").inner_text()
+
+
+def test_the_pages_of_a_replay_are_bounded_and_together_all(opened: Opened, store: ts.Database) -> None:
+    page = opened.see("replay?filter=capmetro/%23&order=oldest")
+    rows = page.locator("#rows li")
+
+    expect(rows).to_have_count(100)
+    page.click("#more")
+    expect(rows).to_have_count(200)
+    shown = [text.split(" ")[0] for text in page.locator("#rows .topic").all_inner_texts()]
+    assert [message.topic for message in store.replay("capmetro/#", limit=200)] == shown
+
+
+def test_a_filter_and_times_are_in_the_address(opened: Opened) -> None:
+    page = opened.see("replay?filter=capmetro/%23")
+    page.fill("#replay-form [name=filter]", "binary/+")
+    page.fill("#replay-form [name=start]", "-2h")
+    page.keyboard.press("Enter")
+
+    expect(page.locator("#rows li")).to_have_count(1)
+    expect(page.locator("#rows .payload")).to_contain_text("256 bytes: 00 01 02")
+    assert page.url.endswith("filter=binary%2F%2B&start=-2h&by=position&order=newest")
+    page.reload()
+    expect(page.locator("#replay-form [name=filter]")).to_have_value("binary/+")
+    expect(page.locator("#rows li")).to_have_count(1)
+
+
+def test_integers_are_shown_as_they_are_written(opened: Opened) -> None:
+    page = opened.see("replay?filter=huge/%23")
+
+    expect(page.locator("#rows .unfolded dd")).to_have_text("9007199254740993")
+
+
+def test_a_part_of_the_histogram_can_be_looked_into(opened: Opened) -> None:
+    page = opened.see("replay?filter=capmetro/%23")
+    drag = page.locator("#histogram .nsewdrag").bounding_box()
+    assert drag is not None
+    page.mouse.move(drag["x"] + drag["width"] * 0.25, drag["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(drag["x"] + drag["width"] * 0.5, drag["y"] + 22, steps=4)
+    page.mouse.move(drag["x"] + drag["width"] * 0.75, drag["y"] + 24, steps=4)
+    page.mouse.up()
+
+    expect(page).to_have_url(re.compile(r"start=\d+&until=\d+"))
+
+
+def test_an_export_has_everything(opened: Opened, store: ts.Database) -> None:
+    page = opened.see("replay?filter=capmetro/%23")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="JSON lines").click()
+    lines = download.value.path().read_text().splitlines()
+
+    assert "messages.jsonl" == download.value.suggested_filename
+    assert [message.topic for message in store.replay("capmetro/#")] == [json.loads(line)["topic"] for line in lines]
+
+
+def test_explain_says_what_is_read(opened: Opened) -> None:
+    page = opened.see("replay?filter=capmetro/%23")
+    page.locator("#explain summary").click()
+
+    expect(page.locator("#explained")).to_contain_text("4,000")
+    expect(page.locator("#explained-slabs tbody tr").first).to_be_visible()
+
+
+def test_live_messages_appear_by_themselves(opened: Opened, store: ts.Database) -> None:
+    page = opened.see("replay?filter=capmetro/%23")
+    page.fill("#replay-form [name=filter]", "live/#")
+    with page.expect_response(re.compile("/messages/tail")):
+        page.get_by_role("button", name="Live").click()
+    store.store([ts.Message("live/a", b'{"value": 21.5}', "c")])
+
+    expect(page.locator("#rows li")).to_have_count(1)
+    expect(page.locator("#rows li").first).to_contain_text("21.5")
+    page.get_by_role("button", name="Live").click()
+    expect(page.get_by_role("button", name="Live")).to_have_attribute("aria-pressed", "false")
+
+
+def test_topics_open_level_by_level_and_lead_to_their_messages(opened: Opened) -> None:
+    page = opened.see("topics")
+    item = page.get_by_role("treeitem", name=re.compile("^capmetro,"))
+    item.locator("> div").click()
+    inner = item.get_by_role("treeitem", name=re.compile("^vp,"))
+    expect(inner).to_be_visible()
+    inner.locator("> div").hover()
+    inner.locator("> div a").click()
+
+    expect(page).to_have_url(re.compile("#replay.*filter=capmetro%2Fvp%2F%23"))
+
+
+def test_what_became_plus_is_listed(opened: Opened) -> None:
+    page = opened.see("topics")
+
+    expect(page.locator("#learned tbody tr").first).to_contain_text("+")
+
+
+def test_sessions_say_who_is_behind(opened: Opened) -> None:
+    page = opened.see("sessions")
+    row = page.locator("#session-table tbody tr").filter(has_text="late <b>client</b>")
+
+    expect(row).to_contain_text("4,000")
+    expect(row).to_contain_text("away")
+
+
+def test_a_client_can_be_kicked(opened: Opened, store: ts.Database) -> None:
+    session = store.sessions.open("kicked/?", clean_start=True)
+    page = opened.see("sessions?sort=client_id")
+    page.get_by_role("button", name="Kick kicked/?").click()
+    with page.expect_response(re.compile("/sessions/.*/kick$")) as answer:
+        page.get_by_role("button", name="Kick it").click()
+
+    assert 200 == answer.value.status
+    assert session.ended is not None
+
+
+@pytest.mark.parametrize("view", ["replay?filter=hostile/%23", "topics?search=hostile", "sessions"])
+def test_what_messages_contain_is_text(opened: Opened, view: str) -> None:
+    page = opened.see(view)
+
+    assert 0 == page.locator("main img, main b, main script").count()
+    assert "owned" not in page.title()
+    if view.startswith("replay"):
+        expect(page.locator("#rows .topic").first).to_have_text(f"hostile/{_HOSTILE}")
+        expect(page.locator("#rows .unfolded dt").first).to_have_text(_HOSTILE)
+        expect(page.locator("#values-legend")).to_contain_text(_HOSTILE)
+
+
+def test_a_filter_that_is_none_is_explained(context: BrowserContext, server: Server) -> None:
+    opened = Opened.of(context, server.urls_of_http[0])
+    opened.page.goto(f"{opened.url}/#replay?filter=a/%23/b")
+
+    expect(opened.page.get_by_role("alert")).to_contain_text("#")
+    expect(opened.page.get_by_role("alert")).to_be_visible()
+    opened.page.close()
+
+
+def test_it_can_be_used_with_the_keyboard_alone(opened: Opened) -> None:
+    page = opened.see("now")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    page.get_by_role("tab", name="Now").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Topics")).to_be_focused()
+    expect(page.get_by_role("tabpanel", name="Topics")).to_be_visible()
+    page.locator("#tree [role=treeitem][tabindex='0']").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Home")
+    before = page.locator("#tree [role=treeitem]:visible").count()
+    page.locator("#tree [role=treeitem]:focus").press("ArrowRight")
+    expect(page.locator("#tree [role=treeitem] [role=treeitem]").first).to_be_visible()
+    assert before < page.locator("#tree [role=treeitem]:visible").count()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#tree [role=treeitem]:focus")).to_have_attribute("aria-expanded", "false")
+    outline = page.evaluate(
+        "(document.querySelector('#tree [role=treeitem]:focus-visible > div') && "
+        "getComputedStyle(document.querySelector('#tree [role=treeitem]:focus-visible > div')).outlineStyle)"
+    )
+    assert "solid" == outline
+
+
+def test_the_other_scheme_can_be_chosen_and_stays(opened: Opened) -> None:
+    page = opened.see("now")
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    before = page.evaluate(ground)
+    page.click("#theme")
+    after = page.evaluate(ground)
+    page.reload()
+
+    assert before != after
+    assert after == page.evaluate(ground)
+    page.click("#theme")
+
+
+def test_without_the_library_for_charts_the_tables_are_there(context: BrowserContext, server: Server) -> None:
+    opened = Opened.of(context, server.urls_of_http[0])
+    missing = {"library": None, "missing": "Charts need plotly"}
+    opened.page.route("**/charts", lambda route: route.fulfill(json=missing))
+    opened.page.goto(f"{opened.url}/#now")
+
+    expect(opened.page.locator("#generations tbody tr").first).to_be_visible()
+    expect(opened.page.locator("#rates")).to_have_text("Charts need plotly")
+    opened.page.close()
+    assert [] == opened.said
+
+
+def test_a_token_is_asked_for_once_and_kept(tmp_path: Path, context: BrowserContext) -> None:
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), anonymous="never", token_file=tmp_path / "tokens")
+    digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"  # of "test"
+    (tmp_path / "tokens").write_text(f"page read {digest}\n")
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, settings) as server:
+        page = context.new_page()
+        page.goto(server.urls_of_http[0])
+        page.get_by_label("Token", exact=True).fill("test")
+        page.keyboard.press("Enter")
+        expect(page.locator("#generations tbody tr")).to_have_count(1)
+        page.reload()
+        expect(page.locator("#generations tbody tr")).to_have_count(1)
+
+        assert not page.locator("#token").is_visible()
+        assert "test" == page.evaluate("sessionStorage['topicstore-token']")
+        page.close()
+
+
+def test_it_moves_less_where_less_is_wanted(chromium: Open, server: Server) -> None:
+    opened = Opened.of(chromium(1440, "light", reduced_motion="reduce"), server.urls_of_http[0])
+    page = opened.see("now")
+
+    assert "none" == page.evaluate("getComputedStyle(document.querySelector('.bar'), '::after').transitionProperty")

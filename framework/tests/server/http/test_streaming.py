@@ -1,0 +1,167 @@
+"""Responses that are sent piece by piece: slow readers, clients that leave, and reading that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import select
+import socket
+import threading
+import weakref
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import topicstore as ts
+from topicstore.contract.batch import MessageBatch
+from topicstore.server import Address, Server
+from topicstore.server.http.connections import Connection
+from topicstore.server.http.formats.written import WRITTEN, written
+from topicstore.server.http.streaming import ThreadedPieces
+from topicstore.server.settings import HttpSettings
+from topicstore.storage.replay_places import ReplayPlace
+from topicstore_conformance.faults.threads import MOMENT, PATIENCE, wait_until
+from topicstore_conformance.mqtt.embedded import serving_http
+
+_BATCHES, _ROWS = 40, 16
+_PAYLOAD = b"x" * (128 << 10)
+_REQUEST = b"GET /api/v5/messages?order=any HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Iterator[tuple[ts.Database, Server]]:
+    """A served database of 80 MB, of which a replay reads some 8 MB at once. One client at a time is let in."""
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), connections=1)
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        for _ in range(_BATCHES):
+            db.store([ts.Message("a", _PAYLOAD, "c")] * _ROWS)
+        with serving_http(db, settings) as server:
+            yield db, server
+
+
+def asked(server: Server) -> socket.socket:
+    """Ask for a replay of everything on a connection of a small buffer, from which nothing was read yet."""
+    host, _, port = server.urls_of_http[0].removeprefix("http://").rpartition(":")
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    made.connect((host, int(port)))
+    made.sendall(_REQUEST)
+    return made
+
+
+def held_up() -> bool:
+    """Return whether the server waits for a client to read."""
+    return any(isinstance(one, Connection) and one.flow.write_paused for one in gc.get_objects())
+
+
+def left(server: Server) -> bool:
+    """Return whether the connection of a client that has left is gone, so that another one is let in."""
+    return httpx.get(f"{server.urls_of_http[0]}/health/live", trust_env=False).status_code == 200
+
+
+class Watched:
+    """Replays whose end is seen, and which can be held up, or made to fail, at the second batch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.second, self.go_on, self.closed = threading.Event(), threading.Event(), threading.Event()
+        batches = ReplayPlace.batches
+
+        def watched(place: ReplayPlace, *arguments: Any, **named: Any) -> Generator[MessageBatch, None, None]:
+            try:
+                for number, batch in enumerate(batches(place, *arguments, **named)):
+                    if number == 1:
+                        self.second.set()
+                        self.go_on.wait()
+                        if error is not None:
+                            raise error
+                    yield batch
+            finally:
+                self.closed.set()
+
+        monkeypatch.setattr(ReplayPlace, "batches", watched)
+
+
+def test_a_slow_reader_holds_up_little_and_gets_everything(large: tuple[ts.Database, Server]) -> None:
+    db, server = large
+
+    def read() -> int:
+        return sum(shard.counters.read_messages for shard in db.storage.shards)
+
+    with asked(server) as client:
+        wait_until(held_up, "the server to wait for its client")
+        assert read() * len(_PAYLOAD) <= 20 << 20, "of 80 MB"
+        answer = client.makefile("rb").read()
+    assert read() == _BATCHES * _ROWS
+    assert answer.count(_PAYLOAD) == _BATCHES * _ROWS
+
+
+def test_what_is_held_for_a_slow_reader_is_given_back_when_it_leaves(
+    large: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch)
+    watched.go_on.set()
+    with asked(large[1]):
+        wait_until(held_up, "the server to wait for its client")
+        assert not watched.closed.is_set()
+    assert watched.closed.wait(PATIENCE)
+    wait_until(lambda: left(large[1]), "the connection to be gone")
+
+
+def test_a_client_that_leaves_while_its_messages_are_read_holds_nothing_after_that(
+    large: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch that is read is read to its end, and no other one."""
+    watched = Watched(monkeypatch)
+    with asked(large[1]) as client:
+        while not watched.second.is_set():
+            if select.select([client], [], [], MOMENT)[0]:
+                client.recv(1 << 20)
+    assert not watched.closed.is_set()
+    watched.go_on.set()
+    assert watched.closed.wait(PATIENCE)
+    wait_until(lambda: left(large[1]), "the connection to be gone")
+
+
+def test_a_body_that_cannot_be_ended_is_broken_off_and_the_reason_is_logged(
+    large: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = Watched(monkeypatch, ts.CorruptionError("a flipped bit", "somewhere"))
+    watched.go_on.set()
+    url = f"{large[1].urls_of_http[0]}/api/v5/messages"
+    with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+        httpx.get(url, trust_env=False, timeout=60)
+    assert watched.closed.is_set()
+    assert "a flipped bit" in caplog.text
+
+
+@pytest.mark.parametrize("media_type", WRITTEN)
+def test_pieces_are_small_also_where_payloads_are_large(media_type: str) -> None:
+    """Zeros take six bytes each in JSON."""
+    batch = MessageBatch.from_messages([ts.Message("a", bytes(100_000), "c") for _ in range(200)])
+    pieces = list(written([batch], media_type))
+    assert max(map(len, pieces)) < 7 << 20
+
+
+def test_a_piece_that_was_sent_is_not_kept() -> None:
+    """By who has made it, though the next one was not asked for."""
+    made: list[weakref.ref[memoryview]] = []
+
+    def piece() -> memoryview:
+        found = memoryview(bytes(2 << 20))
+        made.append(weakref.ref(found))
+        return found
+
+    async def send(threads: ThreadPoolExecutor) -> None:
+        pieces = ThreadedPieces(threads, (piece() for _ in range(3)))
+        for _ in range(3):
+            assert len(await anext(pieces)) == 2 << 20
+            async with asyncio.timeout(PATIENCE):
+                while any(one() for one in made):  # the thread and the event loop that made it let go of it
+                    await asyncio.sleep(MOMENT)
+        await pieces.aclose()
+
+    with ThreadPoolExecutor(1) as threads:
+        asyncio.run(send(threads))

@@ -1,0 +1,154 @@
+"""Tokens: the file, the command that changes it, and what each scope may do over HTTP."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import topicstore as ts
+from topicstore.server import Address
+from topicstore.server.http.tokens import TokenFileError, Tokens
+from topicstore.server.settings import HttpSettings
+from topicstore_conformance.mqtt.embedded import serving_http
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    return Tokens(tmp_path / "tokens")
+
+
+def test_tokens_are_added_listed_and_revoked(tokens: Tokens) -> None:
+    reader, admin = tokens.add("reader", "read"), tokens.add("admin", "admin")
+    assert ("read", "admin", None) == (tokens.scope_of(reader), tokens.scope_of(admin), tokens.scope_of("other"))
+    assert [("reader", "read"), ("admin", "admin")] == [(one.name, one.scope) for one in tokens.read()]
+    tokens.revoke("reader")
+    assert (None, "admin") == (tokens.scope_of(reader), tokens.scope_of(admin))
+    with pytest.raises(TokenFileError, match="has no token 'reader'"):
+        tokens.revoke("reader")
+    with pytest.raises(TokenFileError, match="revoke it first"):
+        tokens.add("admin", "read")
+
+
+def test_the_file_holds_hashes_and_only_its_owner_reads_it(tokens: Tokens) -> None:
+    text = tokens.add("reader", "read")
+    assert len(text) >= 43, "256 random bits"
+    assert text not in tokens.path.read_text()
+    assert 0o600 == stat.S_IMODE(tokens.path.stat().st_mode)
+
+
+def test_comments_stay(tokens: Tokens) -> None:
+    tokens.path.write_text("# ours\n\n")
+    tokens.add("reader", "read")
+    assert tokens.path.read_text().startswith("# ours\n")
+    tokens.revoke("reader")
+    assert tokens.path.read_text() == "# ours\n"
+
+
+@pytest.mark.parametrize("name", ["", " a", "a b", "#a", "a\nb", "-a", "ä", "x" * 101])
+def test_names_that_a_line_cannot_hold_are_refused(tokens: Tokens, name: str) -> None:
+    with pytest.raises(TokenFileError, match="is no token's name"):
+        tokens.add(name, "read")
+    assert not tokens.path.exists()
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """For the first token the file need not be there, but its directory."""
+    tokens = Tokens(tmp_path / "nowhere" / "tokens")
+    for use in (lambda: tokens.add("reader", "read"), lambda: tokens.revoke("reader")):
+        with pytest.raises(TokenFileError, match=r"/nowhere, where the file of tokens belongs, is not there"):
+            use()
+
+
+@pytest.mark.parametrize("line", ["reader", "reader read", "reader all " + "0" * 64, "reader read 00", "a read b c"])
+def test_a_line_that_is_no_token_is_named_and_lets_nobody_in(tokens: Tokens, line: str) -> None:
+    text = tokens.add("admin", "admin")
+    with tokens.path.open("a") as file:
+        file.write(f"{line}\n")
+    before = tokens.path.read_bytes()
+    for use in (
+        tokens.read,
+        lambda: tokens.scope_of(text),
+        lambda: tokens.add("x", "read"),
+        lambda: tokens.revoke("admin"),
+    ):
+        with pytest.raises(TokenFileError, match="line 2"):
+            use()
+    assert before == tokens.path.read_bytes()
+
+
+def test_a_file_is_read_again_only_when_it_was_replaced(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tokens.add("reader", "read")
+    assert tokens.scope_of(text) == "read"
+    with monkeypatch.context() as unread:
+        unread.setattr(Tokens, "read", lambda _: pytest.fail("the file was read again"))
+        assert tokens.scope_of(text) == "read"
+    tokens.revoke("reader")
+    assert tokens.scope_of(text) is None
+
+
+def test_two_changes_at_the_same_time_are_not_lost(tokens: Tokens) -> None:
+    tokens.add("reader", "read")
+    tokens.path.with_name("tokens.new").touch()
+    with pytest.raises(TokenFileError, match="somebody is changing the tokens now"):
+        tokens.add("other", "read")
+    assert ["reader"] == [one.name for one in tokens.read()]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a database at rest."""
+    path = tmp_path_factory.mktemp("tokens") / "db"
+    with ts.open(path, backend="rocksdb"):
+        pass
+    return path
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command; its entry point is called, whatever distribution is installed."""
+    program = "import sys; from topicstore.cli import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", program, "tokens", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_running_server_lets_in_whom_the_command_added_and_no_longer_whom_it_revoked(directory: Path) -> None:
+    settings = HttpSettings(listen=Address("127.0.0.1:0"), anonymous="never")
+    with ts.open(directory) as db, serving_http(db, settings) as server:
+        url = f"{server.urls_of_http[0]}/api/v5"
+
+        def status(method: str, path: str, token: str) -> int:
+            headers = {"Authorization": f"Bearer {token}"}
+            return httpx.request(method, url + path, headers=headers, trust_env=False).status_code
+
+        added = run("add", "reader", str(directory))
+        assert 0 == added.returncode, added.stderr
+        token = added.stdout.strip()
+        (site,) = httpx.get(f"{url}/ds/sites", headers={"Authorization": f"bearer {token}"}, trust_env=False).json()
+        assert 200 == status("GET", "/info", token)
+        assert 403 == status("PUT", f"/ds/sites/{site}/forget", token)
+        admin = run("add", "boss", str(directory), "--scope", "admin").stdout.strip()
+        assert 400 == status("PUT", f"/ds/sites/{site}/forget", admin)
+        assert "boss admin\nreader read\n" == "".join(sorted(run("list", str(directory)).stdout.splitlines(True)))
+        assert 0 == run("revoke", "reader", str(directory)).returncode
+        assert 401 == status("GET", "/info", token)
+        assert 401 == status("GET", "/info", token + "x")
+        assert 401 == httpx.get(f"{url}/info", trust_env=False).status_code
+    assert 0 == run("revoke", "boss", str(directory)).returncode
+
+
+def test_a_directory_without_a_database_gets_no_file(tmp_path: Path) -> None:
+    failed = run("add", "reader", str(tmp_path))
+    assert 3 == failed.returncode
+    assert "there is no database" in failed.stderr
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_settings_name_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text('[http]\ntoken_file = "elsewhere"\n')
+    assert 0 == run("add", "reader", "--config", str(config)).returncode
+    assert ["reader"] == [one.name for one in Tokens(tmp_path / "elsewhere").read()]

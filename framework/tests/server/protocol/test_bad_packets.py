@@ -1,0 +1,226 @@
+"""Packets that were changed at random, cut off, or are nothing but chance: they are read, or refused with a reason."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any, get_args
+
+import pytest
+import topicstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.topics import check_topic, check_utf8
+from topicstore.contract.validation import CHECKS
+from topicstore.server.protocol.decoding import decode, decode_publish
+from topicstore.server.protocol.frames import Frame, FrameReader, FramingError
+from topicstore.server.protocol.packets import ConnectPacket, Packet
+from topicstore.server.protocol.reason import PacketError, ReasonCode
+from topicstore_conformance.conditions.profiles import PROFILE, tries
+from topicstore_conformance.mqtt import wire
+
+CHANGED = tries(40_000, 100_000)
+"""How many changed packets a test reads for each version."""
+MESSAGE: dict[str, Any] = {
+    "payload_format_indicator": 1,
+    "message_expiry_interval": 60,
+    "content_type": "text/plain",
+    "response_topic": "back/here",
+    "correlation_data": b"\0\1\2",
+    "user_property": [("a", "1"), ("a", "2"), ("水", "é")],
+}
+WILL = wire.Will(
+    topic="last/will", payload=b"gone", qos=1, retain=True, properties={"will_delay_interval": 5, **MESSAGE}
+)
+
+
+def samples(version: int) -> list[bytes]:
+    """Return valid packets of all types that a client sends."""
+    plain = [
+        wire.connect("me", version=version, keep_alive=60),
+        wire.connect("me", version=version, clean=False, will=WILL, user_name="user", password=b"secret"),
+        wire.publish("a/b", b"x" * 20, version=version),
+        wire.publish("fleet/eu/bus-7/speed", b"41.5", qos=1, packet_id=7, version=version),
+        wire.publish("é/水", b"", qos=2, packet_id=65_535, retain=True, dup=True, version=version),
+        *(wire.acknowledgement(kind, 7) for kind in ("PUBACK", "PUBREC", "PUBREL", "PUBCOMP")),
+        wire.subscribe(7, [("a/+/b", 1), ("$share/group/#", 2)], version=version),
+        wire.unsubscribe(7, ["a/+/b", "#"], version=version),
+        wire.PINGREQ,
+        wire.disconnect(version=version),
+    ]
+    if version == 4:
+        return plain
+    return [
+        *plain,
+        wire.connect(
+            "", session_expiry_interval=60, receive_maximum=10, maximum_packet_size=1000, user_property=[("a", "b")]
+        ),
+        wire.connect("me", topic_alias_maximum=9, request_response_information=1, request_problem_information=0),
+        wire.connect("me", authentication_method="plain", authentication_data=b"\0me\0secret"),
+        wire.publish("a/b", b"x" * 20, qos=1, packet_id=7, **MESSAGE),
+        wire.publish("", b"x" * 20, qos=1, packet_id=7, topic_alias=3),
+        *(wire.acknowledgement(kind, 7, 0x92) for kind in ("PUBREL", "PUBCOMP")),
+        wire.frame("PUBACK", 0, b"\0\7\x87", wire.properties(reason_string="no", user_property=[("a", "b")])),
+        wire.subscribe(7, [("a/+/b", 0x2D)], subscription_identifier=200, user_property=[("a", "b")]),
+        wire.unsubscribe(7, ["a"], user_property=[("a", "b")]),
+        wire.disconnect(4, session_expiry_interval=60, reason_string="bye"),
+        wire.auth(0x18, authentication_method="plain", authentication_data=b"x"),
+    ]
+
+
+def read(version: int, frame: Frame) -> Packet | ts.Message:
+    """Read a packet as a server does. What comes of it must be good for what a server does with it."""
+    if frame[0] >> 4 == 3:
+        message, packet_id, alias = decode_publish(version, *frame, "me")
+        assert (packet_id > 0) == (message.qos > 0)
+        assert message.topic or alias
+        return message
+    packet = decode(version, *frame)
+    assert isinstance(packet, get_args(Packet))
+    if isinstance(packet, ConnectPacket):
+        check_utf8(packet.client_id, "client id", InvalidArgumentError)
+        if packet.will is not None:
+            check_topic(packet.will.topic)
+            check_storable([ts.Message(packet.will.topic, packet.will.payload, properties=packet.will.properties)])
+    return packet
+
+
+def check_storable(messages: list[ts.Message]) -> None:
+    """Check messages as the store does. Raises what the store raises."""
+    for name, field in (("topics", "topic"), ("payloads", "payload"), ("qos", "qos"), ("properties", "properties")):
+        CHECKS[name]([getattr(message, field) for message in messages])
+
+
+def attempt(version: int, frame: Frame) -> Packet | ts.Message | PacketError:
+    """Return what `read` returns, or the error by which it refuses the packet; no other error passes."""
+    try:
+        return read(version, frame)
+    except PacketError as bad:
+        return bad
+
+
+def cut(reader: FrameReader, data: bytes) -> tuple[list[Frame], FramingError | None]:
+    """Return the frames of these bytes, and the error that ends them if there is one."""
+    try:
+        return reader.feed(data), None
+    except FramingError as bad:
+        return bad.frames, bad
+
+
+class Changes:
+    """Changes of packets, in a few places, that chance chooses."""
+
+    def __init__(self, packets: list[bytes], seed: int) -> None:
+        self.packets = packets
+        self.chance = random.Random(seed)
+        self.ways = [self.flip, self.put, self.insert, self.remove, self.repeat, self.graft]
+
+    def flip(self, data: bytearray, at: int) -> None:
+        data[at] ^= 1 << self.chance.randrange(8)
+
+    def put(self, data: bytearray, at: int) -> None:
+        data[at] = self.chance.choice((0, 1, 0x7F, 0x80, 0xFF, self.chance.randrange(256)))
+
+    def insert(self, data: bytearray, at: int) -> None:
+        data[at:at] = self.chance.randbytes(self.chance.randint(1, 4))
+
+    def remove(self, data: bytearray, at: int) -> None:
+        del data[at : at + self.chance.randint(1, 4)]
+
+    def repeat(self, data: bytearray, at: int) -> None:
+        data[at:at] = data[at : self.chance.randint(at, len(data))]
+
+    def graft(self, data: bytearray, at: int) -> None:
+        other = self.chance.choice(self.packets)
+        data[at:] = other[min(at, len(other)) :]
+
+    def packet(self) -> bytes:
+        """Return a changed packet; most have the right length, so that the rest is looked at."""
+        data = bytearray(self.chance.choice(self.packets))
+        for _ in range(self.chance.randint(1, 4)):
+            if data:
+                self.chance.choice(self.ways)(data, self.chance.randrange(len(data)))
+        if self.chance.random() < 0.8 and len(data) > 2:
+            return bytes(data[:1]) + wire.variable(len(data) - 2) + bytes(data[2:])
+        return bytes(data)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("known", [False, True], ids=["as the first packet", "as a later packet"])
+def test_a_changed_packet_is_read_or_refused(version: int, known: bool) -> None:
+    outcomes: Counter[str] = Counter()
+    messages = []
+    changes = Changes(samples(version), version)
+    for _ in range(CHANGED // 2):
+        reader = FrameReader(10_000)
+        reader.version = version if known else 0
+        frames, error = cut(reader, changes.packet())
+        for found in [*(attempt(version, frame) for frame in frames), *([error] if error else [])]:
+            outcomes[found.reason.name if isinstance(found, PacketError) else type(found).__name__] += 1
+            if isinstance(found, PacketError):
+                assert found.reason >= 0x80
+                assert found.version in (0, 4, 5)
+                assert str(found) == found.text == found.text.encode().decode()
+            elif isinstance(found, ts.Message) and found.topic:
+                messages.append(found)
+    check_storable(messages)
+    for expected in ("MALFORMED_PACKET", "PROTOCOL_ERROR", "Message", "ConnectPacket", "SubscribePacket", "AckPacket"):
+        assert outcomes[expected] > 50, outcomes
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_packet_that_is_cut_off_is_refused(version: int) -> None:
+    """Its length is made to fit. What may be missing by the standard may be missing; the rest is malformed."""
+    for packet in samples(version):
+        first, begin, end = wire.split(packet) or (0, 0, 0)
+        for size in range(end - begin):
+            found = attempt(version, (first, packet[begin : begin + size]))
+            if isinstance(found, PacketError):
+                assert found.reason in (ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR), (packet, size)
+            else:
+                check_may_be_short(version, packet, size, found)
+
+
+def check_may_be_short(version: int, packet: bytes, size: int, found: Packet | ts.Message) -> None:
+    """Check that the first ``size`` bytes of a packet's body are a packet too."""
+    kind = wire.KINDS[packet[0] >> 4]
+    if isinstance(found, ts.Message):  # a payload may have any size
+        whole = read(version, (packet[0], packet[2:]))
+        assert isinstance(whole, ts.Message)
+        assert whole.payload.startswith(found.payload)
+        assert (whole.topic, whole.qos, whole.properties) == (found.topic, found.qos, found.properties)
+    elif kind in ("SUBSCRIBE", "UNSUBSCRIBE"):  # there may be fewer filters, though not none
+        assert len(found.filters) == 1  # type: ignore[union-attr]
+    else:  # a reason code and properties may be left out
+        assert version == 5
+        assert kind in ("PUBACK", "PUBREC", "PUBREL", "PUBCOMP", "DISCONNECT")
+        assert size in ((0, 1) if kind == "DISCONNECT" else (2, 3))
+
+
+@PROFILE
+@given(st.sampled_from([4, 5]), st.integers(0, 255), st.binary(max_size=40))
+def test_any_bytes_are_read_or_refused(version: int, first: int, body: bytes) -> None:
+    found = attempt(version, (first, body))
+    assert not isinstance(found, PacketError) or found.reason >= 0x80
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_any_bytes_are_cut_into_frames_or_refused(version: int) -> None:
+    chance = random.Random(version)
+    for _ in range(CHANGED // 20):
+        reader = FrameReader(1_000)
+        reader.version = version
+        stream = chance.randbytes(chance.randrange(200))
+        found = []
+        for at in range(0, len(stream), 7):
+            frames, error = cut(reader, stream[at : at + 7])
+            found += frames
+            if error is not None:
+                assert error.reason in (ReasonCode.MALFORMED_PACKET, ReasonCode.PACKET_TOO_LARGE)
+                break
+        at = 0
+        for frame in found:  # they stand in the stream one after the other
+            first, begin, end = wire.split(stream[at:]) or (0, 0, 0)
+            assert frame == (first, stream[at + begin : at + end])
+            at += end

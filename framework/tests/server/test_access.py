@@ -1,0 +1,365 @@
+"""Who is let in, by which of the ways; and what plugins are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import argon2
+import pytest
+import topicstore as ts
+from topicstore.contract.access import AuthenticationRequest, AuthorizationRequest, Credentials
+from topicstore.server.access import Access, Identity, Login, PasswordFile, PasswordFileError, Refusal
+from topicstore.server.access.batches import Batches, TooManyWaitingError
+from topicstore.server.access.hooks import AccessHooks
+from topicstore.server.listeners import Peer, Via
+from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, Rule, SettingsError
+
+R = TypeVar("R")
+
+
+def login(
+    user: str | None = None,
+    password: bytes | None = None,
+    *,
+    client_id: str = "one",
+    loopback: bool = True,
+    certificate: str | None = None,
+) -> Login:
+    via = Via(name="here", scheme="mqtt", certificate_users=certificate is not None)
+    peer = Peer(via=via, address="192.0.2.1:5", loopback=loopback, certificate_name=certificate)
+    return Login(client_id=client_id, user_name=user, password=password, peer=peer)
+
+
+def run(work: Coroutine[Any, Any, R], *accesses: Access) -> R:
+    """Run a test's coroutine, and end the threads whatever happens."""
+
+    async def whole() -> R:
+        try:
+            return await work
+        finally:
+            for access in accesses:
+                access.close()
+
+    return asyncio.run(whole())
+
+
+def outcome(access: Access, *logins: Login) -> list[str | None]:
+    """Return for each client its user name, or why it was refused, after a dash."""
+
+    async def ask() -> list[str | None]:
+        found = [await access.authenticate(one) for one in logins]
+        return [f"-{one.why}" if isinstance(one, Refusal) else one.user for one in found]
+
+    return run(ask(), access)
+
+
+def hooks(hook: str, *plugins: object) -> AccessHooks:
+    return AccessHooks([(f"plugin-{number}", plugin) for number, plugin in enumerate(plugins)], hook)
+
+
+@pytest.fixture
+def password_file(tmp_path: Path) -> Path:
+    file = PasswordFile(tmp_path / "users", argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1))
+    file.put("ann", b"secret")
+    return file.path
+
+
+@pytest.mark.parametrize(
+    ("anonymous", "here", "there"),
+    [("loopback", None, "-forbidden"), ("never", "-forbidden", "-forbidden"), ("always", None, None)],
+)
+def test_anonymous_clients(anonymous: Any, here: str | None, there: str | None) -> None:
+    """By default from this machine only."""
+    access = Access(AuthenticationSettings(anonymous=anonymous), AuthorizationSettings())
+    assert [here, there] == outcome(access, login(), login(loopback=False))
+
+
+def test_passwords_of_the_file(password_file: Path) -> None:
+    """A name with a wrong password is refused where nobody needs one, too."""
+    access = Access(AuthenticationSettings(password_file=password_file), AuthorizationSettings())
+    found = outcome(
+        access,
+        login("ann", b"secret", loopback=False),
+        login("ann", b"wrong"),
+        login("ann"),
+        login("eve", b"secret"),
+        login(),
+        login(loopback=False),
+    )
+    assert ["ann", "-credentials", "-credentials", "-credentials", None, "-forbidden"] == found
+
+
+def test_a_name_that_nobody_can_check_is_nobodys() -> None:
+    """Without a file of users a client that gives a name is an anonymous one."""
+    assert [None, "-forbidden"] == outcome(
+        Access(AuthenticationSettings(), AuthorizationSettings()),
+        login("ann", b"x"),
+        login("ann", b"x", loopback=False),
+    )
+
+
+def test_the_name_of_a_certificate_counts(password_file: Path) -> None:
+    """Before that of the CONNECT, and without a password."""
+    access = Access(AuthenticationSettings(anonymous="never", password_file=password_file), AuthorizationSettings())
+    assert ["bus-7"] == outcome(access, login("ann", b"wrong", certificate="bus-7", loopback=False))
+
+
+def test_a_file_that_cannot_be_read_later_lets_nobody_in(password_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And is logged; when the server starts, it is an error."""
+    access = Access(AuthenticationSettings(password_file=password_file), AuthorizationSettings())
+    password_file.write_text("ann:secret\n")
+    assert ["-unavailable"] == outcome(access, login("ann", b"secret"))
+    assert "line 1" in caplog.text
+    assert "secret" not in caplog.text
+    with pytest.raises(PasswordFileError, match="line 1"):
+        Access(AuthenticationSettings(password_file=password_file), AuthorizationSettings())
+
+
+def test_a_login_does_not_show_its_password() -> None:
+    """Whatever logs or prints it."""
+    assert "secret" not in f"{login('ann', b'secret')!r}{login('ann', b'secret')}"
+    client = Credentials(
+        client_id="one",
+        user_name="ann",
+        password=b"secret",
+        certificate_name=None,
+        address="192.0.2.1:5",
+        loopback=False,
+        listener="here",
+    )
+    assert "secret" not in repr(AuthenticationRequest(clients=(client,)))
+
+
+# --- plugins ---
+
+
+class Names:
+    """A plugin that knows some clients by their ids, and notes who was asked about together."""
+
+    def __init__(self, known: dict[str, str | bool]) -> None:
+        self.known, self.calls = known, list[int]()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.called = threading.Event()
+
+    @ts.hookimpl
+    def topicstore_authenticate(self, request: AuthenticationRequest) -> Sequence[str | bool | None]:
+        self.calls.append(len(request.clients))
+        self.called.set()
+        self.gate.wait()
+        assert "secret" not in repr(request)
+        return [self.known.get(client.client_id) for client in request.clients]
+
+
+def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file: Path) -> None:
+    """What none knows, the server's settings decide."""
+    first, second = Names({"one": "first", "two": False}), Names({"one": "second", "two": "second", "three": "second"})
+    access = Access(
+        AuthenticationSettings(password_file=password_file),
+        AuthorizationSettings(),
+        authenticate=hooks("topicstore_authenticate", first, second),
+    )
+    found = outcome(
+        access,
+        login(client_id="one"),
+        login("ann", b"secret", client_id="two"),
+        login(client_id="three"),
+        login("ann", b"secret", client_id="four"),
+        login("ann", b"wrong", client_id="four"),
+    )
+    assert ["first", "-credentials", "second", "ann", "-credentials"] == found
+
+
+def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call() -> None:
+    """All of them, however many."""
+    plugin = Names({})
+    plugin.gate.clear()
+    access = Access(
+        AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks("topicstore_authenticate", plugin)
+    )
+
+    async def connect() -> None:
+        first = asyncio.create_task(access.authenticate(login()))
+        await asyncio.to_thread(plugin.called.wait)
+        others = [asyncio.create_task(access.authenticate(login())) for _ in range(50)]
+        await asyncio.sleep(0)
+        plugin.gate.set()
+        for task in (first, *others):
+            assert isinstance(await task, Identity)
+
+    run(connect(), access)
+    assert [1, 50] == plugin.calls
+
+
+class Raising:
+    """A plugin that fails."""
+
+    @ts.hookimpl
+    def topicstore_authenticate(self, request: AuthenticationRequest) -> Sequence[str | bool | None]:
+        raise LookupError("the directory is down")
+
+    @ts.hookimpl
+    def topicstore_authorize(self, request: AuthorizationRequest) -> Sequence[bool | None]:
+        raise LookupError("the directory is down")
+
+
+class Answering:
+    """A plugin that returns whatever it is told to."""
+
+    def __init__(self, answers: Any) -> None:
+        self.answers = answers
+
+    @ts.hookimpl
+    def topicstore_authenticate(self, request: AuthenticationRequest) -> Any:
+        return self.answers
+
+    @ts.hookimpl
+    def topicstore_authorize(self, request: AuthorizationRequest) -> Any:
+        return self.answers
+
+
+@pytest.mark.parametrize(
+    "plugin", [Raising(), Answering([]), Answering("a"), Answering([True]), Answering([1]), Answering(7)]
+)
+def test_a_plugin_that_fails_lets_nobody_in(plugin: object, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor does one that answers with what is no answer; both are logged."""
+    access = Access(
+        AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks("topicstore_authenticate", plugin)
+    )
+    assert ["-unavailable"] == outcome(access, login())
+    assert [logging.ERROR] == [record.levelno for record in caplog.records]
+
+
+class Topics:
+    """A plugin that knows some topics, and notes what it is asked."""
+
+    def __init__(self, known: dict[str, bool]) -> None:
+        self.known, self.asked = known, list[tuple[str, str]]()
+
+    @ts.hookimpl
+    def topicstore_authorize(self, request: AuthorizationRequest) -> Sequence[bool | None]:
+        self.asked += [(one.action, one.topic) for one in request.questions]
+        return [self.known.get(one.topic) for one in request.questions]
+
+
+LISTED = AuthorizationSettings(
+    rules=(Rule(permission="deny", topics=("a/no", "b/no")), Rule(permission="allow", topics=("a/#",)))
+)
+
+
+def someone(*, loopback: bool = False) -> Identity:
+    return Identity(user="ann", client_id="one", loopback=loopback)
+
+
+def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None:
+    """What none of them says something about, the list decides."""
+    plugin = Topics({"a/no": True, "a/x": False})
+    access = Access(AuthenticationSettings(), LISTED, authorize=hooks("topicstore_authorize", plugin))
+    permissions = access.permissions(someone())
+
+    async def ask() -> None:
+        topics = ["a/no", "a/x", "a/y", "b"]
+        assert [None] * 4 == [permissions.decided("publish", topic) for topic in topics]
+        for _ in range(3):
+            assert [True, False, True, False] == await permissions.decide("publish", topics)
+        assert [True, False, True, False] == [permissions.decided("publish", topic) for topic in topics]
+        assert [("publish", topic) for topic in topics] == plugin.asked
+        assert [False] == await permissions.decide("subscribe", ["a/x"])
+        assert ("subscribe", "a/x") == plugin.asked[-1]
+        assert [False] == await access.permissions(someone()).decide("publish", ["a/x"])
+        assert 6 == len(plugin.asked)
+
+    run(ask(), access)
+
+
+def test_a_plugin_that_fails_to_answer_allows_nothing_and_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asks is told that nobody knows, and the failure is logged; the next time the plugin is asked again."""
+    access = Access(AuthenticationSettings(), LISTED, authorize=hooks("topicstore_authorize", Raising()))
+    permissions = access.permissions(someone())
+
+    async def ask() -> None:
+        for _ in range(2):
+            assert permissions.decided("publish", "a/x") is None
+            assert [None] == await permissions.decide("publish", ["a/x"])
+            assert permissions.decided("publish", "a/x") is False
+            assert [None] == await permissions.decide("subscribe", ["a/x"])
+            assert permissions.decided("subscribe", "a/x") is None
+
+    run(ask(), access)
+    assert [logging.ERROR] * 4 == [record.levelno for record in caplog.records]
+    assert "directory is down" in caplog.text
+
+
+def test_without_plugins_nothing_is_waited_for() -> None:
+    """A decision is there at once, of topics however many."""
+    access = Access(AuthenticationSettings(), LISTED)
+    permissions = access.permissions(someone())
+    assert not permissions.unrestricted
+    for number in range(1_000):
+        assert permissions.decided("publish", f"a/{number}") is True
+        assert permissions.decided("subscribe", f"b/{number}") is False
+    assert permissions.decided("subscribe", "a#") is False
+    assert permissions.may_receive is not None
+    assert permissions.may_receive("a/x")
+    assert not permissions.may_receive("b/no")
+    access.close()
+
+
+def test_a_client_on_this_machine_may_do_everything_without_settings() -> None:
+    """Then nothing is looked at; one from elsewhere may do nothing."""
+    access = Access(AuthenticationSettings(), AuthorizationSettings())
+    near, far = access.permissions(someone(loopback=True)), access.permissions(someone())
+    assert near.unrestricted
+    assert near.may_receive is None
+    assert near.decided("publish", "a") is True
+    assert not far.unrestricted
+    assert far.decided("publish", "a") is False
+    assert far.decided("subscribe", "#") is False
+    access.close()
+
+
+def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
+    """When the server starts; as is one that isn't there."""
+    with pytest.raises(ts.PluginError, match="'plugin-0' doesn't implement topicstore_authorize"):
+        hooks("topicstore_authorize", Names({}))
+    with pytest.raises(SettingsError, match=r"authentication\.plugins: there is no plugin 'ldap'"):
+        Access(AuthenticationSettings(plugins=("ldap",)), AuthorizationSettings())
+
+
+# --- questions in batches ---
+
+
+def test_questions_that_wait_are_bounded_and_cancelled_at_the_end() -> None:
+    """Nobody waits for ever for an answer that nobody will give."""
+    begun, gate = threading.Event(), threading.Event()
+
+    def answer(questions: Sequence[int]) -> Sequence[int]:
+        begun.set()
+        gate.wait()
+        return [-one for one in questions]
+
+    async def ask() -> None:
+        batches = Batches[int, int](answer, "test", most=2, waiting=3)
+        first = asyncio.create_task(batches.ask([1, 2]))
+        await asyncio.to_thread(begun.wait)
+        second = asyncio.create_task(batches.ask([3, 4, 5]))
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyWaitingError, match="3 questions wait already"):
+            await batches.ask([6])
+        gate.set()
+        assert [[-1, -2], [-3, -4, -5]] == await asyncio.gather(first, second)
+        gate.clear()
+        begun.clear()
+        third = asyncio.create_task(batches.ask([7]))
+        await asyncio.to_thread(begun.wait)
+        threading.Timer(0, gate.set).start()
+        batches.close()
+        with pytest.raises(asyncio.CancelledError):
+            await third
+
+    asyncio.run(ask())

@@ -1,0 +1,123 @@
+"""What the settings of durable sessions do to the sessions of MQTT clients, in general and by zone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import topicstore as ts
+from topicstore.server.durable_settings import DurableSessionsSettings, ZoneSessionsSettings, ZoneSettings
+from topicstore.server.quantities import Duration
+from topicstore.server.settings import ServerSettings
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.mqtt.embedded import Embedded
+from topicstore_conformance.mqtt.wire import Will
+
+need("memory")
+both = pytest.mark.parametrize("version", [4, 5])
+
+
+def keep(version: int) -> dict[str, Any]:
+    """Return what a client says to have its session kept."""
+    return {"clean": False, **({"session_expiry_interval": 3_600} if version == 5 else {})}
+
+
+def settings(**values: Any) -> ServerSettings:
+    return ServerSettings(durable_sessions=DurableSessionsSettings(**values))
+
+
+@both
+def test_sessions_that_are_not_durable_end_with_the_connection(db: ts.Database, version: int) -> None:
+    """A client of MQTT 5 is told so; nothing of it is stored, and nothing of it is there when it comes back."""
+    with Embedded(db, settings(enable=False)) as embedded:
+        with embedded.client(version=version) as client:
+            answer = client.connect("c", **keep(version))
+            assert not answer.present
+            if version == 5:
+                assert answer.properties["session_expiry_interval"] == 0
+            client.subscribe("a/#", options=1)
+            assert [] == [info.client_id for info in db.sessions if not info.connected]
+            client.leave()
+        with pytest.raises(ts.SessionNotFoundError):
+            db.sessions["c"]
+        with embedded.client(version=version) as client:
+            assert not client.connect("c", **keep(version)).present
+
+
+def test_a_will_of_a_session_that_is_not_durable_is_published(db: ts.Database) -> None:
+    """When its connection breaks."""
+    with Embedded(db, settings(enable=False)) as embedded, embedded.client() as other:
+        other.connect("other")
+        other.subscribe("will", options=1)
+        with embedded.client() as client:
+            client.connect("c", will=Will(topic="will", payload=b"gone", qos=1), **keep(5))
+        assert b"gone" == other.expect("PUBLISH").payload
+
+
+def test_what_was_kept_ends_when_the_client_comes_to_sessions_that_are_not_durable(db: ts.Database) -> None:
+    """As after a clean start."""
+    with Embedded(db) as embedded:
+        with embedded.client() as client:
+            client.connect("c", **keep(5))
+            client.subscribe("a/#", options=1)
+            client.leave()
+        assert ["c"] == [info.client_id for info in db.sessions]
+        off = DurableSessionsSettings(enable=False)
+        embedded.do(embedded.server.reload(msgspec.structs.replace(embedded.server.settings, durable_sessions=off)))
+        with embedded.client() as client:
+            assert not client.connect("c", **keep(5)).present
+            client.leave()
+        assert [] == list(db.sessions)
+
+
+def test_a_zone_has_settings_of_its_own(db: ts.Database) -> None:
+    """Its listener names it; what it doesn't say is as for all."""
+    with Embedded(db, settings(batch_size=50)) as embedded:
+        own = ZoneSessionsSettings(enable=False, batch_size=3)
+        before = embedded.server.settings
+        mqtt = before.listeners["mqtt"]
+        with embedded.client() as client:
+            client.connect("general", **keep(5))
+            assert 50 == batch_size(db, "general")
+            changed = msgspec.structs.replace(
+                before,
+                zones={"away": ZoneSettings(durable_sessions=own)},
+                listeners={"mqtt": msgspec.structs.replace(mqtt, zone="away")},
+            )
+            reloaded = embedded.do(embedded.server.reload(changed))
+            assert ("zones.away", "listeners.mqtt.zone") == reloaded.changed
+            with embedded.client() as second:
+                assert second.connect("zoned", **keep(5)).properties["session_expiry_interval"] == 0
+                assert 3 == batch_size(db, "zoned")
+            client.ping()
+
+
+def batch_size(db: ts.Database, client_id: str) -> int | None:
+    """Return how many packets a session takes at once."""
+    session = db.sessions.connected(client_id)
+    assert session is not None
+    return session._live.batch_size
+
+
+def test_a_session_that_takes_little_at_once_gets_everything(db: ts.Database) -> None:
+    """In order."""
+    with Embedded(db, settings(batch_size=2)) as embedded, embedded.client() as client:
+        client.connect("c")
+        client.subscribe("a", options=1)
+        db.publish([ts.Message("a", str(number).encode(), "p", qos=1) for number in range(9)])
+        payloads = [packet.payload for packet in client.publishes(9)]
+        assert [str(number).encode() for number in range(9)] == payloads
+
+
+def test_messages_wake_a_session_however_long_it_may_sleep(db: ts.Database) -> None:
+    """Nobody polls: the intervals are the longest time that passes if nothing happens."""
+    hour = Duration(3_600)
+    slow = settings(idle_poll_interval=hour, renew_streams_interval=hour, session_gc_interval=hour)
+    with Embedded(db, slow) as embedded, embedded.client() as client:
+        client.connect("c")
+        client.subscribe("a/#", options=1)
+        for number in range(3):
+            db.publish([ts.Message(f"a/{number}", b"new stream", "p", qos=1)])
+            assert f"a/{number}" == client.expect("PUBLISH").topic
+        assert 3_600.0 == db.sessions.pace.longest_pause

@@ -1,0 +1,183 @@
+"""A program embeds the server on a database that it goes on using."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.server import Address, ListenError, ListenerSettings, Server, ServerSettings
+from topicstore.server.asked import Answers, Asked
+from topicstore.server.store_hop import StoreHop
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.embedded import Embedded
+from topicstore_conformance.mqtt.paho_client import PahoClient
+
+need("memory")
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[ts.Database]:
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        yield db
+
+
+def test_what_the_program_publishes_comes_to_clients_and_the_other_way_round(db: ts.Database) -> None:
+    with Embedded(db) as embedded, PahoClient(embedded.port, "display") as client, db.subscribe("up/#") as own:
+        assert client.subscribe("down/#") == 1
+        db.publish([ts.Message("down/1", b"from the program", "program", 1)])
+        assert client.payloads(1) == ["from the program"]
+        assert client.publish("up/1", b"from the client") == 0
+        batch = own.fetch(timeout=PATIENCE)
+        assert [(m.topic, m.payload, m.client_id) for m in batch.messages] == [("up/1", b"from the client", "display")]
+
+
+def test_an_idle_server_wakes_up_for_what_a_thread_publishes(db: ts.Database) -> None:
+    """Each message by itself, after the server had nothing to do."""
+    with Embedded(db) as embedded, PahoClient(embedded.port) as client:
+        client.subscribe("a", 1)
+        for number in range(20):
+            db.publish([ts.Message("a", b"%d" % number, "program", 1)])
+            client.received(number + 1)
+
+
+def test_a_client_that_is_kicked_is_told(db: ts.Database) -> None:
+    with Embedded(db) as embedded, PahoClient(embedded.port, "rude") as client:
+        assert db.sessions.kick("rude")
+        assert client.ended() == 0x98
+
+
+def test_draining_tells_all_clients_and_keeps_their_sessions(db: ts.Database) -> None:
+    """Those of MQTT 5 are told, those of 3.1.1 are closed; what was acknowledged is there, and sessions go on."""
+    with Embedded(db) as embedded:
+        new = PahoClient(embedded.port, "new", clean=False, expiry=3600)
+        old = PahoClient(embedded.port, "old", version=4, clean=False)
+        for client in (new, old):
+            client.subscribe("a", 1)
+        assert new.publish("a", b"1") == 0
+        draining = embedded.begin(embedded.server.drain())
+        assert new.ended() == 0x8B
+        old.ended()
+        for client in (new, old):
+            client.close()
+        draining.result(PATIENCE)
+    assert [session.client_id for session in db.sessions] == ["new", "old"]
+    assert not any(session.connected for session in db.sessions)
+
+
+def test_a_drained_server_lets_nobody_in(db: ts.Database) -> None:
+    with Embedded(db) as embedded:
+        embedded.do(embedded.server.drain())
+        with pytest.raises(ConnectionError):
+            embedded.client()
+
+
+def test_a_server_ends_though_its_clients_never_rest(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While anything is served, something else is asked for, as by a client that publishes as fast as it may."""
+    serve = StoreHop.serve
+    with Embedded(db) as embedded, PahoClient(embedded.port, "busy") as client:
+        broker = embedded.server._broker
+        assert broker is not None
+
+        async def ask() -> None:
+            broker.serving.kick()
+
+        def busily(hop: StoreHop, asked: Asked) -> Answers:
+            embedded.do(ask())
+            return serve(hop, asked)
+
+        monkeypatch.setattr(StoreHop, "serve", busily)
+        client.subscribe("a", 1)
+        draining = embedded.begin(embedded.server.drain())
+        assert client.ended() == 0x8B
+        client.close()
+        draining.result(PATIENCE)
+
+
+def test_a_will_is_published_when_the_server_ends(db: ts.Database) -> None:
+    with db.subscribe("wills") as own:
+        with Embedded(db) as embedded:
+            client = PahoClient(embedded.port, "mortal", prepared=lambda one: one.will_set("wills", b"gone", 1))
+            draining = embedded.begin(embedded.server.drain())
+            client.ended()
+            client.close()
+            draining.result(PATIENCE)
+        assert [message.payload for message in own.fetch(timeout=PATIENCE).messages] == [b"gone"]
+
+
+def test_two_servers_serve_one_database_one_after_the_other(db: ts.Database) -> None:
+    """A session goes on with the second where it was with the first."""
+    with Embedded(db) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
+        client.subscribe("a", 1)
+    db.publish([ts.Message("a", b"meanwhile", "program", 1)])
+    with Embedded(db) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
+        assert client.present
+        assert client.payloads(1) == ["meanwhile"]
+
+
+def test_closing_the_database_ends_the_server(tmp_path: Path) -> None:
+    """It is an error to close it first, and whoever waits for the server gets it."""
+    db = ts.open(tmp_path / "db", backend="memory")
+    with Embedded(db) as embedded:
+        client = PahoClient(embedded.port, "me")
+        waiting = embedded.begin(embedded.server.wait())
+        db.close()
+        assert client.ended() == 0x8B
+        client.close()
+        with pytest.raises(ts.DatabaseClosedError):
+            waiting.result(PATIENCE)
+
+
+def test_many_may_wait_for_the_server_and_one_that_gives_up_is_nobody_elses_concern(db: ts.Database) -> None:
+    """They go on when the server was drained."""
+    with Embedded(db) as embedded:
+
+        async def wait_and_drain() -> None:
+            impatient = asyncio.ensure_future(embedded.server.wait())
+            patient = asyncio.ensure_future(embedded.server.wait())
+            await asyncio.sleep(0)  # both wait now
+            impatient.cancel()
+            await asyncio.wait((impatient,))
+            assert impatient.cancelled()
+            assert not patient.done()
+            await embedded.server.drain()
+            await patient
+            await embedded.server.wait()
+
+        embedded.do(wait_and_drain())
+
+
+def test_an_address_in_use_is_an_error_and_leaves_nothing_behind(db: ts.Database) -> None:
+    async def second(port: int) -> None:
+        settings = ServerSettings(listeners={"mqtt": ListenerSettings(listen=Address(f"127.0.0.1:{port}"))})
+        async with Server(db, settings):
+            pass
+
+    with Embedded(db) as embedded:
+        with pytest.raises(ListenError, match="can't listen"):
+            asyncio.run(second(embedded.port))
+        with PahoClient(embedded.port) as client:
+            assert client.publish("a") in (0, 0x10)
+
+
+def test_stopping_at_once_is_as_if_all_connections_broke(db: ts.Database) -> None:
+    with Embedded(db) as embedded:
+        client = PahoClient(embedded.port, "me", clean=False, expiry=3600)
+        client.subscribe("a", 1)
+        assert client.publish("a", b"kept") == 0
+        embedded.do(embedded.server.stop())
+        client.ended()
+        client.close()
+        assert not db.sessions["me"].connected
+        wait_until(lambda: db.sessions.connected("me") is None, "the session to be ended")
+
+
+def test_a_connection_that_brings_no_connect_is_closed(db: ts.Database) -> None:
+    """And one that brings something else, without an answer."""
+    with Embedded(db) as embedded, embedded.client() as client:
+        client.send(wire.PINGREQ)
+        assert client.ended() is None

@@ -1,0 +1,64 @@
+"""A plugin that doesn't answer keeps its client waiting, and neither the others nor the server's end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import topicstore as ts
+from topicstore.contract.access import AuthenticationRequest
+from topicstore.server.access.access import Access
+from topicstore.server.access.hooks import AccessHooks
+from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.embedded import Embedded
+
+need("memory")
+
+
+class Hanging:
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+
+    @ts.hookimpl
+    def topicstore_authenticate(self, request: AuthenticationRequest) -> list[str | bool | None]:
+        self.asked.set()
+        assert self.may_answer.wait(PATIENCE)
+        return [None] * len(request.clients)
+
+
+def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(tmp_path: Path) -> None:
+    """Else a second signal, which ends the program at once, would not be heard."""
+    plugin = Hanging()
+    hooks = AccessHooks([("hanging", plugin)], "topicstore_authenticate")
+    access = Access(AuthenticationSettings(), AuthorizationSettings(), authenticate=hooks)
+    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db, access=access) as embedded:
+        embedded.server._access = access  # as if it were made from settings, which name installed plugins
+        went_on = threading.Event()
+
+        async def later() -> None:
+            while embedded.server._access is not None:
+                await asyncio.sleep(0)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            went_on.set()
+
+        try:
+            with embedded.client() as client:
+                client.send(wire.connect("me"))
+                assert plugin.asked.wait(PATIENCE)
+                ending, goes_on = embedded.begin(embedded.server.drain()), embedded.begin(later())
+                last = client.ended()
+            assert last is not None
+            assert (last.kind, last.reason) == ("CONNACK", 0x88)
+            assert went_on.wait(60)
+            assert not ending.done()
+        finally:
+            plugin.may_answer.set()
+        ending.result(PATIENCE)
+        goes_on.result(PATIENCE)

@@ -1,0 +1,415 @@
+"""Clients that mean harm, over real sockets: the server lives, others don't notice, and what they took comes back.
+
+What comes back is counted: sockets of the server's process, and its memory after rounds of the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import random
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.raw_client import RawClient
+from topicstore_conformance.mqtt.serving import Serving, serving
+
+pytestmark = pytest.mark.slow
+
+NEVER = 0xFFFFFFFF
+MB = 1 << 20
+SETTINGS = """
+[limits]
+connect_timeout = "{timeout}s"
+packet_size = "20MB"
+subscriptions = {filters}
+"""
+FILTERS = tries(quick=2_000, full=10_000)
+"""How many filters a client may have."""
+LARGE = 16 << 20
+ROUNDS = 4
+
+
+@contextmanager
+def served(timeout: int) -> Iterator[Serving]:
+    """Serve clients that have so many seconds to say who they are."""
+    if importlib.util.find_spec("rocksdict") is None:
+        pytest.skip('needs rocksdict: pip install "topicstore[server]"')
+    with quick_directory() as directory:
+        file = Path(directory) / "settings.toml"
+        file.write_text(SETTINGS.format(filters=FILTERS, timeout=timeout))
+        with serving(Path(directory) / "db", "--config", str(file)) as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def mqtt() -> Iterator[Serving]:
+    """A server whose clients aren't cut off, however slow this machine is."""
+    with served(timeout=3600) as server:
+        yield server
+
+
+def accepted(server: Serving, client_id: str, version: int, clients: ExitStack) -> RawClient:
+    """Return a client that has a CONNACK; it tries again if it was too slow."""
+    while True:
+        client = clients.enter_context(server.client(version=version))
+        client.send(wire.connect(client_id, version=version))
+        if (packet := client.receive()) is not None:
+            assert packet.reason == 0
+            return client
+
+
+@contextmanager
+def bystanders(server: Serving, name: str) -> Iterator[Callable[[], None]]:
+    """Two clients that were there before; each call checks that what one publishes reaches the other, and only that."""
+    with ExitStack() as clients:
+        reader = accepted(server, f"{name}-reader", 5, clients)
+        writer = accepted(server, f"{name}-writer", 4, clients)
+        reader.subscribe(f"{name}/#", options=1)
+        count = 0
+
+        def check() -> None:
+            nonlocal count
+            count += 1
+            writer.publish(f"{name}/x", b"%d" % count)
+            packet = reader.expect("PUBLISH")
+            assert (packet.topic, packet.payload) == (f"{name}/x", b"%d" % count)
+            reader.acknowledge(packet)
+
+        check()
+        yield check
+        check()
+
+
+@pytest.fixture
+def noticing(mqtt: Serving, name: str) -> Iterator[Callable[[], None]]:
+    """Fail when bystanders notice something, also when it is called."""
+    with bystanders(mqtt, name) as check:
+        yield check
+
+
+def sockets(server: Serving) -> int:
+    """Return how many sockets the server's process has."""
+    found = 0
+    for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            found += str(descriptor.readlink()).startswith("socket:")
+    return found
+
+
+def rounds(server: Serving, work: Callable[[], None], most: int = 24 * MB) -> None:
+    """Do the same again and again: each time all sockets come back, and memory doesn't grow with the rounds."""
+    if not Path(f"/proc/{server.pid}/fd").is_dir():
+        pytest.skip("needs /proc, where sockets and memory of a process are counted")
+    before = sockets(server)
+    used = []
+    for _ in range(ROUNDS):
+        work()
+        wait_until(lambda: sockets(server) <= before, "the server has closed all connections")
+        used.append(server.memory())
+    assert used[-1] - used[0] < most, [one // MB for one in used]
+
+
+def ended(client: RawClient) -> None:
+    """Say that nothing more comes, and read whatever there is until the server closes the connection."""
+    with contextlib.suppress(OSError):  # the server was first
+        client.socket.shutdown(socket.SHUT_WR)
+    drain(client)
+
+
+def drain(client: RawClient) -> None:
+    """Read until the server has closed the connection; what it says may answer anything."""
+    with contextlib.suppress(ConnectionError):
+        while client.socket.recv(1 << 16):
+            pass
+
+
+def packets(source: random.Random, version: int) -> list[bytes]:
+    """Return packets of all types as a client sends them."""
+    some: dict[str, wire.Value] = {"user_property": [("a", "b")], "content_type": "x"} if version == 5 else {}
+    will = wire.Will(topic="w", payload=b"x", qos=1) if source.random() < 0.5 else None
+    return [
+        wire.connect(f"c{source.randrange(10**9)}", version=version, will=will, user_name="u", password=b"p"),
+        wire.subscribe(1, [("f/#", 1), ("$share/g/f", 2)], version=version),
+        wire.publish("f/a", b"x" * source.randrange(300), qos=1, packet_id=2, version=version, **some),
+        wire.publish("f/b", b"y", qos=2, packet_id=3, version=version),
+        wire.acknowledgement("PUBREL", 3),
+        wire.publish("f/c", retain=True, version=version),
+        wire.unsubscribe(4, ["f/#"], version=version),
+        wire.PINGREQ,
+        wire.acknowledgement("PUBACK", 1),
+        *([wire.auth(0x18, authentication_method="x")] if version == 5 else []),
+        wire.disconnect(version=version),
+    ]
+
+
+def mutated(source: random.Random, data: bytes) -> bytes:
+    """Return a packet with some bytes changed, left out, repeated or put in, or only its beginning."""
+    changed = bytearray(data)
+    for _ in range(source.randint(1, 4)):
+        place, kind = source.randrange(len(changed) + 1), source.randrange(5)
+        if kind == 0 and place < len(changed):
+            changed[place] = source.randrange(256)
+        elif kind == 1:
+            changed[place:place] = source.randbytes(source.randint(1, 4))
+        elif kind == 2:
+            del changed[place : place + source.randint(1, 4)]
+        elif kind == 3:
+            changed[place:place] = changed[place : place + 8]
+        elif place < len(changed):
+            changed[place] ^= 1 << source.randrange(8)
+    return bytes(changed[: source.randrange(len(changed) + 1)]) if source.random() < 0.2 else bytes(changed)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_mutated_packets(mqtt: Serving, noticing: Callable[[], None], version: int) -> None:
+    """In connections that were accepted, and instead of a CONNECT."""
+    source = random.Random(version)
+    for number in range(tries(quick=150, full=5_000)):
+        with mqtt.client(version=version) as client:
+            first, *others = packets(source, version)
+            if number % 4:
+                client.send(first)
+            else:
+                client.send(mutated(source, first))
+            client.send(*[mutated(source, one) if source.random() < 0.3 else one for one in others])
+            ended(client)
+        if number % 25 == 0:
+            noticing()
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_truncated_packets(mqtt: Serving, noticing: Callable[[], None], version: int) -> None:
+    """A client that ends within a packet, at each place of it."""
+    first, *others = packets(random.Random(0), version)
+    for data in others:
+        for end in range(1, len(data), max(1, len(data) // tries(quick=4, full=40))):
+            with mqtt.client(version=version) as client:
+                client.send(first, data[:end])
+                ended(client)
+    noticing()
+
+
+def test_garbage(mqtt: Serving, noticing: Callable[[], None]) -> None:
+    """Of other protocols, and of none."""
+    source = random.Random(1)
+    garbage = [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        bytes.fromhex("16030100c8010000c40303"),  # how TLS begins
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"\xff" * 1_000,
+        b"\0" * 1_000,
+        *[source.randbytes(200) for _ in range(tries(quick=20, full=1_000))],
+    ]
+    for data in garbage:
+        with mqtt.client() as client:
+            client.send(data)
+            ended(client)
+    noticing()
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_byte_at_a_time(mqtt: Serving, noticing: Callable[[], None], name: str, version: int) -> None:
+    """Packets are whole whatever pieces they come in."""
+    with mqtt.client(version=version) as client:
+        data = [
+            wire.connect(name, version=version),
+            wire.subscribe(1, [(f"byte/{name}", 1)], version=version),
+            wire.publish(f"byte/{name}", b"x" * 300, qos=2, packet_id=2, version=version),
+            wire.acknowledgement("PUBREL", 2),
+            wire.PINGREQ,
+        ]
+        for byte in b"".join(data):
+            client.send(bytes((byte,)))
+        kinds = []
+        while len(kinds) < 6:
+            packet = client.receive()
+            assert packet is not None
+            kinds.append(packet.kind)
+        assert kinds[:2] == ["CONNACK", "SUBACK"]
+        assert sorted(kinds[2:]) == ["PINGRESP", "PUBCOMP", "PUBLISH", "PUBREC"]
+    noticing()
+
+
+def test_connections_that_never_say_who_they_are(name: str) -> None:
+    """Whatever part of a CONNECT they have sent, they are closed when their time is over, and others are served."""
+    with served(timeout=1) as server, bystanders(server, name) as check:
+
+        def many() -> None:
+            first = wire.connect("slow", user_name="u" * 100)
+            with ExitStack() as clients:
+                slow = [clients.enter_context(server.client()) for _ in range(200)]
+                for number, client in enumerate(slow):
+                    client.send(first[: number % len(first)])
+                check()
+                for client in slow:
+                    drain(client)
+
+        rounds(server, many)
+
+
+def test_half_open_connections(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
+    """Clients that are silent after their CONNECT are cut off by their keep-alive, and their wills are published."""
+    with mqtt.client() as watcher, ExitStack() as clients:
+        watcher.connect()
+        watcher.subscribe(f"wills/{name}/#")
+        silent = [clients.enter_context(mqtt.client()) for _ in range(100)]
+        for number, client in enumerate(silent):
+            will = wire.Will(topic=f"wills/{name}/{number}")
+            client.connect(f"{name}-{number}", keep_alive=1, will=will)
+        noticing()
+        topics = {packet.topic for packet in watcher.publishes(100)}
+        assert topics == {f"wills/{name}/{number}" for number in range(100)}
+        for client in silent:
+            drain(client)
+    noticing()
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_client_that_does_not_read(mqtt: Serving, noticing: Callable[[], None], name: str, qos: int) -> None:
+    """What waits for it is not in memory: QoS 0 is dropped, QoS 1 waits in the store."""
+    payload, count = bytes(64 << 10), tries(quick=2_400, full=16_000)
+    with mqtt.client() as idle, mqtt.client() as writer:
+        idle.connect(name)
+        idle.subscribe(f"much/{name}", options=qos)
+        window = min(100, writer.connect().properties.get("receive_maximum", 65_535))  # type: ignore[type-var]
+        used = []
+        for _ in range(0, count, window):  # type: ignore[arg-type]
+            numbers = range(1, window + 1)  # type: ignore[operator]
+            writer.send(*[wire.publish(f"much/{name}", payload, qos=qos, packet_id=number) for number in numbers])
+            if qos:
+                assert [writer.expect("PUBACK").packet_id for _ in numbers] == list(numbers)
+            else:
+                writer.ping()
+            used.append(mqtt.memory())
+        # The engine's own buffers are filled by half of it; what waits would be 64 KB a message more.
+        half = len(used) // 2
+        assert max(used[half:]) - used[half] < count // 2 * len(payload) // 2, [one // MB for one in used]
+        noticing()
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_large_payloads(mqtt: Serving, noticing: Callable[[], None], name: str, qos: int) -> None:
+    """16 MB arrive unaltered; a larger packet than the server allows ends its sender's connection."""
+    payload = random.Random(qos).randbytes(LARGE)
+    with mqtt.client() as reader, mqtt.client() as writer:
+        reader.connect()
+        reader.subscribe(f"large/{name}", options=qos)
+        most = writer.connect().properties["maximum_packet_size"]
+        for _ in range(2):
+            writer.publish(f"large/{name}", payload, qos)
+            packet = reader.expect("PUBLISH")
+            assert packet.payload == payload
+            reader.acknowledge(packet)
+        noticing()
+        assert isinstance(most, int)
+        writer.send(b"\x30" + wire.variable(most) + wire.binary("large") + b"\0")
+        last = writer.ended()
+        assert last is not None
+        assert (last.kind, last.reason) == ("DISCONNECT", 0x95)
+
+
+def test_a_large_packet_that_never_ends(mqtt: Serving, noticing: Callable[[], None]) -> None:
+    """Connections that announce 16 MB and send a little cost no more than they send."""
+
+    def many() -> None:
+        with ExitStack() as clients:
+            for number in range(100):
+                client = clients.enter_context(mqtt.client())
+                client.connect(f"never-{number}")
+                client.send(b"\x30" + wire.variable(LARGE) + wire.binary("large") + b"\0" + b"x" * 1_000)
+            noticing()
+
+    rounds(mqtt, many)
+
+
+def test_long_topics(mqtt: Serving, noticing: Callable[[], None]) -> None:
+    """Nothing of the topics that a client publishes to stays in memory, however many and however long they are."""
+    if not Path(f"/proc/{mqtt.pid}/statm").is_file():
+        pytest.skip("needs /proc, where memory of a process is counted")
+    with mqtt.client() as writer:
+        writer.connect("long-topics")
+        writer.publish("x" * 65_000)
+        before = mqtt.memory()
+        for number in range(1_000):
+            writer.publish(f"{number:05d}" + "x" * 65_000)
+        assert mqtt.memory() - before < 24 * MB
+        noticing()
+
+
+def test_connect_storms(mqtt: Serving, noticing: Callable[[], None]) -> None:
+    """Clients that come and go, in order and without a word; with sessions that end, and with ones that stay."""
+    each = tries(quick=400, full=2_500)
+
+    def storm() -> None:
+        for first in range(0, each, 100):
+            with ExitStack() as clients:
+                many = [clients.enter_context(mqtt.client()) for _ in range(100)]
+                for number, client in enumerate(many, first):
+                    expiry = NEVER if number % 2 else 0
+                    client.send(wire.connect(f"storm-{number}", session_expiry_interval=expiry, clean=number % 4 < 2))
+                for client in many:
+                    assert client.expect("CONNACK").reason == 0
+                for client in many[::3]:
+                    client.send(wire.disconnect())
+            noticing()
+
+    rounds(mqtt, storm)
+
+
+def test_take_over_storms(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
+    """Many connections that all want to be the same client: the last one is it."""
+    with ExitStack() as clients:
+        many = [clients.enter_context(mqtt.client()) for _ in range(100)]
+        for client in many:
+            client.send(wire.connect(name, clean=False, session_expiry_interval=NEVER))
+        for client in many:
+            assert client.expect("CONNACK").reason == 0
+        noticing()
+        staying = clients.enter_context(mqtt.client())
+        staying.connect(name, clean=False, session_expiry_interval=NEVER)
+        for client in many:
+            last = client.ended()
+            assert last is not None
+            assert (last.kind, last.reason) == ("DISCONNECT", 0x8E)
+        staying.ping()
+
+
+def test_subscribe_storms(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
+    """As many filters as a client may have, removed and made again; more are refused, each by itself."""
+
+    def storm() -> None:
+        with mqtt.client() as client:
+            client.connect(f"{name}-client")
+            for first in range(0, FILTERS, 1_000):
+                filters = [f"storm/{number}/+/{name}" for number in range(first, first + 1_000)]
+                assert set(client.subscribe(*filters, options=1)) == {1}
+            assert client.subscribe(f"storm/more/{name}") == (0x97,)
+            noticing()
+            client.leave()
+
+    rounds(mqtt, storm)
+
+
+def test_a_publisher_that_does_not_read_its_answers(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
+    """It is not read from any more, once its answers have no room; the others go on."""
+    with mqtt.client() as writer:
+        writer.connect(name)
+        writer.socket.setblocking(False)
+        sent, data = 0, wire.PINGREQ * 50_000
+        try:
+            while sent < 200 * MB:
+                sent += writer.socket.send(data)
+        except BlockingIOError:
+            pass
+        except ConnectionError:  # a server may also end such a connection
+            pass
+        noticing()
+        assert mqtt.alive

@@ -1,0 +1,37 @@
+"""Which clients count as silent (MQTT 5, section 3.1.2.10)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.sessions import Session
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.embedded import Embedded
+
+need("memory")
+
+
+def test_a_client_in_the_middle_of_a_packet_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large packet may take longer to come than a client may be silent: each part of it counts."""
+    heard = 0
+    alive = Session.alive
+
+    def counted(session: Session) -> None:
+        nonlocal heard
+        alive(session)
+        heard += 1
+
+    monkeypatch.setattr(Session, "alive", counted)
+    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db) as embedded, embedded.client() as client:
+        client.connect("slow", keep_alive=3_600)
+        packet = wire.publish("large", b"x" * 1_000, qos=1, packet_id=1)
+        for at in range(0, len(packet) - 100, 100):
+            before = heard
+            client.send(packet[at : at + 100])
+            wait_until(lambda before=before: heard > before, "the client to be heard")  # type: ignore[misc]
+        client.send(packet[at + 100 :])
+        assert client.expect("PUBACK").packet_id == 1

@@ -1,0 +1,242 @@
+"""Whoever wants more than the limits allow is told so, and nobody else notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import topicstore as ts
+from topicstore.server.durable_settings import LocalWriteBuffer, StorageSettings
+from topicstore.server.limits import Limits
+from topicstore.server.quantities import Duration, Size
+from topicstore.server.rates import Rate
+from topicstore.server.settings import ServerSettings
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.embedded import Embedded
+from topicstore_conformance.mqtt.paho_client import PahoClient
+
+need("memory")
+both = pytest.mark.parametrize("version", [4, 5])
+
+
+def storage(buffer: LocalWriteBuffer) -> dict[str, StorageSettings]:
+    return {"messages": StorageSettings(local_write_buffer=buffer)}
+
+
+@contextmanager
+def limited(db: ts.Database, limits: Limits) -> Iterator[Embedded]:
+    with Embedded(db, ServerSettings(limits=limits)) as embedded:
+        yield embedded
+
+
+@both
+def test_one_client_too_many_is_refused(db: ts.Database, version: int) -> None:
+    """Until another goes."""
+    with limited(db, Limits(connections=2)) as embedded, PahoClient(embedded.port, "first") as first:
+        with PahoClient(embedded.port, "second"):
+            with embedded.client(version=version) as client:
+                assert client.connect("third").reason == (3 if version == 4 else 0x97)
+                assert client.ended() is None
+            assert first.publish("a") in (0, 0x10)
+        wait_until(lambda: db.sessions.connected("second") is None, "the second to be gone")
+        with embedded.client(version=version) as client:
+            assert client.connect("third").reason == 0
+
+
+@both
+def test_one_filter_too_many_is_refused(db: ts.Database, version: int) -> None:
+    """By itself: those before it are made, and one that is there may be changed."""
+    with limited(db, Limits(subscriptions=3)) as embedded, embedded.client(version=version) as client:
+        client.connect("me")
+        refused = 0x80 if version == 4 else 0x97
+        assert client.subscribe("a", "b", options=1) == (1, 1)
+        assert client.subscribe("a", "c", "d", options=1) == (1, 1, refused)
+        assert client.subscribe("b", options=2) == (2,)
+        assert client.subscribe("d", options=1) == (refused,)
+        client.send(wire.unsubscribe(90, ["a"], version=version))
+        client.expect("UNSUBACK")
+        assert client.subscribe("d", options=1) == (1,)
+
+
+@both
+def test_a_resumed_session_counts_what_it_has(db: ts.Database, version: int) -> None:
+    values = {} if version == 4 else {"session_expiry_interval": 3600}
+    with limited(db, Limits(subscriptions=2)) as embedded:
+        with embedded.client(version=version) as client:
+            client.connect("me", clean=False, **values)
+            assert client.subscribe("a", "b") == (0, 0)
+        with embedded.client(version=version) as client:
+            assert client.connect("me", clean=False, **values).present
+            assert client.subscribe("c") == (0x80 if version == 4 else 0x97,)
+            assert client.subscribe("a") == (0,)
+
+
+@both
+def test_topics_with_too_many_levels_are_refused(db: ts.Database, version: int) -> None:
+    """A publish of 3.1.1 is acknowledged and dropped: sending it again wouldn't help."""
+    with (
+        limited(db, Limits(topic_levels=3)) as embedded,
+        embedded.client(version=version) as client,
+        PahoClient(embedded.port) as reader,
+    ):
+        reader.subscribe("#")
+        client.connect("me")
+        answer = client.publish("a/b/c/d", b"too deep")
+        assert answer is not None
+        assert answer.reason == (0 if version == 4 else 0x90)
+        client.publish("a/b/c", b"deep")
+        assert reader.payloads(1) == ["deep"]
+        assert client.subscribe("a/b/c/d", "a/b/c") == (0x80 if version == 4 else 0x8F, 0)
+        assert client.subscribe("$share/g/a/b/c") == (0,)
+
+
+@both
+def test_a_packet_that_is_too_large_ends_its_connection(db: ts.Database, version: int) -> None:
+    """What came before it is stored."""
+    with limited(db, Limits(packet_size=Size(1_000))) as embedded, embedded.client(version=version) as client:
+        db.persistence.add("#")
+        client.connect("me")
+        client.send(
+            wire.publish("a", b"kept", qos=1, packet_id=1, version=version),
+            wire.publish("a", bytes(1_000), qos=1, packet_id=2, version=version),
+        )
+        last = client.ended()
+        if version == 5:
+            assert last is not None
+            assert (last.kind, last.reason) == ("DISCONNECT", 0x95)
+        wait_until(lambda: [one.payload for one in db.replay("#")] == [b"kept"], "the first message to be stored")
+
+
+def test_more_in_flight_than_was_announced_ends_the_connection(db: ts.Database) -> None:
+    with limited(db, Limits(in_flight=2)) as embedded, embedded.client() as client:
+        assert client.connect("me").properties["receive_maximum"] == 2
+        client.send(*[wire.publish("a", b"x", qos=2, packet_id=number) for number in (1, 2, 3)])
+        last = client.ended()
+        assert last is not None
+        assert (last.kind, last.reason) == ("DISCONNECT", 0x93)
+
+
+def test_an_older_client_may_have_any_number_in_flight(db: ts.Database) -> None:
+    with limited(db, Limits(in_flight=2)) as embedded, embedded.client(version=4) as client:
+        client.connect("me")
+        client.send(*[wire.publish("a", b"x", qos=1, packet_id=number, version=4) for number in range(1, 101)])
+        assert [client.expect("PUBACK").packet_id for _ in range(100)] == list(range(1, 101))
+
+
+@both
+def test_a_client_is_sent_as_many_as_it_may_be(db: ts.Database, version: int) -> None:
+    """The rest waits in the store until it acknowledges."""
+    with limited(db, Limits(in_flight_out=2)) as embedded, embedded.client(version=version) as client:
+        client.connect("me")
+        client.subscribe("a", options=1)
+        db.publish([ts.Message("a", b"%d" % number, "program", 1) for number in range(5)])
+        first, second = client.publishes(2)
+        client.ping()
+        client.acknowledge(first)
+        [third] = client.publishes(1)
+        client.ping()
+        client.acknowledge(second)
+        client.acknowledge(third)
+        assert [packet.payload for packet in (first, second, third, *client.publishes(2))] == [
+            b"%d" % number for number in range(5)
+        ]
+
+
+def test_whoever_publishes_too_fast_is_disconnected_if_the_settings_say_so(db: ts.Database) -> None:
+    limits = Limits(publish_rate=10, over_rate="disconnect")
+    with limited(db, limits) as embedded, embedded.client() as client, PahoClient(embedded.port) as other:
+        client.connect("me")
+        client.send(*[wire.publish("a", b"x") for _ in range(11)])
+        last = client.ended()
+        assert last is not None
+        assert (last.kind, last.reason) == ("DISCONNECT", 0x96)
+        assert other.publish("a") in (0, 0x10)
+
+
+@pytest.mark.parametrize("limits", [Limits(publish_rate=50), Limits(publish_bytes=Size(5_000))])
+def test_whoever_publishes_too_fast_is_slowed_down(db: ts.Database, limits: Limits) -> None:
+    """Nothing is lost; the connection of a client that waits for this isn't silent; others aren't slowed down."""
+    with limited(db, limits) as embedded, embedded.client() as client, PahoClient(embedded.port) as other:
+        client.connect("me", keep_alive=1)
+        payload = bytes(97)
+        client.send(*[wire.publish("a", payload, qos=1, packet_id=number) for number in range(1, 121)])
+        assert [client.expect("PUBACK").packet_id for _ in range(120)] == list(range(1, 121))
+        assert embedded.held() == 1
+        client.send(wire.PINGREQ)
+        for _ in range(10):
+            assert other.publish("b") in (0, 0x10)
+        assert embedded.held() == 1
+        client.expect("PINGRESP")
+        assert embedded.held() == 0
+
+
+def test_a_connection_without_a_connect_is_closed_in_time(db: ts.Database) -> None:
+    """Also one that sends its CONNECT too slowly."""
+    with limited(db, Limits(connect_timeout=Duration(0.05))) as embedded:
+        with embedded.client() as client:
+            assert client.ended() is None
+        with embedded.client() as client:
+            client.send(wire.connect("me")[:-1])
+            assert client.ended() is None
+
+
+def test_a_commit_has_a_bounded_number_of_messages(db: ts.Database) -> None:
+    """Whatever arrives meanwhile waits in its sockets, and comes to its turn."""
+    settings = ServerSettings(durable_storage=storage(LocalWriteBuffer(max_items=7)))
+    with Embedded(db, settings) as embedded:
+        db.persistence.add("#")
+        clients = [embedded.client() for _ in range(10)]
+        for number, client in enumerate(clients):
+            client.connect(f"client-{number}")
+            client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(1, 201)])
+        for client in clients:
+            assert [client.expect("PUBACK").packet_id for _ in range(200)] == list(range(1, 201))
+            client.close()
+    assert sum(1 for _ in db.replay("#")) == 2_000
+
+
+def test_a_busy_server_may_wait_for_more(db: ts.Database) -> None:
+    """Nobody waits longer than for the next flush, and nothing is lost."""
+    settings = ServerSettings(durable_storage=storage(LocalWriteBuffer(flush_interval=Duration(0.01))))
+    with Embedded(db, settings) as embedded, PahoClient(embedded.port) as client:
+        for _ in range(20):
+            assert client.publish("a", b"x") in (0, 0x10)
+
+
+def test_a_server_that_waits_for_more_waits_no_longer_than_until_a_commit_is_full(db: ts.Database) -> None:
+    buffer = LocalWriteBuffer(max_items=5, flush_interval=Duration(3_600))
+    with Embedded(db, ServerSettings(durable_storage=storage(buffer))) as embedded, embedded.client() as client:
+        client.connect("me")
+        client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(1, 6)])
+        assert [client.expect("PUBACK").packet_id for _ in range(5)] == list(range(1, 6))
+        client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(1, 3)])
+        client.ping()  # they have arrived, and wait
+        client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(3, 6)])
+        assert [client.expect("PUBACK").packet_id for _ in range(5)] == list(range(1, 6))
+        client.send(wire.disconnect())
+        assert client.ended() is None
+
+
+# --- what is counted ---
+
+
+def test_a_second_has_so_many_messages() -> None:
+    rate = Rate(10, None)
+    assert rate.take(10, 0, now=100.0) == 0.0
+    assert rate.take(1, 0, now=100.5) == 0.5
+    assert rate.take(10, 0, now=101.0) == 1.0  # of which one came before it was allowed
+    assert rate.take(9, 0, now=105.0) == 0.0
+
+
+def test_what_comes_at_once_is_paid_for_later() -> None:
+    rate = Rate(None, 1_000)
+    assert rate.take(1, 5_500, now=0.0) == 5.0
+    assert rate.take(0, 0, now=5.0) == 0.0
+    assert rate.take(1, 501, now=5.0) == 1.0
+
+
+def test_without_a_limit_nobody_waits() -> None:
+    assert Rate(None, None).take(10**9, 10**12, now=0.0) == 0.0

@@ -1,0 +1,739 @@
+"""Listeners: what is behind them sees one kind of connection, over TCP, TLS and WebSocket, by either event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import ipaddress
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from topicstore.server.addresses import Address
+from topicstore.server.limits import Limits
+from topicstore.server.listeners import Listener, ListenError, Peer, Via, listen, peer_of
+from topicstore.server.quantities import Duration, Size
+from topicstore.server.settings import ListenerSettings, TlsSettings
+from websockets.asyncio.client import connect as websocket
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.typing import Origin, Subprotocol
+
+cryptography = pytest.importorskip("cryptography", reason="needs cryptography: pip install cryptography")
+from cryptography import x509  # noqa: E402 - after the question whether it is there
+from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+
+PATIENCE = 60.0
+"""Seconds after which a test hangs and fails; nothing is measured by it."""
+MQTT = [Subprotocol("mqtt")]
+LOOPS: list[Any] = [pytest.param(None, id="asyncio")]
+with contextlib.suppress(ImportError):
+    import uvloop
+
+    LOOPS.append(pytest.param(uvloop.new_event_loop, id="uvloop"))
+
+
+class Echo(asyncio.Protocol):
+    """A connection that sends back what it gets, and tells all that happens to it."""
+
+    def __init__(self, via: Via, made: asyncio.Queue[Echo]) -> None:
+        self.via, self.made = via, made
+        self.peer: Peer
+        self.transport: asyncio.Transport
+        self.got = bytearray()
+        self.told: list[str] = []
+        self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self.silent = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.peer = peer_of(transport, self.via)
+        self.made.put_nowait(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.got += data
+        if not self.silent:
+            self.transport.write(data)
+
+    def pause_writing(self) -> None:
+        self.told.append("pause")
+
+    def resume_writing(self) -> None:
+        self.told.append("resume")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(exc)
+
+
+class Echoes:
+    """A listener with connections that echo."""
+
+    def __init__(self) -> None:
+        self.made: asyncio.Queue[Echo] = asyncio.Queue()
+        self.listeners: list[Listener] = []
+
+    def connect(self, via: Via) -> Echo:
+        """Make a connection; the factory of the listener."""
+        return Echo(via, self.made)
+
+    async def listen(
+        self,
+        *,
+        name: str = "here",
+        protocol: str = "mqtt",
+        tls: TlsSettings | None = None,
+        limits: Limits | None = None,
+        **more: Any,
+    ) -> int:
+        """Open a listener on this machine, and return its port."""
+        settings = ListenerSettings(listen=Address("127.0.0.1:0"), protocol=protocol, tls=tls, **more)  # type: ignore[arg-type]
+        listener = await listen(name, settings, limits if limits is not None else Limits(), self.connect)
+        self.listeners.append(listener)
+        return Address(listener.addresses[0]).port
+
+
+Test = Callable[[Echoes], Awaitable[None]]
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
+    """Run a test's coroutine in an event loop of a kind, and stop its listeners."""
+
+    async def whole(test: Test) -> None:
+        echoes = Echoes()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await test(echoes)
+        finally:
+            for listener in echoes.listeners:
+                listener.stop()
+
+    def start(test: Test) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(whole(test))
+
+    return start
+
+
+# --- certificates ---
+
+
+class Authority:
+    """An authority that signs certificates into a folder."""
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        self.folder, self.name = folder, name
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        certificate = self._signed(self.subject, self.key, x509.BasicConstraints(ca=True, path_length=None))
+        self.path = folder / f"{name}.pem"
+        self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def _signed(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, constraints: x509.BasicConstraints
+    ) -> x509.Certificate:
+        now = dt.datetime.now(dt.UTC)
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        usage = x509.KeyUsage(
+            digital_signature=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=constraints.ca,
+            crl_sign=constraints.ca,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+            .add_extension(constraints, critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(names, critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+
+    def sign(self, file: str, *common_names: str, passphrase: bytes | None = None) -> tuple[Path, Path]:
+        """Write a certificate and its key; return their paths."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name) for name in common_names])
+        certificate = self._signed(subject, key, x509.BasicConstraints(ca=False, path_length=None))
+        paths = self.folder / f"{file}.pem", self.folder / f"{file}.key"
+        paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+        if passphrase is not None:
+            encryption = serialization.BestAvailableEncryption(passphrase)
+        paths[1].write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+        )
+        return paths
+
+    def trusting(self, *own: tuple[Path, Path]) -> ssl.SSLContext:
+        """Return what a client needs that trusts this authority, and may have a certificate of its own."""
+        context = ssl.create_default_context(cafile=str(self.path))
+        for certificate, key in own:
+            context.load_cert_chain(certificate, key)
+        return context
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def stream(
+    port: int, context: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def echoed(port: int, context: ssl.SSLContext | None = None, data: bytes = b"hello") -> bytes:
+    """Return what comes back over a new connection."""
+    async with stream(port, context) as (reader, writer):
+        writer.write(data)
+        return await reader.readexactly(len(data))
+
+
+# --- TCP ---
+
+
+def test_a_connection_knows_where_it_comes_from(run: Callable[[Test], None]) -> None:
+    """Its listener, its address, and that it is of this machine."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(name="hall")
+        async with stream(port) as (reader, writer):
+            writer.write(b"hello")
+            assert b"hello" == await reader.readexactly(5)
+            echo = await echoes.made.get()
+            mine = writer.get_extra_info("sockname")
+            assert (
+                Peer(
+                    via=Via(name="hall", scheme="mqtt", certificate_users=False),
+                    address=f"127.0.0.1:{mine[1]}",
+                    loopback=True,
+                    certificate_name=None,
+                )
+                == echo.peer
+            )
+        assert await echo.lost is None
+
+    run(test)
+
+
+def test_an_address_in_use_is_an_error(run: Callable[[Test], None]) -> None:
+    """That says which."""
+
+    async def test(echoes: Echoes) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(ListenError, match=rf"can't listen on 127\.0\.0\.1:{port}: .*[Aa]ddress already in use"):
+                await listen("mqtt", ListenerSettings(listen=Address(f"127.0.0.1:{port}")), Limits(), echoes.connect)
+
+    run(test)
+
+
+def test_a_stopped_listener_accepts_no_more_and_keeps_what_is_there(run: Callable[[Test], None]) -> None:
+    """As a server that ends in order needs it."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen()
+        async with stream(port) as (reader, writer):
+            await echoes.made.get()
+            echoes.listeners[0].stop()
+            assert [] == echoes.listeners[0].addresses
+            await asyncio.sleep(0)  # the loop closes the socket at its next turn
+            with pytest.raises(ConnectionError):
+                await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"still")
+            assert b"still" == await reader.readexactly(5)
+
+    run(test)
+
+
+# --- TLS ---
+
+
+def tls(files: tuple[Path, Path], **more: Any) -> TlsSettings:
+    return TlsSettings(certificate=files[0], key=files[1], **more)
+
+
+def test_tls_with_a_certificate(run: Callable[[Test], None], authority: Authority) -> None:
+    """A client that trusts its authority gets through; one that doesn't speak TLS or an old one doesn't."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(tls=tls(authority.sign("server", "server")))
+        assert b"hello" == await echoed(port, authority.trusting())
+        assert "mqtts" == (await echoes.made.get()).via.scheme
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await echoed(port, ssl.create_default_context())
+        async with stream(port) as (reader, writer):
+            writer.write(b"\x10\x10 this is no TLS")
+            with contextlib.suppress(OSError):
+                assert b"\x10" != (await reader.read(100))[:1]
+
+    run(test)
+
+
+def test_the_lowest_version_can_be_settled(run: Callable[[Test], None], authority: Authority) -> None:
+    """A client that knows only TLS 1.2 doesn't get in where 1.3 is wanted."""
+
+    async def test(echoes: Echoes) -> None:
+        files = authority.sign("server", "server")
+        old = authority.trusting()
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert b"hello" == await echoed(await echoes.listen(tls=tls(files)), old)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await echoed(await echoes.listen(tls=tls(files, minimum_version="1.3")), old)
+
+    run(test)
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "websocket"])
+def test_client_certificates(run: Callable[[Test], None], authority: Authority, protocol: str) -> None:
+    """The common name is the user's, where the settings say so; another authority's are refused."""
+
+    async def test(echoes: Echoes) -> None:
+        files = authority.sign("server", "server")
+        stranger = Authority(authority.folder, "stranger")
+
+        async def named(port: int, *own: tuple[Path, Path]) -> str | None:
+            context = authority.trusting(*own)
+            if protocol == "websocket":
+                async with websocket(f"wss://127.0.0.1:{port}/mqtt", ssl=context, subprotocols=MQTT) as client:
+                    await client.send(b"hello")
+                    assert b"hello" == await client.recv()
+            else:
+                assert b"hello" == await echoed(port, context)
+            return (await echoes.made.get()).peer.certificate_name
+
+        wanted = {"client_authorities": authority.path, "user_from_certificate": True}
+        optional = await echoes.listen(protocol=protocol, tls=tls(files, client_certificates="optional", **wanted))
+        assert await named(optional) is None
+        assert "bus-7" == await named(optional, authority.sign("bus", "bus-7"))
+        assert await named(optional, authority.sign("two", "bus-7", "bus-8")) is None
+        assert await named(optional, authority.sign("none")) is None
+        required = await echoes.listen(protocol=protocol, tls=tls(files, client_certificates="required", **wanted))
+        assert "bus-9" == await named(required, authority.sign("bus", "bus-9"))
+        for own in ((), (stranger.sign("other", "bus-7"),)):
+            with pytest.raises((OSError, EOFError, WebSocketException)):
+                await named(required, *own)
+        unused = await echoes.listen(
+            protocol=protocol,
+            tls=tls(files, client_certificates="required", client_authorities=authority.path),
+        )
+        assert await named(unused, authority.sign("bus", "bus-9")) is None
+
+    run(test)
+
+
+def subject(transport: asyncio.StreamWriter) -> str:
+    """Return the common name of the server's certificate."""
+    return str(transport.get_extra_info("peercert")["subject"][-1][0][1])
+
+
+def test_certificates_are_read_again_while_it_serves(run: Callable[[Test], None], authority: Authority) -> None:
+    """Connections that are there stay, new ones get the new certificate, on the same port."""
+
+    async def test(echoes: Echoes) -> None:
+        files = authority.sign("server", "before")
+        port = await echoes.listen(tls=tls(files))
+        async with stream(port, authority.trusting()) as (reader, writer):
+            assert "before" == subject(writer)
+            assert files == authority.sign("server", "after")
+            await echoes.listeners[0].reload()
+            async with stream(port, authority.trusting()) as (_, newer):
+                assert "after" == subject(newer)
+            writer.write(b"still")
+            assert b"still" == await reader.readexactly(5)
+            files[0].write_text("nonsense")
+            with pytest.raises(ListenError, match=r"the TLS files .*server\.pem, .*server\.key can't be used"):
+                await echoes.listeners[0].reload()
+            async with stream(port, authority.trusting()) as (_, newer):
+                assert "after" == subject(newer)
+            assert [f"127.0.0.1:{port}"] == echoes.listeners[0].addresses
+
+    run(test)
+
+
+def test_nobody_is_refused_while_certificates_are_read(run: Callable[[Test], None], authority: Authority) -> None:
+    """Sockets stay bound all the time: connections that are begun between the steps are served."""
+
+    async def test(echoes: Echoes) -> None:
+        files = authority.sign("server", "server")
+        port = await echoes.listen(tls=tls(files))
+        context = authority.trusting()
+        for _ in range(5):
+            clients = [asyncio.create_task(echoed(port, context)) for _ in range(4)]
+            await echoes.listeners[0].reload()
+            assert [b"hello"] * 4 == await asyncio.gather(*clients)
+
+    run(test)
+
+
+@pytest.mark.parametrize("stop_first", [False, True])
+def test_a_listener_that_is_stopped_while_certificates_are_read_accepts_no_more(
+    run: Callable[[Test], None], authority: Authority, stop_first: bool
+) -> None:
+    """Also if they are read twice at the same time: no socket is left that nobody knows."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(tls=tls(authority.sign("server", "server")))
+        listener = echoes.listeners[0]
+        reloading = [asyncio.create_task(listener.reload()) for _ in range(2)]
+        await asyncio.sleep(0)  # the first has begun
+        if stop_first:
+            listener.stop()
+        await asyncio.gather(*reloading)
+        listener.stop()
+        assert [] == listener.addresses
+        with pytest.raises(ConnectionError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+    run(test)
+
+
+def test_files_that_are_no_certificate_are_an_error(run: Callable[[Test], None], authority: Authority) -> None:
+    """Those that aren't there, another one's key, and a key with a passphrase, for which nobody is asked."""
+
+    async def test(echoes: Echoes) -> None:
+        one, other = authority.sign("one", "one"), authority.sign("other", "other")
+        locked = authority.sign("locked", "locked", passphrase=b"secret")
+        for files, reason in (
+            ((authority.folder / "nothing.pem", one[1]), r"there is no TLS file .*nothing\.pem$"),
+            ((authority.folder / ("x" * 300), one[1]), "the TLS files .* can't be used: .*File name too long"),
+            ((one[0], other[1]), "(?i)key.values.mismatch"),
+            (locked, "has a passphrase"),
+        ):
+            with pytest.raises(ListenError, match=reason):
+                await echoes.listen(tls=tls(files))
+
+    run(test)
+
+
+def test_a_client_that_does_not_finish_its_handshake_is_cut_off(
+    run: Callable[[Test], None], authority: Authority
+) -> None:
+    """After the connect timeout, with TLS and with WebSocket; nothing is behind such a connection."""
+
+    async def test(echoes: Echoes) -> None:
+        limits = Limits(connect_timeout=Duration(0.05))
+        for port in (
+            await echoes.listen(tls=tls(authority.sign("server", "server")), limits=limits),
+            await echoes.listen(protocol="websocket", limits=limits),
+        ):
+            async with stream(port) as (reader, writer):
+                writer.write(b"\x16")
+                with contextlib.suppress(ConnectionError):
+                    assert b"" == await reader.read()
+        assert echoes.made.empty()
+
+    run(test)
+
+
+# --- WebSocket ---
+
+
+def test_a_websocket_is_a_stream_of_bytes(run: Callable[[Test], None]) -> None:
+    """Packets may be cut into frames anywhere [MQTT-6.0.0-2]; the subprotocol is mqtt [MQTT-6.0.0-4]."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(protocol="websocket")
+        async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
+            assert "mqtt" == client.subprotocol
+            echo = await echoes.made.get()
+            assert ("ws", True) == (echo.via.scheme, echo.peer.loopback)
+            got = b""
+            await client.send(b"one")
+            await client.send([b"t", b"w", b"o"])  # fragments of one message
+            await client.send(b"")
+            while len(got) < 6:
+                part = await client.recv()
+                assert isinstance(part, bytes)
+                got += part
+            assert b"onetwo" == got
+            assert b"onetwo" == echo.got
+            await (await client.ping())
+            echo.transport.writelines([b"a", bytearray(b"b"), memoryview(b"c")])
+            assert b"abc" == await client.recv()
+        assert await echo.lost is None
+        assert echo.transport.is_closing()
+        echo.transport.write(b"too late")
+
+    run(test)
+
+
+def test_the_server_closes_a_websocket_in_order(run: Callable[[Test], None]) -> None:
+    """What was written before arrives, then the close frame."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(protocol="websocket")
+        async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
+            echo = await echoes.made.get()
+            echo.transport.write(b"last")
+            echo.transport.close()
+            echo.transport.close()
+            echo.transport.write(b"nothing")
+            assert echo.transport.is_closing()
+            assert b"last" == await client.recv()
+            with pytest.raises(ConnectionClosed):
+                await client.recv()
+            assert 1_000 == client.close_code
+            assert await echo.lost is None
+
+    run(test)
+
+
+def test_text_frames_end_a_websocket(run: Callable[[Test], None]) -> None:
+    """MQTT is in binary frames; others close the connection [MQTT-6.0.0-1]."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(protocol="websocket")
+        async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT) as client:
+            echo = await echoes.made.get()
+            await client.send("hello")
+            with pytest.raises(ConnectionClosed):
+                await client.recv()
+            assert 1_003 == client.close_code
+            await echo.lost
+            assert b"" == echo.got
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "protocols", "status"),
+    [("/mqtt", [], 400), ("/mqtt", ["chat"], 400), ("/", MQTT, 404), ("/mqtt/x", MQTT, 404), ("/mqtt?a=b", MQTT, 101)],
+)
+def test_a_handshake_must_ask_for_mqtt(
+    run: Callable[[Test], None], path: str, protocols: list[Any], status: int
+) -> None:
+    """At the listener's path, by the subprotocol mqtt [MQTT-6.0.0-3]."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(protocol="websocket")
+        found = 101
+        try:
+            async with websocket(f"ws://127.0.0.1:{port}{path}", subprotocols=protocols or None):
+                pass
+        except InvalidStatus as refused:
+            found = refused.response.status_code
+        assert status == found
+        assert echoes.made.empty() is (status != 101)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("headers", "loopback"),
+    [
+        ({}, True),
+        ({"Origin": "http://localhost:5173"}, True),
+        ({"Origin": "http://127.0.0.1"}, True),
+        ({"Origin": "https://elsewhere.example"}, False),
+        ({"Origin": "http://localhost.elsewhere.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://[bad"}, False),
+        ({"X-Forwarded-For": "192.0.2.1"}, False),
+        ({"Forwarded": "for=192.0.2.1"}, False),
+    ],
+)
+def test_a_page_or_proxy_on_this_machine_does_not_count_as_this_machine(
+    run: Callable[[Test], None], headers: dict[str, str], loopback: bool
+) -> None:
+    """Unless the page is of this machine too: it must not give to others what only this machine may do."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(protocol="websocket")
+        uri = f"ws://127.0.0.1:{port}/mqtt"
+        async with websocket(uri, subprotocols=MQTT, additional_headers=headers, proxy=None):
+            assert (await echoes.made.get()).peer.loopback is loopback
+
+    run(test)
+
+
+def test_origins_can_be_settled(run: Callable[[Test], None], caplog: pytest.LogCaptureFixture) -> None:
+    """Pages of others are refused, and the log says so; programs, which have none, are not."""
+    caplog.set_level(logging.INFO, "topicstore.server")
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(protocol="websocket", origins=("https://ours.example",))
+        uri = f"ws://127.0.0.1:{port}/mqtt"
+        for origin in (Origin("https://ours.example"), None):
+            async with websocket(uri, subprotocols=MQTT, origin=origin):
+                await echoes.made.get()
+        with pytest.raises(InvalidStatus, match="403"):
+            await websocket(uri, subprotocols=MQTT, origin=Origin("https://theirs.example"))
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+        [logged] = [record.__dict__["fields"] for record in caplog.records]
+        assert "the WebSocket handshake was refused with 403: Pages of this origin may not connect." == logged["reason"]
+        assert "here" == logged["listener"]
+        assert logged["bytes_in"] > 0
+
+    run(test)
+
+
+def test_a_message_larger_than_a_packet_may_be_ends_a_websocket(run: Callable[[Test], None]) -> None:
+    """Before it is in memory; a message of a megabyte may hold many small packets."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(protocol="websocket", limits=Limits(packet_size=Size(10)))
+        async with websocket(f"ws://127.0.0.1:{port}/mqtt", subprotocols=MQTT, max_size=None) as client:
+            echo = await echoes.made.get()
+            await client.send(bytes(1 << 20))
+            assert (1 << 20) == len(await client.recv())
+            with contextlib.suppress(ConnectionClosed):
+                await client.send(bytes((1 << 20) + 1))
+            with pytest.raises(ConnectionClosed):
+                await client.recv()
+            await echo.lost
+            assert (1 << 20) == len(echo.got)
+
+    run(test)
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "websocket"])
+def test_a_slow_reader_pauses_writing_and_a_paused_connection_is_not_read(
+    run: Callable[[Test], None], protocol: str
+) -> None:
+    """So memory doesn't fill on either side, whatever is between the connection and its socket."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(protocol=protocol)
+        loop = asyncio.get_running_loop()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            if protocol == "websocket":
+                await loop.sock_sendall(client, HANDSHAKE)
+                answer = b""
+                while not answer.endswith(b"\r\n\r\n"):
+                    answer += await loop.sock_recv(client, 1)
+                assert answer.startswith(b"HTTP/1.1 101 ")
+            echo = await echoes.made.get()
+            echo.silent = True
+            echo.transport.set_write_buffer_limits(high=1_000, low=100)
+            while "pause" not in echo.told:
+                echo.transport.write(bytes(100_000))
+            assert echo.transport.get_write_buffer_size() > 0
+            while "resume" not in echo.told:
+                assert await loop.sock_recv(client, 1 << 20)
+            echo.transport.pause_reading()
+            assert not echo.transport.is_reading()
+            sent = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    sent += client.send(masked(bytes(100_000)) if protocol == "websocket" else bytes(100_000))
+            assert b"" == echo.got
+            echo.transport.resume_reading()
+            await loop.sock_sendall(client, b"")
+            echo.transport.abort()
+            assert echo.transport.is_closing()
+            await echo.lost
+
+    run(test)
+
+
+HANDSHAKE = (
+    b"GET /mqtt HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Protocol: mqtt\r\n\r\n"
+)
+
+
+def masked(payload: bytes, first: int = 0x82) -> bytes:
+    """Return a frame of a client, with a mask that changes nothing."""
+    return struct.pack(">BBQI", first, 0x80 | 127, len(payload), 0) + payload
+
+
+def short(first: int, payload: bytes = b"") -> bytes:
+    """Return a short frame of a client."""
+    return struct.pack(">BBI", first, 0x80 | len(payload), 0) + payload
+
+
+def test_pings_of_a_client_that_does_not_read_do_not_fill_memory(run: Callable[[Test], None]) -> None:
+    """It is read no more until it has taken the answers."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(protocol="websocket")
+        loop = asyncio.get_running_loop()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            await loop.sock_sendall(client, HANDSHAKE)
+            echo = await echoes.made.get()
+            echo.transport.set_write_buffer_limits(high=10_000, low=1_000)
+            pings = short(0x89, bytes(125)) * 1_000
+            flood = asyncio.create_task(loop.sock_sendall(client, pings * 200))
+            while echo.transport.is_reading():
+                await asyncio.sleep(0)
+            assert not flood.done()
+            assert echo.transport.get_write_buffer_size() < 1 << 20
+            got = 0
+            while not flood.done() or got < 200 * 1_000 * 127:
+                got += len(await loop.sock_recv(client, 1 << 20))
+            await flood
+        await echo.lost
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x10\x0c\x00\x04MQTT\r\n",
+        b"GET /mqtt HTTP/1.0\r\n\r\n",
+        b"POST /mqtt HTTP/1.1\r\n\r\n",
+        b"GET /mqtt HTTP/1.1\r\nHost: here\r\n\r\n",
+        b"GET " + b"x" * 100_000,
+        HANDSHAKE.replace(b"13", b"12"),
+        HANDSHAKE.replace(b"==", b""),
+        HANDSHAKE.replace(b"\r\n\r\n", b"\r\nOrigin: a\r\nOrigin: b\r\nUpgrade: b\r\n\r\n"),
+        HANDSHAKE + b"\xff" * 50,
+        HANDSHAKE + b"\x82\x05hello",
+        HANDSHAKE + short(0x88, b"\x03"),
+        HANDSHAKE + short(0x88, b"\x03\xe8\xff"),
+        HANDSHAKE + short(0x80, b"x"),
+        HANDSHAKE + short(0x09, b"x"),
+        HANDSHAKE + short(0x02, b"x") + short(0x88),
+        HANDSHAKE + short(0x88) + short(0x82, b"x"),
+        HANDSHAKE + struct.pack(">BBQ", 0x82, 0xFF, 1 << 62),
+    ],
+)
+def test_what_is_no_websocket_is_closed(run: Callable[[Test], None], data: bytes) -> None:
+    """Whatever comes, in one piece or byte by byte, also before the handshake was answered."""
+
+    async def test(echoes: Echoes) -> None:
+        port = await echoes.listen(protocol="websocket")
+        for pieces in ([data], [data[:1], data[1:]], [data[n : n + 1] for n in range(min(len(data), 400))]):
+            async with stream(port) as (reader, writer):
+                for piece in pieces:
+                    writer.write(piece)
+                if len(pieces) > 2 and len(data) > 400:
+                    continue
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+            while not echoes.made.empty():
+                await echoes.made.get_nowait().lost
+
+    run(test)

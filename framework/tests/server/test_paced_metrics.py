@@ -1,0 +1,153 @@
+"""What is dear to find out is found out rarely, and said to be old; a clock that the tests set goes instead of time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.server.metrics import session_lag
+from topicstore.server.metrics.averages import Averages
+from topicstore.server.metrics.paced import Paced
+from topicstore.server.metrics.session_lag import LagTotals, SessionLag
+
+
+class Clock:
+    """The time that modules see that ask for `time.monotonic`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1_000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def counting(clock: Clock, seconds: float) -> Paced[int]:
+    found: list[int] = []
+
+    def find_out() -> int:
+        clock.now += seconds
+        found.append(1)
+        return len(found)
+
+    return Paced(find_out)
+
+
+def test_what_is_cheap_is_always_fresh(clock: Clock) -> None:
+    paced = counting(clock, 0)
+    assert [paced.value(), paced.value(), paced.value()] == [1, 2, 3]
+
+
+def test_what_is_dear_takes_a_thousandth_of_the_time(clock: Clock) -> None:
+    paced = counting(clock, 0.02)
+    assert paced.value() == 1
+    for _ in range(19):
+        clock.now += 1
+        paced.renew()
+        assert paced.value() == 1
+    assert paced.age == pytest.approx(19.02)
+    clock.now += 1
+    assert paced.value() == 1  # who asks doesn't wait
+    paced.renew()
+    assert paced.value() == 2
+    assert paced.age == pytest.approx(0.02)
+
+
+def test_an_error_is_raised_and_the_next_call_tries_again() -> None:
+    failures = [OSError("not now")]
+
+    def find_out() -> str:
+        if failures:
+            raise failures.pop()
+        return "found"
+
+    paced = Paced(find_out)
+    with pytest.raises(OSError, match="not now"):
+        paced.value()
+    assert paced.value() == "found"
+
+
+def lagging(db: ts.Database, sessions: int) -> int:
+    """Make sessions that are away, of which number ``n`` has ``n`` messages to get; return how many these are."""
+    for number in range(sessions):
+        session = db.sessions.open(f"client-{number}", expiry_interval=None)
+        session.subscribe(f"of/{number}", qos=1)
+        session.disconnect()
+        db.store([ts.Message(f"of/{number}", b"", "writer", 1)] * number)
+    return sum(range(sessions))
+
+
+def test_the_lag_of_many_sessions_is_counted_in_pieces(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at some sessions takes 4 ms here, so one call looks at two lots; totals are of whole rounds only."""
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        wanted = lagging(db, 20)
+        lag, looked = SessionLag(db), []
+        found = db.sessions.lag
+
+        def slow(*clients: str) -> object:
+            clock.now += 0.004
+            looked.append(len(clients))
+            return found(*clients)
+
+        monkeypatch.setattr(db.sessions, "lag", slow)
+        assert lag.totals() == (LagTotals(), pytest.approx(0.008))
+        rounds = 0
+        while sum(looked) < 20:
+            done = len(looked)
+            lag.renew()
+            assert len(looked) == done, "it is too early to go on"
+            clock.now += 1.601
+            lag.renew()
+            assert len(looked) == done + 2 or sum(looked) == 20
+            rounds += 1
+        totals, age = lag.totals()
+        assert totals == LagTotals(
+            sessions=20, lagging=19, messages=wanted, most_messages=19, most_seconds=totals.most_seconds
+        )
+        assert rounds > 5
+        assert age == pytest.approx(rounds * 1.601 + len(looked) * 0.004)
+
+
+def test_sessions_that_have_ended_or_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are counted all the same."""
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        wanted = lagging(db, 6)
+        found, clients = db.sessions.lag, db.sessions.clients
+
+        def failing(*clients: str) -> object:
+            if "client-5" in clients:
+                raise ts.CorruptionError("it is damaged")
+            return found(*clients)
+
+        monkeypatch.setattr(db.sessions, "lag", failing)
+        monkeypatch.setattr(db.sessions, "clients", lambda: [*clients(), "gone"])
+        monkeypatch.setattr(session_lag, "_PIECE", 60.0)
+        lag = SessionLag(db)
+        lag.renew()
+        totals, _ = lag.totals()
+        assert (totals.sessions, totals.unknown, totals.messages) == (6, 1, wanted - 5)
+
+
+def test_rolling_averages(tmp_path: Path, clock: Clock) -> None:
+    """Of ten seconds and of five minutes, from samples that are taken each second."""
+    with ts.open(tmp_path / "db", backend="memory") as db:
+        averages = Averages(db.storage.shards)
+        latencies = db.storage.shards[0].latencies.store
+        for second in range(400):
+            latencies.observe(0.001 if second < 390 else 0.003)
+            averages.sample()
+            clock.now += 1
+        found = averages.microseconds("store")
+        assert found[0, "current"] == pytest.approx(3_000)
+        assert found[0, "last5m"] == pytest.approx((290 * 1_000 + 10 * 3_000) / 300, rel=0.01)
+        clock.now += 1_000
+        averages.sample()
+        clock.now += 11
+        averages.sample()
+        assert averages.microseconds("store") == {(0, "current"): 0.0, (0, "last5m"): pytest.approx(0.0)}

@@ -1,0 +1,200 @@
+"""The file of users: what is in it, who reads it, and who may change it."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import threading
+from pathlib import Path
+
+import argon2
+import pytest
+from topicstore.server.access.password_check import PasswordCheck
+from topicstore.server.access.passwords import PasswordFile, PasswordFileError
+
+QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+"""Hashes that take no time; how much they cost is not what is tried here."""
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> PasswordFile:
+    return PasswordFile(tmp_path / "users", QUICK)
+
+
+def test_users_are_added_changed_and_removed(users: PasswordFile) -> None:
+    """A name that is there gets another password, and stays one."""
+    assert users.put("ann", b"first")
+    assert users.put("b:ob", b"x")
+    assert not users.put("ann", b"second")
+    assert ["ann", "b:ob"] == users.names()
+    stored = users.read()
+    assert users.matches(stored["ann"], b"second")
+    assert not users.matches(stored["ann"], b"first")
+    users.remove("b:ob")
+    assert ["ann"] == users.names()
+    with pytest.raises(PasswordFileError, match="has no user 'b:ob'"):
+        users.remove("b:ob")
+
+
+def test_passwords_are_hashed_by_argon2id_and_only_the_owner_reads_them(users: PasswordFile) -> None:
+    """With a salt each, so that equal passwords don't look equal."""
+    users.put("ann", b"secret")
+    users.put("bob", b"secret")
+    text = users.path.read_text()
+    assert "secret" not in text
+    assert all(line.partition(":")[2].startswith("$argon2id$") for line in text.splitlines())
+    assert 2 == len(set(users.read().values()))
+    assert 0o600 == stat.S_IMODE(users.path.stat().st_mode)
+
+
+def test_a_file_without_a_hasher_uses_the_librarys_costs(tmp_path: Path) -> None:
+    """The quick hashes are for tests only."""
+    file = PasswordFile(tmp_path / "users")
+    file.put("ann", b"secret")
+    assert argon2.extract_parameters(file.read()["ann"]) == argon2.profiles.get_default_parameters()
+
+
+def test_comments_stay(users: PasswordFile) -> None:
+    """Whoever keeps the file may say what for."""
+    users.put("ann", b"x")
+    users.path.write_text("# the hall\n\n" + users.path.read_text())
+    users.put("bob", b"y")
+    assert users.path.read_text().startswith("# the hall\n")
+    assert ["ann", "bob"] == users.names()
+
+
+@pytest.mark.parametrize("name", ["", " ann", "ann ", "#ann", "a\nb", "a\0b", "a\tb"])
+def test_names_that_a_line_cannot_hold_are_refused(users: PasswordFile, name: str) -> None:
+    """Nothing is written then."""
+    with pytest.raises(PasswordFileError, match="is no user name"):
+        users.put(name, b"x")
+    assert not users.path.exists()
+
+
+@pytest.mark.parametrize("size", [0, 65_536])
+def test_passwords_that_mqtt_cannot_carry_are_refused(users: PasswordFile, size: int) -> None:
+    """As is none."""
+    with pytest.raises(PasswordFileError, match="1 to 65,535 bytes"):
+        users.put("ann", b"x" * size)
+
+
+@pytest.mark.parametrize("line", ["ann", "ann:", ":x", "ann:secret", "ann:$argon2id$v=19$nonsense"])
+def test_a_line_that_is_no_user_is_named_and_the_file_left_alone(users: PasswordFile, line: str) -> None:
+    """A password in plain text would else be one that nobody has."""
+    users.put("bob", b"x")
+    users.path.write_text(f"{users.path.read_text()}{line}\n")
+    before = users.path.read_bytes()
+    for change in (users.read, lambda: users.put("eve", b"x"), lambda: users.remove("bob")):
+        with pytest.raises(PasswordFileError, match="line 2"):
+            change()
+    assert before == users.path.read_bytes()
+    assert [users.path] == list(users.path.parent.iterdir())
+
+
+def test_two_changes_at_the_same_time_are_not_lost(users: PasswordFile) -> None:
+    """The second is refused, and says why."""
+    users.put("ann", b"x")
+    begun = users.path.with_name("users.new")
+    begun.touch()
+    with pytest.raises(PasswordFileError, match="somebody is changing the users now"):
+        users.put("bob", b"x")
+    assert begun.exists()
+    assert ["ann"] == users.names()
+
+
+def test_a_missing_file_is_an_error_for_readers(users: PasswordFile) -> None:
+    """But adding a user makes it."""
+    for read in (users.read, users.signature, lambda: users.remove("ann")):
+        with pytest.raises(PasswordFileError, match="there is no file of users"):
+            read()
+
+
+# --- checking, for a server ---
+
+
+class Counted(PasswordFile):
+    """A file that notes in which threads its hashes are computed, and can be made to wait."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, QUICK)
+        self.threads: list[threading.Thread] = []
+        self.reads = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def matches(self, stored: str | None, password: bytes) -> bool:
+        self.threads.append(threading.current_thread())
+        self.gate.wait()
+        return super().matches(stored, password)
+
+    def read(self) -> dict[str, str]:
+        self.reads += 1
+        return super().read()
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Counted:
+    file = Counted(tmp_path / "users")
+    file.put("ann", b"secret")
+    return file
+
+
+def test_hashes_are_computed_in_threads_and_right_ones_remembered(counted: Counted) -> None:
+    """A client that comes back costs nothing; one that guesses always does."""
+
+    async def run() -> None:
+        check = PasswordCheck(counted)
+        try:
+            assert await check.matches("ann", b"secret")
+            assert await check.matches("ann", b"secret")
+            assert 1 == len(counted.threads)
+            for name, password in (("ann", b"wrong"), ("ann", b"wrong"), ("eve", b"secret"), ("", b"")):
+                assert not await check.matches(name, password)
+            assert 5 == len(counted.threads)
+            assert threading.main_thread() not in counted.threads
+        finally:
+            check.close()
+
+    asyncio.run(run())
+
+
+def test_the_event_loop_goes_on_while_hashes_are_computed(counted: Counted) -> None:
+    """The thread is held until the loop has done something else."""
+
+    async def run() -> None:
+        check = PasswordCheck(counted)
+        try:
+            counted.gate.clear()
+            waiting = asyncio.create_task(check.matches("ann", b"secret"))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            counted.gate.set()
+            assert await waiting
+        finally:
+            counted.gate.set()
+            check.close()
+
+    asyncio.run(run())
+
+
+def test_a_changed_file_counts_from_the_next_connection_on(counted: Counted) -> None:
+    """Whoever was removed or has another password gets in no more, though it was remembered."""
+
+    async def run() -> None:
+        check = PasswordCheck(counted)
+        try:
+            assert await check.matches("ann", b"secret")
+            counted.put("bob", b"b")
+            assert await check.matches("bob", b"b")
+            counted.put("ann", b"other")
+            assert not await check.matches("ann", b"secret")
+            assert await check.matches("ann", b"other")
+            counted.remove("ann")
+            assert not await check.matches("ann", b"other")
+            counted.path.unlink()
+            with pytest.raises(PasswordFileError, match="no file of users"):
+                await check.matches("bob", b"b")
+        finally:
+            check.close()
+
+    asyncio.run(run())

@@ -1,0 +1,283 @@
+"""What a client may not do is refused, dropped or not sent, as its protocol allows; others don't notice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import topicstore as ts
+from topicstore.server.access.access import Access
+from topicstore.server.access.hooks import AccessHooks
+from topicstore.server.limits import Limits
+from topicstore.server.quantities import Duration
+from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, Rule, ServerSettings
+from topicstore.sessions import Sessions
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.embedded import Embedded
+from topicstore_conformance.mqtt.paho_client import PahoClient
+
+need("memory")
+both = pytest.mark.parametrize("version", [4, 5])
+
+
+def listed(*rules: Rule) -> ServerSettings:
+    return ServerSettings(authorization=AuthorizationSettings(rules=rules, unlisted="allow"))
+
+
+SECRETS = listed(
+    Rule(permission="deny", topics=("secret/#",)),
+    Rule(permission="allow", topics=("mine/%c/#",)),
+    Rule(permission="deny", topics=("mine/#",)),
+)
+
+
+@both
+def test_what_may_not_be_published_goes_nowhere(db: ts.Database, version: int) -> None:
+    """A client of 3.1.1, which can't be told, gets its acknowledgement [MQTT-3.3.5-2]."""
+    refused = 0 if version == 4 else 0x87
+    with (
+        Embedded(db, SECRETS) as embedded,
+        PahoClient(embedded.port, "me", version=version) as client,
+        db.subscribe("#") as everything,
+    ):
+        assert client.publish("secret/a", b"no") == refused
+        assert client.publish("mine/you", b"no") == refused
+        assert client.publish("mine/me", b"yes") == 0
+        client.publish("secret/a", b"no", 0)
+        assert client.publish("mine/me", b"last") == 0
+        payloads: list[bytes] = []
+        while b"last" not in payloads:
+            payloads += [message.payload for message in everything.fetch(timeout=PATIENCE).messages]
+        assert payloads == [b"yes", b"last"]
+
+
+def test_an_exchange_of_qos_2_ends_with_the_refusal(db: ts.Database) -> None:
+    """The packet id is free, and doesn't count any more."""
+    settings = msgspec.structs.replace(SECRETS, limits=Limits(in_flight=2))
+    with Embedded(db, settings) as embedded, embedded.client() as client:
+        client.connect("me")
+        for _ in range(5):
+            answer = client.publish("secret/a", b"no", 2)
+            assert answer is not None
+            assert (answer.kind, answer.reason) == ("PUBREC", 0x87)
+
+
+@both
+def test_a_refused_subscription_may_be_left_unexplained(db: ts.Database, version: int) -> None:
+    """Then the code is 0x80 in both versions [MQTT-3.9.3-2]; what is no filter keeps its own."""
+    settings = msgspec.structs.replace(
+        SECRETS, authorization=msgspec.structs.replace(SECRETS.authorization, refused_subscription="unspecified")
+    )
+    with Embedded(db, settings) as embedded, embedded.client(version=version) as client:
+        client.connect("me")
+        bad = 0x8F if version == 5 else 0x80
+        assert client.subscribe("secret/a", "open/a", "$share/g/secret/a", "a#", options=1) == (0x80, 1, 0x80, bad)
+
+
+@both
+def test_what_may_not_be_read_is_refused_filter_by_filter(db: ts.Database, version: int) -> None:
+    refused = 0x80 if version == 4 else 0x87
+    with Embedded(db, SECRETS) as embedded, PahoClient(embedded.port, "me", version=version) as client:
+        assert client.subscribe("secret/a") == refused
+        assert client.subscribe("$share/g/secret/a") == refused
+        assert client.subscribe("$replay/-1h/secret/a") == refused
+        assert client.subscribe("mine/me/+") == 1
+        assert client.subscribe("$share/g/mine/me/+") == 1
+
+
+@both
+def test_a_wildcard_brings_nothing_that_may_not_be_read(db: ts.Database, version: int) -> None:
+    with Embedded(db, SECRETS) as embedded, PahoClient(embedded.port, "me", version=version) as client:
+        assert client.subscribe("#") == 1
+        db.publish([ts.Message(topic, topic.encode(), "program", 1) for topic in ("secret/a", "mine/you", "mine/me")])
+        assert client.payloads(1) == ["mine/me"]
+
+
+@both
+def test_a_will_that_may_not_be_published_lets_nobody_in(db: ts.Database, version: int) -> None:
+    with Embedded(db, SECRETS) as embedded, embedded.client(version=version) as client:
+        answer = client.connect("me", will=wire.Will(topic="secret/a", payload=b"x"))
+        assert answer.reason == (5 if version == 4 else 0x87)
+        assert client.ended() is None
+
+
+def test_a_stored_session_gives_up_what_may_no_longer_be_read(db: ts.Database) -> None:
+    """Before anything of it is sent."""
+    with Embedded(db) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
+        for text in ("secret/a", "$share/g/secret/b", "open"):
+            assert client.subscribe(text) == 1
+    db.publish([ts.Message(topic, topic.encode(), "program", 1) for topic in ("secret/a", "secret/b", "open")])
+    with Embedded(db, SECRETS) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
+        assert client.present
+        assert client.payloads(1) == ["open"]
+        assert [text for text, _ in db.sessions["me"].subscriptions] == ["open"]
+
+
+def test_a_session_that_can_not_be_read_is_not_opened(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its client would go on with filters that it may no longer have."""
+    with Embedded(db) as embedded, PahoClient(embedded.port, "me", clean=False, expiry=3600) as client:
+        assert client.subscribe("secret/a") == 1
+    read = Sessions.__getitem__
+    for error in (ts.CorruptionError("damaged"), RuntimeError("a fault")):
+
+        def fails(*_: Any, error: Exception = error) -> Any:
+            raise error
+
+        with Embedded(db, SECRETS) as embedded:
+            monkeypatch.setattr(Sessions, "__getitem__", fails)
+            with embedded.client() as client:
+                assert client.connect("me", clean=False).reason == 0x88
+            monkeypatch.setattr(Sessions, "__getitem__", read)
+            with embedded.client() as client:
+                connack = client.connect("me", clean=False, session_expiry_interval=3600)
+                assert (connack.reason, connack.present) == (0, True)
+            assert db.sessions["me"].subscriptions == ()
+
+
+# --- plugins, which have to be asked ---
+
+
+class Plugin:
+    """Allows what doesn't begin with "no", once it may answer."""
+
+    def __init__(self) -> None:
+        self.may_answer = threading.Event()
+        self.asked: list[str] = []
+        self.fails = False
+
+    @ts.hookimpl
+    def topicstore_authorize(self, request: Any) -> list[bool | None]:
+        self.asked += [question.topic for question in request.questions]
+        assert self.may_answer.wait(PATIENCE)
+        if self.fails:
+            raise RuntimeError("it is out of order")
+        return [not question.topic.startswith("no") for question in request.questions]
+
+
+@pytest.fixture
+def plugin() -> Plugin:
+    return Plugin()
+
+
+@pytest.fixture
+def asking(db: ts.Database, plugin: Plugin) -> Iterator[Embedded]:
+    hooks = AccessHooks([("one", plugin)], "topicstore_authorize")
+    access = Access(AuthenticationSettings(), AuthorizationSettings(), authorize=hooks)
+    with Embedded(db, access=access) as embedded:
+        yield embedded
+    access.close()
+
+
+@both
+def test_a_client_waits_for_the_plugin_and_nobody_else_does(asking: Embedded, plugin: Plugin, version: int) -> None:
+    """Its packets keep their order meanwhile."""
+    with asking.client(version=version) as client, asking.client(version=version) as other:
+        client.connect("me")
+        other.connect("other")
+        client.send(
+            wire.publish("yes/1", b"1", qos=1, packet_id=1, version=version),
+            wire.publish("no/1", b"2", qos=1, packet_id=2, version=version),
+            wire.publish("yes/1", b"3", qos=1, packet_id=3, version=version),
+            wire.subscribe(4, [("no/2", 1), ("yes/2", 1)], version=version),
+            wire.PINGREQ,
+        )
+        wait_until(lambda: plugin.asked, "the plugin to be asked")
+        other.ping()
+        plugin.may_answer.set()
+        acks = [client.expect("PUBACK") for _ in range(3)]
+        assert [ack.packet_id for ack in acks] == [1, 2, 3]
+        assert [ack.reason for ack in acks] == ([0, 0, 0] if version == 4 else [0x10, 0x87, 0x10])
+        assert client.expect("SUBACK").reasons == ((0x80, 1) if version == 4 else (0x87, 1))
+        client.expect("PINGRESP")
+        assert plugin.asked == ["yes/1", "no/1", "no/2", "yes/2"]
+
+
+def test_a_client_that_goes_while_the_plugin_thinks_is_forgotten(asking: Embedded, plugin: Plugin) -> None:
+    with asking.client() as client:
+        client.connect("me", session_expiry_interval=3600)
+        client.send(wire.publish("yes", b"late", qos=1, packet_id=1), wire.subscribe(2, [("yes", 1)]))
+        wait_until(lambda: plugin.asked, "the plugin to be asked")
+    plugin.may_answer.set()
+    wait_until(lambda: asking.db.sessions.connected("me") is None, "the session to end")
+    assert [text for text, _ in asking.db.sessions["me"].subscriptions] == ["yes"]
+
+
+def test_a_plugin_that_fails_allows_nothing_and_is_asked_again(asking: Embedded, plugin: Plugin) -> None:
+    plugin.may_answer.set()
+    plugin.fails = True
+    with PahoClient(asking.port, "me") as client:
+        assert client.publish("yes", b"1") == 0x87
+        assert client.subscribe("yes") == 0x87
+        plugin.fails = False
+        assert client.subscribe("yes") == 1
+        assert client.publish("yes", b"2") == 0
+        assert client.payloads(1) == ["2"]
+
+
+@both
+def test_a_stored_session_stays_whole_while_the_plugin_fails(asking: Embedded, plugin: Plugin, version: int) -> None:
+    """Its client is refused as long as nobody knows what it may do, and comes back to all that it had."""
+    plugin.may_answer.set()
+    with PahoClient(asking.port, "me", version=version, clean=False, expiry=3600) as client:
+        assert client.subscribe("yes") == 1
+    plugin.fails = True
+    with asking.client(version=version) as client:
+        refused = client.connect("me", clean=False)
+        assert refused.reason == (3 if version == 4 else 0x88)
+        assert client.ended() is None
+    with asking.client(version=version) as client:
+        refused = client.connect("other", will=wire.Will(topic="yes", payload=b"gone"))
+        assert refused.reason == (3 if version == 4 else 0x88)
+    plugin.fails = False
+    asking.db.publish([ts.Message("yes", b"1", "program", 1)])
+    with PahoClient(asking.port, "me", version=version, clean=False, expiry=3600) as client:
+        assert client.present
+        assert client.payloads(1) == ["1"]
+
+
+def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(db: ts.Database) -> None:
+    """It is refused while the plugin is still being asked."""
+    asked, gate = threading.Event(), threading.Event()
+
+    class Pondering:
+        @ts.hookimpl
+        def topicstore_authenticate(self, request: Any) -> list[None]:
+            asked.set()
+            assert gate.wait(PATIENCE)
+            return [None] * len(request.clients)
+
+    access = Access(
+        AuthenticationSettings(),
+        AuthorizationSettings(),
+        authenticate=AccessHooks([("one", Pondering())], "topicstore_authenticate"),
+    )
+
+    async def close() -> None:
+        gate.set()
+        access.close()
+
+    with Embedded(db, ServerSettings(limits=Limits(connect_timeout=Duration(1))), access=access) as embedded:
+        try:
+            refused = None
+            while refused is None:  # on a busy machine the CONNECT itself may come too late
+                with embedded.client() as client:
+                    client.send(wire.connect("me"))
+                    refused = client.ended()
+            assert asked.is_set()
+            assert refused.reason == 0x88
+        finally:
+            embedded.do(close())
+
+
+def test_clients_without_a_name_are_let_in_as_the_settings_say(db: ts.Database) -> None:
+    settings = ServerSettings(authentication=AuthenticationSettings(anonymous="never"))
+    with Embedded(db, settings) as embedded:
+        for version, code in ((4, 5), (5, 0x87)):
+            with embedded.client(version=version) as client:
+                assert client.connect("me").reason == code
+                assert client.ended() is None

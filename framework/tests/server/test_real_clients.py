@@ -1,0 +1,179 @@
+"""Clients as people use them: aiomqtt, gmqtt, paho, mosquitto's programs and MQTT.js, all against one server."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from topicstore_conformance.conditions.directories import quick_directory
+from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.serving import Serving, serving
+
+HERE = Path(__file__).parent
+NEVER = 0xFFFFFFFF
+both = pytest.mark.parametrize("version", [4, 5])
+EACH = [(f"{qos}", b"\xc3\xa9%d" % qos, qos) for qos in (0, 1, 2)]
+"""What each client publishes to itself: the last topic level, payload and QoS."""
+
+
+@pytest.fixture(scope="module")
+def mqtt() -> Iterator[Serving]:
+    """A server with a listener for WebSocket too."""
+    if importlib.util.find_spec("rocksdict") is None:
+        pytest.skip('needs rocksdict: pip install "topicstore[server]"')
+    with quick_directory() as directory, serving(Path(directory) / "db", "--listen", "ws://127.0.0.1:0/mqtt") as server:
+        yield server
+
+
+def need(module: str, package: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"needs {package}: pip install {package}")
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"needs {name}: apt-get install mosquitto-clients")
+    return found
+
+
+def run(*command: object, expected: int = 0) -> str:
+    """Run a program; return what it prints."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done.stdout
+
+
+@both
+def test_aiomqtt(mqtt: Serving, name: str, version: int) -> None:
+    need("aiomqtt", "aiomqtt")
+    import aiomqtt
+
+    async def exchange() -> list[tuple[str, bytes, int]]:
+        protocol = aiomqtt.ProtocolVersion.V5 if version == 5 else aiomqtt.ProtocolVersion.V311
+        async with aiomqtt.Client("127.0.0.1", mqtt.port, protocol=protocol) as client:
+            await client.subscribe(f"{name}/#", qos=2)
+            for level, payload, qos in EACH:
+                await client.publish(f"{name}/{level}", payload, qos=qos)
+            found = []
+            async for message in client.messages:
+                assert isinstance(message.payload, bytes)
+                found.append((str(message.topic).rpartition("/")[2], message.payload, message.qos))
+                if len(found) == len(EACH):
+                    break
+            return found
+
+    assert sorted(asyncio.run(exchange())) == EACH
+
+
+@both
+def test_gmqtt(mqtt: Serving, name: str, version: int) -> None:
+    need("gmqtt", "gmqtt")
+    import gmqtt
+    from gmqtt.mqtt.constants import MQTTv50, MQTTv311
+
+    async def exchange() -> list[tuple[str, bytes, int]]:
+        found: list[tuple[str, bytes, int]] = []
+        subscribed, all_there = asyncio.Event(), asyncio.Event()
+
+        def received(_client: Any, topic: str, payload: bytes, qos: int, _values: Any) -> int:
+            found.append((topic.rpartition("/")[2], payload, qos))
+            if len(found) == len(EACH):
+                all_there.set()
+            return 0
+
+        client = gmqtt.Client(f"{name}-gmqtt")
+        client.on_message = received
+        client.on_subscribe = lambda *_: subscribed.set()
+        await client.connect("127.0.0.1", mqtt.port, version=MQTTv50 if version == 5 else MQTTv311)
+        client.subscribe(f"{name}/#", qos=2)
+        await asyncio.wait_for(subscribed.wait(), PATIENCE)
+        for level, payload, qos in EACH:
+            client.publish(f"{name}/{level}", payload, qos=qos)
+        await asyncio.wait_for(all_there.wait(), PATIENCE)
+        await client.disconnect()
+        return found
+
+    assert sorted(asyncio.run(exchange())) == EACH
+
+
+@both
+def test_paho(mqtt: Serving, name: str, version: int) -> None:
+    need("paho", "paho-mqtt")
+    from topicstore_conformance.mqtt.paho_client import PahoClient
+
+    with PahoClient(mqtt.port, version=version) as client:
+        assert client.subscribe(f"{name}/#", 2) == 2
+        for level, payload, qos in EACH:
+            client.publish(f"{name}/{level}", payload, qos)
+        found = [(message.topic.rpartition("/")[2], message.payload, message.qos) for message in client.received(3)]
+        assert sorted(found) == EACH
+
+
+@pytest.mark.parametrize("version", ["mqttv311", "mqttv5"])
+def test_mosquitto_pub_and_sub(mqtt: Serving, name: str, version: str) -> None:
+    """One keeps a session, the other publishes lines; then the first comes back for them."""
+    publish, subscribe = tool("mosquitto_pub"), tool("mosquitto_sub")
+    common = ["-p", str(mqtt.port), "-V", version]
+    kept = ["-i", f"{name}-sub", "-c", *(["-x", str(NEVER)] if version == "mqttv5" else [])]
+    run(subscribe, *common, *kept, "-q", "1", "-t", f"{name}/#", "-E")
+    lines = "".join(f"line {number}\n" for number in range(200))
+    sent = [publish, *common, "-t", f"{name}/log", "-q", "1", "-l"]
+    assert subprocess.run(sent, input=lines, text=True, timeout=PATIENCE).returncode == 0
+    assert run(subscribe, *common, *kept, "-q", "1", "-t", f"{name}/#", "-C", "200") == lines
+
+
+@pytest.mark.parametrize("version", ["mqttv311", "mqttv5"])
+def test_mosquitto_sub_replays(mqtt: Serving, name: str, version: str) -> None:
+    """By a topic, which needs no properties; what was stored for a session is there for everybody."""
+    publish, subscribe = tool("mosquitto_pub"), tool("mosquitto_sub")
+    with mqtt.client() as client:
+        client.connect(f"{name}-archive", clean=False, session_expiry_interval=NEVER)
+        client.subscribe(f"{name}/#", options=1)
+    common = ["-p", str(mqtt.port), "-V", version]
+    for number in range(5):
+        run(publish, *common, "-t", f"{name}/log", "-q", "1", "-m", str(number))
+    for start in ("beginning", "-2h"):
+        replayed = run(subscribe, *common, "-q", "1", "-t", f"$replay/{start}/{name}/#", "-C", "5")
+        assert replayed.split() == ["0", "1", "2", "3", "4"]
+
+
+def test_paho_replays_by_a_user_property(mqtt: Serving, name: str) -> None:
+    need("paho", "paho-mqtt")
+    from topicstore_conformance.mqtt.paho_client import PahoClient, properties
+
+    with mqtt.client() as client, PahoClient(mqtt.port) as reader:
+        client.connect(f"{name}-archive", clean=False, session_expiry_interval=NEVER)
+        client.subscribe(f"{name}/#", options=1)
+        for number in range(5):
+            client.send(wire.publish(f"{name}/log", b"%d" % number, qos=1, packet_id=number + 1))
+        while client.receive().packet_id != 5:  # type: ignore[union-attr]
+            pass
+        values = properties("SUBSCRIBE", UserProperty=("topicstore-start", "beginning"))
+        assert reader.subscribe(f"{name}/#", 1, values=values) == 1
+        assert reader.payloads(5) == ["0", "1", "2", "3", "4"]
+
+
+@both
+@pytest.mark.parametrize("scheme", ["mqtt", "ws"])
+def test_mqtt_js(mqtt: Serving, name: str, version: int, scheme: str) -> None:
+    """Over TCP, and over WebSocket as browsers do."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs node: apt-get install nodejs npm")
+    folder = HERE / "mqtt_js"
+    if not (folder / "node_modules").is_dir():
+        pytest.skip("needs MQTT.js, by: npm install --prefix framework/tests/server/mqtt_js")
+    url = f"mqtt://127.0.0.1:{mqtt.port}" if scheme == "mqtt" else f"ws://{mqtt.ready['ws'][0]}/mqtt"
+    answer = json.loads(run(node, folder / "exchange.mjs", url, version, name))
+    assert answer["granted"] == 2
+    found = sorted((topic.rpartition("/")[2], payload.encode(), qos) for topic, payload, qos in answer["found"])
+    assert found == EACH

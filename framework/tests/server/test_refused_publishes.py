@@ -1,0 +1,137 @@
+"""What can't be stored is refused with a reason, and whoever reads goes on reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults import namespaces
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.embedded import Embedded
+from topicstore_conformance.mqtt.paho_client import PahoClient
+
+need("memory")
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Embedded]:
+    """A server whose database holds as much as it may; a session, whose client is away, waits for two messages."""
+    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db) as embedded:
+        with PahoClient(embedded.port, "away", clean=False, expiry=3600) as client:
+            client.subscribe("kept/#", 2)
+        with PahoClient(embedded.port, "early") as client:
+            assert client.publish("kept/1", b"1", 1) == 0
+            assert client.publish("kept/2", b"2", 2) == 0
+        db.retention.set(max_bytes=1)
+        yield embedded
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_client_is_told_that_there_is_no_room(full: Embedded, qos: int) -> None:
+    """It stays connected, and its packet id is free."""
+    with full.client() as client:
+        client.connect("me", receive_maximum=10)
+        for _ in range(3):
+            answer = client.publish("kept/3", b"3", qos)
+            assert answer is not None
+            assert (answer.kind, answer.reason) == ("PUBACK" if qos == 1 else "PUBREC", 0x97)
+        client.ping()
+    assert [message.payload for message in full.db.replay("#")] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_client_of_3_1_1_is_disconnected_instead(full: Embedded, qos: int) -> None:
+    """Because it can't be told, and an acknowledgement would be a lie; others don't notice."""
+    with full.client(version=4) as client, full.client(version=4) as other:
+        client.connect("me")
+        other.connect("other")
+        client.send(wire.publish("kept/3", b"3", qos=qos, packet_id=1, version=4))
+        assert client.ended() is None
+        other.ping()
+
+
+def test_who_was_away_gets_what_there_is(full: Embedded) -> None:
+    """Which takes small writes of packet ids, that are no messages."""
+    with PahoClient(full.port, "away", clean=False, expiry=3600) as client:
+        assert client.payloads(2) == ["1", "2"]
+        assert client.subscribe("more") == 1
+
+
+def test_what_need_not_be_stored_is_passed_on(full: Embedded) -> None:
+    """Also beside messages that are refused in the same moment."""
+    with PahoClient(full.port, "live") as reader, full.client() as writer:
+        reader.subscribe("live/#", 0)
+        writer.connect("writer")
+        writer.send(
+            wire.publish("live/0", b"0"),
+            wire.publish("kept/3", b"3", qos=1, packet_id=1),
+            wire.publish("live/1", b"1"),
+        )
+        assert writer.expect("PUBACK").reason == 0x97
+        assert reader.payloads(2) == ["0", "1"]
+
+
+def test_when_there_is_room_again_messages_are_taken(full: Embedded) -> None:
+    with full.client() as client:
+        client.connect("me")
+        answer = client.publish("kept/3", b"3")
+        assert answer is not None
+        assert answer.reason == 0x97
+        full.db.retention.set(max_bytes=None)
+        answer = client.publish("kept/3", b"3")
+        assert answer is not None
+        assert answer.reason == 0
+
+
+FILLED = """
+import contextlib, os
+import topicstore as ts
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.embedded import Embedded
+
+directory, options = arguments[0], {"rocksdb": {"write_buffer_bytes": 4 << 20}}
+with open(directory + "/others", "wb") as others:
+    others.write(bytes(16 << 20))
+full = contextlib.suppress(ts.StorageFullError, ts.EngineError)  # as closing says, too
+with full, ts.open(directory + "/db", options=options) as db, Embedded(db) as embedded:
+    with embedded.client() as reader:
+        reader.connect("reader", session_expiry_interval=3600)
+        reader.subscribe("kept", options=1)
+    with embedded.client() as live, embedded.client() as writer, embedded.client() as other:
+        live.connect("live")
+        live.subscribe("live", options=0)
+        writer.connect("writer")
+        other.connect("other")
+        acknowledged = 0
+        for number in range(2_000):
+            answer = writer.publish("kept", b"%08d" % number + os.urandom(100_000))
+            if answer.reason:
+                break
+            acknowledged += 1
+        say(answer.kind, hex(answer.reason), acknowledged > 100)
+        other.send(wire.publish("live", b"still there"))
+        say(live.expect("PUBLISH").payload.decode())
+        answer = other.publish("kept", os.urandom(100_000))
+        say(hex(answer.reason))
+        other.ping()
+    with embedded.client() as late:
+        say(hex(late.connect("late").reason))  # its session needs no room
+    with embedded.client() as late:
+        say(hex(late.connect("lasting", session_expiry_interval=3600).reason))
+os.remove(directory + "/others")
+with ts.open(directory + "/db", options=options) as db:
+    say(sum(1 for _ in db.replay("kept")) >= acknowledged)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_refuses_messages_and_serves_who_listens(tmp_path: Path) -> None:
+    """Nothing that was acknowledged is missing. A client whose session would have to be stored can't connect."""
+    need("rocksdb")
+    if (reason := namespaces.why_not()) is not None:
+        pytest.skip(reason)
+    said = namespaces.run_mounted(namespaces.SMALL, tmp_path, 96 << 20, FILLED, tmp_path)
+    assert said == [["PUBACK", "0x97", True], ["still there"], ["0x97"], ["0x0"], ["0x97"], [True]]

@@ -1,0 +1,294 @@
+"""New settings for a server that runs: what holds at once, what needs a restart, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import topicstore as ts
+from topicstore.server.addresses import Address
+from topicstore.server.durable_settings import (
+    DurableSessionsSettings,
+    PersistenceSettings,
+    StorageSettings,
+    ZoneSessionsSettings,
+    ZoneSettings,
+)
+from topicstore.server.limits import Limits
+from topicstore.server.quantities import Duration, Period, Quota
+from topicstore.server.server import Server
+from topicstore.server.settings import (
+    AuthenticationSettings,
+    AuthorizationSettings,
+    HttpSettings,
+    ListenerSettings,
+    LogSettings,
+    ProtocolSettings,
+    Rule,
+    SettingsError,
+)
+from topicstore.server.settings_file import read_settings
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.mqtt.embedded import Embedded
+from topicstore_conformance.mqtt.raw_client import RawClient
+
+need("memory")
+
+
+@pytest.fixture
+def served(db: ts.Database) -> Iterator[Embedded]:
+    with Embedded(db) as embedded:
+        yield embedded
+
+
+def reload(served: Embedded, **changes: Any) -> tuple[list[str], list[str]]:
+    """Change settings of a server; return what changed and what needs a restart."""
+    settings = msgspec.structs.replace(served.server.settings, **changes)
+    reloaded = served.do(served.server.reload(settings))
+    return list(reloaded.changed), list(reloaded.needs_restart)
+
+
+def test_nothing_new_changes_nothing(served: Embedded) -> None:
+    """Neither the listeners nor the database."""
+    before = served.server.addresses
+    assert ([], []) == reload(served)
+    assert before == served.server.addresses
+    assert 1 == len(served.db.generations())
+
+
+def test_limits_hold_for_clients_that_connect(served: Embedded) -> None:
+    """Those that are connected keep what they were told."""
+    with served.client() as first, served.client() as second:
+        assert 1_000 == first.connect("first").properties["receive_maximum"]
+        changed = reload(served, limits=Limits(in_flight=7, connections=2))
+        assert (["limits.connections", "limits.in_flight"], []) == changed
+        assert 7 == second.connect("second").properties["receive_maximum"]
+        with served.client() as third:
+            assert 0x97 == third.connect("third").reason
+        first.ping()
+
+
+def test_access_rules_hold_for_clients_that_connect(served: Embedded) -> None:
+    """A client that is connected may do what it might; the next one what the new rules say."""
+    rules = (Rule(permission="deny", action="publish", topics=("secret",)),)
+    with served.client() as before, served.client() as after:
+        before.connect("before")
+        changed = reload(served, authorization=AuthorizationSettings(rules=rules, unlisted="allow"))
+        assert (["authorization.rules", "authorization.unlisted"], []) == changed
+        after.connect("after")
+        assert reason_of(before, "secret") in (0, 0x10)
+        assert reason_of(after, "secret") == 0x87
+        assert reason_of(after, "open") in (0, 0x10)
+    assert reload(served, authentication=AuthenticationSettings(anonymous="never"))[0] == ["authentication.anonymous"]
+    with served.client() as client:
+        assert 0x87 == client.connect("anonymous").reason
+
+
+def reason_of(client: RawClient, topic: str) -> int:
+    answer = client.publish(topic)
+    assert answer is not None
+    return answer.reason
+
+
+def test_what_cannot_be_used_changes_nothing(served: Embedded, tmp_path: Path) -> None:
+    """Though other settings beside it could: a password file that is none, an address in use, a layout unheard of."""
+    before, addresses = served.server.settings, served.server.addresses
+    (tmp_path / "users").write_text("no user")
+    taken = ListenerSettings(listen=Address(addresses[0]))
+    other = Limits(connections=3)
+    for wrong in (
+        {"authentication": AuthenticationSettings(password_file=tmp_path / "users")},
+        {"authentication": AuthenticationSettings(plugins=("nowhere",))},
+        {"listeners": {"mqtt": before.listeners["mqtt"], "other": taken}},
+        {"listeners": {"other": taken}},
+        {"durable_storage": {"messages": StorageSettings(layout={"type": "nowhere"})}},
+        {"durable_storage": {"messages": StorageSettings(layout={"type": "block", "nowhere": 1})}},
+        {"durable_storage": {"messages": StorageSettings(n_shards=2)}},
+        {"durable_storage": {"messages": StorageSettings(backend="rocksdb")}},
+    ):
+        with pytest.raises(ts.TopicstoreError):
+            reload(served, limits=other, **wrong)
+        assert before == served.server.settings
+        assert addresses == served.server.addresses
+        assert 1 == len(served.db.generations())
+    with served.client() as client:
+        assert 0 == client.connect("still").reason
+
+
+def test_what_cannot_change_says_what_to_do(served: Embedded) -> None:
+    """The number of shards is that of the database for ever."""
+    with pytest.raises(SettingsError, match="was created with 1, which can't be changed to 2; take its messages over"):
+        reload(served, durable_storage={"messages": StorageSettings(n_shards=2)})
+
+
+def test_listeners_open_change_and_close(served: Embedded) -> None:
+    """One whose address stays keeps its port; clients of one that closes stay connected."""
+    mqtt = served.server.settings.listeners["mqtt"]
+    free = Address("127.0.0.1:0")
+    with served.client() as client:
+        client.connect("stays")
+        added = {"mqtt": mqtt, "web": ListenerSettings(listen=free, protocol="websocket")}
+        assert (["listeners.web"], []) == reload(served, listeners=added)
+        assert [served.port, "ws"] == [port(served.server.addresses[0]), served.server.listeners[1].via.scheme]
+        changed = {**added, "web": msgspec.structs.replace(added["web"], path="/other")}
+        web = served.server.addresses[1]
+        assert (["listeners.web.path"], []) == reload(served, listeners=changed)
+        assert [f"ws://{web}/other"] == served.server.listeners[1].urls
+        assert (["listeners.mqtt"], []) == reload(served, listeners={"web": changed["web"]})
+        assert [web] == served.server.addresses
+        client.ping()
+        with pytest.raises(ConnectionRefusedError):
+            served.client()
+
+
+def port(address: str) -> int:
+    return Address(address).port
+
+
+def test_a_changed_layout_begins_a_generation(served: Embedded) -> None:
+    """The old one stays, with its messages; options that aren't named stay too."""
+    db = served.db
+    db.store([ts.Message("a", b"1", "c")])
+    layout = {"type": "skipstream"}
+    changed = reload(served, durable_storage={"messages": StorageSettings(layout=layout)})
+    assert (["durable_storage.messages.layout.type"], []) == changed
+    db.store([ts.Message("a", b"2", "c")])
+    assert [("block", 1), ("skipstream", 1)] == [(one.layout, one.messages) for one in db.generations()]
+    assert [b"1", b"2"] == [message.payload for message in db.replay("a")]
+    reload(served)
+    reload(served, durable_storage={"messages": StorageSettings()})
+    assert 2 == len(db.generations())
+
+
+def test_changed_options_of_the_layout_begin_a_generation(served: Embedded) -> None:
+    """As `epoch_bits`; the same ones begin none."""
+    for bits, count in ((18, 2), (18, 2), (19, 3)):
+        layout = {"type": "wildcard_optimized", "epoch_bits": bits}
+        reload(served, durable_storage={"messages": StorageSettings(layout=layout)})
+        assert (count, bits) == (len(served.db.generations()), served.db.generations()[-1].options["epoch_bits"])
+
+
+def test_what_the_database_keeps_changes(served: Embedded) -> None:
+    """Retention, quota and rules of persistence; what is taken out of the file stays as it is, which is said."""
+    sessions = DurableSessionsSettings(
+        message_retention_period=Period(86_400),
+        persistence=(PersistenceSettings(topic_filter="a/#", client_id="c", least_qos=1),),
+    )
+    storage = StorageSettings(quota=Quota(1_000_000), when_full="drop")
+    reload(served, durable_sessions=sessions, durable_storage={"messages": storage})
+    retention = served.db.retention.settings
+    assert (86_400.0, 1_000_000, "drop") == (retention.max_age, retention.max_bytes, retention.when_full)
+    assert [("a/#", "c", 1)] == [(one.topic_filter, one.client_id, one.least_qos) for one in served.db.persistence]
+    emptied = msgspec.structs.replace(
+        served.server.settings, durable_sessions=DurableSessionsSettings(), durable_storage={}
+    )
+    reloaded = served.do(served.server.reload(emptied))
+    assert ((), ()) == (reloaded.changed, reloaded.needs_restart)
+    assert reloaded.kept == (
+        "durable_sessions.message_retention_period",
+        "durable_sessions.persistence",
+        "durable_storage.messages.quota",
+        "durable_storage.messages.when_full",
+    )
+    assert retention == served.db.retention.settings
+    assert 1 == len(served.db.persistence)
+    endless = DurableSessionsSettings(message_retention_period=Period.read("infinity"))
+    reload(
+        served, durable_sessions=endless, durable_storage={"messages": StorageSettings(quota=Quota.read("infinity"))}
+    )
+    assert (None, None) == (served.db.retention.settings.max_age, served.db.retention.settings.max_bytes)
+
+
+def test_what_the_database_is_already_changes_nothing(served: Embedded) -> None:
+    """Naming it, or no longer naming it, is no change; nor is a layout that is no longer named."""
+    named = StorageSettings(n_shards=1, durability="commit", layout={"type": "block", "level": 2})
+    for storage, changed, kept in (
+        (named, ("layout.type", "layout.level"), ("n_shards", "durability")),
+        (StorageSettings(layout={"type": "block"}), (), ("n_shards", "layout.level", "durability")),
+        (StorageSettings(), (), ("layout.type",)),
+    ):
+        settings = msgspec.structs.replace(served.server.settings, durable_storage={"messages": storage})
+        reloaded = served.do(served.server.reload(settings))
+        places = [tuple(f"durable_storage.messages.{key}" for key in keys) for keys in (changed, kept)]
+        assert places == [reloaded.changed, reloaded.kept]
+        assert 2 == len(served.db.generations())
+
+
+def test_figures_of_sessions_change(served: Embedded) -> None:
+    """The shortest pause of all zones counts."""
+    sessions = DurableSessionsSettings(idle_poll_interval=Duration(0.5), heartbeat_interval=Duration(3))
+    zones = {"quick": ZoneSettings(durable_sessions=ZoneSessionsSettings(renew_streams_interval=Duration(0.25)))}
+    changed = ["durable_sessions.idle_poll_interval", "durable_sessions.heartbeat_interval", "zones.quick"]
+    assert (changed, []) == reload(served, durable_sessions=sessions, zones=zones)
+    pace = served.db.sessions.pace
+    assert (0.25, 3.0) == (pace.longest_pause, pace.checkpoint_interval)
+    reload(served, protocol=ProtocolSettings(store_qos0=True))
+    assert served.db.sessions.store_qos0
+
+
+def test_what_needs_a_restart_is_said(served: Embedded, tmp_path: Path) -> None:
+    """It stays as it is, also in the settings that the server shows; what else changed holds."""
+    changed, restart = reload(
+        served,
+        http=HttpSettings(),
+        log=LogSettings(level="warning", file=tmp_path / "log"),
+        durable_storage={
+            "messages": StorageSettings(data_dir=tmp_path, options={"memory": {}}, plugins=("x",)),
+            "more": StorageSettings(data_dir=tmp_path),
+        },
+    )
+    assert ["log.level"] == changed
+    assert [
+        "durable_storage.messages.data_dir",
+        "durable_storage.messages.plugins",
+        "durable_storage.messages.options.memory",
+        "durable_storage.more",
+        "http",
+        "log.file",
+    ] == restart
+    settings = served.server.settings
+    assert settings.http is None
+    assert (settings.log.level, settings.log.file, settings.messages.data_dir) == ("warning", None, None)
+    assert ["messages"] == list(settings.durable_storage)
+    reload(served, log=LogSettings())
+
+
+def test_a_server_that_has_ended_takes_no_settings(db: ts.Database) -> None:
+    """Nor does one that wasn't entered; one without a file has nothing to read again."""
+    with Embedded(db) as embedded:
+        with pytest.raises(ts.InvalidArgumentError, match="has no settings to read again"):
+            embedded.do(embedded.server.reread())
+        embedded.do(embedded.server.drain())
+        with pytest.raises(ts.InvalidArgumentError, match="the server has ended"):
+            reload(embedded)
+
+
+def test_a_file_is_read_again(db: ts.Database, tmp_path: Path) -> None:
+    """SIGHUP and HTTP read it; one that is bad changes nothing."""
+    file = tmp_path / "server.toml"
+    file.write_text('[listeners.a]\nlisten = "127.0.0.1:0"\n')
+    with Embedded(db) as embedded:
+
+        async def work() -> list[Any]:
+            found: list[Any] = []
+            async with Server(db, read_settings(file, {}), read=lambda: read_settings(file, {})) as server:
+                found.append(await server.reread())
+                with file.open("a") as more:
+                    more.write("[limits]\nconnections = 3\n")
+                found.append(await server.reread())
+                file.write_text("[limits]\nconections = 4\n")
+                try:
+                    await server.reread()
+                except SettingsError as bad:
+                    found.append(str(bad))
+                found.append(server.settings.limits.connections)
+            return found
+
+        nothing, changed, bad, connections = embedded.do(work())
+    assert ((), (), ()) == (nothing.changed, nothing.kept, nothing.needs_restart)
+    assert ("limits.connections",) == changed.changed
+    assert "line 2: limits has no key 'conections'" in bad
+    assert 3 == connections

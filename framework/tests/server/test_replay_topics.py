@@ -1,0 +1,116 @@
+"""Any client may ask for the history: by a user property, and one of MQTT 3.1.1 by a form of filter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.server.replay_topics import split_replay
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.mqtt.embedded import Embedded
+from topicstore_conformance.mqtt.paho_client import PahoClient, properties
+
+need("memory")
+both = pytest.mark.parametrize("version", [4, 5])
+HISTORY = [f"{number}" for number in range(10)]
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Embedded]:
+    """A server whose database holds a history, and keeps what comes."""
+    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db) as embedded:
+        db.persistence.add("#")
+        for payload in HISTORY:
+            db.publish([ts.Message("log/a", payload.encode(), "past", 1)])
+        yield embedded
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a/b", ("a/b", None)),
+        ("$replay/beginning/a/#", ("a/#", "beginning")),
+        ("$replay/-2h/a", ("a", "-2h")),
+        ("$replay/2025-06-01T12:00//", ("/", "2025-06-01T12:00")),
+        ("$share/g/$replay/-1d/a/+", ("$share/g/a/+", "-1d")),
+        ("$replay/-1d/$share/g/a/+", ("$share/g/a/+", "-1d")),
+        ("$share/g/a/$replay/-1d/b", ("$share/g/a/$replay/-1d/b", None)),
+        ("$replayed/a/b", ("$replayed/a/b", None)),
+    ],
+)
+def test_a_filter_says_where_to_begin(text: str, expected: tuple[str, str | None]) -> None:
+    assert split_replay(text) == expected
+
+
+@pytest.mark.parametrize("text", ["$replay/", "$replay//a", "$replay/-2h", "$replay/-2h/", "$share/g/$replay/-2h"])
+def test_a_filter_that_only_begins_so_is_none(text: str) -> None:
+    with pytest.raises(ts.InvalidFilterError):
+        split_replay(text)
+
+
+@both
+def test_a_late_client_gets_the_history_then_what_comes(embedded: Embedded, version: int) -> None:
+    """With the topics that the messages have."""
+    with PahoClient(embedded.port, version=version) as client:
+        assert client.subscribe("$replay/beginning/log/#") == 1
+        client.received(len(HISTORY))
+        embedded.db.publish([ts.Message("log/b", b"live", "program", 1)])
+        assert client.payloads(len(HISTORY) + 1) == [*HISTORY, "live"]
+        assert {message.topic for message in client.messages} == {"log/a", "log/b"}
+
+
+@both
+def test_only_what_is_newer_than_the_start_comes(embedded: Embedded, version: int) -> None:
+    moment = [message.timestamp for message in embedded.db.replay("log/a")][6]
+    with PahoClient(embedded.port, version=version) as client:
+        assert client.subscribe(f"$replay/{moment}/log/a") == 1
+        assert client.payloads(4) == HISTORY[6:]
+
+
+def test_it_is_the_same_as_the_user_property(embedded: Embedded) -> None:
+    with PahoClient(embedded.port) as client:
+        asked = properties("SUBSCRIBE")
+        asked.UserProperty = ("topicstore-start", "-1h")
+        assert client.subscribe("log/a", values=asked) == 1
+        assert client.payloads(len(HISTORY)) == HISTORY
+
+
+@both
+@pytest.mark.parametrize("text", ["$share/g/$replay/beginning/log/#", "$replay/beginning/$share/g/log/#"])
+def test_a_group_may_share_the_history(embedded: Embedded, version: int, text: str) -> None:
+    with PahoClient(embedded.port, version=version) as client:
+        assert client.subscribe(text) == 1
+        assert client.payloads(len(HISTORY)) == HISTORY
+        assert [info.name for info in embedded.db.sessions.groups] == ["g"]
+
+
+@both
+@pytest.mark.parametrize("name", ["$replay/-1h/log/a", "log/a"])
+def test_it_is_unsubscribed_by_either_name(embedded: Embedded, version: int, name: str) -> None:
+    with PahoClient(embedded.port, version=version) as client:
+        client.subscribe("$replay/now/log/a")
+        assert client.unsubscribe(name) == (None if version == 4 else 0)
+        embedded.db.publish([ts.Message("log/a", b"unheard", "program", 1)])
+        client.subscribe("other")
+        embedded.db.publish([ts.Message("other", b"heard", "program", 1)])
+        assert client.payloads(1) == ["heard"]
+
+
+@both
+@pytest.mark.parametrize(
+    "text",
+    ["$replay/yesterday/log/a", "$replay/-2h", "$replay/-2h/$replay/-1h/a", "$share/g/$replay/x/a"],
+)
+def test_a_start_that_is_none_refuses_the_filter(embedded: Embedded, version: int, text: str) -> None:
+    with PahoClient(embedded.port, version=version) as client:
+        assert client.subscribe(text) == (0x80 if version == 4 else 0x8F)
+        assert client.subscribe("log/b") == 1
+
+
+@both
+def test_nobody_publishes_to_it(embedded: Embedded, version: int) -> None:
+    with PahoClient(embedded.port, version=version) as client:
+        assert client.publish("$replay/-2h/a") == (0 if version == 4 else 0x90)
+    assert embedded.db.topics("$replay/#") == []

@@ -1,0 +1,233 @@
+"""A server's settings: what a file may say, and what is said about a file that says something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from topicstore.server.addresses import Address, is_loopback
+from topicstore.server.quantities import Duration, Size
+from topicstore.server.settings import ServerSettings, SettingsError
+from topicstore.server.settings_file import read_settings
+
+WHOLE = """
+[durable_sessions]
+batch_size = 500
+heartbeat_interval = "5s"
+
+[[durable_sessions.persistence]]
+topic_filter = "sensors/#"
+
+[zones.slow.durable_sessions]
+batch_size = 10
+
+[durable_storage.messages]
+data_dir = "data"
+n_shards = 2
+durability = "sync"
+local_write_buffer = { max_items = 500, flush_interval = "100ms" }
+layout = { type = "block", level = 3 }
+
+[listeners.plain]
+listen = "127.0.0.1:1883"
+zone = "slow"
+
+[listeners.web]
+listen = "[::]:8084"
+protocol = "websocket"
+
+[listeners.web.tls]
+certificate = "server.pem"
+key = "/etc/server.key"
+client_authorities = "authority.pem"
+client_certificates = "required"
+user_from_certificate = true
+
+[authentication]
+anonymous = "never"
+password_file = "users"
+
+[[authorization.rules]]
+permission = "allow"
+topics = ["sensors/%u/#"]
+
+[limits]
+packet_size = "8MB"
+connect_timeout = "1.5s"
+
+[log]
+level = "warning"
+"""
+
+
+def read(text: str, folder: Path) -> ServerSettings:
+    path = folder / "server.toml"
+    path.write_text(text)
+    return read_settings(path, {})
+
+
+def test_a_whole_file_is_understood(tmp_path: Path) -> None:
+    """Paths are relative to the file's folder; quantities are numbers of seconds and bytes."""
+    found = read(WHOLE, tmp_path)
+    storage = found.messages
+    assert storage.data_dir == tmp_path / "data"
+    assert (storage.n_shards, storage.durability) == (2, "sync")
+    assert (storage.layout["type"], storage.layout_options) == ("block", {"level": 3})
+    assert (storage.local_write_buffer.max_items, storage.local_write_buffer.flush_interval) == (500, 0.1)
+    assert list(found.listeners) == ["plain", "web"]
+    first, second = found.listeners.values()
+    assert found.sessions_of(first.zone).batch_size == 10
+    assert found.sessions_of(first.zone).heartbeat_interval == 5.0
+    assert found.sessions_of(second.zone).batch_size == 500
+    assert [one.topic_filter for one in found.durable_sessions.persistence] == ["sensors/#"]
+    assert (first.listen.host, first.listen.port, first.tls) == ("127.0.0.1", 1883, None)
+    assert (second.listen.host, second.listen.port) == ("::", 8084)
+    assert second.tls is not None
+    assert second.tls.certificate == tmp_path / "server.pem"
+    assert second.tls.key == Path("/etc/server.key")
+    assert found.authentication.password_file == tmp_path / "users"
+    assert found.authorization.rules[0].topics == ("sensors/%u/#",)
+    assert (found.limits.packet_size, found.limits.connect_timeout) == (8_000_000, 1.5)
+    assert found.log.level == "warning"
+
+
+def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
+    """Loopback, port 1883, anonymous clients from this machine only."""
+    found = read("", tmp_path)
+    assert found == ServerSettings()
+    assert [str(one.listen) for one in found.listeners.values()] == ["127.0.0.1:1883"]
+    assert found.authentication.anonymous == "loopback"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("n_shards", "n_shard", "durable_storage.messages has no key 'n_shard'; is 'n_shards' meant?"),
+        ("batch_size = 10", "batch = 10", "zones.slow.durable_sessions has no key 'batch'; is 'batch_size' meant?"),
+        ("batch_size = 10", "batch_size = 0", "zones.slow.durable_sessions.batch_size: expected int >= 1"),
+        ('"slow"', '"slo"', "listeners.plain.zone: there is no [zones.slo]; zones are: slow"),
+        ("max_items = 500", "max_item = 500", "messages.local_write_buffer has no key 'max_item'; is 'max_items'"),
+        (
+            'data_dir = "data"',
+            "n_sites = 3",
+            "durable_storage.messages: n_sites can't be 3, only 1: there is no",
+        ),
+        ("messages]", "mesages]\ndurability = 3\n[durable_storage.x]", "durable_storage.mesages.durability: expected"),
+        ("messages]", "mesages]\n[durable_storage.messages]", "durable_storage.mesages: a storage beside 'messages'"),
+        ('type = "block"', "type = 3", "durable_storage.messages: layout.type is the name of a layout"),
+        ("certificate =", "certifikate =", "listeners.web.tls has no key 'certifikate'; is 'certificate' meant?"),
+        ("topics =", "topic =", "authorization.rules[0] has no key 'topic'; is 'topics' meant?"),
+        ("[limits]", "[limit]", "the file has no key 'limit'; is 'limits' meant?"),
+        ("[log]", "[qqq]", "the file has no key 'qqq'; it may have: durable_sessions, durable_storage"),
+        ("[listeners.plain]", "[[listeners]]", "a table with a name is written [listeners.NAME]"),
+        ("n_shards = 2", 'n_shards = "2"', "durable_storage.messages.n_shards: expected int"),
+        ("n_shards = 2", "n_shards = 0", "durable_storage.messages.n_shards: expected int >= 1"),
+        ('"sensors/#"', '"a#"', "durable_sessions.persistence[0]: filter 'a#': '#' must be alone in the last level"),
+        ("n_shards = 2", "n_shards = true", "durable_storage.messages.n_shards: expected int"),
+        (
+            '"sync"',
+            '"synch"',
+            "durable_storage.messages.durability: invalid enum value 'synch'; it may be 'commit', ",
+        ),
+        ('"allow"', '"yes"', "authorization.rules[0].permission: invalid enum value 'yes'; it may be 'allow', 'deny'"),
+        ('"required"', '"must"', "tls.client_certificates: invalid enum value 'must'; it may be 'ignored', "),
+        ("[[authorization.rules]]", "[authorization.rules]", "a table in a list is written [[authorization.rules]]"),
+        ('"8MB"', "8", "limits.packet_size: 8 has no unit: write a text such as '8MB'"),
+        ('"8MB"', '"8mb"', "limits.packet_size: '8mb' is not a number with a unit such as '8MB'"),
+        ('"8MB"', '"0MB"', "limits.packet_size: '0MB' is less than a byte"),
+        ('"1.5s"', '"-1s"', "limits.connect_timeout: '-1s' is not a number with a unit such as '100ms'"),
+        ('"127.0.0.1:1883"', '"1883"', "listeners.plain.listen: '1883' is not HOST:PORT"),
+        ('"127.0.0.1:1883"', '"a:65536"', "listeners.plain.listen: 'a:65536' is not HOST:PORT"),
+        ('"127.0.0.1:1883"', "1883", "listeners.plain.listen: 1883 is not HOST:PORT"),
+        ('"server.pem"', '""', "listeners.web.tls.certificate: '' is not a path"),
+        ('client_authorities = "authority.pem"', "", "listeners.web.tls: client_certificates = 'required' needs"),
+        ('client_certificates = "required"', "", "listeners.web.tls: user_from_certificate needs client_certificates"),
+        ('permission = "allow"', "", "authorization.rules[0]: object missing required field permission"),
+        ("[durable_sessions]", "[durable_sessions", "Expected ']'"),
+        ("[log]", "[log]\n[log]", "Cannot declare"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(old: str, new: str, said: str, tmp_path: Path) -> None:
+    """The file, the key, what is expected; and the nearest name of a key that there is."""
+    assert old in WHOLE
+    with pytest.raises(SettingsError) as caught:
+        read(WHOLE.replace(old, new, 1), tmp_path)
+    assert str(caught.value).startswith(str(tmp_path / "server.toml"))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[listeners]", "listeners: expected object of length >= 1"),
+        ('[limits]\npacket_size = "300MB"', "limits: packet_size is at most 268,435,460 bytes"),
+        ('[limits]\nconnect_timeout = "0s"', "limits: connect_timeout is more than 0 seconds"),
+        (
+            '[limits]\nconnect_timeout = "99999d"',
+            "limits.connect_timeout: '99999d' is longer than 4,294,967,295 s",
+        ),
+        (f'[protocol]\nmax_session_expiry = "{"9" * 400}s"', "protocol.max_session_expiry: '9999"),
+        ('[protocol]\nmax_keep_alive = "20h"', "protocol: max_keep_alive is 1 to 65,535 seconds"),
+        ('[protocol]\nmax_keep_alive = "0s"', "protocol: max_keep_alive is 1 to 65,535 seconds"),
+        (f'[protocol]\nresponse_information = "{"x" * 65_536}"', "protocol: response_information has at most 65,535"),
+        (
+            '[durable_storage.messages.local_write_buffer]\nflush_interval = "2h"',
+            "messages.local_write_buffer: flush_interval is at most 3,600 seconds",
+        ),
+        ('[durable_sessions]\nidle_poll_interval = "0s"', "durable_sessions: idle_poll_interval is more than 0 and"),
+        ('[durable_sessions]\nmessage_retention_period = "12000d"', "message_retention_period is less than"),
+    ],
+)
+def test_what_clients_could_not_be_served_with_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    """A server that starts with it would refuse all of them, or leave them without an answer."""
+    with pytest.raises(SettingsError) as caught:
+        read(text, tmp_path)
+    assert said in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """As is one that is no text."""
+    with pytest.raises(SettingsError, match=r"there is no file .*nothing\.toml; 'topicstore config init'"):
+        read_settings(tmp_path / "nothing.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="utf-8"):
+        read_settings(tmp_path / "bytes.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("100ms", 0.1), ("2s", 2.0), ("5min", 300.0), ("1.5h", 5_400.0), ("1d", 86_400.0), (" 7 us ", 7e-6)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    """They are seconds, whatever the unit."""
+    assert Duration.read(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1B", 1), ("8kB", 8_000), ("1.5MB", 1_500_000), ("2KiB", 2_048), ("1GiB", 1 << 30)]
+)
+def test_sizes(text: str, size: int) -> None:
+    """They are whole numbers of bytes, whatever the unit."""
+    assert Size.read(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["0.4B", "0kB", "9e9B", f"{'9' * 400}B", "9_000_000_000GB", "9000000000GiB", "5", "-1B", 5]
+)
+def test_what_is_no_size_is_refused(text: object) -> None:
+    """Nothing, and what no file can have; a number without a unit."""
+    with pytest.raises(ValueError, match=r"byte|unit"):
+        Size.read(text)
+
+
+@pytest.mark.parametrize("text", ["", ":1883", "a:", "a:b", "::1:1883", "[::1]", "a b:1", "a:1\n", "a:٣"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """A host and a port are both needed, an address of IPv6 in brackets."""
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
+        Address(text)
+
+
+def test_which_addresses_are_of_this_machine() -> None:
+    """Those of IPv4 within IPv6 too; names are not looked up."""
+    assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "localhost.example", ""]))

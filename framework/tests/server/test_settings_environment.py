@@ -1,0 +1,145 @@
+"""Settings of the environment count before those of the file, and are as strict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from topicstore.server.settings import SettingsError
+from topicstore.server.settings_file import read_configuration, read_settings
+
+FILE = """
+[limits]
+connections = 5
+
+[listeners.Plain]
+listen = "127.0.0.1:1884"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "server.toml").write_text(FILE)
+    return tmp_path / "server.toml"
+
+
+def test_a_variable_counts_before_the_file(file: Path) -> None:
+    """Whatever the place: a section, a table with a name, a storage; what isn't named stays as the file has it."""
+    found = read_settings(
+        file,
+        {
+            "TOPICSTORE__DURABLE_SESSIONS__BATCH_SIZE": "7",
+            "TOPICSTORE__DURABLE_STORAGE__MESSAGES__LOCAL_WRITE_BUFFER__FLUSH_INTERVAL": "100ms",
+            "TOPICSTORE__DURABLE_STORAGE__MESSAGES__LAYOUT__LEVEL": "3",
+            "TOPICSTORE__LISTENERS__PLAIN__PROTOCOL": "websocket",
+            "TOPICSTORE__LIMITS__CONNECTIONS": "6",
+            "TOPICSTORE__PROTOCOL__STORE_QOS0": "true",
+            "TOPICSTORE__AUTHENTICATION__PLUGINS": '["a", "b"]',
+            "TOPICSTORE_UNRELATED": "x",
+        },
+    )
+    assert found.durable_sessions.batch_size == 7
+    assert found.messages.local_write_buffer.flush_interval == 0.1
+    assert found.messages.layout_options == {"level": 3}
+    assert (found.listeners["Plain"].protocol, str(found.listeners["Plain"].listen)) == ("websocket", "127.0.0.1:1884")
+    assert found.limits.connections == 6
+    assert found.protocol.store_qos0
+    assert found.authentication.plugins == ("a", "b")
+
+
+def test_without_a_file_too() -> None:
+    """Then the rest is what a server without a file has, its HTTP interface too."""
+    found = read_settings(None, {"TOPICSTORE__HTTP__LISTEN": "127.0.0.1:0"})
+    assert found.http is not None
+    assert found.http.listen.port == 0
+    assert read_settings(None, {}).http is not None
+
+
+def test_paths_are_relative_to_the_current_directory(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the file are relative to the file."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = read_settings(file, {"TOPICSTORE__LOG__FILE": "server.log"})
+    assert found.log.file == tmp_path / "elsewhere" / "server.log"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("LIMITS__CONECTIONS", "1", "limits has no key 'conections'; is TOPICSTORE__LIMITS__CONNECTIONS meant?"),
+        ("LIMITS__QQQ", "1", "limits has no key 'qqq'; it may have: packet_size, connections"),
+        ("LIMIT__CONNECTIONS", "1", "the settings has no key 'limit'; is TOPICSTORE__LIMITS meant?"),
+        ("LIMITS__CONNECTIONS", "many", "limits.connections: expected int, got str"),
+        ("LIMITS__CONNECTIONS", "0", "limits.connections: expected int >= 1"),
+        ("LIMITS__CONNECTIONS", "1\nx = 2", "limits.connections: expected int, got str"),
+        ("LIMITS__CONNECTIONS__A", "1", "limits.connections is set as a whole"),
+        ("LISTENERS__PLAIN__LISTEN", "1884", "listeners.Plain.listen: 1884 is not HOST:PORT"),
+        ("LISTENERS__OTHER__PROTOCOL", "mqtt", "listeners.other: object missing required field listen"),
+        ("", "1", "the settings has no key ''"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_variable(name: str, value: str, said: str, file: Path) -> None:
+    """An unknown one with the nearest that there is."""
+    with pytest.raises(SettingsError) as caught:
+        read_settings(file, {f"TOPICSTORE__{name}": value})
+    assert f"TOPICSTORE__{name}: " in str(caught.value)[: len(name) + 14]
+    assert said in str(caught.value)
+
+
+def test_a_variable_within_what_is_no_table(tmp_path: Path) -> None:
+    """The file has a value where the variable wants a table."""
+    (tmp_path / "server.toml").write_text("limits = 3")
+    with pytest.raises(SettingsError, match="the file has no table 'limits' but 3"):
+        read_settings(tmp_path / "server.toml", {"TOPICSTORE__LIMITS__CONNECTIONS": "1"})
+
+
+def test_where_settings_come_from(file: Path) -> None:
+    """The file, the environment, or neither."""
+    found = read_configuration(file, {"TOPICSTORE__LIMITS__IN_FLIGHT": "3"})
+    assert found.origin(("limits", "connections")) == "file"
+    assert found.origin(("limits", "in_flight")) == "TOPICSTORE__LIMITS__IN_FLIGHT"
+    assert found.origin(("limits", "topic_levels")) == "default"
+    assert found.origin(("listeners", "Plain", "listen")) == "file"
+    assert read_configuration(None, {}).origin(("http", "listen")) == "default"
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("limits.connectionz", 3),
+        ("authorization.rules[1].actions", 9),
+        ("listeners.a.listenn", 12),
+        ("durable_storage.messages.local_write_buffer.max", 14),
+    ],
+)
+def test_an_error_names_the_line(key: str, line: int, tmp_path: Path) -> None:
+    """Also within lists of tables, and within a table in one line, where it is the line of that."""
+    text = """
+[limits]
+connectionz = 1
+[[authorization.rules]]
+permission = "allow"
+[[authorization.rules]]
+permission = "allow"
+topics = ["a"]
+actions = "both"
+
+[listeners.a]
+listenn = 3
+[durable_storage.messages]
+local_write_buffer = { max = 3 }
+"""
+    lines = text.split("\n")
+    wrong = {3, 9, 12, 14} - {line}
+    keep = [one for number, one in enumerate(lines, 1) if number not in wrong]
+    shift = sum(number < line for number in wrong)
+    if line != 12:
+        keep = [one for one in keep if one != "[listeners.a]"]
+        shift += line > 11
+    (tmp_path / "server.toml").write_text("\n".join(keep))
+    with pytest.raises(SettingsError) as caught:
+        read_settings(tmp_path / "server.toml", {})
+    assert str(caught.value).startswith(f"{tmp_path / 'server.toml'}, line {line - shift}: "), caught.value
+    assert repr(key.rpartition(".")[2]) in str(caught.value)

@@ -1,0 +1,47 @@
+"""The table of the standard's statements says where each is tested, and why some are not."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import topicstore
+from topicstore_conformance.mqtt.statements import statements_of
+
+HERE = Path(__file__).parent
+TABLE = Path(topicstore.__file__).parent / "server" / "README.md"
+ROW = re.compile(r"^\| \[MQTT-([\d.]+-\d+)\] \| (.*) \|$", re.MULTILINE)
+TEST = re.compile(r"`(test_\w+)`")
+
+
+def named() -> dict[str, list[str]]:
+    """Return the tests of each statement, by the statement's number."""
+    found: dict[str, list[str]] = {}
+    for file in [HERE / f"test_statements_{about}.py" for about in ("connecting", "form", "publishing", "subscribing")]:
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for name, test in vars(module).items():
+            for number in statements_of(test) if name.startswith("test_") else ():
+                found.setdefault(number, []).append(name)
+    return found
+
+
+def test_the_table_names_the_tests_of_each_statement() -> None:
+    rows = {number: set(TEST.findall(text)) for number, text in ROW.findall(TABLE.read_text())}
+    expected = {number: set(names) for number, names in named().items()}
+    for number, names in expected.items():
+        assert names <= rows.get(number, set()), f"[MQTT-{number}] is tested by {sorted(names)}"
+    ours = {name for names in expected.values() for name in names}
+    for number, names in rows.items():
+        assert names & ours == expected.get(number, set()), f"[MQTT-{number}]"
+
+
+def test_a_statement_without_a_test_says_why() -> None:
+    """Of the server, each is tested; what only a client must do is named as such."""
+    rows = ROW.findall(TABLE.read_text())
+    assert len(rows) == len({number for number, _ in rows}) > 200
+    assert [number for number, text in rows if not (TEST.search(text) or len(text) > 10)] == []

@@ -1,0 +1,424 @@
+"""Statements of the standard about connecting, sessions, wills and keep-alive, over raw sockets."""
+
+from __future__ import annotations
+
+import pytest
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.raw_client import RawClient
+from topicstore_conformance.mqtt.serving import Serving
+from topicstore_conformance.mqtt.statements import statement
+
+NEVER = 0xFFFFFFFF
+both = pytest.mark.parametrize("version", [4, 5])
+
+
+def kept(version: int) -> dict[str, object]:
+    """Return the options of a CONNECT that opens or resumes a session which stays."""
+    return {"version": version, "clean": False, **({"session_expiry_interval": NEVER} if version == 5 else {})}
+
+
+def refused(client: RawClient, *codes: int) -> None:
+    """Check that the server closes the connection, with one of these codes if it says anything."""
+    last = client.ended()
+    assert last is None or (last.kind == "CONNACK" and last.reason in codes and not last.present), last
+
+
+@both
+@statement("3.1.0-1")
+def test_the_first_packet_is_connect(stranger, version: int) -> None:  # type: ignore[no-untyped-def]
+    """Whatever else comes first ends the connection, without an answer."""
+    for first in (wire.PINGREQ, wire.publish("a", version=version), wire.disconnect(version=version)):
+        client = stranger(version)
+        client.send(first)
+        assert client.ended() is None
+
+
+@both
+@statement("3.1.0-2", "3.2.0-2")
+def test_a_second_connect_is_a_protocol_error(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    client = connect(name, version=version)
+    client.send(wire.connect(name, version=version))
+    last = client.ended()
+    assert last is None if version == 4 else (last is not None and (last.kind, last.reason) == ("DISCONNECT", 0x82))
+
+
+@both
+@statement("3.1.2-1", "3.1.4-1")
+@pytest.mark.parametrize("protocol", ["MQTT ", "mqtt", "", "MQIsdp", "HTTP"])
+def test_another_protocol_is_refused(stranger, protocol: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    client = stranger(version)
+    rest = wire.properties() if version == 5 else b""
+    client.send(wire.frame("CONNECT", 0, wire.binary(protocol), bytes((version, 2, 0, 0)), rest, wire.binary("x")))
+    refused(client, 0x84, 0x01)
+
+
+@statement("3.1.2-2")
+@pytest.mark.parametrize("version", [0, 1, 2, 6, 131, 255])
+def test_another_version_is_refused(stranger, version: int) -> None:  # type: ignore[no-untyped-def]
+    client = stranger(4)  # an answer to an unknown version may have either form; this one has two bytes
+    client.send(wire.frame("CONNECT", 0, wire.binary("MQTT"), bytes((version, 2, 0, 0)), b"\x00", wire.binary("x")))
+    found = b""
+    while data := _receive(client):
+        found += data
+    assert found in (b"", b"\x20\x02\x00\x01", b"\x20\x03\x00\x84\x00"), found
+
+
+def _receive(client: RawClient) -> bytes:
+    try:
+        return client.socket.recv(100)
+    except ConnectionError:
+        return b""
+
+
+CONNECTS = {
+    "the reserved flag": (1, b"", ("3.1.2-3",)),
+    "a will's QoS without a will": (0x0A, b"", ("3.1.2-11",)),
+    "a will's RETAIN without a will": (0x22, b"", ("3.1.2-13",)),
+    "a will of QoS 3": (0x1E, wire.binary("w") + wire.binary("x"), ("3.1.2-12",)),
+    "a will that isn't there": (0x06, b"", ("3.1.2-9",)),
+    "a user name that isn't there": (0x82, b"", ("3.1.2-17",)),
+    "a password that isn't there": (0xC2, wire.binary("user"), ("3.1.2-19",)),
+    "a user name without its flag": (0x02, wire.binary("user"), ("3.1.2-16",)),
+    "a password without its flag": (0x82, wire.binary("user") + wire.binary("x"), ("3.1.2-18",)),
+    "a will's topic that isn't UTF-8": (0x06, b"\x00\x02\xc3\x28" + wire.binary("x"), ("3.1.3-11",)),
+    "a user name that isn't UTF-8": (0x82, b"\x00\x02\xc3\x28", ("3.1.3-12",)),
+}
+
+
+@both
+@pytest.mark.parametrize("what", list(CONNECTS))
+@statement(*dict.fromkeys(one for row in CONNECTS.values() for one in row[2]), "3.1.3-1", "3.2.2-6", "3.2.2-7")
+def test_a_connect_that_does_not_conform_is_refused(stranger, name: str, what: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    flags, rest, _numbers = CONNECTS[what]
+    client = stranger(version)
+    empty = wire.properties() if version == 5 else b""
+    if flags & 4 and rest:
+        rest = empty + rest
+    client.send(
+        wire.frame("CONNECT", 0, wire.binary("MQTT"), bytes((version, flags, 0, 0)), empty, wire.binary(name), rest)
+    )
+    refused(client, 0x81, 0x82, 1, 2, 4)
+
+
+@both
+@statement("3.1.3-3", "3.1.3-4")
+@pytest.mark.parametrize("client_id", [b"\x00\x02\xc3\x28", b"\x00\x03\xed\xa0\x80", b"\x00\x01\x00", b""])
+def test_a_client_id_is_there_and_is_utf8(stranger, client_id: bytes, version: int) -> None:  # type: ignore[no-untyped-def]
+    client = stranger(version)
+    empty = wire.properties() if version == 5 else b""
+    client.send(wire.frame("CONNECT", 0, wire.binary("MQTT"), bytes((version, 2, 0, 0)), empty, client_id))
+    refused(client, 0x81, 0x82, 0x85, 2)
+
+
+@both
+@statement(
+    "3.1.2-4",
+    "3.1.2-5",
+    "3.1.2-6",
+    "3.1.2-23",
+    "3.1.3-2",
+    "3.1.4-4",
+    "3.1.4-5",
+    "3.2.0-1",
+    "3.2.2-1",
+    "3.2.2-2",
+    "3.2.2-3",
+)
+def test_a_session_is_new_resumed_or_discarded(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    """And Session Present says which."""
+    first = connect(name, **kept(version))
+    assert not first.connack.present
+    first.subscribe(name, options=1)
+    first.leave()
+    publisher = connect(version=version)
+    publisher.publish(name, b"1")
+    second = connect(name, **kept(version))
+    assert second.connack.present
+    packet = second.expect("PUBLISH")
+    assert packet.payload == b"1"
+    second.acknowledge(packet)
+    second.leave()
+    third = connect(name, version=version)
+    assert not third.connack.present
+    publisher.publish(name, b"2")
+    third.subscribe(f"{name}/end", options=1)
+    publisher.publish(f"{name}/end", b"3")
+    assert third.expect("PUBLISH").payload == b"3"
+
+
+@statement("3.1.3-6", "3.1.3-7", "3.2.2-16")
+def test_clients_without_an_id_get_one_each(connect) -> None:  # type: ignore[no-untyped-def]
+    first, second = connect(), connect()
+    ids = [client.connack.properties["assigned_client_identifier"] for client in (first, second)]
+    assert len(set(ids)) == 2
+    assert all(ids)
+    named = connect(ids[0])  # which is really its id
+    assert "assigned_client_identifier" not in named.connack.properties
+    last = first.ended()
+    assert (last.kind, last.reason) == ("DISCONNECT", 0x8E)
+
+
+@statement("3.1.3-8")
+def test_without_an_id_a_client_of_version_4_must_begin_anew(connect, stranger) -> None:  # type: ignore[no-untyped-def]
+    connect(version=4)
+    client = stranger(4)
+    client.send(wire.connect("", version=4, clean=False))
+    last = client.ended()
+    assert (last.kind, last.reason, last.present) == ("CONNACK", 2, False)
+
+
+@both
+@statement("3.1.3-5")
+def test_the_longest_id_that_every_server_takes(connect, version: int) -> None:  # type: ignore[no-untyped-def]
+    connect("0123456789abcdefghijklm", version=version)
+    connect("nopqrstuvwxyzABCDEFGHIJ", version=version)
+    connect("KLMNOPQRSTUVWXYZ", version=version)
+
+
+@both
+@statement("3.1.4-3", "4.13.2-1")
+def test_a_second_client_of_an_id_takes_over(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    first = connect(name, **kept(version))
+    first.subscribe(name, options=1)
+    second = connect(name, **kept(version))
+    assert second.connack.present
+    last = first.ended()
+    assert last is None if version == 4 else (last is not None and (last.kind, last.reason) == ("DISCONNECT", 0x8E))
+    connect(version=version).publish(name, b"x")
+    assert second.expect("PUBLISH").payload == b"x"
+
+
+@statement("3.1.4-2", "3.1.4-6", "4.12.0-1", "4.12.0-4", "3.14.0-1")
+def test_enhanced_authentication_is_refused(stranger, name: str, connect) -> None:  # type: ignore[no-untyped-def]
+    """And what was sent behind the CONNECT is not processed."""
+    watcher = connect()
+    watcher.subscribe(f"{name}/#")
+    client = stranger()
+    client.send(wire.connect(name, authentication_method="x"), wire.publish(f"{name}/early"))
+    last = client.ended()
+    assert last.kind == "CONNACK"
+    assert last.reason in (0x8C, 0x87)
+    watcher.send(wire.publish(f"{name}/end"))
+    assert watcher.expect("PUBLISH").topic == f"{name}/end"
+
+
+@statement("4.12.0-6", "4.12.0-7", "3.15.1-1")
+def test_auth_without_a_method_is_a_protocol_error(connect) -> None:  # type: ignore[no-untyped-def]
+    client = connect()
+    assert "authentication_method" not in client.connack.properties
+    client.send(wire.auth(0x19, authentication_method="x"))
+    last = client.ended()
+    assert (last.kind, last.reason) == ("DISCONNECT", 0x82)
+    client = connect()
+    client.send(wire.frame("AUTH", 1, b"\x19", wire.properties(authentication_method="x")))
+    last = client.ended()
+    assert (last.kind, last.reason) == ("DISCONNECT", 0x81)
+
+
+@both
+@statement("3.1.2-7", "3.1.2-8", "3.1.2-14")
+def test_a_will_is_published_when_the_network_fails(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    watcher = connect(version=version)
+    watcher.subscribe(name, options=2)
+    connect(version=version, will=wire.Will(topic=name, payload=b"gone", qos=2)).close()
+    packet = watcher.expect("PUBLISH")
+    assert (packet.topic, packet.payload, packet.qos, packet.retain) == (name, b"gone", 2, False)
+    late = connect(version=version)
+    late.subscribe(name)
+    late.send(wire.publish(name, b"end", version=version))
+    assert late.expect("PUBLISH").payload == b"end"
+
+
+@both
+@statement("3.1.2-15")
+def test_a_will_may_be_retained(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    watcher = connect(version=version)
+    watcher.subscribe(name)
+    connect(version=version, will=wire.Will(topic=name, payload=b"gone", retain=True)).close()
+    assert not watcher.expect("PUBLISH").retain
+    late = connect(version=version)
+    late.subscribe(name)
+    packet = late.expect("PUBLISH")
+    assert (packet.payload, packet.retain) == (b"gone", True)
+
+
+@both
+@statement("3.1.2-10", "3.1.2-8", "3.14.4-3")
+def test_no_will_after_an_orderly_end(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    watcher = connect(version=version)
+    watcher.subscribe(f"{name}/#")
+    connect(version=version, will=wire.Will(topic=f"{name}/a", payload=b"x")).leave()
+    connect(version=version).close()
+    connect(version=version, will=wire.Will(topic=f"{name}/b", payload=b"y")).close()
+    assert watcher.expect("PUBLISH").topic == f"{name}/b"
+
+
+@statement("3.14.2-1", "3.1.2-8")
+def test_a_client_may_ask_for_its_will(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """By the reason code 0x04 of its DISCONNECT."""
+    watcher = connect()
+    watcher.subscribe(name)
+    connect(will=wire.Will(topic=name, payload=b"x")).leave(0x04)
+    assert watcher.expect("PUBLISH").payload == b"x"
+
+
+@statement("3.1.3-9", "3.1.2-8")
+def test_a_delayed_will_is_not_sent_if_the_client_comes_back(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """Not when its delay is over, which takes an hour here, and not at the end of the session, which would send it."""
+    watcher = connect()
+    watcher.subscribe(f"{name}/#")
+    will = wire.Will(topic=f"{name}/will", payload=b"x", properties={"will_delay_interval": 3600})
+    connect(name, will=will, session_expiry_interval=NEVER).close()
+    back = connect(name, clean=False, session_expiry_interval=NEVER)
+    assert back.connack.present
+    back.leave(session_expiry_interval=0)
+    assert not connect(name, clean=False).connack.present
+    connect(will=wire.Will(topic=f"{name}/end")).close()
+    assert watcher.expect("PUBLISH").topic == f"{name}/end"
+
+
+@statement("3.1.2-8", "4.1.0-2")
+def test_a_session_ends_when_it_expires_and_with_it_comes_its_will(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """Whatever delay the will has."""
+    watcher = connect()
+    watcher.subscribe(f"{name}/#")
+    will = wire.Will(topic=f"{name}/x", payload=b"x", properties={"will_delay_interval": 3600})
+    connect(name, will=will, session_expiry_interval=1).close()
+    assert watcher.expect("PUBLISH").payload == b"x"
+    assert not connect(name, clean=False).connack.present
+
+
+@statement("3.1.2-9", "3.1.3-10")
+def test_a_will_keeps_its_properties(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    watcher = connect()
+    watcher.subscribe(name)
+    values: dict[str, wire.Value] = {"content_type": "text", "user_property": [("b", "1"), ("a", "2"), ("b", "0")]}
+    connect(will=wire.Will(topic=name, properties=values)).close()
+    assert watcher.expect("PUBLISH").properties == values
+
+
+@both
+@statement("3.1.2-22", "3.2.2-22")
+def test_a_silent_client_is_disconnected(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    """As if the network had failed: its will is published."""
+    watcher = connect(version=version)
+    watcher.subscribe(name)
+    client = connect(version=version, keep_alive=1, will=wire.Will(topic=name, payload=b"x"))
+    last = client.ended()
+    assert last is None if version == 4 else (last is not None and (last.kind, last.reason) == ("DISCONNECT", 0x8D))
+    assert watcher.expect("PUBLISH").payload == b"x"
+
+
+@both
+@statement("3.12.4-1")
+def test_a_ping_is_answered(connect, version: int) -> None:  # type: ignore[no-untyped-def]
+    client = connect(version=version)
+    client.send(wire.PINGREQ * 3)
+    for _ in range(3):
+        client.expect("PINGRESP")
+
+
+@both
+@statement("3.14.4-1", "3.14.4-2")
+def test_after_disconnect_nothing_is_taken(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    watcher = connect(version=version)
+    watcher.subscribe(f"{name}/#")
+    client = connect(version=version)
+    client.send(wire.disconnect(version=version), wire.publish(f"{name}/late", version=version))
+    assert client.ended() is None
+    watcher.send(wire.publish(f"{name}/end", version=version))
+    assert watcher.expect("PUBLISH").topic == f"{name}/end"
+
+
+@statement("3.1.2-23", "4.1.0-1")
+def test_an_expiry_can_be_changed_when_leaving(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """But a session that was to end with its connection can't be kept that way."""
+    connect(name, session_expiry_interval=NEVER).leave(session_expiry_interval=0)
+    assert not connect(name, clean=False, session_expiry_interval=1000).connack.present
+    client = connect(f"{name}-2")
+    client.send(wire.disconnect(session_expiry_interval=100))
+    last = client.ended()
+    assert (last.kind, last.reason) == ("DISCONNECT", 0x82)
+
+
+@statement("3.1.2-28", "3.1.2-29")
+def test_what_was_not_asked_for_is_not_sent(connect) -> None:  # type: ignore[no-untyped-def]
+    client = connect(request_problem_information=0)
+    assert "response_information" not in client.connack.properties
+    number = client.next_id()
+    client.send(wire.subscribe(number, [("a/#/b", 0)]))
+    packet = client.receive()
+    if packet.kind == "SUBACK":  # a DISCONNECT may say why
+        assert packet.properties == {}
+
+
+@both
+@statement("4.13.1-1")
+def test_a_faulty_client_ends_nobody_else(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    good, bad = connect(version=version), connect(version=version)
+    good.subscribe(name)
+    bad.send(b"\x00\x00")
+    bad.ended()
+    good.send(wire.publish(name, b"x", version=version))
+    assert good.expect("PUBLISH").payload == b"x"
+
+
+@statement("3.2.2-8")
+def test_what_the_server_announces(connect) -> None:  # type: ignore[no-untyped-def]
+    """All QoS, retained messages and all kinds of subscriptions: what isn't named is available."""
+    values = connect().connack.properties
+    for absent in ("maximum_qos", "authentication_method", "response_information"):
+        assert absent not in values
+    for available in ("retain", "wildcard_subscription", "subscription_identifier", "shared_subscription"):
+        assert values.get(f"{available}_available", 1) == 1
+    assert values.get("receive_maximum", 65_535) > 0
+    assert values.get("topic_alias_maximum", 0) > 0
+
+
+@statement("3.1.2-22")
+def test_keep_alive_of_nothing_keeps_a_connection(connect, mqtt: Serving, name: str) -> None:  # type: ignore[no-untyped-def]
+    """While others come and go."""
+    silent = connect(name, keep_alive=0)
+    other = connect(keep_alive=1)
+    other.ended()
+    silent.ping()
+    assert mqtt.alive
+
+
+@both
+@statement("3.1.2-17", "3.1.2-19")
+def test_a_name_and_a_password_may_be_sent(connect, version: int) -> None:  # type: ignore[no-untyped-def]
+    """Where anonymous clients are let in."""
+    head = connect(version=version, user_name="", password=b"\x00\xff").connack
+    assert head.reason == 0
+
+
+@statement("3.2.2-19", "3.2.2-20", "3.9.2-1", "3.9.2-2", "3.14.2-3", "3.14.2-4", "3.11.2-1", "3.11.2-2")
+def test_explanations_are_left_out_where_they_are_too_long(connect, stranger, name: str) -> None:  # type: ignore[no-untyped-def]
+    """The client takes packets of a few bytes only, so reason strings and user properties have no room."""
+    client = stranger()
+    client.send(wire.connect(name, authentication_method="x", maximum_packet_size=8))
+    assert client.ended().size <= 8
+    client = connect(maximum_packet_size=60)
+    number = client.next_id()
+    client.send(wire.subscribe(number, [("a/#/b", 0)] * 50), wire.unsubscribe(number, ["x"] * 50))
+    assert client.expect("SUBACK").size <= 60
+    assert client.expect("UNSUBACK").size <= 60
+    client.send(b"\x00\x00")
+    last = client.ended()
+    assert (last.kind, last.size <= 60) == ("DISCONNECT", True)
+
+
+@statement("3.1.2-24")
+def test_a_client_that_can_not_be_told_what_holds_is_refused(connect, stranger, name: str) -> None:  # type: ignore[no-untyped-def]
+    """Because the CONNACK would be larger than it allows. There is no session of it then, and no will."""
+    witness, client = connect(), stranger()
+    witness.subscribe(f"{name}/#")
+    will = wire.Will(topic=f"{name}/will", payload=b"will")
+    client.send(wire.connect(name, maximum_packet_size=15, session_expiry_interval=100, will=will))
+    answer = client.expect("CONNACK")
+    assert (answer.reason, answer.size) == (0x95, 5)
+    assert client.receive() is None
+    assert not connect(name, clean=False, maximum_packet_size=16).connack.present
+    connect().publish(f"{name}/end", b"end")
+    assert witness.expect("PUBLISH").payload == b"end"

@@ -1,0 +1,461 @@
+"""Statements of the standard about messages: quality of service, retained messages, properties, flow control, order."""
+
+from __future__ import annotations
+
+import pytest
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.statements import statement
+
+NEVER = 0xFFFFFFFF
+AS_PUBLISHED = 8
+"""The subscription option Retain As Published."""
+both = pytest.mark.parametrize("version", [4, 5])
+
+
+def kept(version: int) -> dict[str, object]:
+    """Return the options of a CONNECT that opens or resumes a session which stays."""
+    return {"version": version, "clean": False, **({"session_expiry_interval": NEVER} if version == 5 else {})}
+
+
+@both
+@statement("3.3.4-1", "4.3.2-4", "4.3.3-8", "4.3.3-11", "2.2.1-5", "3.4.2-1", "3.5.2-1", "3.7.2-1")
+def test_each_quality_has_its_answer(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    reader, writer = connect(version=version), connect(version=version)
+    reader.subscribe(name, options=2)
+    for qos in (0, 1, 2):
+        writer.publish(name, b"%d" % qos, qos)
+        packet = reader.expect("PUBLISH")
+        assert (packet.payload, packet.qos, packet.dup) == (b"%d" % qos, qos, False)
+        reader.acknowledge(packet)
+    reader.ping()
+    writer.ping()
+
+
+@both
+@statement("3.8.4-8", "3.3.4-2")
+@pytest.mark.parametrize("published", [0, 1, 2])
+@pytest.mark.parametrize("granted", [0, 1, 2])
+def test_the_lesser_quality_counts(connect, name: str, version: int, published: int, granted: int) -> None:  # type: ignore[no-untyped-def]
+    reader, writer = connect(version=version), connect(version=version)
+    assert reader.subscribe(name, options=granted) == (granted,)
+    writer.publish(name, b"x", published)
+    packet = reader.expect("PUBLISH")
+    assert packet.qos == min(published, granted)
+    assert bool(packet.packet_id) == bool(packet.qos)
+
+
+@both
+@statement("3.3.1-3", "3.3.1-2", "4.3.1-1", "4.3.2-2", "4.3.3-2", "4.3.2-5")
+def test_dup_of_a_publisher_goes_no_further(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    """A message of QoS 1 that comes again under its packet id is a new one."""
+    reader, writer = connect(version=version), connect(version=version)
+    reader.subscribe(name, options=1)
+    for dup in (False, True):
+        writer.send(wire.publish(name, b"x", qos=1, packet_id=7, dup=dup, version=version))
+        assert writer.expect("PUBACK").packet_id == 7
+    assert [packet.dup for packet in reader.publishes(2)] == [False, False]
+
+
+@both
+@statement("4.3.3-10", "4.3.3-12")
+def test_quality_2_comes_once_until_it_is_released(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    reader, writer = connect(version=version), connect(version=version)
+    reader.subscribe(f"{name}/#", options=0)
+    for _ in range(2):
+        for dup in (False, True, True):
+            writer.send(wire.publish(f"{name}/x", b"x", qos=2, packet_id=7, dup=dup, version=version))
+            assert writer.expect("PUBREC").packet_id == 7
+        writer.send(wire.acknowledgement("PUBREL", 7))
+        assert writer.expect("PUBCOMP").packet_id == 7
+    writer.publish(f"{name}/end", qos=1)
+    assert [packet.topic for packet in reader.publishes(3)] == [f"{name}/x", f"{name}/x", f"{name}/end"]
+
+
+@both
+@statement("4.3.3-10", "3.1.2-5")
+def test_quality_2_comes_once_over_connections(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    """The packet ids that were not released are a part of the session."""
+    reader, writer = connect(version=version), connect(name, **kept(version))
+    reader.subscribe(f"{name}/#", options=0)
+    writer.send(wire.publish(f"{name}/x", b"x", qos=2, packet_id=7, version=version))
+    writer.expect("PUBREC")
+    writer.close()
+    writer = connect(name, **kept(version))
+    writer.send(wire.publish(f"{name}/x", b"x", qos=2, packet_id=7, dup=True, version=version))
+    writer.expect("PUBREC")
+    writer.send(wire.acknowledgement("PUBREL", 7))
+    writer.expect("PUBCOMP")
+    writer.publish(f"{name}/end", qos=1)
+    assert [packet.topic for packet in reader.publishes(2)] == [f"{name}/x", f"{name}/end"]
+
+
+@both
+@statement("4.4.0-1", "3.3.1-1", "4.3.2-3", "4.3.3-3", "4.3.3-5", "4.3.3-6", "4.6.0-1", "3.6.2-1", "2.2.1-4")
+def test_what_was_not_acknowledged_is_sent_again(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    """In its order, with the same packet ids, marked; a PUBREL instead of what was received already."""
+    reader, writer = connect(name, **kept(version)), connect(version=version)
+    reader.subscribe(name, options=2)
+    for number, qos in enumerate((1, 2, 2, 1)):
+        writer.publish(name, b"%d" % number, qos)
+    first = reader.publishes(4)
+    assert len({packet.packet_id for packet in first}) == 4
+    reader.send(wire.acknowledgement("PUBREC", first[1].packet_id))
+    assert reader.expect("PUBREL").packet_id == first[1].packet_id
+    reader.acknowledge(first[3])
+    reader.ping()
+    reader.close()
+    reader = connect(name, **kept(version))
+    again = [reader.receive() for _ in range(3)]
+    found = [(packet.kind, packet.packet_id, packet.payload, packet.dup) for packet in again]
+    assert sorted(found) == sorted(
+        [
+            ("PUBLISH", first[0].packet_id, b"0", True),
+            ("PUBREL", first[1].packet_id, b"", False),
+            ("PUBLISH", first[2].packet_id, b"2", True),
+        ]
+    )
+    assert [packet.payload for packet in again if packet.kind == "PUBLISH"] == [b"0", b"2"]
+    reader.ping()  # nothing more comes before the answer
+
+
+@statement("4.4.0-2", "4.3.3-4")
+def test_what_was_refused_is_not_sent_again(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    reader, writer = connect(name, **kept(5)), connect()
+    reader.subscribe(name, options=2)
+    writer.publish(name, b"1", 1)
+    writer.publish(name, b"2", 2)
+    one, two = reader.publishes(2)
+    reader.send(wire.acknowledgement("PUBACK", one.packet_id, 0x80))
+    reader.send(wire.acknowledgement("PUBREC", two.packet_id, 0x80))
+    reader.ping()
+    reader.close()
+    reader = connect(name, **kept(5))
+    writer.publish(name, b"3", 1)
+    assert reader.expect("PUBLISH").payload == b"3"
+
+
+@both
+@statement("4.5.0-1")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_what_comes_together_with_a_disconnect_is_published(connect, name: str, version: int, qos: int) -> None:  # type: ignore[no-untyped-def]
+    """A client that publishes and leaves at once sends both with one segment."""
+    reader, writer = connect(version=version), connect(version=version)
+    reader.subscribe(name)
+    writer.send(
+        wire.publish(name, b"1", qos=qos, packet_id=1, version=version),
+        wire.publish(name, b"2", qos=qos, packet_id=2, version=version),
+        wire.disconnect(version=version),
+    )
+    writer.ended()
+    connect(version=version).publish(name, b"end")
+    assert [packet.payload for packet in reader.publishes(3)] == [b"1", b"2", b"end"]
+
+
+@both
+@statement("4.3.2-4", "4.4.0-2")
+def test_what_is_acknowledged_together_with_a_disconnect_does_not_come_again(  # type: ignore[no-untyped-def]
+    connect, name: str, version: int
+) -> None:
+    kept = {"clean": False, **({"session_expiry_interval": 1_000} if version == 5 else {})}
+    reader, writer = connect(name, version=version, **kept), connect(version=version)
+    reader.subscribe(name, options=1)
+    writer.publish(name, b"x")
+    reader.send(wire.acknowledgement("PUBACK", reader.expect("PUBLISH").packet_id), wire.disconnect(version=version))
+    reader.ended()
+    reader = connect(name, version=version, **kept)
+    assert reader.connack.present
+    reader.ping()
+
+
+@both
+@statement("4.6.0-2", "4.6.0-3", "4.6.0-5", "4.6.0-6", "4.5.0-1", "4.3.2-1", "4.3.3-1")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_messages_keep_their_order(connect, name: str, version: int, qos: int) -> None:  # type: ignore[no-untyped-def]
+    """However many are under way; so do their acknowledgements."""
+    reader, writer = connect(version=version), connect(version=version)
+    reader.subscribe(name, options=0)
+    packets = [wire.publish(name, b"%d" % n, qos=qos, packet_id=n, version=version) for n in range(1, 101)]
+    for first in range(0, 100, 10):
+        writer.send(*packets[first : first + 10])
+        if qos:
+            kind = "PUBACK" if qos == 1 else "PUBREC"
+            numbers = list(range(first + 1, first + 11))
+            assert [writer.expect(kind).packet_id for _ in numbers] == numbers
+            if qos == 2:
+                writer.send(*[wire.acknowledgement("PUBREL", number) for number in numbers])
+                assert [writer.expect("PUBCOMP").packet_id for _ in numbers] == numbers
+    assert [int(packet.payload) for packet in reader.publishes(100)] == list(range(1, 101))
+
+
+@both
+@statement("3.3.1-5", "3.3.1-6", "3.3.1-7", "3.3.1-8", "3.3.1-9")
+def test_a_retained_message_is_set_replaced_and_removed(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    writer = connect(version=version)
+
+    def retained() -> list[tuple[bytes, int, bool]]:
+        reader = connect(version=version)
+        reader.subscribe(f"{name}/+", options=2)
+        writer.publish(f"{name}/end", b"end", 0)
+        found = []
+        while (packet := reader.expect("PUBLISH")).payload != b"end":
+            found.append((packet.payload, packet.qos, packet.retain))
+        return found
+
+    writer.publish(f"{name}/x", b"1", 1, retain=True)
+    assert retained() == [(b"1", 1, True)]
+    writer.publish(f"{name}/x", b"2", 2, retain=True)
+    writer.publish(f"{name}/x", b"3", 1)
+    assert retained() == [(b"2", 2, True)]
+    writer.publish(f"{name}/x", b"4", 0, retain=True)
+    writer.ping()
+    assert retained() == [(b"4", 0, True)]
+    writer.publish(f"{name}/x", b"", 1, retain=True)
+    assert retained() == []
+
+
+@statement("3.3.1-12", "3.3.1-13")
+def test_retain_as_published(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    plain, exact, writer = connect(), connect(), connect()
+    plain.subscribe(name)
+    exact.subscribe(name, options=AS_PUBLISHED)
+    for retain in (True, False):
+        writer.publish(name, b"x", 1, retain=retain)
+        assert (plain.expect("PUBLISH").retain, exact.expect("PUBLISH").retain) == (False, retain)
+
+
+@statement("3.3.2-4", "3.3.2-15", "3.3.2-16", "3.3.2-17", "3.3.2-18", "3.3.2-20", "2.2.2-1")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_properties_go_on_unaltered(connect, name: str, qos: int) -> None:  # type: ignore[no-untyped-def]
+    reader, writer = connect(), connect()
+    reader.subscribe(name, options=qos)
+    values: dict[str, wire.Value] = {
+        "payload_format_indicator": 1,
+        "content_type": "text/plain ☂",
+        "response_topic": "answers/äöü",
+        "correlation_data": bytes(range(256)),
+        "user_property": [("b", "1"), ("a", ""), ("b", "0"), ("", "ﬁ")],
+    }
+    writer.publish(name, b"x", qos, **values)
+    packet = reader.expect("PUBLISH")
+    assert packet.properties == values
+    reader.acknowledge(packet)
+    writer.publish(name, b"x", qos)
+    assert reader.expect("PUBLISH").properties == {}
+
+
+@statement("3.3.2-6")
+def test_an_expiry_is_sent_on_with_what_is_left(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    connect(name, **kept(5)).subscribe(name, options=1)
+    writer = connect()
+    writer.publish(name, b"x", 1, message_expiry_interval=10_000)
+    watcher = connect()
+    watcher.subscribe(f"{name}/later")
+    will = wire.Will(topic=f"{name}/later", properties={"will_delay_interval": 2})
+    connect(f"{name}-will", will=will, session_expiry_interval=NEVER).close()
+    watcher.expect("PUBLISH")  # two seconds have passed by the server's clock
+    left = connect(name, **kept(5)).expect("PUBLISH").properties["message_expiry_interval"]
+    assert 0 < left <= 9_998
+
+
+@statement("3.3.2-5")
+def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    connect(name, **kept(5)).subscribe(f"{name}/#", options=1)
+    writer = connect()
+    writer.publish(f"{name}/short", b"x", 1, message_expiry_interval=1)
+    writer.publish(f"{name}/long", b"x", 1)
+    watcher = connect()
+    watcher.subscribe(f"later/{name}")
+    will = wire.Will(topic=f"later/{name}", properties={"will_delay_interval": 2})
+    connect(f"{name}-will", will=will, session_expiry_interval=NEVER).close()
+    watcher.expect("PUBLISH")
+    assert connect(name, **kept(5)).expect("PUBLISH").topic == f"{name}/long"
+
+
+@statement("4.3.3-13", "4.3.3-7")
+def test_quality_2_is_finished_though_it_has_expired(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    reader, writer = connect(), connect()
+    reader.subscribe(name, options=2)
+    packet = None
+    while packet is None or packet.payload == b"too late":  # on a busy machine it may expire before it is sent
+        writer.publish(name, b"x", 2, message_expiry_interval=1)
+        writer.publish(name, b"too late", 0)
+        packet = reader.expect("PUBLISH")
+    assert reader.expect("PUBLISH").payload == b"too late"
+    watcher = connect()
+    watcher.subscribe(f"later/{name}")
+    will = wire.Will(topic=f"later/{name}", properties={"will_delay_interval": 2})
+    connect(f"{name}-will", will=will, session_expiry_interval=NEVER).close()
+    watcher.expect("PUBLISH")
+    reader.acknowledge(packet)
+    reader.ping()
+
+
+@statement("3.3.2-12", "3.3.2-7", "3.3.2-9")
+def test_topic_aliases_of_a_publisher(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """All that the server allows are taken, may be set anew, and end with the connection."""
+    reader, writer = connect(), connect()
+    reader.subscribe(f"{name}/#")
+    most = writer.connack.properties["topic_alias_maximum"]
+    for alias in (1, most):
+        writer.send(wire.publish(f"{name}/{alias}", topic_alias=alias), wire.publish("", topic_alias=alias))
+    writer.send(wire.publish(f"{name}/new", topic_alias=1), wire.publish("", topic_alias=1))
+    topics = [packet.topic for packet in reader.publishes(6)]
+    assert topics == [f"{name}/1"] * 2 + [f"{name}/{most}"] * 2 + [f"{name}/new"] * 2
+    other = connect()
+    other.send(wire.publish("", topic_alias=1))
+    last = other.ended()
+    assert (last.kind, last.reason) == ("DISCONNECT", 0x82)
+
+
+@statement("3.3.2-8", "3.2.2-17")
+def test_a_topic_alias_that_can_not_be(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    most = connect().connack.properties["topic_alias_maximum"]
+    for alias in (0, most + 1, 65_535):
+        client = connect()
+        client.send(wire.publish(name, topic_alias=alias))
+        last = client.ended()
+        assert last.kind == "DISCONNECT"
+        assert last.reason in ((0x94,) if alias else (0x94, 0x81, 0x82))
+
+
+@statement("3.1.2-26", "3.1.2-27", "3.3.2-10", "3.3.2-11", "3.3.2-3")
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_topic_aliases_to_a_subscriber(connect, name: str, most: int) -> None:  # type: ignore[no-untyped-def]
+    """There are no more than it allows, and each stands for the topic with which it came first."""
+    reader, writer = connect(**({"topic_alias_maximum": most} if most else {})), connect()
+    reader.subscribe(f"{name}/#")
+    expected = [f"{name}/{n % 3}" for n in range(12)]
+    for topic in expected:
+        writer.publish(topic)
+    topics: dict[int, str] = {}
+    found = []
+    for packet in reader.publishes(12):
+        alias = packet.properties.get("topic_alias")
+        if alias is None:
+            assert packet.topic
+        else:
+            assert 0 < alias <= most
+            if packet.topic:
+                topics[alias] = packet.topic
+        found.append(packet.topic or topics[alias])
+    assert found == expected
+
+
+@statement("3.1.2-24", "3.1.2-25")
+def test_what_is_too_large_for_a_client_is_as_if_it_was_sent(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """It doesn't count against the Receive Maximum, which is one here."""
+    reader, writer = connect(maximum_packet_size=100, receive_maximum=1), connect()
+    reader.subscribe(name, options=1)
+    for payload in (b"x" * 200, b"1", b"x" * 200, b"2"):
+        writer.publish(name, payload)
+    for expected in (b"1", b"2"):
+        packet = reader.expect("PUBLISH")
+        assert (packet.payload, packet.size <= 100) == (expected, True)
+        reader.acknowledge(packet)
+
+
+@statement("3.2.2-15")
+def test_what_is_too_large_for_the_server_ends_the_connection(connect) -> None:  # type: ignore[no-untyped-def]
+    client = connect()
+    most = client.connack.properties.get("maximum_packet_size", 268_435_460)
+    client.send(b"\x30" + wire.variable(most + 1 if most < 268_435_455 else 268_435_455) + b"\x00\x01a\x00")
+    if most < 268_435_455:
+        last = client.ended()
+        assert (last.kind, last.reason) == ("DISCONNECT", 0x95)
+
+
+@statement("3.3.4-9", "3.3.4-10", "4.9.0-1", "4.9.0-2", "4.9.0-3")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_the_receive_maximum_of_a_subscriber(connect, name: str, qos: int) -> None:  # type: ignore[no-untyped-def]
+    """Messages of QoS 0 and answers come though it is reached; PUBREC doesn't end a message of QoS 2, PUBCOMP does."""
+    reader, writer = connect(receive_maximum=2), connect()
+    reader.subscribe(f"{name}/a", options=qos)
+    reader.subscribe(f"{name}/b", options=0)
+    for number in range(4):
+        writer.publish(f"{name}/a", b"%d" % number, qos)
+    first = reader.publishes(2)
+    writer.publish(f"{name}/b", b"free")
+    assert reader.expect("PUBLISH").payload == b"free"
+    reader.ping()
+    reader.send(wire.acknowledgement("PUBACK" if qos == 1 else "PUBREC", first[0].packet_id))
+    if qos == 2:
+        reader.expect("PUBREL")
+        writer.publish(f"{name}/b", b"free")
+        assert reader.expect("PUBLISH").payload == b"free"
+        reader.send(wire.acknowledgement("PUBCOMP", first[0].packet_id))
+    assert reader.expect("PUBLISH").payload == b"2"
+    writer.publish(f"{name}/b", b"free")
+    assert reader.expect("PUBLISH").payload == b"free"
+
+
+@statement("3.3.4-7", "3.3.4-8")
+def test_the_receive_maximum_of_the_server(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """More messages of QoS 2 at a time than it allows end the connection."""
+    client = connect()
+    most = client.connack.properties.get("receive_maximum", 65_535)
+    client.send(*[wire.publish(name, qos=2, packet_id=number) for number in range(1, min(most + 2, 65_536))])
+    if most < 65_535:
+        last = client.ended()
+        assert (last.kind, last.reason) == ("DISCONNECT", 0x93)
+
+
+@both
+@statement("4.7.2-1", "4.7.3-4", "4.7.0-1")
+def test_what_a_wildcard_matches(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
+    """No topic that begins with a dollar sign, and names as they are, not what looks the same."""
+    reader, writer = connect(version=version), connect(version=version)
+    exact = connect(version=version)
+    reader.subscribe(f"+/{name}")
+    exact.subscribe(f"{name}/\u00e9")
+    for topic in (f"$x/{name}", f"{name}/e\u0301", f"{name}/\u00c9", f"{name}/\u00e9", f"x/{name}"):
+        writer.publish(topic)
+    assert reader.expect("PUBLISH").topic == f"x/{name}"
+    assert exact.expect("PUBLISH").topic == f"{name}/\u00e9"
+
+
+@statement("3.3.2-3", "1.5.4-3", "4.7.3-3")
+def test_topics_are_kept_as_they_are(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """With spaces, byte-order marks, empty levels, and as long as they may be."""
+    reader, writer = connect(), connect()
+    topics = ["\ufeffx", f"{name}//a/", f"/{name}", f"{name}/ a b ", f"{name}/" + "l" * (65_535 - len(name) - 1)]
+    for topic in topics:
+        reader.subscribe(topic)
+        writer.publish(topic)
+        assert reader.expect("PUBLISH").topic == topic
+
+
+@statement("3.3.4-1")
+def test_that_nobody_wants_a_message_is_said(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """By the reason code 0x10."""
+    writer = connect()
+    assert writer.publish(name, b"x", 1).reason == 0x10
+    writer.send(wire.publish(name, qos=2, packet_id=9))
+    assert writer.expect("PUBREC").reason == 0x10
+    reader = connect()
+    reader.subscribe(name, options=1)
+    assert writer.publish(name, b"x", 1).reason == 0
+
+
+@statement("4.3.3-11")
+def test_a_pubrel_of_an_unknown_id_is_answered(connect) -> None:  # type: ignore[no-untyped-def]
+    client = connect()
+    client.send(wire.acknowledgement("PUBREL", 77))
+    packet = client.expect("PUBCOMP")
+    assert packet.packet_id == 77
+    assert packet.reason in (0, 0x92)
+    client = connect(version=4)
+    client.send(wire.acknowledgement("PUBREL", 77))
+    assert client.expect("PUBCOMP").packet_id == 77
+
+
+@statement("4.3.3-9")
+def test_an_id_that_was_refused_is_free_again(connect, name: str) -> None:  # type: ignore[no-untyped-def]
+    """The server's own figures can't be published, so that message is refused, and the next under its id is new."""
+    reader, writer = connect(), connect()
+    reader.subscribe(name)
+    writer.send(wire.publish("$SYS/broker/uptime", qos=2, packet_id=7))
+    answer = writer.expect("PUBREC")
+    assert (answer.packet_id, answer.reason >= 0x80) == (7, True)
+    writer.send(wire.publish(name, b"x", qos=2, packet_id=7))
+    assert writer.expect("PUBREC").reason == 0
+    assert reader.expect("PUBLISH").payload == b"x"

@@ -1,0 +1,236 @@
+"""Whatever fails in the store's thread, the server goes on, and nobody is told that something was done that wasn't."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from topicstore.server.access.access import Access
+from topicstore.server.connection import MqttConnection
+from topicstore.server.store_hop import StoreHop
+from topicstore.sessions import Sessions
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.embedded import Embedded
+
+need("memory")
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Embedded]:
+    with ts.open(tmp_path / "db", backend="memory") as db, Embedded(db) as embedded:
+        yield embedded
+
+
+class Failing:
+    """A method that fails as often as it is told, and does what it does otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Exception) -> None:
+        self.times = 0
+        method = getattr(owner, name)
+
+        def instead(this: Any, *arguments: Any, **values: Any) -> Any:
+            if self.times:
+                self.times -= 1
+                raise error
+            return method(this, *arguments, **values)
+
+        monkeypatch.setattr(owner, name, instead)
+
+
+@pytest.mark.parametrize("step", ["_connect", "_publish", "_pubrel", "_pubrec", "_subscribe", "_unsubscribe"])
+def test_a_fault_of_the_server_ends_whom_it_concerns(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    """Those who asked for something at that moment; it is logged, and others go on, as do they when they come again."""
+    failing = Failing(monkeypatch, StoreHop, step, RuntimeError("a fault"))
+    with embedded.client() as client, embedded.client() as other:
+        other.connect("other")
+        if step == "_connect":
+            failing.times = 1
+            client.send(wire.connect("me"))
+        else:
+            client.connect("me", session_expiry_interval=3600)
+            failing.times = 1
+            packets = {
+                "_publish": wire.publish("a", b"x", qos=1, packet_id=1),
+                "_pubrel": wire.acknowledgement("PUBREL", 1),
+                "_pubrec": wire.acknowledgement("PUBREC", 1),
+                "_subscribe": wire.subscribe(1, [("a", 1)]),
+                "_unsubscribe": wire.unsubscribe(1, ["a"]),
+            }
+            client.send(packets[step])
+        last = client.ended()
+        assert last is not None
+        assert (last.kind, last.reason) == ("CONNACK" if step == "_connect" else "DISCONNECT", 0x80)
+        other.ping()
+        assert [one.message for one in caplog.records if one.levelno == logging.ERROR] == [
+            "requests could not be served"
+        ]
+        with embedded.client() as again:
+            assert again.connect("me").reason == 0
+            assert again.subscribe("b", options=1) == (1,)
+
+
+@pytest.mark.parametrize("step", ["opened", "published", "released", "unknown", "subscribed", "unsubscribed", "send"])
+def test_a_fault_while_a_client_is_answered_ends_only_that_client(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    """It is told so, its session can be had again, and whoever comes after it is served."""
+    failing = Failing(monkeypatch, MqttConnection, step, RuntimeError("a fault"))
+    with embedded.client() as client, embedded.client() as other:
+        other.connect("other")
+        if step == "opened":
+            failing.times = 1
+            client.send(wire.connect("me"))
+        else:
+            client.connect("me", session_expiry_interval=3600)
+            client.subscribe("b", options=1)
+            failing.times = 1
+            packets = {
+                "published": wire.publish("a", b"x", qos=1, packet_id=1),
+                "released": wire.acknowledgement("PUBREL", 1),
+                "unknown": wire.acknowledgement("PUBREC", 1),
+                "subscribed": wire.subscribe(1, [("a", 1)]),
+                "unsubscribed": wire.unsubscribe(1, ["a"]),
+                "send": wire.publish("b", b"x"),
+            }
+            client.send(packets[step])
+        last = client.ended()
+        assert last is not None
+        assert (last.kind, last.reason) == ("CONNACK" if step == "opened" else "DISCONNECT", 0x80)
+        assert other.subscribe("a", options=1) == (1,)
+        assert "a client could not be answered" in [one.message for one in caplog.records]
+        with embedded.client() as again:
+            assert again.connect("me").reason == 0
+            assert again.subscribe("b", options=1) == (1,)
+
+
+def test_a_fault_while_a_client_is_admitted_ends_only_that_client(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told so, and whoever comes after it is served."""
+    failing = Failing(monkeypatch, Access, "authenticate", RuntimeError("a fault"))
+    failing.times = 1
+    with embedded.client() as client, embedded.client() as other:
+        client.send(wire.connect("me"))
+        last = client.ended()
+        assert last is not None
+        assert (last.kind, last.reason) == ("CONNACK", 0x80)
+        assert "a client could not be served" in [one.message for one in caplog.records]
+        assert other.connect("other").reason == 0
+
+
+def test_a_goodbye_that_failed_is_said_later(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session doesn't stay connected."""
+    failing = Failing(monkeypatch, StoreHop, "_disconnect", RuntimeError("a fault"))
+    with embedded.client() as client:
+        client.connect("me", session_expiry_interval=3600)
+        failing.times = 1
+        client.send(wire.disconnect())
+        client.ended()
+    wait_until(lambda: embedded.db.sessions.connected("me") is None, "the connection to end")
+
+
+def test_a_session_that_was_opened_for_nobody_is_closed(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client is told that it isn't connected, and so it isn't."""
+    failing = Failing(monkeypatch, StoreHop, "_deliver", RuntimeError("a fault"))
+    with embedded.client() as client:
+        client.connect("other")
+        failing.times = 1
+        with embedded.client() as late:
+            assert late.connect("me").reason == 0x80
+    wait_until(lambda: embedded.db.sessions.connected("me") is None, "the connection to end")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ts.QuotaExceededError("full"), 0x97),
+        (ts.StorageFullError("full"), 0x97),
+        (ts.ShardReadOnlyError("read only"), 0x97),
+        (ts.EngineError("broken"), 0x80),
+        (ts.TooManyOpenFilesError("too many"), 0x80),
+    ],
+)
+def test_what_the_store_says_is_told_to_the_client(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, error: ts.TopicstoreError, code: int
+) -> None:
+    """And logged once, however often it happens."""
+    failing = Failing(monkeypatch, Sessions, "publish", error)
+    with embedded.client() as client:
+        client.connect("me")
+        failing.times = 3
+        for qos in (1, 2, 1):
+            answer = client.publish("a", b"x", qos)
+            assert answer is not None
+            assert answer.reason == code
+        answer = client.publish("a", b"x", 2)
+        assert answer is not None
+        assert (answer.kind, answer.reason) == ("PUBCOMP", 0)
+
+
+def test_a_failure_that_lasts_is_a_line_and_its_end_another(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing(monkeypatch, Sessions, "publish", ts.StorageFullError("no room"))
+    with embedded.client() as client:
+        client.connect("me")
+        failing.times = 5
+        for _ in range(6):
+            client.publish("a", b"x")
+    lines = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+    assert lines == ["storing failed: no room", "storing works again"]
+
+
+def test_a_client_that_can_not_be_opened_is_told_why(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(monkeypatch, Sessions, "open_many", ts.StorageFullError("no room"))
+    for version, code in ((4, 3), (5, 0x97)):
+        with embedded.client(version=version) as client:
+            failing.times = 1
+            assert client.connect("me").reason == code
+            assert client.ended() is None
+
+
+@pytest.mark.parametrize(
+    "error", [ts.StorageFullError, ts.ShardReadOnlyError, ts.EngineError, ts.TooManyOpenFilesError]
+)
+def test_clients_are_not_told_where_the_server_keeps_its_files(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
+) -> None:
+    """The log says it."""
+    caplog.set_level(logging.INFO)
+    opening = Failing(monkeypatch, Sessions, "open_many", error("/srv/db/shard-0000: no"))
+    with embedded.client() as client:
+        opening.times = 1
+        refused = client.connect("me")
+        client.ended()
+    subscribing = Failing(monkeypatch, Sessions, "subscribe", error("/srv/db/shard-0000: no"))
+    freeing = Failing(monkeypatch, Sessions, "pubrel", error("/srv/db/shard-0000: no"))
+    with embedded.client() as client:
+        client.connect("me")
+        subscribing.times = freeing.times = 1
+        client.send(wire.subscribe(1, [("a", 1)]))
+        denied = client.expect("SUBACK")
+        client.send(wire.acknowledgement("PUBREL", 1))
+        ended = client.ended()
+    assert ended is not None
+    for packet in (refused, denied, ended):
+        assert packet.properties["reason_string"]
+        assert "shard" not in str(packet.properties["reason_string"])
+    assert "/srv/db/shard-0000: no" in caplog.text
+
+
+def test_deliveries_that_failed_are_made_later(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(monkeypatch, Sessions, "deliver_batches", ts.StorageFullError("not now"))
+    with embedded.client() as client:
+        client.connect("me")
+        client.subscribe("a", options=1)
+        failing.times = 3
+        embedded.db.publish([ts.Message("a", b"late", "program", 1)])
+        assert [packet.payload for packet in client.publishes(1)] == [b"late"]

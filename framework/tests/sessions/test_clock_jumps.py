@@ -1,0 +1,282 @@
+"""Clocks that are set while sessions and wills wait: what counts is the time that passes, across restarts too."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+import pytest
+import topicstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.clocks import SteadyClock
+from topicstore.contract.errors import StorageFullError
+from topicstore.sessions import Sessions, Will
+from topicstore.shard.state import ShardState
+from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.faults.clock import START, Clock
+
+SECOND = 1_000_000
+DAY = 86_400
+
+
+def opened(path: Path, clock: Clock) -> ts.Database:
+    return ts.open(path, backend="rocksdb", shards=2, auto_compact=False, clock=clock, monotonic=clock.monotonic)
+
+
+def will(client_id: str, delay: int) -> Will:
+    """A will that is stored, whoever listens."""
+    return Will(ts.Message(client_id, b"gone", client_id, 1), delay)
+
+
+def waiting(db: ts.Database) -> set[str]:
+    return {info.client_id for info in db.sessions}
+
+
+def published(db: ts.Database) -> set[str]:
+    wills = [message.topic for message in db.replay("#")]
+    assert len(wills) == len(set(wills))
+    return set(wills)
+
+
+# --- any history ---
+
+
+@attrs.define
+class Client:
+    """One whose connection was lost, as a plain model has it."""
+
+    interval: int
+    delay: int
+    passed: int = 0
+    """Seconds since that have passed."""
+    more: int = 0
+    """Seconds that the clock said had passed besides, while nobody was there to see it set."""
+    less: int = 0
+    """Seconds that it said had not."""
+
+    def over(self, after: int) -> bool | None:
+        """Say whether so many seconds are over; None: by no clock that is to be trusted."""
+        surely = self.passed - self.less >= after
+        return surely if surely or self.passed + self.more < after else None
+
+
+class History:
+    """A database whose processes come and go, the sessions in it, and how long ago they were lost."""
+
+    def __init__(self, db: ts.Database, clock: Clock) -> None:
+        self.db = db
+        self.clock = clock
+        self.clients: dict[str, Client] = {}
+        self.unseen = 0
+        """Seconds by which the clock was set since the last tick."""
+
+    def connect(self, interval: int, delay: int) -> None:
+        """A client comes, for as long as this process lives."""
+        name = f"connected-{len(self.clients)}"
+        self.db.sessions.open(name, expiry_interval=interval, will=will(name, delay))
+        self.clients[name] = Client(interval, delay, passed=-1)
+
+    def lose(self, interval: int, delay: int) -> None:
+        """A client comes, and is lost at once."""
+        name = f"lost-{len(self.clients)}"
+        self.db.sessions.open(name, expiry_interval=interval, will=will(name, delay)).lost()
+        self.clients[name] = Client(interval, delay)
+
+    def wait(self, seconds: int) -> None:
+        """Time passes; somebody ticks."""
+        self._pass(seconds)
+        self._tick()
+
+    def jump(self, seconds: int) -> None:
+        """The clock is set while the process lives."""
+        self.clock.jump(seconds * SECOND)
+        self.unseen += seconds
+
+    def close(self, down: int, jump: int) -> None:
+        """The process closes the database, which another opens later; meanwhile the clock may be set."""
+        self.db.sessions.close()
+        self.unseen = 0
+        self._lose_connected()
+        self._begin(down, jump)
+
+    def crash(self, down: int, jump: int) -> None:
+        """The process dies."""
+        self._begin(down, jump + self.unseen)
+        self._lose_connected()
+
+    def _lose_connected(self) -> None:
+        for client in self.clients.values():
+            client.passed = max(client.passed, 0)
+
+    def _begin(self, down: int, jump: int) -> None:
+        self._pass(down)
+        self.clock.jump((jump - self.unseen) * SECOND)
+        self.unseen = 0
+        for client in self.clients.values():
+            if client.passed >= 0:
+                client.more += max(jump, 0)
+                client.less += max(-jump, 0)
+        self.db._sessions = None
+        self.db.storage.steady = SteadyClock(self.db.storage.clocks)
+        self._tick()
+
+    def _pass(self, seconds: int) -> None:
+        self.clock.now += seconds * SECOND
+        for client in self.clients.values():
+            client.passed += seconds if client.passed >= 0 else 0
+
+    def _tick(self) -> None:
+        while not self.db.sessions.tick():
+            """What a crash left open is looked at first."""
+        self.unseen = 0
+
+    def check(self) -> None:
+        """Everybody is there who should be, and nobody who should not."""
+        there, wills = waiting(self.db), published(self.db)
+        for name, client in self.clients.items():
+            gone = name not in there
+            assert client.over(client.interval) in (gone, None), (name, client)
+            assert client.over(min(client.interval, client.delay)) in (name in wills, None), (name, client)
+
+
+SECONDS = st.integers(0, 100)
+JUMPS = st.integers(-100, 100) | st.sampled_from([-20_000 * DAY, 20_000 * DAY])
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["connect", "lose"]), st.tuples(SECONDS, SECONDS)),
+    st.tuples(st.just("wait"), st.tuples(SECONDS)),
+    st.tuples(st.just("jump"), st.tuples(JUMPS)),
+    st.tuples(st.sampled_from(["close", "crash"]), st.tuples(SECONDS, st.just(0) | JUMPS)),
+)
+
+
+@contextmanager
+def history() -> Iterator[History]:
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as path:
+        clocks: dict[str, Any] = {"clock": clock, "monotonic": clock.monotonic}
+        with ts.open(path, backend="memory", shards=2, auto_compact=False, **clocks) as db:
+            db.persistence.add()
+            yield History(db, clock)
+
+
+@settings(max_examples=tries(200, 2_000))
+@given(steps=st.lists(STEPS, max_size=20))
+def test_sessions_and_wills_have_their_time(steps: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+    """Never less than that, and no more: unless the clock was set while no process was there to see it."""
+    with history() as run:
+        for name, arguments in steps:
+            getattr(run, name)(*arguments)
+            if name != "jump":
+                run.check()
+
+
+# --- real restarts ---
+
+
+@pytest.mark.parametrize("jump", [20_000 * DAY, -20_000 * DAY], ids=["forward", "back"])
+@pytest.mark.parametrize("seen", ["by a tick", "by the closing", "as the database is opened"])
+def test_a_jump_does_not_count_after_a_restart(tmp_path: Path, jump: int, seen: str) -> None:
+    """A device learns what time it is; a while later the program is restarted."""
+    clock = Clock()
+    with opened(tmp_path / "db", clock) as db:
+        db.persistence.add()
+        if seen == "as the database is opened":
+            clock.jump(jump * SECOND)
+        db.sessions.open("client", expiry_interval=60, will=will("client", 40)).lost()
+        if seen != "as the database is opened":
+            clock.jump(jump * SECOND)
+        if seen == "by a tick":
+            db.sessions.tick()
+    clock.now += 39 * SECOND
+    with opened(tmp_path / "db", clock) as db:
+        db.sessions.tick()
+        assert ({"client"}, set()) == (waiting(db), published(db))
+        info = db.sessions["client"]
+        assert (clock.now + SECOND, clock.now + 21 * SECOND) == (info.will_due, info.expires)
+        clock.now += SECOND
+        db.sessions.tick()
+        assert ({"client"}, {"client"}) == (waiting(db), published(db))
+        clock.now += 20 * SECOND
+        db.sessions.tick()
+        assert set() == waiting(db)
+
+
+def test_a_clock_that_is_wrong_at_a_restart_and_then_set_right_keeps_nothing_for_ever(tmp_path: Path) -> None:
+    """A device begins in 1970 each time, until it learns what time it is: what it missed is all that it adds."""
+    clock = Clock()
+    for _ in range(3):
+        with opened(tmp_path / "db", clock) as db:
+            db.sessions.open("client", expiry_interval=60).disconnect()
+            db.sessions.tick()
+        clock.now += 10 * SECOND
+        clock.jump(-clock.now)
+        with opened(tmp_path / "db", clock) as db:
+            assert {"client"} == waiting(db)
+            clock.now += 59 * SECOND
+            clock.jump(START)
+            db.sessions.tick()
+            assert {"client"} == waiting(db)
+            clock.now += SECOND
+            db.sessions.tick()
+            assert set() == waiting(db)
+
+
+# --- what is shown, and what fails ---
+
+
+def test_times_are_shown_by_the_clock_as_it_is_set(sessions: Sessions, clock: Clock) -> None:
+    """Once a tick has seen that it was set."""
+    sessions.open("client", expiry_interval=60, will=will("client", 40)).lost()
+    clock.jump(DAY * SECOND)
+    sessions.tick()
+    info = sessions["client"]
+    assert (clock.now, clock.now + 40 * SECOND, clock.now + 60 * SECOND) == (info.created, info.will_due, info.expires)
+
+
+def test_a_jump_that_could_not_be_noted_is_noted_by_the_next_tick(
+    sessions: Sessions, clock: Clock, crash: Callable[[], Sessions]
+) -> None:
+    """Nothing else that is due waits for that."""
+    sessions.tick()
+    sessions.open("client", expiry_interval=60).disconnect()
+    sessions.open("gone", expiry_interval=1).disconnect()
+    clock.jump(DAY * SECOND)
+    clock.now += SECOND
+    write = ShardState.write
+
+    def no_room_for_clocks(state: ShardState, writes: Sequence[Any]) -> None:
+        if any(one.key == b"\1c" for one in writes):
+            raise StorageFullError("the disk is full")
+        write(state, writes)
+
+    with patch.object(ShardState, "write", no_room_for_clocks):
+        sessions.tick()
+    assert ["client"] == [info.client_id for info in sessions]
+    sessions.tick()
+    after = crash()
+    after.tick()
+    assert ["client"] == [info.client_id for info in after]
+
+
+def test_the_clocks_are_written_when_one_was_set_and_once_an_hour(sessions: Sessions, clock: Clock) -> None:
+    """No tick writes without a reason."""
+    with patch.object(ShardState, "write") as write:
+        for passed in (0, 1, 3_598):
+            clock.now += passed * SECOND
+            sessions.tick()
+        assert 1 == write.call_count
+        clock.now += SECOND
+        sessions.tick()
+        assert 2 == write.call_count
+        clock.jump(SECOND - 1)
+        sessions.tick()
+        assert 2 == write.call_count
+        clock.jump(1)
+        sessions.tick()
+        assert 3 == write.call_count

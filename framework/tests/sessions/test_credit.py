@@ -1,0 +1,308 @@
+"""A client gets no more than it can take: paused sessions, bytes at a time, and messages that it may not be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import topicstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
+from topicstore.sessions import Overlapping, Publish, PubRel, Session, Sessions
+from topicstore.sessions.credit import fitting
+from topicstore.sessions.live_messages import LIVE, LIVE_BYTES
+from topicstore_conformance.faults.clock import Clock
+
+Publishing = Callable[..., None]
+Crash = Callable[[], Sessions]
+SECOND = 1_000_000
+
+
+def payloads(items: Sequence[Publish | PubRel]) -> list[str]:
+    return [item.message.payload.decode() for item in items if isinstance(item, Publish)]
+
+
+def delivered(sessions: Sessions) -> dict[str, list[str]]:
+    return {session.client_id: payloads(items) for session, items in sessions.deliver()}
+
+
+def subscribed(sessions: Sessions, client_id: str = "client", qos: int = 1, topic_filter: str = "a/#") -> Session:
+    session = sessions.open(client_id, expiry_interval=None)
+    session.subscribe(topic_filter, qos)
+    sessions.deliver()
+    return session
+
+
+# --- pausing ---
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_paused_session_gets_nothing_until_it_is_resumed(sessions: Sessions, publish: Publishing, qos: int) -> None:
+    """At no QoS, by neither call; others go on, nobody looks at it, and nothing is lost or comes out of order."""
+    session, other = subscribed(sessions, qos=qos), subscribed(sessions, "other")
+    publish("1", "2", qos=qos)
+    session.pause()
+    session.pause()
+    publish("3", qos=qos)
+    assert {"other": ["1", "2", "3"]} == delivered(sessions) if qos else not sessions.deliver() or other
+    assert [] == session.deliver()
+    assert not sessions.wait(0)
+    assert "resume" == session.status().waits_for
+    assert 1 == sessions.counts().paused
+    publish("4", qos=qos)
+    sessions.tick()
+    assert "client" not in delivered(sessions)
+    assert not sessions.wait(0)
+    session.resume()
+    session.resume()
+    assert sessions.wait(0)
+    assert {"client": ["1", "2", "3", "4"]} == delivered(sessions)
+    assert "resume" != session.status().waits_for
+    assert 0 == sessions.counts().paused
+
+
+def test_resuming_wakes_only_for_something(sessions: Sessions) -> None:
+    """Nothing came in between."""
+    session = subscribed(sessions)
+    session.pause()
+    session.resume()
+    assert not sessions.wait(0)
+    assert [] == sessions.deliver()
+
+
+def test_what_was_not_taken_before_a_pause_comes_after_it(sessions: Sessions, publish: Publishing) -> None:
+    """Packet ids were committed for it; PUBRELs wait, too."""
+    session = subscribed(sessions, qos=2)
+    publish(*"123", qos=2)
+    assert ["1"] == payloads(session.deliver(max_bytes=1))
+    assert 1 == session.pubrec(1)
+    session.pause()
+    assert [] == session.deliver()
+    session.resume()
+    items = session.deliver()
+    assert ["2", "3"] == payloads(items)
+    assert [PubRel(1)] == items[2:]
+
+
+def test_what_is_stored_nowhere_waits_within_bounds(sessions: Sessions, db: ts.Database) -> None:
+    """The oldest messages are dropped, and counted."""
+    session = subscribed(sessions, qos=0)
+    session.pause()
+    for start in range(0, LIVE + 10, 1_000):
+        numbers = range(start, min(start + 1_000, LIVE + 10))
+        db.publish([ts.Message("a", b"%d" % number, "publisher") for number in numbers])
+        assert [] == sessions.deliver()
+    session.resume()
+    found = []
+    while sessions.wait(0):
+        found += [payload for _, items in sessions.deliver() for payload in payloads(items)]
+    assert list(map(str, range(10, LIVE + 10))) == found
+    assert 10 == session.status().missed
+
+
+@pytest.mark.parametrize("overlapping", ["each", "once"])
+def test_large_ones_wait_within_bounds_too(sessions: Sessions, db: ts.Database, overlapping: Overlapping) -> None:
+    """Each by its size; one that is larger than the bound waits alone."""
+    session = sessions.open("client", expiry_interval=None, overlapping=overlapping)
+    session.subscribe("a/#", 0)
+    if overlapping == "once":
+        session.subscribe("a/+", 0)
+    session.pause()
+    size = LIVE_BYTES // 4
+    for number in range(10):
+        db.publish([ts.Message("a/b", b"%d" % number + bytes(size - 1), "publisher")])
+        assert [] == sessions.deliver()
+    session.resume()
+    found = [packet.message.payload[:1] for packet in session.deliver() if isinstance(packet, Publish)]
+    assert [b"6", b"7", b"8", b"9"] == found
+    assert 6 == session.status().missed
+    session.pause()
+    db.publish([ts.Message("a/b", bytes(size), "publisher"), ts.Message("a/b", bytes(LIVE_BYTES + 1), "publisher")])
+    assert [] == sessions.deliver()
+    session.resume()
+    [packet] = session.deliver()
+    assert isinstance(packet, Publish)
+    assert LIVE_BYTES + 1 == len(packet.message.payload)
+
+
+def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, publish: Publishing, clock: Clock) -> None:
+    """It counts as slow, and gets its share again later."""
+    members = [subscribed(sessions, name, topic_filter="$share/group/a/#") for name in ("one", "two")]
+    members[0].pause()
+    clock.now += 20 * SECOND
+    sessions.tick()
+    for number in range(50):
+        publish(str(number), topic=f"a/{number}")
+    assert {"two": sorted(map(str, range(50)))} == {name: sorted(got) for name, got in delivered(sessions).items()}
+    members[0].resume()
+    sessions.tick()
+    for number in range(50):
+        publish(str(number), topic=f"a/{number}")
+    assert {"one", "two"} == delivered(sessions).keys()
+
+
+# --- bytes ---
+
+
+@given(sizes=st.lists(st.integers(0, 50)), limit=st.integers(1, 200))
+def test_what_fits(sizes: list[int], limit: int) -> None:
+    """As many as fit, and one if there is one."""
+    packets = [Publish(1, ts.Message("a", bytes(size)), 1) for size in sizes]
+    count = fitting(packets, limit, least=1)
+    assert sum(sizes[:count]) <= limit or count == 1
+    assert count == len(sizes) or sum(sizes[: count + 1]) > limit
+    assert count or not sizes
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_delivery_has_no_more_bytes_than_asked_for(
+    sessions: Sessions, db: ts.Database, qos: int, *, together: bool
+) -> None:
+    """Though at least one message; all come, once and in order, whatever their sizes are."""
+    session = subscribed(sessions, qos=qos)
+    sizes = [1_000 if number % 7 == 3 else number % 10 for number in range(200)]
+    db.publish([ts.Message("a", b"x" * size, "publisher", qos) for size in sizes])
+    found: list[int] = []
+    while sessions.wait(0):
+        if together:
+            items = [item for _, some in sessions.deliver(max_bytes=300) for item in some]
+        else:
+            items = session.deliver(max_bytes=300)
+        got = [len(item.message.payload) for item in items if isinstance(item, Publish)]
+        assert len(got) <= 1 or sum(got) <= 300
+        found += got
+    assert sizes == found
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_messages_that_wait_for_bytes_expire(
+    sessions: Sessions, db: ts.Database, clock: Clock, qos: int, *, together: bool
+) -> None:
+    """They are not sent once their interval is over, and those that are sent tell what is left of theirs."""
+    session = subscribed(sessions, qos=qos)
+    for name, seconds in (("1", 10), ("2", 10), ("3", 100), ("4", None)):
+        properties = ts.Properties(message_expiry_interval=seconds)
+        db.publish([ts.Message("a", name.encode(), "publisher", qos, properties=properties)])
+    assert ["1"] == payloads(session.deliver(max_bytes=1))
+    clock.now += 10 * SECOND
+    items = [item for _, some in sessions.deliver() for item in some] if together else session.deliver()
+    sent = [item for item in items if isinstance(item, Publish)]
+    assert [(b"3", 90), (b"4", None)] == [(item.message.payload, item.expiry) for item in sent]
+    assert ([] if qos < 2 else [PubRel(2)]) == [item for item in session.deliver() if isinstance(item, PubRel)]
+
+
+def test_few_more_messages_are_read_than_bytes_permit(sessions: Sessions, db: ts.Database) -> None:
+    """Of a backlog of large messages, only a few are in flight."""
+    session = subscribed(sessions)
+    db.publish([ts.Message("a", bytes(10_000), "publisher", 1) for _ in range(500)])
+    assert 2 == len(session.deliver(max_bytes=25_000))
+    assert session.status().in_flight <= 20
+
+
+# --- what may not be sent ---
+
+
+def small(messages: Sequence[ts.Message]) -> list[bool]:
+    return [len(message.payload) < 3 for message in messages]
+
+
+def test_messages_that_are_refused_get_no_packet_id(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
+    """They count as delivered, also after a crash."""
+    session = sessions.open("client", expiry_interval=None, allow=small)
+    session.subscribe("a/#", 1)
+    publish("1", "large", "2", "large", "3", "large")
+    assert [(1, "1"), (2, "2"), (3, "3")] == [
+        (item.packet_id, item.message.payload.decode()) for item in session.deliver() if isinstance(item, Publish)
+    ]
+    assert (3, 3) == (session.status().refused, session.status().in_flight)
+    publish("large")
+    assert [] == sessions.deliver()
+    assert not sessions.wait(0)
+    assert 3 == session.puback(1, 2, 3)
+    session.checkpoint()
+    session = crash().open("client", expiry_interval=None)
+    assert [] == session.deliver()
+
+
+@pytest.mark.parametrize("qos", [0, 2])
+def test_refusals_at_any_qos(sessions: Sessions, publish: Publishing, qos: int) -> None:
+    """Retained messages and those that are stored nowhere, too."""
+    publish("1", topic="a/1", qos=2)
+    session = sessions.open("client", expiry_interval=None, allow=small)
+    session.subscribe("a/#", qos)
+    publish("large", topic="a/2", qos=qos)
+    publish("2", topic="a/2", qos=qos)
+    assert {"client": ["2"]} == delivered(sessions)
+    assert 1 == session.status().refused
+
+
+def test_retained_messages_are_refused_too(sessions: Sessions, db: ts.Database) -> None:
+    """And not sent again after a resumption."""
+    db.publish([ts.Message(f"a/{size}", b"x" * size, "publisher", 1, retain=True) for size in (1, 5)])
+    session = sessions.open("client", expiry_interval=None, allow=small)
+    session.subscribe("a/#", 1)
+    assert ["x"] == payloads(session.deliver())
+    session.lost()
+    assert ["x"] == payloads(sessions.open("client", expiry_interval=None).deliver())
+
+
+def test_what_is_resent_is_asked_for_again(sessions: Sessions, publish: Publishing) -> None:
+    """The client of the next connection may take less: what it refuses is over, at QoS 2 by a PUBREL."""
+    session = subscribed(sessions, qos=2)
+    publish("1", "large")
+    publish("2", "large", qos=2)
+    assert 4 == len(session.deliver())
+    session.lost()
+    session = sessions.open("client", expiry_interval=None, allow=small)
+    assert ["1", "2"] == payloads(session.deliver())
+    assert [PubRel(4)] == session.deliver()
+    assert (2, 3) == (session.status().refused, session.status().in_flight)
+
+
+def test_nobody_else_in_a_group_gets_what_one_refused(sessions: Sessions, publish: Publishing) -> None:
+    """Also not after the member has gone."""
+    session = sessions.open("one", allow=small)
+    session.subscribe("$share/group/a/#", 1)
+    publish("large", "1", "large")
+    assert {"one": ["1"]} == delivered(sessions)
+    publish("large")
+    assert {} == delivered(sessions)
+    assert 1 == session.puback(1)
+    subscribed(sessions, "two", topic_filter="$share/group/a/#")
+    session.disconnect()
+    sessions.tick()
+    publish("2")
+    assert {"two": ["2"]} == delivered(sessions)
+
+
+@pytest.mark.parametrize("wrong", ["raises", "says too little"])
+def test_a_session_for_which_it_cannot_be_said_keeps_no_other_waiting(
+    sessions: Sessions, publish: Publishing, wrong: str
+) -> None:
+    """It loses nothing, says why, and goes on with the next tick."""
+    failing = [True]
+
+    def allow(messages: Sequence[ts.Message]) -> list[bool]:
+        if failing and wrong == "raises":
+            raise ValueError("who is that?")
+        return [True] * (len(messages) - len(failing))
+
+    session = sessions.open("client", expiry_interval=None, allow=allow)
+    session.subscribe("a/#", 1)
+    session.subscribe("b/#", 2)
+    other = subscribed(sessions, "other")
+    publish("1", "2")
+    publish("3", topic="b/c")
+    assert [other] == [who for who, _ in sessions.deliver()]
+    assert isinstance(session.failure, ts.InvalidArgumentError)
+    assert ("who is that?" if wrong == "raises" else "answers for 2 messages") in str(session.failure)
+    assert not sessions.wait(0)
+    with pytest.raises(ts.InvalidArgumentError):
+        session.deliver()
+    failing.clear()
+    sessions.tick()
+    assert sessions.wait(0)
+    assert ["1", "2", "3"] == sorted(delivered(sessions)["client"])
+    assert session.failure is None

@@ -1,0 +1,180 @@
+"""Whose session ends is told without any lock; and what has ended leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable
+
+import pytest
+import topicstore as ts
+from topicstore.sessions import Ended, Session, Sessions
+from topicstore.sessions.live_session import LiveSession
+from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.threads import PATIENCE, begin
+
+SECOND = 1_000_000
+
+
+def kick(sessions: Sessions, _: Clock) -> None:
+    sessions.kick("client")
+
+
+def expire(sessions: Sessions, _: Clock) -> None:
+    sessions.expire("client")
+
+
+def take_over(sessions: Sessions, _: Clock) -> None:
+    sessions.open("client")
+
+
+def fall_silent(sessions: Sessions, clock: Clock) -> None:
+    clock.now += 60 * SECOND
+    sessions.tick()
+
+
+def close(sessions: Sessions, _: Clock) -> None:
+    sessions.close()
+
+
+ENDS = [kick, expire, take_over, fall_silent, close]
+End = Callable[[Sessions, Clock], None]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_who_is_told_of_an_end_may_call_and_wait(sessions: Sessions, clock: Clock, end: End) -> None:
+    """It is told in the thread that ended the session, and other threads can use the sessions meanwhile."""
+    told: list[tuple[Ended, threading.Thread]] = []
+
+    def on_end(session: Session, why: Ended) -> None:
+        assert session.ended is why
+        elsewhere = begin(lambda: sessions.open("other") if end is not close else sessions.connected("client"))
+        assert elsewhere.exception(PATIENCE) is None or end is close
+        told.append((why, threading.current_thread()))
+
+    sessions.open("client", keep_alive=10, on_end=on_end)
+    end(sessions, clock)
+    assert [threading.current_thread()] == [thread for _, thread in told]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_error_of_who_is_told_harms_nobody_else(sessions: Sessions, clock: Clock, end: End) -> None:
+    """The call that ended the session does what it does; all others are told; and the error is reported."""
+    told = []
+
+    def on_end(session: Session, _: Ended) -> None:
+        told.append(session.client_id)
+        raise ValueError("no such socket")
+
+    for client_id in ("client", "another"):
+        sessions.open(client_id, keep_alive=10, expiry_interval=None, on_end=on_end)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        end(sessions, clock)
+    assert (told, RuntimeWarning) == (
+        ["client", "another"] if end in (fall_silent, close) else ["client"],
+        warned[0].category,
+    )
+    assert [f"on_end of session {one!r} raised ValueError: no such socket" for one in told] == [
+        str(one.message) for one in warned
+    ]
+    if len(told) == 1:
+        another = sessions.connected("another")
+        assert another is not None
+        another.disconnect()
+
+
+def test_where_warnings_are_errors_such_an_error_is_reported_all_the_same(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As errors that end threads are."""
+    reported: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
+
+    def on_end(*_: object) -> None:
+        raise ValueError("no such socket")
+
+    sessions.open("client", on_end=on_end)
+    sessions.kick("client")
+    assert ["no such socket"] == [str(one.exc_value) for one in reported]
+
+
+def test_an_interruption_of_who_is_told_is_raised_and_the_others_are_told(sessions: Sessions, clock: Clock) -> None:
+    """Ctrl-C is nobody's error."""
+    told = []
+
+    def on_end(session: Session, _: Ended) -> None:
+        told.append(session.client_id)
+        raise KeyboardInterrupt
+
+    for client_id in ("client", "another"):
+        sessions.open(client_id, keep_alive=10, on_end=on_end)
+    clock.now += 60 * SECOND
+    with pytest.raises(KeyboardInterrupt):
+        sessions.tick()
+    assert ["another", "client"] == sorted(told)
+    assert sessions.connected("client") is None
+
+
+def test_who_is_told_may_open_the_session_again(sessions: Sessions) -> None:
+    """Within the call."""
+    sessions.open("client", on_end=lambda *_: sessions.open("client"))
+    assert sessions.kick("client")
+    assert sessions.connected("client") is not None
+
+
+@pytest.mark.parametrize("db", ["memory"], indirect=True)
+def test_sessions_with_a_keep_alive_leave_nothing_behind(sessions: Sessions, clock: Clock) -> None:
+    """However long it is, and however often clients connect again; those that are connected are still watched."""
+    reconnects = tries(2_000, 20_000)
+    kept = sessions.open("kept", keep_alive=3_600)
+    for number in range(reconnects):
+        session = sessions.open(f"reconnecting-{number % 10}", keep_alive=3_600)
+        if number % 3:
+            session.disconnect()
+        clock.now += 1
+    del session
+    sessions.tick()
+    gc.collect()
+    connected = sessions.counts().connected
+    assert connected <= 11
+    assert connected == len(sessions._silences)
+    there = [one.client_id for one in gc.get_objects() if isinstance(one, LiveSession)]
+    assert connected - 1 == sum(client_id.startswith("reconnecting") for client_id in there)
+    assert len(sessions._silences._times) <= 3 * 11 + 64
+    clock.now += 5_399 * SECOND
+    kept.alive()
+    clock.now += 2 * SECOND
+    sessions.tick()
+    assert kept.ended is None
+    assert 1 == sessions.counts().connected
+    clock.now += 5_400 * SECOND
+    sessions.tick()
+    assert kept.ended is Ended.KEEP_ALIVE
+
+
+def test_counts(db: ts.Database, sessions: Sessions) -> None:
+    """Of who is connected."""
+    one, two = sessions.open("one", expiry_interval=None), sessions.open("two", expiry_interval=None)
+    for topic_filter in ("a", "b"):
+        one.subscribe(topic_filter)
+    two.subscribe("a", 0)
+    two.publish([ts.Message("a", b"1", "two", 2)], [7])
+    sessions.deliver()
+    two.pause()
+    counts = sessions.counts()
+    assert (2, 1, 3, 1, 1) == (
+        counts.connected,
+        counts.paused,
+        counts.subscriptions,
+        counts.in_flight,
+        counts.awaiting_pubrel,
+    )
+    one.lost()
+    two.lost()
+    assert 0 == sessions.counts().connected
+    db.close()
+    with pytest.raises(ts.DatabaseClosedError):
+        sessions.counts()

@@ -1,0 +1,332 @@
+"""What a server calls in its event loop returns while somebody else's call is held within the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import topicstore as ts
+from topicstore.pubsub.feed import Feed
+from topicstore.sessions import Publish, PubRel, Session, Sessions
+from topicstore.sessions.inflight import InflightWindow
+from topicstore.sessions.live_session import LiveSession
+from topicstore.sessions.session_state import SessionState
+from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.threads import PATIENCE, Beside, begin, held_elsewhere, wait_until
+
+Publishing = Callable[..., None]
+
+
+class Gate:
+    """Holds whoever comes through it until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.open = threading.Event()
+
+    def before(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def gated(*args: Any, **kwargs: Any) -> Any:
+            self.reached.set()
+            assert self.open.wait(PATIENCE)
+            return method(*args, **kwargs)
+
+        return gated
+
+
+@contextlib.contextmanager
+def held(where: type, method: str, call: Callable[[], Any]) -> Iterator[Future[Any]]:
+    """Hold a call, made in a thread of its own, at a method within it for as long as the block takes."""
+    gate = Gate()
+    with patch.object(where, method, gate.before(getattr(where, method))):
+        made = begin(call)
+        assert gate.reached.wait(PATIENCE)
+        try:
+            yield made
+        finally:
+            gate.open.set()
+            made.exception(PATIENCE)
+
+
+def ids(packets: list[Publish | PubRel]) -> list[int]:
+    return [packet.packet_id for packet in packets]
+
+
+@pytest.fixture
+def session(sessions: Sessions, publish: Publishing) -> Session:
+    """Return a session with messages of both kinds in flight, and one of each more to come."""
+    session = sessions.open("client", expiry_interval=None, keep_alive=60)
+    session.subscribe("one", 1)
+    session.subscribe("two", 2)
+    publish(*"12345", topic="one")
+    publish(*"12345", topic="two", qos=2)
+    assert list(range(1, 11)) == ids(session.deliver())
+    assert 2 == session.pubrec(9, 10)
+    assert [PubRel(9), PubRel(10)] == session.deliver()
+    publish("6", topic="one")
+    publish("6", topic="two", qos=2)
+    return session
+
+
+CALLS: dict[str, tuple[Callable[[Sessions, Session], object], object]] = {
+    "alive": (lambda _, session: session.alive(), None),
+    "puback": (lambda _, session: session.puback(1, 3, 3, 1_000), 2),
+    "pubrec": (lambda _, session: session.pubrec(6, 7, 1), 2),
+    "pubrec that refuses": (lambda _, session: session.pubrec(8, accepted=False), 1),
+    "pubcomp": (lambda _, session: session.pubcomp(9, 1), 1),
+    "pause": (lambda _, session: session.pause(), None),
+    "resume": (lambda _, session: session.resume(), None),
+    "ended": (lambda _, session: session.ended, None),
+    "failure": (lambda _, session: session.failure, None),
+    "status": (lambda _, session: session.status().in_flight, 10),
+    "connected": (lambda sessions, session: sessions.connected("client") is session, True),
+    "nobody connected": (lambda sessions, _: sessions.connected("nobody"), None),
+    "counts": (lambda sessions, _: sessions.counts().in_flight, 10),
+    "wait": (lambda sessions, _: sessions.wait(0) in (True, False), True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("who", ["deliver", "subscribe", "tick", "open"])
+def test_calls_of_a_loop_return_while_another_waits_for_the_engine(
+    db: ts.Database, sessions: Sessions, session: Session, clock: Clock, who: str, name: str
+) -> None:
+    """Whether that writes, with packet ids that are not committed yet, or reads; and each answers as ever."""
+    engine = type(db.storage.shards[0].log.engine)
+    clock.now += 20_000_000
+    if who == "tick":
+        session.puback(5)
+        sessions.tick()
+        clock.now += 20_000_000
+    others: dict[str, tuple[type, str, Callable[[], object]]] = {
+        "deliver": (engine, "write", sessions.deliver),
+        "subscribe": (engine, "write", lambda: session.subscribe("three", 1)),
+        "tick": (engine, "write", sessions.tick),
+        "open": (SessionState, "find_all", lambda: sessions.open("other")),
+    }
+    call, answer = CALLS[name]
+    if who == "tick" and name in ("status", "counts"):
+        answer = 9
+    with held(*others[who]) as other:
+        assert held_elsewhere(sessions._dispatcher.lock)
+        assert answer == begin(lambda: call(sessions, session)).result(PATIENCE)
+        assert not other.done()
+    other.result()
+
+
+def test_waiting_in_a_loop_holds_up_no_loop(sessions: Sessions, session: Session) -> None:
+    """While a commit is held: the loop goes on, and the wait ends when it is over."""
+
+    async def main(other: Future[Any], over: threading.Event) -> None:
+        waits = asyncio.create_task(sessions.wait_async())
+        for _ in range(100):
+            await asyncio.sleep(0)
+            session.alive()
+        assert not other.done()
+        over.set()
+        assert await asyncio.wait_for(waits, PATIENCE)
+
+    gate = Gate()
+    with patch.object(Feed, "read", gate.before(Feed.read)):
+        other = begin(sessions.deliver)
+        assert gate.reached.wait(PATIENCE)
+        asyncio.run(main(other, gate.open))
+    other.result(PATIENCE)
+
+
+def test_what_is_acknowledged_during_a_commit_is_not_lost(
+    db: ts.Database, sessions: Sessions, session: Session
+) -> None:
+    """What was staged before it is committed without it, what is staged after it with it."""
+    engine = type(db.storage.shards[0].log.engine)
+    assert 1 == session.pubrec(6)
+    with held(engine, "write", sessions.deliver) as delivering:
+        assert 5 == session.puback(1, 2, 3, 4, 5)
+        assert 2 == session.pubrec(7, 8)
+        assert 2 == session.pubcomp(9, 10)
+    [(_, packets)] = delivering.result()
+    assert [6, 11, 12] == ids(packets)
+    assert PubRel(6) in packets
+    assert [PubRel(7), PubRel(8)] == session.deliver()
+    assert 1 == session.puback(11)
+    assert 3 == session.pubcomp(6, 7, 8)
+    assert 1 == session.pubrec(12)
+    assert [PubRel(12)] == session.deliver()
+    assert 1 == session.pubcomp(12)
+    assert 0 == session.status().in_flight
+    sessions.checkpoint()
+    assert 0 == sessions["client"].in_flight
+
+
+def test_a_checkpoint_between_a_pubrec_and_its_announcement_holds_no_pubrel_back(
+    sessions: Sessions, session: Session
+) -> None:
+    """The thread that received the PUBREC may be preempted when it has noted it and told nobody yet."""
+    while sessions.deliver():
+        pass
+    session.puback(1)
+    assert not sessions.wait(0)  # now it is known that there is something to commit
+    with held(LiveSession, "acknowledged", lambda: session.pubrec(6)):
+        sessions.checkpoint()
+    assert [PubRel(6)] == [packet for _, packets in sessions.deliver() for packet in packets]
+
+
+class Client:
+    """A client that answers everything that it was sent, in any order."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.payloads: list[bytes] = []
+        self.inbox: list[Publish | PubRel] = []
+
+    def answer(self) -> None:
+        session, packets, self.inbox = self.session, self.inbox, []
+        released = [packet.packet_id for packet in packets if isinstance(packet, PubRel)]
+        sent = [packet for packet in packets if isinstance(packet, Publish)]
+        assert len(released) == session.pubcomp(*released)
+        self.payloads += [packet.message.payload for packet in sent]
+        random.Random(1).shuffle(sent)
+        for qos, acknowledge in ((1, session.puback), (2, session.pubrec)):
+            mine = [packet.packet_id for packet in sent if packet.qos == qos]
+            assert len(mine) == acknowledge(*mine)
+        assert session.status().in_flight <= session.receive_maximum
+
+
+def test_acknowledgements_at_any_moment(sessions: Sessions, db: ts.Database) -> None:
+    """Of several sessions, beside threads that commit: each packet id is answered once, and used again."""
+    opened = [sessions.open(f"client-{number}", expiry_interval=None, receive_maximum=7) for number in range(3)]
+    clients = {session: Client(session) for session in opened}
+    for session in clients:
+        session.subscribe("a/#", 2)
+
+    def publish() -> None:
+        for number in range(100):
+            qos = 1 + number % 2
+            db.publish([ts.Message(f"a/{qos}", b"%d" % number, "publisher", qos)])
+
+    def deliver() -> bool:
+        delivered = sessions.deliver(limit_each=5)
+        for session, packets in delivered:
+            clients[session].inbox += packets
+        for client in clients.values():
+            client.answer()
+        return bool(delivered)
+
+    storing = begin(publish)
+    with Beside(deliver, sessions.checkpoint, sessions.tick, sessions.counts):
+        wait_until(lambda: all(len(client.payloads) == 100 for client in clients.values()), "all messages to come")
+    storing.result(PATIENCE)
+    while deliver():  # what the last PUBRECs caused
+        pass
+    for session, client in clients.items():
+        assert list(map(b"%d".__mod__, range(100))) == client.payloads
+        assert 0 == session.status().in_flight
+    sessions.checkpoint()
+    assert [0, 0, 0] == [info.in_flight for info in sessions]
+
+
+def test_looking_at_stored_sessions_holds_up_nobody(sessions: Sessions, session: Session) -> None:
+    """Neither each of them, nor all."""
+    for look in (partial(sessions.__getitem__, "client"), lambda: list(sessions)):
+        with held(SessionState, "window", look):
+            assert 1 == len(begin(sessions.deliver).result(PATIENCE))
+        session.lost()
+        session = sessions.open("client", expiry_interval=None)
+
+
+def test_long_deliveries_let_others_in_between(db: ts.Database, sessions: Sessions) -> None:
+    """Whoever waits for the lock when a piece is over has it before the next one, though locks aren't fair."""
+    receivers = [sessions.open(f"client-{number}", expiry_interval=None) for number in range(30)]
+    for session in receivers:
+        session.subscribe("a", 1)
+    db.publish([ts.Message("a", b"%d" % number, "publisher", 1) for number in range(1_000)])
+    engine = type(db.storage.shards[0].log.engine)
+    with held(engine, "write", lambda: sessions.deliver(limit=1_000_000)) as delivering:
+        opening = [begin(partial(sessions.open, f"late-{number}")) for number in range(3)]
+        queue = sessions._dispatcher.entrance._queue
+        wait_until(lambda: held_elsewhere(queue), "somebody to wait for the lock")
+        ends: list[str] = []
+        opening[0].add_done_callback(lambda _: ends.append("opened"))
+        delivering.add_done_callback(lambda _: ends.append("delivered"))
+    assert 30_000 == sum(len(packets) for _, packets in delivering.result(PATIENCE))
+    for opened in opening:
+        opened.result(PATIENCE)
+    assert "delivered" in ends
+    assert sessions.counts().connected == 33
+
+
+def test_a_delivery_is_bounded_in_all(db: ts.Database, sessions: Sessions) -> None:
+    """Who has had a turn comes after the others, and nobody twice in a call."""
+    receivers = [sessions.open(f"client-{number}", expiry_interval=None) for number in range(5)]
+    for session in receivers:
+        session.subscribe("a", 1)
+    sessions.deliver()
+    db.publish([ts.Message("a", b"%d" % number, "publisher", 1) for number in range(30)])
+    calls = []
+    while sessions.wait(0):
+        calls.append([(session, len(packets)) for session, packets in sessions.deliver(10, limit=25)])
+        assert sum(count for _, count in calls[-1]) <= 25
+        assert len(calls[-1]) == len(dict(calls[-1])) <= 5
+    assert [10, 10, 5] == [count for _, count in calls[0]]
+    order = [session for call in calls[:2] for session, _ in call]
+    assert set(order[:5]) == set(receivers)
+    assert {30} == {sum(count for call in calls for who, count in call if who is session) for session in receivers}
+
+
+@pytest.mark.parametrize("wrong", [{"limit_each": 0}, {"limit": 0}, {"max_bytes": 0}, {"limit": "many"}])
+def test_limits_that_make_no_sense_are_refused(sessions: Sessions, wrong: dict[str, Any]) -> None:
+    """Each."""
+    with pytest.raises(ts.InvalidArgumentError):
+        sessions.deliver(**wrong)
+
+
+def test_an_interruption_between_pieces_loses_nothing(db: ts.Database, sessions: Sessions) -> None:
+    """What earlier pieces had taken is handed out by the next call, under the same packet ids."""
+    receivers = [sessions.open(f"client-{number}", expiry_interval=None) for number in range(15)]
+    for session in receivers:
+        session.subscribe("a", 1)
+    db.publish([ts.Message("a", b"%d" % number, "publisher", 1) for number in range(1_000)])
+    stage, staged = InflightWindow.stage, []
+
+    def interrupted(self: InflightWindow, *args: Any, **kwargs: Any) -> Any:
+        staged.append(self)
+        if len(staged) == 13:
+            raise KeyboardInterrupt
+        return stage(self, *args, **kwargs)
+
+    with patch.object(InflightWindow, "stage", interrupted), pytest.raises(KeyboardInterrupt):
+        sessions.deliver(limit=100_000)
+    found: dict[Session, list[int]] = {session: [] for session in receivers}
+    while sessions.wait(0):
+        for session, packets in sessions.deliver():
+            found[session] += ids(packets)
+    assert [list(range(1, 1_001))] * 15 == list(found.values())
+
+
+def test_the_faces_calls_are_done_at_once(tmp_path: Path) -> None:
+    """Also while all of the asyncio face's threads are busy."""
+
+    async def main() -> None:
+        async with ts.aopen(tmp_path / "db", backend="memory") as db:
+            session = await db.sessions.open("client")
+            assert await db.sessions.connected("client") is session
+            gate = threading.Event()
+            busy = [asyncio.create_task(db._threads.run(gate.wait)) for _ in range(8)]
+            await asyncio.sleep(0)
+            for call in (session.alive, session.puback, session.pubrec, session.pubcomp, session.pause, session.resume):
+                await call()
+            assert "nothing" == (await session.status()).waits_for
+            assert await db.sessions.connected("client") is session
+            assert 1 == (await db.sessions.counts()).connected
+            gate.set()
+            await asyncio.gather(*busy)
+
+    asyncio.run(main())

@@ -1,0 +1,315 @@
+"""Overlapping subscriptions that are delivered a message once; histories are in test_overlapping_histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import topicstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
+from topicstore.contract.errors import NewerFormatError
+from topicstore.pubsub.feed import Feed
+from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
+from topicstore.sessions.filter_overlaps import FilterOverlaps, _Node
+from topicstore.sessions.records import FlightRecord, Keys, Matched, MergedFlightRecord, decode, put
+from topicstore_conformance.faults.clock import Clock
+
+Publishing = Callable[..., None]
+SECOND = 1_000_000
+
+
+def opened(sessions: Sessions, *filters: tuple[str, int], **options: Any) -> Session:
+    """Return a session with these filters and QoS, which have the identifiers 1, 2, ..."""
+    session = sessions.open("client", expiry_interval=None, overlapping="once", **options)
+    for identifier, (text, qos) in enumerate(filters, 1):
+        session.subscribe(text, qos, subscription_identifier=identifier)
+    return session
+
+
+def told(packets: list[Publish | PubRel]) -> list[tuple[str, int, tuple[int, ...]]]:
+    found = [packet for packet in packets if isinstance(packet, Publish)]
+    return [(packet.message.payload.decode(), packet.qos, packet.subscription_identifiers) for packet in found]
+
+
+def test_a_message_comes_once_with_the_highest_qos_and_all_identifiers(sessions: Sessions, publish: Publishing) -> None:
+    """Whichever of the subscriptions it matches."""
+    session = opened(sessions, ("a/#", 1), ("a/b", 2), ("+/b", 0), ("z", 2))
+    publish("1", qos=2)
+    publish("2", topic="a/c", qos=2)
+    publish("3", topic="x/b", qos=2)
+    assert [("1", 2, (1, 2, 3)), ("2", 1, (1,)), ("3", 0, (3,))] == sorted(told(session.deliver()))
+
+
+def test_by_default_it_comes_for_each(sessions: Sessions, publish: Publishing) -> None:
+    session = sessions.open("client", expiry_interval=None)
+    for identifier, text in enumerate(("a/#", "a/b"), 1):
+        session.subscribe(text, 1, subscription_identifier=identifier)
+    publish("1")
+    assert [("1", 1, (1,)), ("1", 1, (2,))] == sorted(told(session.deliver()))
+
+
+def test_there_are_two_ways(sessions: Sessions) -> None:
+    with pytest.raises(ts.InvalidArgumentError, match="overlapping"):
+        sessions.open("client", overlapping="twice")  # type: ignore[arg-type]
+
+
+def test_retained_messages_come_for_each_subscription(db: ts.Database, sessions: Sessions) -> None:
+    """As MQTT 5 says in section 3.8.4, because each subscription asks for its own."""
+    db.publish([ts.Message("a/b", b"kept", "publisher", 1, True)])
+    session = opened(sessions, ("a/#", 1), ("a/b", 1))
+    assert [("kept", 1, (1,)), ("kept", 1, (2,))] == sorted(told(session.deliver()))
+
+
+def test_no_local_of_one_hides_nothing_from_another(db: ts.Database, sessions: Sessions) -> None:
+    session = sessions.open("client", expiry_interval=None, overlapping="once")
+    session.subscribe("a/#", 2, no_local=True, retain_as_published=True, subscription_identifier=1)
+    session.subscribe("a/b", 1, subscription_identifier=2)
+    db.publish([ts.Message("a/b", b"own", "client", 2, True), ts.Message("a/b", b"other", "publisher", 2, True)])
+    packets = session.deliver()
+    assert [("own", 1, (2,)), ("other", 2, (1, 2))] == told(packets)
+    assert [False, True] == [packet.retain for packet in packets]  # type: ignore[union-attr]
+
+
+@contextmanager
+def during(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> Iterator[None]:
+    """Act in the thread that stores, after the first of the feeds was told and before the others are."""
+    original = getattr(Feed, name)
+    acted = []
+
+    def told_one(self: Feed, *args: object) -> None:
+        original(self, *args)
+        if not acted:
+            acted.append(self)
+            act()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Feed, name, told_one)
+        yield
+    assert acted
+
+
+@pytest.mark.parametrize(("name", "qos"), [("wake", 1), ("route", 0)])
+def test_it_comes_once_though_only_one_filter_was_told_of_it_yet(
+    sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch, name: str, qos: int
+) -> None:
+    """A delivery may come between the moments in which two filters hear of a message, stored or not."""
+    session = opened(sessions, ("a/#", qos), ("a/b", qos), ("+/b", qos))
+    publish("before")
+    assert [("before", qos, (1, 2, 3))] == told(session.deliver())
+    packets: list[Publish | PubRel] = []
+    with during(monkeypatch, name, lambda: packets.extend(session.deliver())):
+        publish("1")
+    packets += session.deliver()
+    assert [("1", qos, (1, 2, 3))] == told(packets)
+
+
+def test_messages_expire_and_say_what_is_left(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
+    session = opened(sessions, ("a/#", 1), ("a/b", 1))
+    for seconds in (10, 100, None):
+        properties = ts.Properties(message_expiry_interval=seconds)
+        db.publish([ts.Message("a/b", b"", "publisher", 1, properties=properties)])
+    clock.now += 10 * SECOND
+    assert [90, None] == [packet.expiry for packet in session.deliver()]  # type: ignore[union-attr]
+
+
+def test_a_subscription_from_the_past_catches_up_by_itself(sessions: Sessions, publish: Publishing) -> None:
+    """And is delivered with the others from there on."""
+    session = opened(sessions, ("a/#", 1))
+    publish("1", "2")
+    assert [("1", 1, (1,)), ("2", 1, (1,))] == told(session.deliver())
+    publish("3")
+    session.subscribe("+/b", 2, subscription_identifier=2, start="beginning")
+    assert [("1", 1, (2,)), ("2", 1, (2,)), ("3", 1, (1, 2))] == told(session.deliver())
+
+
+def test_who_unsubscribes_takes_nothing_from_the_others(sessions: Sessions, publish: Publishing) -> None:
+    session = opened(sessions, ("a/#", 1), ("a/b", 2))
+    publish("1", qos=2)
+    session.unsubscribe("a/b")
+    publish("2", qos=2)
+    assert [("1", 1, (1,)), ("2", 1, (1,))] == told(session.deliver())
+    session.unsubscribe("a/#")
+    publish("3")
+    assert [] == session.deliver()
+
+
+def test_it_is_sent_again_as_it_was(sessions: Sessions, publish: Publishing, crash: Callable[[], Sessions]) -> None:
+    """After a crash, though the subscriptions have ended, and though the session is opened in the other way."""
+    session = opened(sessions, ("a/#", 1), ("a/b", 2), ("c", 1))
+    publish("1", "2", qos=2)
+    publish("3", topic="a/c")
+    before = session.deliver()
+    session.unsubscribe("a/b")
+    again = crash().open("client", expiry_interval=None).deliver()
+    assert told(before) == told(again)
+    assert all(packet.dup for packet in again if isinstance(packet, Publish))
+    assert [packet.packet_id for packet in before] == [packet.packet_id for packet in again]
+
+
+def test_each_message_is_read_again_by_a_filter_that_it_matches(
+    sessions: Sessions, publish: Publishing, crash: Callable[[], Sessions]
+) -> None:
+    """There is none that all messages of a flight match."""
+    session = opened(sessions, ("a/+", 1), ("+/b", 1))
+    for number, topic in enumerate(("a/b", "a/c", "x/b")):
+        publish(str(number), topic=topic)
+    before = session.deliver()
+    assert [("0", 1, (1, 2)), ("1", 1, (1,)), ("2", 1, (2,))] == told(before)
+    session.puback(1)
+    sessions.checkpoint()
+    assert told(before)[1:] == told(crash().open("client", expiry_interval=None).deliver())
+
+
+def test_messages_wait_together_while_the_window_is_full(sessions: Sessions, publish: Publishing) -> None:
+    """Those of a subscription that overlaps with none flow on."""
+    session = opened(sessions, ("a/#", 1), ("a/b", 0), ("z", 0), receive_maximum=1)
+    publish("1", "2")
+    publish("3", topic="z")
+    assert [("1", 1, (1, 2)), ("3", 0, (3,))] == sorted(told(session.deliver()) + told(session.deliver()))
+    session.puback(1)
+    assert [("2", 1, (1, 2))] == told(session.deliver())
+
+
+def test_a_shard_that_can_not_be_read_is_read_later(
+    sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For all of the subscriptions together, so that nothing comes twice."""
+    session = opened(sessions, ("a/#", 1), ("a/b", 1))
+    publish("1")
+    original = Feed.read
+
+    def failing(self: Feed, shard: int, after: int, limit: int) -> Any:
+        if self.topic_filter.text == "a/b":
+            raise ts.StorageFullError("not now")
+        return original(self, shard, after, limit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Feed, "read", failing)
+        assert [] == session.deliver()
+        assert session.failure is not None
+    sessions.tick()
+    assert [("1", 1, (1, 2))] == told(session.deliver())
+    assert session.failure is None
+
+
+FLIGHT = MergedFlightRecord(
+    2, "a/+", 0, SubscribeOptions(2), 7, 1, 1_234, b"\0\1", 1, (), (Matched("a/+", (1, 2), True),), b"\0\0\0\0"
+)
+STORED = "dc90ded29c02a3612f2b009502c2c200000701cd04d2c402000101909193a3612f2b920102c3c40400000000"
+
+
+def test_what_is_stored_of_them_stays_readable_and_older_versions_refuse_it() -> None:
+    """One that doesn't know of several filters wouldn't find all messages. Flights of one subscription are as ever."""
+    key = Keys("c").flight(3)
+    assert STORED == put(key, FLIGHT).value.hex()  # type: ignore[union-attr]
+    assert FLIGHT == decode(key, bytes.fromhex(STORED), MergedFlightRecord)
+    with pytest.raises(NewerFormatError, match="version 2"):
+        decode(key, bytes.fromhex(STORED), FlightRecord)
+    alone = FlightRecord(1, "a/+", 0, SubscribeOptions(2), 7, 1, 1_234, b"\0\1", 1)
+    found = decode(key, put(key, alone).value, MergedFlightRecord)  # type: ignore[arg-type]
+    assert MergedFlightRecord(*(getattr(alone, name) for name in alone.__struct_fields__)) == found
+
+
+LEVELS = st.sampled_from(["a", "b", "+", "$s", ""])
+FILTER = (
+    st.tuples(st.lists(LEVELS, max_size=3), st.booleans())
+    .map(lambda drawn: "/".join([*drawn[0], "#"] if drawn[1] else drawn[0]))
+    .filter(bool)
+)
+
+
+@given(st.lists(FILTER, max_size=6), st.lists(FILTER, max_size=3), FILTER)
+def test_filters_overlap_if_a_topic_matches_both(kept: list[str], removed: list[str], other: str) -> None:
+    """Tried with all topics of these levels; those that were removed again are not found."""
+    index: FilterOverlaps[ts.TopicFilter] = FilterOverlaps()
+    filters = {text: ts.TopicFilter(text) for text in (*removed, *kept)}
+    for one in filters.values():
+        index.add(one, one)
+    for text in filters.keys() - kept:
+        index.remove(ts.TopicFilter(text), ts.TopicFilter(text))  # another value: it stays
+        index.remove(filters[text], filters[text])
+    chosen = ts.TopicFilter(other)
+    matching = [topic for topic in _topics() if _matches(chosen, topic)]
+    expected = sorted(text for text in set(kept) if any(_matches(filters[text], topic) for topic in matching))
+    assert expected == sorted(found.text for found in index.overlapping(chosen))
+    for text in set(kept):
+        assert text in {found.text for found in index.overlapping(filters[text])}
+        index.remove(filters[text], filters[text])
+    assert index._root.empty()
+
+
+def test_many_subscriptions_are_not_each_compared_with_all_others(
+    sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is looked at grows with their number and not with its square, whether or not they overlap."""
+    looked, find = [0], dict.get
+
+    class Counting(dict[str, object]):
+        def get(self, *key: object) -> object:
+            looked[0] += 1
+            return find(self, *key)
+
+    made = _Node.__init__
+
+    def counted(node: _Node[object]) -> None:
+        made(node)
+        node.children = Counting()  # type: ignore[assignment]
+
+    monkeypatch.setattr(_Node, "__init__", counted)
+    for kind, texts in (
+        ("apart", [f"a/{n}/+" for n in range(300)]),
+        ("joined", ["#", *(f"{n}/+" for n in range(300))]),
+    ):
+        looked[0] = 0
+        session = sessions.open(kind, overlapping="once", expiry_interval=None)
+        sessions.subscribe([(session, text, SubscribeOptions(1)) for text in texts])
+        assert 0 < looked[0] < 30 * len(texts)
+        publish("1", topic="7/x")
+        publish("2", topic="a/7/x")
+        found = [item.message.topic for _ in range(8) for item in session.deliver()]  # type: ignore[union-attr]
+        assert sorted(found) == (["a/7/x"] if kind == "apart" else ["7/x", "a/7/x"])
+
+
+def _matches(topic_filter: ts.TopicFilter, topic: str) -> bool:
+    return topic_filter.matches(topic) if topic else topic_filter.text in ("#", "+", "+/#", "/#")
+
+
+def test_many_subscriptions_overlap_as_few_do(sessions: Sessions, publish: Publishing) -> None:
+    """Also after some of them were given up, and others made."""
+    session = opened(sessions, *[(f"t/{number}", 1) for number in range(100)])
+    for number in range(90):
+        session.unsubscribe(f"t/{number}")
+    for number in range(200, 300):
+        session.subscribe(f"t/{number}", 1, subscription_identifier=number)
+    session.subscribe("t/+", 2, subscription_identifier=500)
+    session.subscribe("t/5", 2, subscription_identifier=501)
+    for topic in ("t/5", "t/95", "t/250", "t/x"):
+        publish(topic, topic=topic, qos=2)
+    expected = [("t/250", 2, (250, 500)), ("t/5", 2, (500, 501)), ("t/95", 2, (96, 500)), ("t/x", 2, (500,))]
+    assert expected == sorted(told(session.deliver()))
+
+
+def _topics() -> Iterator[str]:
+    levels = ["a", "b", "$s", ""]
+    found = list(levels)
+    for _ in range(4):
+        yield from found
+        found = [f"{topic}/{level}" for topic in found for level in levels]
+
+
+def test_a_record_is_an_array_that_begins_with_its_version() -> None:
+    """So that any version finds it."""
+    assert 2 == msgspec.msgpack.decode(msgspec.msgpack.encode(FLIGHT))[0]
+
+
+def test_there_may_be_many_of_them(sessions: Sessions, publish: Publishing) -> None:
+    """More than a machine word has bits."""
+    filters = ["/".join("+" if number >> level & 1 else "a" for level in range(7)) for number in range(128)]
+    session = opened(sessions, *((text, 1) for text in filters))
+    publish("1", topic="a/a/a/a/a/a/a")
+    publish("2", topic="a/a/a/a/a/a/b")
+    assert [("1", 1, tuple(range(1, 129))), ("2", 1, tuple(range(65, 129)))] == told(session.deliver())

@@ -1,0 +1,368 @@
+"""Sessions that are delivered a message once for all subscriptions that it matches, against a plain model.
+
+The model knows for each message which subscriptions are still to get it, by which options. A delivery has to be for all
+of these: with all their identifiers, the highest QoS, and the RETAIN flag if one of them wants it. Between deliveries
+the client subscribes, unsubscribes, asks for the past, answers, goes and comes back, also in the other mode, and the
+process crashes. At the end nothing that is due may be missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import topicstore as ts
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from topicstore.sessions import Publish, PubRel, Session, SubscribeOptions
+from topicstore_conformance.conditions.profiles import MACHINE, tries
+from topicstore_conformance.faults.clock import START, Clock
+
+TOPICS = ["t/a", "t/b", "t", "u/a", "u/b/c", "$s/a"]
+FILTERS = ["#", "t/#", "t/+", "+/a", "t/a", "u/#", "u/b/c", "$s/#"]
+
+
+@attrs.define(eq=False)
+class Subscribed:
+    """A subscription."""
+
+    topic_filter: ts.TopicFilter
+    identifier: int
+    options: SubscribeOptions
+    newest: dict[str, int] = attrs.field(factory=dict)
+    """The number of the newest message that it was delivered, by publisher and topic or kind."""
+
+
+@attrs.define(eq=False)
+class Owed:
+    """A subscription that is still to get a message."""
+
+    subscribed: Subscribed
+    identifier: int
+    options: SubscribeOptions
+    required: bool = True
+
+
+@attrs.define(eq=False)
+class Published:
+    """A message, and who is to get it."""
+
+    message: ts.Message
+    number: int
+    batch: int
+    """The number of the call that published it."""
+    stored: bool
+    owed: list[Owed] = attrs.field(factory=list)
+
+
+class Overlaps(RuleBasedStateMachine):
+    """Every delivery is for all who are owed the message, and at the end nobody is owed one."""
+
+    layout, backend, shards = "block", "memory", 2
+    options: ClassVar[dict[str, Any]] = {}
+    ordered = at_once = True
+
+    @initialize(
+        pool=st.sampled_from([[0], [0, 0, 1], [0, 1, 2], [1, 2], [1]]),
+        first=st.permutations(FILTERS),
+        store_qos0=st.booleans(),
+    )
+    def begin(self, pool: list[int], first: list[str], store_qos0: bool) -> None:
+        """Begin with some subscriptions; a history has only some QoS, so that some are of live messages alone."""
+        self.folder = Path(tempfile.mkdtemp())
+        self.clock = Clock(START)
+        self.published: dict[bytes, Published] = {}
+        self.subscriptions: dict[str, Subscribed] = {}
+        self.sent: dict[int, Publish] = {}
+        """By packet id, the last message sent under it."""
+        self.answers: dict[int, str] = {}
+        """By packet id, what the client has to answer on this connection."""
+        self.again: set[int] = set()
+        """The packet ids whose messages were not answered on an earlier connection, and are to be sent again."""
+        self.numbers = count()
+        self.identifiers, self.batches = count(1), count()
+        self.once = True
+        self.session: Session | None = None
+        self.open()
+        self.pool, self.store_qos0 = pool, store_qos0
+        self.connect(once=True, most=100)
+        for number, text in enumerate(first[:4]):
+            self.subscribe(text, number, no_local=number == 3, as_published=number == 2, start=None)
+
+    def open(self) -> None:
+        self.db = ts.open(
+            self.folder / "db",
+            clock=self.clock,
+            monotonic=self.clock.monotonic,
+            auto_compact=False,
+            backend=self.backend,
+            layout=self.layout,
+            shards=self.shards,
+            options={self.layout: self.options},
+        )
+
+    def teardown(self) -> None:
+        if hasattr(self, "db"):
+            try:
+                self.settle()
+            finally:
+                self.db.close()
+                shutil.rmtree(self.folder)
+
+    # --- the connection ---
+
+    @rule(once=st.sampled_from([True, True, True, False]), most=st.sampled_from([1, 2, 5, 100]))
+    def connect(self, once: bool, most: int) -> None:
+        """Come, or come back: what needs an answer is sent again."""
+        if self.session is not None:
+            self.gone()
+        self.once = once
+        self.db.sessions.store_qos0 = self.store_qos0
+        self.session = self.db.sessions.open(
+            "c", expiry_interval=None, receive_maximum=most, overlapping="once" if once else "each"
+        )
+
+    def gone(self) -> None:
+        """What is only delivered while the client is connected is not owed any more."""
+        self.session = None
+        self.again |= {packet_id for packet_id, answer in self.answers.items() if answer != "pubcomp"}
+        self.answers.clear()
+        for published in self.published.values():
+            for owed in published.owed:
+                owed.required &= owed.options.qos > 0 and published.stored
+
+    @rule(how=st.sampled_from(["disconnect", "crash", "reopen"]))
+    def leave(self, how: str) -> None:
+        """The client goes, or the process dies, of which what is committed counts, or the database is closed."""
+        if how == "crash":
+            self.db._sessions = None
+        elif how == "reopen" and self.backend != "memory":
+            self.db.close()
+            self.open()
+        elif self.session is not None:
+            self.session.disconnect()
+        self.gone()
+
+    # --- subscriptions ---
+
+    @precondition(lambda self: self.session)
+    @rule(
+        text=st.sampled_from(FILTERS),
+        qos=st.integers(0, 2),
+        no_local=st.booleans(),
+        as_published=st.booleans(),
+        start=st.sampled_from([None, None, None, "beginning"]),
+    )
+    def subscribe(self, text: str, qos: int, no_local: bool, as_published: bool, start: str | None) -> None:
+        """Subscribe, or change a subscription; perhaps from the beginning on."""
+        assert self.session
+        identifier, qos = next(self.identifiers), self.pool[qos % len(self.pool)]
+        options = SubscribeOptions(qos, no_local, as_published, 2, identifier)
+        self.session.subscribe(
+            text,
+            qos,
+            no_local=no_local,
+            retain_as_published=as_published,
+            retain_handling=2,
+            subscription_identifier=identifier,
+            start=start,
+        )
+        found = self.subscriptions.setdefault(text, Subscribed(ts.TopicFilter(text), identifier, options))
+        found.identifier, found.options = identifier, options
+        if start is not None:
+            found.newest.clear()
+            self.forget(found)
+            for published in self.published.values():
+                if published.stored:
+                    self.owe(published, found, required=True)
+
+    @precondition(lambda self: self.session and self.subscriptions)
+    @rule(which=st.integers(0, 20))
+    def unsubscribe(self, which: int) -> None:
+        assert self.session
+        text = sorted(self.subscriptions)[which % len(self.subscriptions)]
+        assert self.session.unsubscribe(text)
+        self.forget(self.subscriptions.pop(text))
+
+    def forget(self, subscribed: Subscribed) -> None:
+        for published in self.published.values():
+            published.owed = [owed for owed in published.owed if owed.subscribed is not subscribed]
+
+    def owe(self, published: Published, to: Subscribed, *, required: bool) -> None:
+        message = published.message
+        if to.topic_filter.matches(message.topic) and not (to.options.no_local and message.client_id == "c"):
+            published.owed.append(Owed(to, to.identifier, to.options, required))
+
+    # --- messages ---
+
+    @rule(
+        publisher=st.sampled_from(["p", "q", "c"]),
+        topics=st.lists(st.sampled_from(TOPICS), min_size=1, max_size=12),
+        qos=st.sampled_from([0, 1, 2]),
+        retain=st.booleans(),
+        apart=st.booleans(),
+    )
+    def publish(self, publisher: str, topics: list[str], qos: int, retain: bool, apart: bool) -> None:
+        """Publish, together or one by one."""
+        messages = [ts.Message(topic, b"%d" % next(self.numbers), publisher, qos, retain) for topic in topics]
+        self.db.sessions.store_qos0 = self.store_qos0
+        for some in [[message] for message in messages] if apart else [messages]:
+            result, batch = self.db.publish(some), next(self.batches)
+            stored = {message.payload for message in result.batch.to_messages()} if result.stored else set()
+            for message in some:
+                published = Published(message, int(message.payload), batch, message.payload in stored)
+                self.published[message.payload] = published
+                for subscribed in self.subscriptions.values():
+                    if self.session is not None or published.stored:
+                        connected = self.session is not None or subscribed.options.qos > 0
+                        self.owe(published, subscribed, required=connected)
+
+    @rule(seconds=st.sampled_from([1, 20]))
+    def wait(self, seconds: int) -> None:
+        self.clock.now += seconds * 1_000_000
+        self.db.sessions.tick()
+
+    # --- deliveries ---
+
+    @precondition(lambda self: self.session)
+    @rule(limit=st.sampled_from([1, 2, 5, 1_000]), all_sessions=st.booleans())
+    def deliver(self, limit: int, all_sessions: bool) -> None:
+        self.fetch(limit, all_sessions=all_sessions)
+
+    def fetch(self, limit: int, *, all_sessions: bool) -> bool:
+        assert self.session
+        if all_sessions:
+            packets = [packet for _, some in self.db.sessions.deliver(limit) for packet in some]
+        else:
+            packets = self.session.deliver(limit)
+        for packet in packets:
+            if isinstance(packet, PubRel):
+                self.answers[packet.packet_id] = "pubcomp"
+            else:
+                self.take(packet)
+        unanswered = [answer for answer in self.answers.values() if answer != "pubcomp"]  # releases need no room
+        assert len(unanswered) <= self.session.receive_maximum
+        assert sum(isinstance(packet, Publish) for packet in packets) <= limit
+        return bool(packets)
+
+    def take(self, packet: Publish) -> None:
+        if packet.qos:
+            self.answers[packet.packet_id] = "puback" if packet.qos == 1 else "pubrec"
+        if packet.dup:
+            self.again.discard(packet.packet_id)
+            before = self.sent[packet.packet_id]
+            assert (before.message, before.qos, before.retain) == (packet.message, packet.qos, packet.retain)
+            assert before.subscription_identifiers == packet.subscription_identifiers
+            return
+        if packet.qos:
+            self.sent[packet.packet_id] = packet
+        published = self.published[packet.message.payload]
+        message = published.message
+        got = [owed for owed in published.owed if owed.identifier in packet.subscription_identifiers]
+        assert sorted(owed.identifier for owed in got) == sorted(packet.subscription_identifiers)
+        assert got
+        if self.once:
+            assert [] == [owed for owed in published.owed if owed.required and owed not in got]
+            published.owed = []
+        else:
+            assert len(got) == 1
+            published.owed.remove(got[0])
+        assert packet.qos == min(message.qos, max(owed.options.qos for owed in got))
+        assert packet.retain == (message.retain and any(owed.options.retain_as_published for owed in got))
+        for owed in got:
+            self.check_order(owed.subscribed.newest, message, published)
+
+    def check_order(self, newest: dict[str, int], message: ts.Message, published: Published) -> None:
+        """Check the order of each topic, of what was stored, and of that with what was not, if published apart."""
+        topic, client = f"{message.client_id} {message.topic}", message.client_id
+        kind, other = ("stored", "live") if published.stored else ("live", "stored")
+        assert newest.get(topic, -1) < published.number
+        if self.ordered:
+            assert newest.get(f"{client} {other} batch", -1) <= published.batch
+            assert not published.stored or newest.get(f"{client} stored", -1) < published.number
+        for key in (topic, f"{client} {kind}"):
+            newest[key] = max(newest.get(key, -1), published.number)
+        key = f"{client} {kind} batch"
+        newest[key] = max(newest.get(key, -1), published.batch)
+
+    @precondition(lambda self: self.answers)
+    @rule(picked=st.lists(st.integers(0, 20), min_size=1, max_size=6))
+    def answer(self, picked: list[int]) -> None:
+        for number in picked:
+            if self.answers:
+                self.send(sorted(self.answers)[number % len(self.answers)])
+
+    @precondition(lambda self: self.answers)
+    @rule()
+    def answer_all(self) -> None:
+        for packet_id in sorted(self.answers):
+            self.send(packet_id)
+
+    def send(self, packet_id: int) -> None:
+        assert self.session
+        getattr(self.session, self.answers.pop(packet_id))(packet_id)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.db.sessions.checkpoint()
+
+    # --- when the dust settles ---
+
+    def settle(self) -> None:
+        """The client comes back and answers all: then all that is owed has come."""
+        if self.session is None:
+            self.connect(self.once, 100)
+        self.run_dry()
+        while not self.at_once and self.missing():
+            assert self.db.sessions.wait(10)
+            self.run_dry()
+        assert [] == self.missing()
+        assert set() == self.again
+
+    def missing(self) -> list[bytes]:
+        return [payload for payload, one in self.published.items() if any(owed.required for owed in one.owed)]
+
+    def run_dry(self) -> None:
+        for _ in range(10_000):
+            busy = self.fetch(1_000, all_sessions=False) or bool(self.answers)
+            self.answer_all()
+            if not busy and not self.db.sessions.wait(0):
+                return
+        raise AssertionError("the session has nothing to do, and says that it has")
+
+
+class SkipstreamOverlaps(Overlaps):
+    layout = "skipstream"
+
+
+class ReopenedOverlaps(Overlaps):
+    layout, backend, shards = "reference", "rocksdb", 1
+
+
+class BlockOverlapsOnDisk(Overlaps):
+    backend = "rocksdb"
+
+
+class WildcardOverlaps(Overlaps):
+    layout = "wildcard_optimized"
+    options: ClassVar[dict[str, Any]] = {"epoch_bits": 10}
+    ordered = at_once = False
+
+
+def case(machine: type[Overlaps], quick: int, full: int) -> Any:
+    """Return the test of a machine."""
+    found = machine.TestCase
+    found.settings = settings(MACHINE, max_examples=tries(quick, full), stateful_step_count=50)
+    return found
+
+
+TestOverlaps = case(Overlaps, 60, 400)
+TestSkipstreamOverlaps = case(SkipstreamOverlaps, 8, 50)
+TestReopenedOverlaps = case(ReopenedOverlaps, 6, 30)
+TestOverlapsOnDisk = case(BlockOverlapsOnDisk, 6, 30)
+TestWildcardOverlaps = case(WildcardOverlaps, 6, 30)

@@ -1,0 +1,72 @@
+"""How often is done what nothing else brings about, and how much one session takes in its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import topicstore as ts
+from topicstore.sessions import Sessions
+from topicstore_conformance.faults.clock import Clock
+
+
+@pytest.mark.parametrize("pause", [0.25, 7.0])
+def test_the_longest_pause_can_be_set(sessions: Sessions, pause: float) -> None:
+    """A tick asks to be called again after so long, if nothing is due before."""
+    assert sessions.tick() == 1.0
+    sessions.pace.longest_pause = pause
+    assert pause == sessions.tick()
+    sessions.open("c", keep_alive=2)
+    assert min(pause, 3.0) == sessions.tick()
+
+
+@pytest.mark.parametrize(("passed", "lost"), [(39, 1), (40, 0)])
+def test_acknowledgements_are_committed_as_often_as_is_set(
+    sessions: Sessions,
+    clock: Clock,
+    publish: Callable[..., None],
+    crash: Callable[[], Sessions],
+    passed: int,
+    lost: int,
+) -> None:
+    """Not before; what was not committed is sent again after a crash."""
+    sessions.pace.checkpoint_interval = 40
+    session = sessions.open("c", expiry_interval=None)
+    session.subscribe("a/+", 1)
+    publish("1")
+    [(one, [packet])] = sessions.deliver()
+    one.puback(packet.packet_id)
+    sessions.tick()
+    clock.now += passed * 1_000_000
+    sessions.tick()
+    assert lost == len(crash().open("c", expiry_interval=None).deliver())
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("inf"), float("nan"), "1s", None, True])
+def test_what_is_no_length_of_time_is_refused(sessions: Sessions, wrong: object) -> None:
+    """The value that was set before stays."""
+    with pytest.raises(ts.InvalidArgumentError, match="is seconds above 0"):
+        sessions.pace.longest_pause = wrong  # type: ignore[assignment]
+    with pytest.raises(ts.InvalidArgumentError, match="is seconds above 0"):
+        sessions.pace.checkpoint_interval = wrong  # type: ignore[assignment]
+    assert (1.0, 15.0) == (sessions.pace.longest_pause, sessions.pace.checkpoint_interval)
+
+
+def test_a_session_takes_no_more_than_its_batch_size(sessions: Sessions, publish: Callable[..., None]) -> None:
+    """In each turn; others take as much as they may, and nothing is left out."""
+    few, many = sessions.open("few", batch_size=3), sessions.open("many")
+    for session in (few, many):
+        session.subscribe("a/+", 1)
+    publish(*map(str, range(7)))
+    counts: dict[str, list[int]] = {"few": [], "many": []}
+    while delivered := sessions.deliver():
+        for session, packets in delivered:
+            counts[session.client_id].append(len(packets))
+    assert counts == {"few": [3, 3, 1], "many": [7]}
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "3"])
+def test_a_batch_size_is_a_number(sessions: Sessions, wrong: object) -> None:
+    """Of 1 or more."""
+    with pytest.raises(ts.InvalidArgumentError, match="batch_size"):
+        sessions.open("c", batch_size=wrong)  # type: ignore[arg-type]

@@ -1,0 +1,128 @@
+"""Messages of QoS 0 that are not stored for durable subscriptions: `Sessions.store_qos0`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import topicstore as ts
+from topicstore.sessions import Publish, PubRel, Session, Sessions
+from topicstore_conformance.faults.clock import Clock
+
+Publishing = Callable[..., None]
+
+
+def payloads(packets: list[Publish | PubRel]) -> list[tuple[str, int]]:
+    return [(packet.message.payload.decode(), packet.qos) for packet in packets if isinstance(packet, Publish)]
+
+
+def opened(sessions: Sessions, client_id: str = "client", qos: int = 1, **options: object) -> Session:
+    sessions.store_qos0 = False
+    session = sessions.open(client_id, expiry_interval=None)
+    session.subscribe("a/#", qos, **options)  # type: ignore[arg-type]
+    return session
+
+
+def test_by_default_they_are_stored(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
+    """And delivered to those who were away."""
+    sessions.open("client", expiry_interval=None).subscribe("a/#", 1)
+    assert sessions.store_qos0
+    publish("1", qos=0)
+    assert 1 == db.info().messages
+
+
+def test_they_are_delivered_live_at_qos_0(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
+    """To clients that are connected, without a packet id; others are stored as ever."""
+    session = opened(sessions)
+    publish("1", qos=0)
+    publish("2", qos=1)
+    publish("3", qos=0)
+    assert 1 == db.info().messages
+    assert [("1", 0), ("2", 1), ("3", 0)] == payloads(session.deliver())
+    session.puback(1)
+    sessions.checkpoint()
+    assert [] == session.deliver()
+
+
+def test_a_batch_is_divided(db: ts.Database, sessions: Sessions) -> None:
+    """Into messages of QoS 0 and others; each is delivered once."""
+    session = opened(sessions)
+    db.publish([ts.Message("a", b"%d" % number, "publisher", number % 3) for number in range(9)])
+    assert 6 == db.info().messages
+    assert [(str(number), min(number % 3, 1)) for number in range(9)] == sorted(payloads(session.deliver()))
+
+
+def test_who_is_away_gets_none_of_them(sessions: Sessions, publish: Publishing) -> None:
+    """That is the choice."""
+    opened(sessions).disconnect()
+    publish("1", qos=0)
+    publish("2", qos=1)
+    assert [("2", 1)] == payloads(sessions.open("client", expiry_interval=None).deliver())
+
+
+def test_what_is_stored_for_another_reason_is_read_from_there(
+    db: ts.Database, sessions: Sessions, publish: Publishing
+) -> None:
+    """By all, also by those who were away."""
+    db.persistence.add("a/kept")
+    session = opened(sessions)
+    session.disconnect()
+    publish("1", topic="a/kept", qos=0)
+    session = sessions.open("client", expiry_interval=None)
+    publish("2", topic="a/kept", qos=0)
+    assert [("1", 0), ("2", 0)] == payloads(session.deliver())
+
+
+def test_shared_subscriptions_are_served_from_the_store(
+    db: ts.Database, sessions: Sessions, publish: Publishing
+) -> None:
+    """So what matches one is stored, for all."""
+    session = opened(sessions)
+    sharing = sessions.open("sharing", expiry_interval=None)
+    sharing.subscribe("$share/group/a/b", 1)
+    publish("1", qos=0)
+    publish("2", topic="a/c", qos=0)
+    assert 1 == db.info().messages
+    assert [("1", 0)] == payloads(sharing.deliver())
+    assert [("1", 0), ("2", 0)] == payloads(session.deliver())
+    sharing.unsubscribe("$share/group/a/b")
+    publish("3", qos=0)
+    assert 1 == db.info().messages
+
+
+def test_what_comes_while_a_window_is_full_waits_in_order(sessions: Sessions, publish: Publishing) -> None:
+    """A message of QoS 0 doesn't pass a stored one that was published before it."""
+    sessions.store_qos0 = False
+    session = sessions.open("client", expiry_interval=None, receive_maximum=1)
+    session.subscribe("a/#", 1)
+    publish("1", "2")
+    publish("3", qos=0)
+    assert [("1", 1)] == payloads(session.deliver())
+    assert [] == session.deliver()
+    session.puback(1)
+    assert [("2", 1)] == payloads(session.deliver())
+    session.puback(2)
+    assert [("3", 0)] == payloads(session.deliver())
+
+
+def test_options_hold_for_them(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
+    """No Local, RETAIN as published, identifiers; and they expire."""
+    session = opened(sessions, no_local=True, retain_as_published=True, subscription_identifier=7)
+    expiring = ts.Properties(message_expiry_interval=10)
+    db.publish([ts.Message("a", b"own", "client"), ts.Message("a", b"1", "publisher", 0, True)])
+    db.publish([ts.Message("a", b"gone", "publisher", properties=expiring)])
+    clock.now += 10_000_000
+    (packet,) = session.deliver()
+    assert isinstance(packet, Publish)
+    assert (b"1", True, (7,)) == (packet.message.payload, packet.retain, packet.subscription_identifiers)
+
+
+def test_overlapping_subscriptions_get_one_of_each(sessions: Sessions, publish: Publishing) -> None:
+    """If the session was opened so."""
+    sessions.store_qos0 = False
+    session = sessions.open("client", expiry_interval=None, overlapping="once")
+    session.subscribe("a/#", 1, subscription_identifier=1)
+    session.subscribe("a/+", 0, subscription_identifier=2)
+    publish("1", qos=0)
+    publish("2", qos=1)
+    found = [(packet.qos, packet.subscription_identifiers) for packet in session.deliver()]  # type: ignore[union-attr]
+    assert [(0, (1, 2)), (1, (1, 2))] == found

@@ -1,0 +1,273 @@
+"""Retained messages come before newer messages of their topics, in pages, whenever they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import topicstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.sessions import Publish, PubRel, Session, Sessions
+from topicstore.shard.state import OWN, FrameworkWrite
+from topicstore.storage.keyed_messages import state_key
+from topicstore_conformance.conditions.profiles import COSTLY, tries
+
+
+def retain(db: ts.Database, topic: str, payload: bytes, qos: int = 1) -> None:
+    db.publish([ts.Message(topic, payload, "publisher", qos, retain=True)])
+
+
+def live(db: ts.Database, topic: str, payload: bytes, qos: int = 1) -> None:
+    db.publish([ts.Message(topic, payload, "publisher", qos)])
+
+
+def payloads(items: list[Publish | PubRel]) -> list[bytes]:
+    return [item.message.payload for item in items if isinstance(item, Publish)]
+
+
+def opened(sessions: Sessions, qos: int, receive_maximum: int = 65_535) -> Session:
+    session = sessions.open("subscriber", expiry_interval=None, receive_maximum=receive_maximum)
+    session.subscribe("a/#", qos)
+    return session
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_newer_message_comes_after_the_retained_one(db: ts.Database, sessions: Sessions, qos: int) -> None:
+    """Stored or only passed on, and also if there is room for one message at a time."""
+    retain(db, "a/1", b"old")
+    retain(db, "a/2", b"other")
+    session = opened(sessions, qos)
+    live(db, "a/1", b"new")
+    found: list[bytes] = []
+    while items := session.deliver(limit=1):
+        found += payloads(items)
+    assert [b"old", b"other", b"new"] == found
+
+
+def test_one_that_was_replaced_meanwhile_comes_in_its_newer_form(db: ts.Database, sessions: Sessions) -> None:
+    """Then once more as the message that it is; one that was cleared doesn't come, but that it was does."""
+    retain(db, "a/1", b"old")
+    retain(db, "a/2", b"gone")
+    session = opened(sessions, 1)
+    retain(db, "a/1", b"new")
+    retain(db, "a/2", b"")
+    found = [item for item in session.deliver() if isinstance(item, Publish)]
+    assert [("a/1", b"new", True), ("a/1", b"new", False), ("a/2", b"", False)] == [
+        (item.message.topic, item.message.payload, item.retain) for item in found
+    ]
+
+
+def test_they_wait_for_room_and_newer_messages_for_them(db: ts.Database, sessions: Sessions) -> None:
+    retain(db, "a/1", b"1")
+    retain(db, "a/2", b"2")
+    session = opened(sessions, 1, receive_maximum=1)
+    live(db, "a/1", b"new")
+    found = []
+    for _ in range(3):
+        items = session.deliver()
+        found.append(payloads(items))
+        assert session.puback(*(item.packet_id for item in items)) == 1
+    assert [[b"1"], [b"2"], [b"new"]] == found
+    assert [] == session.deliver()
+
+
+def test_many_come_once_each_in_order(db: ts.Database, sessions: Sessions) -> None:
+    """More than a page."""
+    topics = [f"a/{number:04}" for number in range(2_500)]
+    db.publish([ts.Message(topic, b"x", f"publisher {topic}", 1, retain=True) for topic in topics])
+    session = opened(sessions, 1)
+    live(db, "a/0000", b"new")
+    found: list[Publish] = []
+    while items := session.deliver(limit=700):
+        found += [item for item in items if isinstance(item, Publish)]
+    assert [*topics, "a/0000"] == [item.message.topic for item in found]
+
+
+def test_nothing_is_noted_where_there_are_none(db: ts.Database, sessions: Sessions) -> None:
+    """Subscribing then writes no more than the subscription, and newer messages come at once."""
+    retain(db, "b", b"other")
+    session = opened(sessions, 1)
+    assert [] == [key for shard in range(2) for key, _ in db.state(shard).scan(OWN + b"sn")]
+    live(db, "a/1", b"new")
+    assert [b"new"] == payloads(session.deliver())
+
+
+def test_a_damaged_one_holds_up_its_subscription_only(db: ts.Database, sessions: Sessions) -> None:
+    """Until it is repaired; nothing is left out, and the failure is told."""
+    for number in range(40):
+        retain(db, f"a/{number:02}", b"%d" % number)
+    key = state_key(b"ra/39")
+    state = db.state(db.shard_of("a/39"))
+    stored = state.get(key)
+    session = opened(sessions, 1)
+    session.subscribe("b", 1)
+    state.write([FrameworkWrite(key, b"damaged")])
+    live(db, "a/01", b"new")
+    live(db, "b", b"of another")
+    assert [b"of another"] == payloads(session.deliver())
+    assert isinstance(session.failure, ts.CorruptionError)
+    state.write([FrameworkWrite(key, stored)])
+    sessions.tick()
+    assert [*(b"%d" % number for number in range(40)), b"new"] == payloads(session.deliver())
+
+
+def test_a_change_of_qos_is_not_for_those_on_their_way(db: ts.Database, sessions: Sessions) -> None:
+    """They go on as they began: what needs no packet id is not held up by the receive maximum, what needs one is."""
+    for number in range(3):
+        retain(db, f"a/{number}", b"%d" % number)
+    session = opened(sessions, 0, receive_maximum=1)
+    assert [b"0"] == payloads(session.deliver(limit=1))
+    session.subscribe("a/#", 1, retain_handling=2)
+    live(db, "a/1", b"new")
+    assert [(b"1", 0), (b"2", 0), (b"new", 1)] == [
+        (item.message.payload, item.packet_id) for item in session.deliver() if isinstance(item, Publish)
+    ]
+
+
+def test_unsubscribing_in_the_middle_ends_it(db: ts.Database, sessions: Sessions) -> None:
+    """A later subscription of the same filter begins anew."""
+    retain(db, "a/1", b"1")
+    retain(db, "a/2", b"2")
+    session = opened(sessions, 1)
+    assert [b"1"] == payloads(session.deliver(limit=1))
+    assert session.unsubscribe("a/#")
+    assert [] == session.deliver()
+    session.subscribe("a/#", 1)
+    live(db, "a/1", b"new")
+    assert [b"1", b"2", b"new"] == payloads(session.deliver())
+
+
+def test_an_end_is_stored_before_what_comes_after_it(
+    db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
+) -> None:
+    """Otherwise a retained message that is older than what was delivered would come after a crash."""
+    retain(db, "a/1", b"gone")
+    session = opened(sessions, 1)
+    retain(db, "a/1", b"")  # nothing is left to send
+    assert [b""] == payloads(session.deliver())
+    retain(db, "a/1", b"1")
+    live(db, "a/1", b"2")
+    items = session.deliver()
+    assert [b"1", b"2"] == payloads(items)
+    session = crash().open("subscriber", expiry_interval=None)
+    again = payloads(session.deliver())
+    assert [b"", b"1", b"2"] == again
+    assert [] == session.deliver()
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_newer_messages_come_when_all_that_was_to_be_sent_again_has_vanished(
+    db: ts.Database, sessions: Sessions, *, together: bool
+) -> None:
+    """With the same call, as there is room for them."""
+    retain(db, "a/1", b"old")
+    assert [b"old"] == payloads(opened(sessions, 1, receive_maximum=1).deliver())
+    retain(db, "a/1", b"")
+    subscriber = sessions.open("subscriber", expiry_interval=None, receive_maximum=1)
+    items = [item for _, some in sessions.deliver() for item in some] if together else subscriber.deliver()
+    assert [b""] == payloads(items)
+
+
+TOPICS = ("a/1", "a/2", "a/3")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.sampled_from(TOPICS), st.booleans(), st.integers(0, 1)),
+        st.tuples(st.just("clear"), st.sampled_from(TOPICS)),
+        st.tuples(st.just("subscribe"), st.integers(0, 1)),
+        st.tuples(st.just("deliver"), st.integers(1, 4)),
+        st.tuples(st.just("acknowledge"), st.integers(1, 3)),
+        st.tuples(st.just("reconnect"), st.booleans()),
+    ),
+    max_size=30,
+)
+
+
+class LastValues:
+    """A client that keeps the last value of each topic."""
+
+    def __init__(self, db: ts.Database, qos: int, receive_maximum: int) -> None:
+        self.db = db
+        self.qos = qos
+        self.receive_maximum = receive_maximum
+        self.values: dict[str, bytes] = {}
+        self.unacknowledged: list[int] = []
+        self.published: dict[str, bytes] = {}
+        self.newer: set[str] = set()
+        """Topics to which something was published since the client subscribed last."""
+        self.count = 0
+        self.connect()
+        self.subscribe(0)
+
+    def connect(self) -> None:
+        self.session = self.db.sessions.open("subscriber", expiry_interval=None, receive_maximum=self.receive_maximum)
+
+    def subscribe(self, handling: int) -> None:
+        self.session.subscribe("a/#", self.qos, retain_handling=handling)
+        if handling == 0:
+            self.newer.clear()
+
+    def publish(self, topic: str, retained: bool, qos: int) -> None:
+        self.count += 1
+        qos = max(qos, self.qos)  # what is sent again may come after a newer message of QoS 0 (MQTT 5, section 4.6)
+        self._publish(ts.Message(topic, b"%d" % self.count, f"publisher of {topic}", qos, retained))
+
+    def clear(self, topic: str) -> None:
+        self._publish(ts.Message(topic, b"", f"publisher of {topic}", 1, retain=True))
+
+    def _publish(self, message: ts.Message) -> None:
+        self.db.publish([message])
+        self.published[message.topic] = message.payload
+        self.newer.add(message.topic)
+
+    def deliver(self, limit: int) -> bool:
+        items = [item for item in self.session.deliver(limit=limit) if isinstance(item, Publish)]
+        for item in items:
+            self.values[item.message.topic] = item.message.payload
+            if item.packet_id:
+                self.unacknowledged.append(item.packet_id)
+        return bool(items)
+
+    def acknowledge(self, count: int) -> bool:
+        some, self.unacknowledged = self.unacknowledged[:count], self.unacknowledged[count:]
+        self.session.puback(*some)
+        return bool(some)
+
+    def reconnect(self, checkpoint: bool) -> None:
+        if self.qos == 0:  # what it had not got is gone: that is what QoS 0 means
+            return
+        if checkpoint:
+            self.session.checkpoint()
+        self.unacknowledged.clear()
+        self.connect()
+
+    def finish(self) -> None:
+        while self.deliver(100) or self.acknowledge(100):
+            pass
+
+
+@settings(COSTLY, max_examples=tries(150, 1_500))
+@given(
+    before=st.lists(st.sampled_from(TOPICS), max_size=3),
+    steps=STEPS,
+    qos=st.integers(0, 1),
+    receive_maximum=st.integers(1, 4),
+    shards=st.sampled_from([1, 3]),
+)
+def test_a_client_ends_with_the_last_value_of_each_topic(
+    before: list[str], steps: list[tuple[object, ...]], qos: int, receive_maximum: int, shards: int
+) -> None:
+    """Whatever it is sent in between, and however little at a time."""
+    with ts.open("nowhere", backend="memory", shards=shards) as db:
+        for topic in before:
+            db.publish([ts.Message(topic, b"before", f"publisher of {topic}", 1, retain=True)])
+        client = LastValues(db, qos, receive_maximum)
+        for name, *arguments in steps:
+            getattr(client, str(name))(*arguments)
+        client.finish()
+        for topic in client.newer:
+            assert client.published[topic] == client.values[topic], topic
+        for topic in set(before) - client.newer:
+            last = client.published.get(topic, b"before")
+            kept = {message.payload for message in db.retained(topic)}
+            assert client.values[topic] in {last, *kept}, topic

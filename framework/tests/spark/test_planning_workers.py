@@ -1,0 +1,70 @@
+"""Workers that Spark starts from PySpark's own daemon while it plans a query: their end is silent, too."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+
+WORKER = """
+import os
+def main(infile, outfile):
+    if "LOADS" in os.environ:
+        import topicstore.spark.source
+    try:
+        while infile.read(1):  # until Java has closed the connection
+            pass
+    except OSError:
+        pass
+    outfile.write(b"rest")  # which the daemon flushes
+"""
+
+
+def runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_connection_that_is_closed_early_is_silent(tmp_path: Path, loads: bool) -> None:
+    """Once a worker has loaded the data source; PySpark's own ends with a traceback."""
+    pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
+    (tmp_path / "pyspark_worker_of_test.py").write_text(WORKER)
+    how = {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+        "PYTHON_WORKER_FACTORY_SECRET": "secret",
+        "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
+        **({"LOADS": "1"} if loads else {}),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "pyspark.daemon", "pyspark_worker_of_test"],
+        env={**os.environ, **how},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        assert daemon.stderr is not None
+        (port,) = struct.unpack("!i", daemon.stdout.read(4))
+        with socket.create_connection(("127.0.0.1", port), PATIENCE) as java:
+            java.sendall(struct.pack("!i", 6) + b"secret")
+            answer = b""
+            while len(answer) < 10:  # the worker's process id, and "ok" with its length
+                answer += java.recv(10 - len(answer))
+            assert answer[4:] == struct.pack("!i", 2) + b"ok"
+            java.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing discards the rest
+        (worker,) = struct.unpack("!i", answer[:4])
+        wait_until(lambda: not runs(worker), "the worker to end")
+        daemon.stdin.close()  # by which the daemon ends
+        told = daemon.stderr.read().decode()
+    assert ("Error" in told) is not loads, told

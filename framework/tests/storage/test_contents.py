@@ -1,0 +1,450 @@
+"""What is in a database: topics, client ids and last messages, counted exactly, whatever was counted before."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+import pytest
+import topicstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.contract.engine import STATE, WriteBatch
+from topicstore.contract.positions import time_of
+from topicstore.contract.topics import TopicFilter
+from topicstore.shard.tally_tables import TallyTables
+from topicstore.storage import contents, counting
+from topicstore.storage.deletion import delete_local
+from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.threads import together, wait_until
+
+TOPICS = ("a", "a/b", "a/c", "a/b/c", "b/b", "é/☃", "$SYS/up", "$SYS/b")
+FILTERS = ("#", "a/#", "+/b", "a/b", "+/+/c", "$SYS/#", "$SYS/up", "none")
+CLIENTS = ("", "one", "two", "three", "four")
+RANGE = 8
+PAIRS = [
+    ("memory", "reference"),
+    ("memory", "block"),
+    ("memory", "skipstream"),
+    ("memory", "wildcard_optimized"),
+    ("rocksdb", "block"),
+    ("leveldb", "block"),
+    ("duckdb", "table"),
+]
+
+Row = tuple[str, str, int]
+"""Topic, client id, bytes of the payload."""
+
+
+# --- against a plain model ----------------------------------------------------------------
+
+
+@attrs.define
+class Model:
+    """A database, and what it should hold: messages by shard and position, with their generations."""
+
+    open: Callable[[], ts.Database]
+    db: ts.Database
+    held: dict[ts.MessageId, tuple[int, ts.Message]] = attrs.field(factory=dict)
+    generation: int = 1
+
+    def store(self, rows: list[Row]) -> None:
+        messages = [ts.Message(topic, bytes(size), client_id) for topic, client_id, size in rows]
+        ids = self.db.store(messages).ids
+        self.held |= {one: (self.generation, message) for one, message in zip(ids, messages, strict=True)}
+
+    def delete(self, topic_filter: str, part: tuple[int, int]) -> None:
+        """Delete from one tenth of the time to another."""
+        times = sorted(time_of(one.position) for one in self.held) or [0]
+        start, until = (times[(len(times) - 1) * tenth // 10] for tenth in sorted(part))
+        gone = [
+            one
+            for one, (_, message) in self.held.items()
+            if start <= time_of(one.position) < until and ts.matches(topic_filter, message.topic)
+        ]
+        assert len(gone) == self.db.delete(topic_filter, start, until)
+        for one in gone:
+            del self.held[one]
+
+    def delete_but(self, topic_filter: str, spared: str) -> None:
+        """Delete what matches a filter, as retention does it, but for what matches another one."""
+        gone = [
+            one
+            for one, (_, message) in self.held.items()
+            if ts.matches(topic_filter, message.topic) and not ts.matches(spared, message.topic)
+        ]
+        assert len(gone) == sum(
+            delete_local(self.db.storage, shard, TopicFilter(topic_filter), 0, (1 << 64) - 1, [spared])
+            for shard in self.db.storage.shards
+        )
+        for one in gone:
+            del self.held[one]
+
+    def add_generation(self) -> None:
+        self.generation = self.db.add_generation()
+
+    def drop(self) -> None:
+        if self.generation > 1:
+            oldest = self.db.generations()[0].number
+            if oldest < self.generation:
+                self.db.drop_generation(oldest)
+                self.held = {one: held for one, held in self.held.items() if held[0] != oldest}
+
+    def count(self, shard: int, ranges: int) -> None:
+        left = itertools.count(-ranges)
+        counting.count(self.db.storage, self.db.storage.shards[shard], lambda: next(left) >= 0)
+
+    def compact(self) -> None:
+        self.db.compact()
+
+    def reopen(self) -> None:
+        if "persistent" in self.db.storage.capabilities:
+            self.db.close()
+            self.db = self.open()
+
+    def check(self, topic_filter: str) -> None:
+        """Compare all answers with what is held."""
+        matching = [
+            (one, message) for one, (_, message) in self.held.items() if ts.matches(topic_filter, message.topic)
+        ]
+        matching.sort(key=lambda pair: (pair[0].position, pair[0].shard))
+        by_topic = grouped(matching, lambda message: message.topic)
+        assert by_topic == [attrs.astuple(tally) for tally in self.db.topics(topic_filter)]
+        by_client = grouped(matching, lambda message: message.client_id)
+        assert by_client == [attrs.astuple(tally) for tally in self.db.clients(topic_filter)]
+        last = {message.topic: (message.topic, message.payload, message.client_id) for _, message in matching}
+        found = [(message.topic, message.payload, message.client_id) for message in self.db.latest(topic_filter)]
+        assert [last[topic] for topic in sorted(last)] == found
+
+
+def grouped(
+    rows: list[tuple[ts.MessageId, ts.Message]], key: Callable[[ts.Message], str]
+) -> list[tuple[str, int, int, int, int]]:
+    """Return name, messages, bytes, first and last, in order of names."""
+    groups: dict[str, list[tuple[ts.MessageId, ts.Message]]] = {}
+    for row in rows:
+        groups.setdefault(key(row[1]), []).append(row)
+    return [
+        (
+            name,
+            len(group),
+            sum(len(message.payload) + len(message.topic.encode()) for _, message in group),
+            min(time_of(one.position) for one, _ in group),
+            max(time_of(one.position) for one, _ in group),
+        )
+        for name, group in sorted(groups.items())
+    ]
+
+
+row = st.tuples(st.sampled_from(TOPICS), st.sampled_from(CLIENTS), st.integers(0, 300))
+step = st.one_of(
+    st.tuples(st.just("store"), st.lists(row, min_size=1, max_size=40)),
+    st.tuples(st.just("store"), st.lists(row, min_size=100, max_size=200)),
+    st.tuples(st.just("count"), st.integers(0, 1), st.integers(1, 30)),
+    st.tuples(st.just("count"), st.integers(0, 1), st.just(1_000)),
+    st.tuples(st.just("delete"), st.sampled_from(FILTERS), st.tuples(st.integers(0, 10), st.integers(0, 10))),
+    st.tuples(st.just("delete_but"), st.sampled_from(FILTERS), st.sampled_from(FILTERS)),
+    st.tuples(st.sampled_from(("add_generation", "drop", "compact", "reopen"))),
+    st.tuples(st.just("check"), st.sampled_from(FILTERS)),
+)
+
+
+@pytest.mark.parametrize(("backend", "layout"), PAIRS)
+def test_all_that_is_stored_is_counted_whatever_happened_to_it(backend: str, layout: str) -> None:
+    """As a plain model does: stored, deleted, dropped, merged, counted before or not, and opened again."""
+    need(backend, layout)
+
+    @settings(COSTLY, max_examples=tries(12, 400) if backend == "memory" else tries(3, 60))
+    @given(st.lists(step, min_size=3, max_size=20))
+    def run(steps: list[tuple[Any, ...]]) -> None:
+        now = itertools.count(1_700_000_000_000_000, 1_000)
+        with tempfile.TemporaryDirectory() as directory, patch.object(counting, "RANGE", RANGE):
+
+            def opened() -> ts.Database:
+                options = {"wildcard_optimized": {"epoch_bits": 4}} if layout == "wildcard_optimized" else {}
+                return ts.open(
+                    Path(directory) / "db",
+                    backend=backend,
+                    layout=layout,
+                    shards=2,
+                    clock=lambda: next(now),
+                    options=options,
+                )
+
+            model = Model(opened, opened())
+            try:
+                for name, *arguments in [*steps, *(("check", text) for text in FILTERS)]:
+                    getattr(model, name)(*arguments)
+            finally:
+                model.db.close()
+
+    run()
+
+
+# --- what is read for it ------------------------------------------------------------------
+
+
+@pytest.fixture
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ts.Database]:
+    """A database of two shards with 20,400 messages of 40 topics and 10 client ids, in ranges of 1,000."""
+    monkeypatch.setattr(counting, "RANGE", 1_000)
+    with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block", shards=2, auto_compact=False) as db:
+        for first in range(0, 20_400, 400):
+            db.store([ts.Message(f"f/{n % 40}", b"%d" % n, f"c{n % 10}") for n in range(first, first + 400)])
+        yield db
+
+
+def messages_read(db: ts.Database) -> int:
+    return db.info().total.read_messages
+
+
+def test_what_was_counted_is_not_read(db: ts.Database) -> None:
+    """Of what was not, only what matches; the last messages are found by their positions."""
+    everything = db.topics()
+    assert 20_400 == messages_read(db) == sum(topic.messages for topic in everything)
+    db.compact()
+    rest = sum(counting.backlog(shard) for shard in db.storage.shards)
+    assert 0 < rest < 2_000
+    before = messages_read(db)
+    assert everything == db.topics()
+    assert rest == messages_read(db) - before
+    before = messages_read(db)
+    assert [topic for topic in everything if topic.topic in {"f/7", "f/8"}] == [*db.topics("f/7"), *db.topics("f/8")]
+    assert messages_read(db) - before < rest // 10
+    before = messages_read(db)
+    assert [b"%d" % n for n in range(20_360, 20_400)] == sorted(message.payload for message in db.latest())
+    assert messages_read(db) - before < 2 * rest
+
+
+def test_a_sealed_generation_is_counted_to_its_end(db: ts.Database, tmp_path: Path) -> None:
+    """Also from its export, when it was counted before or after it was archived."""
+    db.add_generation()
+    everything = db.topics()
+    db.compact()
+    before = messages_read(db)
+    assert everything == db.topics()
+    assert 40 == len(db.latest())
+    assert 80 >= messages_read(db) - before
+    db.archives.archive(tmp_path / "export")
+    before = messages_read(db)
+    assert everything == db.topics()
+    assert before == messages_read(db)
+
+
+def test_an_archived_generation_is_counted_too(db: ts.Database, tmp_path: Path) -> None:
+    """From its export, if it was not before; by a delete that it is in the way of, nothing changes."""
+    db.add_generation()
+    everything = db.topics()
+    db.archives.archive(tmp_path / "export")
+    assert everything == db.topics()
+    db.compact()
+    before = messages_read(db)
+    with pytest.raises(ts.GenerationError):
+        db.delete("f/1")
+    assert everything == db.topics()
+    assert before == messages_read(db)
+
+
+def test_deleting_topics_makes_nothing_be_counted_again(db: ts.Database) -> None:
+    """All messages of a topic are taken out of the tables; where only some of those of a range go, it is read again."""
+    db.compact()
+    rest = sum(counting.backlog(shard) for shard in db.storage.shards)
+    before = messages_read(db)
+    assert 510 == db.delete("f/3")
+    assert 39 == len(db.topics())
+    assert messages_read(db) - before <= rest
+    middle = db.topics("f/4")[0]
+    assert 0 < db.delete("f/4", until=(middle.first + middle.last) // 2) < 510
+    left = db.topics("f/4")[0].messages
+    assert left == len(list(db.replay("f/4")))
+
+
+def test_there_are_about_as_many_tables_as_the_logarithm_of_the_messages(
+    db: ts.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven of a size at most."""
+    monkeypatch.setattr(counting, "RANGE", 10)
+    everything = db.topics()
+    for shard in db.storage.shards:
+        counting.count(db.storage, shard)
+        levels = [counted.level for counted in shard.tallies.ranges(1)]
+        assert sorted(levels, reverse=True) == levels
+        assert all(levels.count(level) < 8 for level in levels)
+        assert 3 == levels[0]
+    assert everything == db.topics()
+
+
+def test_a_table_may_be_of_more_topics_than_a_part_holds(tmp_path: Path) -> None:
+    """And of client ids: each is cut so that no value is large."""
+    with ts.open(tmp_path / "db", backend="memory", layout="block", auto_compact=False) as db:
+        db.store([ts.Message(f"{'x' * 500}/{n}", b"", f"client {n}") for n in range(5_000)])
+        db.add_generation()
+        everything = db.topics()
+        db.compact()
+        (counted,) = db.storage.shards[0].tallies.ranges(1)
+        assert counted.parts > 2
+        assert all(len(value) < 1 << 20 for chunk in db.storage.shards[0].engine().scan(STATE) for _, value in chunk)
+        assert everything == db.topics()
+        assert 5_000 == len(db.clients())
+
+
+def test_the_last_messages_of_many_topics_are_read_together(db: ts.Database) -> None:
+    """Those that lie far apart one by one, whatever lies between."""
+    now = db.clock()
+    db.add_generation()
+    db.compact()
+    reads = db.info().total.reads
+    assert 40 == len(db.latest())
+    assert db.info().total.reads - reads < 20
+    with patch.object(contents, "_SEEK", 0):
+        assert 40 == len(db.latest())
+    assert db.topics()[0].last < now + 60_000_000
+
+
+def test_who_only_reads_sees_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a writer; what is counted already isn't read by it either."""
+    need("rocksdb")
+    monkeypatch.setattr(counting, "RANGE", 100)
+    with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:
+        db.store([ts.Message(f"a/{n % 9}", b"x", "c") for n in range(950)])
+        db.compact()
+        with ts.open(tmp_path / "db", mode="r") as view:
+            assert db.topics() == view.topics()
+            assert 50 == messages_read(view)
+            assert db.latest("a/+") == view.latest("a/+")
+
+
+# --- in the background, and interrupted -------------------------------------------------------
+
+
+def test_what_is_stored_is_counted_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once enough came; also what a database held before that nobody counted."""
+    need("rocksdb")
+    monkeypatch.setattr(counting, "RANGE", 1_000)
+    path = tmp_path / "db"
+    with ts.open(path, backend="rocksdb", auto_compact=False) as db:
+        db.store([ts.Message(f"a/{n % 9}", b"x", "c") for n in range(3_500)])
+        everything = db.topics()
+
+    def counted() -> int:
+        return sum(one.messages for one in db.storage.shards[0].tallies.ranges(1))
+
+    with ts.open(path) as db:
+        wait_until(lambda: counted() == 3_000, "what was there to be counted")
+        assert everything == db.topics()
+        db.store([ts.Message("b", b"", "c")] * 2_000)
+        wait_until(lambda: counted() == 5_000, "what was stored to be counted")
+        assert [2_000] == [topic.messages for topic in db.topics("b")]
+        assert db.info().counting_failure is None
+
+
+def test_a_delete_beside_counting_is_not_counted(db: ts.Database) -> None:
+    """Though it comes between two ranges, of which the second was read already."""
+    shard = db.storage.shards[0]
+    stops = itertools.count()
+
+    def stop() -> bool:
+        if next(stops) == 2:
+            assert db.delete("f/#") == 20_400
+        return False
+
+    counting.count(db.storage, shard, stop)
+    assert [] == db.topics()
+    assert [] == db.latest()
+
+
+def test_two_may_count_at_once(db: ts.Database) -> None:
+    """As `compact` and the background do: nothing is counted twice."""
+    everything = db.topics()
+
+    def count() -> None:
+        for shard in db.storage.shards:
+            counting.count(db.storage, shard)
+
+    together(count, count, count)
+    assert everything == db.topics()
+    assert sum(counting.backlog(shard) for shard in db.storage.shards) < 2_000
+
+
+def test_what_is_dropped_beside_counting_leaves_nothing(db: ts.Database) -> None:
+    """Neither tables nor an error."""
+    db.add_generation()
+    add = TallyTables.add
+
+    def dropped(tables: TallyTables, *arguments: Any) -> None:
+        db.drop_generation(1)
+        add(tables, *arguments)
+
+    with patch.object(TallyTables, "add", dropped):
+        counting.count(db.storage, db.storage.shards[0])
+    assert () == db.storage.shards[0].tallies.ranges(1)
+    assert [] == db.topics()
+
+
+KILLED = """
+import topicstore as ts
+from topicstore.contract.engine import STATE
+from topicstore.storage import counting
+path, what, until = arguments
+counting.RANGE = 20
+counts(RocksdbEngine, "write")
+with ts.open(path, mode="r+", auto_compact=False) as db:
+    if what == "count":
+        db.compact()
+    else:
+        db.delete(f"a/{what}/#")
+        db.delete("a/+/2", until=until)
+"""
+
+
+@pytest.mark.parametrize("what", ["count", "delete"])
+def test_killed_again_and_again_it_counts_what_is_there(
+    tmp_path: Path, run_until: Callable[..., object], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Around any write of counting, or of a delete among counted messages; then it goes on from there."""
+    need("rocksdb")
+    monkeypatch.setattr(counting, "RANGE", 20)
+    path, times = tmp_path / "db", list[int]()
+    with ts.open(path, layout="reference", backend="rocksdb", auto_compact=False) as db:
+        for first in range(0, 1_000, 100):
+            rows = range(first, first + 100)
+            db.store([ts.Message(f"a/{n % 10}/{n % 3}", b"%d" % n, f"c{n % 4}") for n in rows])
+            times.append(db.clock())
+        if what == "delete":
+            db.compact()
+    deaths = (1, 2, 3, 5, 8) if what == "count" else (1, 2, 3, 1, 2, 3)
+    for number, death in enumerate(deaths):
+        moment = ("before", "within", "after")[number % 3]
+        run_until((death, moment), KILLED, path, what if what == "count" else str(number), times[number])
+        with ts.open(path, mode="r+", auto_compact=False) as db:
+            held: dict[str, int] = {}
+            for message in db.replay("#"):
+                held[message.topic] = held.get(message.topic, 0) + 1
+            assert held == {tally.topic: tally.messages for tally in db.topics()}
+            assert db.verify().ok
+    with ts.open(path, mode="r+", auto_compact=False) as db:
+        db.compact()
+        assert counting.backlog(db.storage.shards[0]) < 20
+
+
+def test_a_damaged_table_is_told(db: ts.Database) -> None:
+    """By a verification; what it counts is read instead. A delete in its range takes it away."""
+    everything = db.topics()
+    db.compact()
+    shard = db.storage.shards[0]
+    damaged = [pair for chunk in shard.engine().scan(STATE, b"\0tally\0", b"\0tally\1") for pair in chunk]
+    write = WriteBatch()
+    for key, value in damaged:
+        write.put(STATE, key, value[:-1] + bytes((value[-1] ^ 1,)))
+    shard.engine().write(write)
+    assert everything == db.topics()
+    assert len(damaged) == len(db.verify().damages)
+    db.delete("#")
+    assert [] == db.topics()
+    assert db.verify().ok

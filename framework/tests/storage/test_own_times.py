@@ -1,0 +1,279 @@
+"""Replays by the messages' own times: exact however late a message came, and without reading what lies elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+import topicstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topicstore.contract.engine import STATE, WriteBatch
+from topicstore.shard import zones
+from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.skipping import need
+
+SECOND = 1_000_000
+START = 1_700_000_000 * SECOND
+PAIRS = [
+    ("memory", "reference", {}),
+    ("memory", "block", {}),
+    ("memory", "wildcard_optimized", {"epoch_bits": 10}),
+    ("leveldb", "skipstream", {}),
+    ("leveldb", "block", {}),
+    ("rocksdb", "block", {}),
+    ("rocksdb", "skipstream", {}),
+]
+
+
+@pytest.fixture
+def small_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zones of a few messages."""
+    monkeypatch.setattr(zones, "SIZE", 5)
+
+
+# --- exact --------------------------------------------------------------------------------
+
+times = st.integers(0, 60).map(lambda minute: START + minute * 60 * SECOND)
+some = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), times), min_size=1, max_size=9)
+steps = st.one_of(
+    st.tuples(st.just("store"), some),
+    st.tuples(st.just("store"), some),
+    st.tuples(st.just("delete"), st.sampled_from("ab")),
+    st.tuples(st.sampled_from(["generation", "drop", "compact", "reopen"]), st.none()),
+)
+questions = st.lists(st.tuples(st.sampled_from(["#", "a", "+"]), times, times), min_size=1, max_size=4)
+
+
+@attrs.define
+class History:
+    """A database and, by a plain list, what it must hold."""
+
+    path: Path
+    arguments: dict[str, Any]
+    db: ts.Database
+    held: list[tuple[int, ts.Message]] = attrs.field(factory=list)
+    """With the generation."""
+    stored: int = 0
+
+    def step(self, what: str, argument: Any) -> None:
+        """Do it to both."""
+        db, generations = self.db, self.db.generations()
+        match what:
+            case "store":
+                new = [
+                    ts.Message(topic, b"%d" % (self.stored + number), client, timestamp=time)
+                    for number, (topic, client, time) in enumerate(argument)
+                ]
+                self.stored += len(new)
+                db.store(new)
+                self.held += [(generations[-1].number, message) for message in new]
+            case "delete":
+                db.delete(argument)
+                self.held = [(number, m) for number, m in self.held if m.topic != argument]
+            case "generation":
+                db.add_generation()
+            case "drop" if len(generations) > 1:
+                db.drop_generation(generations[0].number)
+                self.held = [(number, m) for number, m in self.held if number != generations[0].number]
+            case "compact":
+                db.compact()
+            case "reopen" if self.arguments["backend"] != "memory":
+                db.close()
+                self.db = ts.open(self.path)
+
+    def check(self, db: ts.Database, topic_filter: str, start: int, until: int) -> None:
+        """Ask in every way."""
+        bounds = {"start": start, "until": until, "by": "timestamp"}
+        everything = list(db.replay(topic_filter, order="time"))
+        wanted = [m for m in everything if start <= m.timestamp < until]
+        assert sorted(m.payload for m in wanted) == sorted(
+            m.payload for _, m in self.held if (topic_filter != "a" or m.topic == "a") and start <= m.timestamp < until
+        )
+        assert wanted == list(db.replay(topic_filter, order="time", **bounds))
+        assert sorted(wanted, key=str) == sorted(db.replay(topic_filter, batch_size=3, **bounds), key=str)
+        assert wanted[::-1] == list(db.replay(topic_filter, reverse=True, **bounds))
+        assert wanted[:-4:-1] == list(db.replay(topic_filter, reverse=True, limit=3, **bounds))
+        assert wanted[:3] == list(db.replay(topic_filter, order="time", limit=3, **bounds))
+        assert len(wanted) == sum(batch.num_rows for batch in db.replay_arrow(topic_filter, **bounds))
+        assert len(wanted) == db.explain(topic_filter, **bounds).messages
+
+
+@pytest.mark.usefixtures("small_zones")
+@pytest.mark.parametrize(("backend", "layout", "options"), PAIRS)
+@pytest.mark.parametrize("timestamps", ["commit", "message"])
+def test_any_history(backend: str, layout: str, options: dict[str, Any], timestamps: str) -> None:
+    """Of late messages, shards, generations, deletes and openings: exactly what lies there, in order of positions."""
+    need(backend)
+
+    @settings(COSTLY, max_examples=tries(10, 60))
+    @given(st.lists(steps, min_size=1, max_size=8), questions)
+    def any_history(history: list[tuple[str, Any]], asked: list[tuple[str, int, int]]) -> None:
+        how = {"backend": backend, "layout": layout, "shards": 2, "timestamps": timestamps, "late": "lift"}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "db")
+            both = History(path, how, ts.open(path, options={layout: options}, auto_compact=False, **how))
+            for step in history:
+                both.step(*step)
+            for question in asked:
+                both.check(both.db, *question)
+            both.db.close()
+            if backend != "memory":
+                with ts.open(path, mode="r") as db:
+                    both.check(db, *asked[0])
+
+    any_history()
+
+
+CRASHING = """
+import os, signal, sys
+import topicstore as ts
+from topicstore.shard import zones
+
+zones.SIZE = 50
+db = ts.open(sys.argv[1], backend=sys.argv[2], shards=2)
+for n in range(40):
+    db.store([ts.Message("a", b"%d" % (10 * n + k), f"c{k}", timestamp=int(sys.argv[3]) + (n * 37 % 40) * 10**9 + k)
+              for k in range(10)])
+    if n == 20:
+        db.add_generation()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.usefixtures("small_zones")
+@pytest.mark.parametrize("backend", ["leveldb", "rocksdb"])
+def test_after_a_crash(tmp_path: Path, backend: str) -> None:
+    """The zone that was being filled is a part of each write, so what is known of it is never too little."""
+    need(backend)
+    program = [sys.executable, "-c", CRASHING, str(tmp_path / "db"), backend, str(START)]
+    assert -signal.SIGKILL == subprocess.run(program, check=False).returncode
+    with ts.open(tmp_path / "db") as db:
+        db.store([ts.Message("a", b"later", "c1", timestamp=START + 7 * 10**9)])
+        everything = list(db.replay("a", order="time"))
+        assert 401 == len(everything)
+        for n in range(40):
+            start = START + n * 10**9
+            found = list(db.replay("a", start, start + 10, by="timestamp", order="time"))
+            assert [m for m in everything if start <= m.timestamp < start + 10] == found
+
+
+@pytest.mark.usefixtures("small_zones")
+def test_an_archived_generation(tmp_path: Path) -> None:
+    """Its zones stay when its messages lie in an export; they go when it is dropped."""
+    pytest.importorskip("pyarrow")
+    with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
+        db.store([ts.Message("a", b"%d" % n, timestamp=START + n * 10**9) for n in range(30)])
+        db.add_generation()
+        db.archives.archive(tmp_path / "cold")
+        db.store([ts.Message("a", b"late", timestamp=START + 3 * 10**9)])
+        before = messages_read(db)
+        found = db.replay("a", START + 3 * 10**9, START + 4 * 10**9, by="timestamp")
+        assert [b"3", b"late"] == [message.payload for message in found]
+        assert 6 == messages_read(db) - before
+        db.drop_generation(1)
+        reader = db.storage.shards[0].reader()
+        assert [] == list(zones.load_zones(reader, 1))
+        assert [b"late"] == [message.payload for message in db.replay("a", START, START + 10**10, by="timestamp")]
+
+
+@pytest.mark.usefixtures("small_zones")
+def test_what_was_stored_before_there_were_zones(tmp_path: Path) -> None:
+    """It is in none, and so is always looked at."""
+    need("rocksdb")
+    message = ts.Message("a", b"old", timestamp=START)
+    with ts.open(tmp_path / "db", mode="x", backend="rocksdb") as db:
+        db.store([message] * 12)
+        log = db.storage.shards[0].log
+        write = WriteBatch()
+        with log.lock:
+            zones.remove_zones(write, 1)
+            ticket = log.commit_locked(write, msgspec.structs.replace(log.tail, zone=None))
+        log.settle(ticket)
+    with ts.open(tmp_path / "db") as db:
+        db.store([ts.Message("a", b"new", timestamp=START + n * 10**9) for n in range(12)])
+        assert 13 == len(list(db.replay("a", START, START + 1, by="timestamp")))
+        db.add_generation()
+        assert 13 == len(list(db.replay("a", START, START + 1, by="timestamp")))
+
+
+@pytest.mark.usefixtures("small_zones")
+def test_a_damaged_zone_is_told(tmp_path: Path) -> None:
+    """With its place, by who needs it and by verification; replays by position go on."""
+    with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
+        db.store([ts.Message("a", b"", timestamp=START)] * 12)
+        engine, write = db.storage.shards[0].engine(), WriteBatch()
+        ((key, value), *_) = [pair for chunk in engine.scan(STATE, b"\0zone", b"\0zonf") for pair in chunk]
+        write.put(STATE, key, value[:-1] + bytes([value[-1] ^ 1]))
+        engine.write(write)
+        assert 12 == len(list(db.replay("#")))
+        with pytest.raises(ts.CorruptionError, match=r"shard 0, state: zone 00000001"):
+            list(db.replay("#", START, by="timestamp"))
+        assert ["shard 0, state"] == [damage.place[:14] for damage in db.verify().damages]
+
+
+# --- what is asked ------------------------------------------------------------------------
+
+
+def test_what_it_is_compared_with(tmp_path: Path) -> None:
+    """Positions unless it is said; anything else is refused."""
+    with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
+        db.store([ts.Message("a", b"", timestamp=START)])
+        assert [] == list(db.replay("a", START, START + 1))
+        assert 1 == len(list(db.replay("a", START, START + 1, by="timestamp")))
+        assert 1 == len(list(db.replay("a", by="timestamp")))
+        for by in ("time", None, 1):
+            with pytest.raises(ts.InvalidArgumentError, match="by is 'position' or 'timestamp'"):
+                db.replay("a", by=by)  # type: ignore[arg-type]
+
+
+# --- efficient ----------------------------------------------------------------------------
+
+
+def messages_read(db: ts.Database) -> int:
+    return sum(shard.counters.read_messages for shard in db.info().shards)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
+    """Half a million messages of a year, each batch with one from long ago, and one that came months late."""
+    path = tmp_path_factory.mktemp("large") / "db"  # nothing counts in the background: that reads messages too
+    with ts.open(path, mode="x", backend="memory", layout="block", auto_compact=False) as db:
+        for batch in range(50):
+            at = START + batch * 10_000 * 60 * SECOND
+            rows = [ts.Message("a", b"", "c", timestamp=at + n * 60 * SECOND) for n in range(9_999)]
+            db.store([*rows, ts.Message("a", b"", "c", timestamp=START - 10**15)])
+        db.store([ts.Message("a", b"late", "c", timestamp=START + 100 * 60 * SECOND)])
+        yield db
+
+
+@pytest.mark.parametrize("how", [{}, {"order": "time"}, {"reverse": True}, {"reverse": True, "limit": 2}])
+def test_hardly_more_than_a_zone_is_read_for_a_minute(large: ts.Database, how: dict[str, Any]) -> None:
+    """The zone that has the minute, and the one with what came late: of eight."""
+    before = messages_read(large)
+    minute = START + 100 * 60 * SECOND
+    found = list(large.replay("a", minute, minute + SECOND, by="timestamp", **how))
+    assert {b"", b"late"} == {message.payload for message in found}
+    assert messages_read(large) - before <= 2 * zones.SIZE + 50_000
+    told = large.explain("a", minute, minute + SECOND, by="timestamp")
+    assert (2, 8) == (told.zones, told.all_zones)
+    assert "by timestamps: 2 of 8 zones" in str(told)
+
+
+def test_nothing_is_read_for_a_time_without_messages(large: ts.Database) -> None:
+    """Neither before, after nor between: not even in zones that have messages on both sides."""
+    before = messages_read(large)
+    for start in (START - 10**14, START + 10**15):
+        assert [] == list(large.replay("a", start, start + SECOND, by="timestamp"))
+        assert [] == list(large.replay("a", start, start + SECOND, by="timestamp", reverse=True))
+    assert before == messages_read(large)
+    (unread,) = large.explain("a", START - 10**14, START, by="timestamp").unread
+    assert "no timestamp of it lies between the two" == unread.reason

@@ -1,0 +1,122 @@
+"""Replays from the newest message back: how little of what is older they read, and what bounds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from topicstore_conformance.faults.clock import Clock
+
+SECOND = 1_000_000
+START = 1_700_000_000 * SECOND
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[ts.Database]:
+    """A database of 40 hours, 250 messages each six minutes, and now and then one of a rare topic."""
+    now = [START]
+    how: dict[str, Any] = {"backend": "memory", "layout": "reference", "shards": 2, "clock": lambda: now[0]}
+    with ts.open(tmp_path / "db", mode="x", auto_compact=False, **how) as db:  # counting reads messages too
+        for number in range(400):
+            now[0] += 360 * SECOND
+            rare = [ts.Message("rare/x", b"%d" % number, "r")] if number % 50 == 0 else []
+            db.store([*rare, *(ts.Message(f"often/{n}", b"%d" % number, f"c{n % 9}") for n in range(250))])
+        yield db
+
+
+def messages_read(db: ts.Database) -> int:
+    return sum(shard.counters.read_messages for shard in db.info().shards)
+
+
+def test_the_newest_come_first(db: ts.Database) -> None:
+    """Also over several generations, and of a topic whose messages lie far apart."""
+    assert [b"350", b"300", b"250"] == [m.payload for m in db.replay("rare/#", reverse=True, limit=3)]
+    db.add_generation()
+    db.store([ts.Message("rare/x", b"last", "r")])
+    assert [b"last", b"350"] == [m.payload for m in db.replay("rare/#", reverse=True, limit=2)]
+    assert 9 == len(list(db.replay("rare/#", reverse=True)))
+
+
+def test_hardly_more_is_read_than_is_asked_for(db: ts.Database) -> None:
+    """Of 100,000 messages: some of the newest for the last ten, whatever lies before them."""
+    before = messages_read(db)
+    assert [b"399"] * 10 == [m.payload for m in db.replay("#", reverse=True, limit=10)]
+    assert 10 <= messages_read(db) - before <= 1_000
+
+
+def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database) -> None:
+    """A batch of one moment comes back whole and turned round, by a few at a time."""
+    got = list(db.replay_arrow("#", reverse=True, limit=1_000, batch_size=7))
+    assert 1_000 == sum(batch.num_rows for batch in got)
+    assert 7 == max(batch.num_rows for batch in got)
+    forward = [message.topic for message in db.replay("#", order="time")]
+    assert forward[:-1_001:-1] == [topic for batch in got for topic in batch.column("topic").to_pylist()]
+
+
+def test_what_is_stored_meanwhile_is_left_out(db: ts.Database) -> None:
+    """As it is by any replay: what was there at the call is what comes, whenever it is asked for."""
+    going_back = db.replay("rare/#", reverse=True)
+    db.store([ts.Message("rare/x", b"later", "r"), ts.Message("rare/y", b"later", "other")])
+    assert [b"%d" % number for number in range(350, -1, -50)] == [message.payload for message in going_back]
+
+
+def test_a_generation_that_is_dropped_meanwhile_is_missed(db: ts.Database) -> None:
+    """As by any replay: fewer messages than there were are no answer. One that was handed out already is not."""
+    db.add_generation()
+    db.store([ts.Message("rare/x", b"between", "r")])
+    db.add_generation()
+    db.store([ts.Message("rare/x", b"last", "r")])
+    going_back = db.replay("rare/#", reverse=True, batch_size=1)
+    assert [b"last", b"between"] == [next(going_back).payload for _ in range(2)]
+    assert b"350" == next(going_back).payload
+    db.drop_generation(2)
+    assert b"300" == next(going_back).payload
+    db.drop_generation(1)
+    with pytest.raises(ts.GenerationDroppedError):
+        list(going_back)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_bounds(db: ts.Database, reverse: bool) -> None:
+    """No message is asked for, more than there are, or between two times; nonsense is refused at once."""
+    assert [] == list(db.replay("#", reverse=reverse, limit=0))
+    assert 8 == len(list(db.replay("rare/x", reverse=reverse, limit=10**9)))
+    some = list(db.replay("rare/x", START, START + 101 * 360 * SECOND, reverse=reverse, limit=2))
+    assert ([b"50", b"0"] if reverse else [b"0", b"50"]) == [message.payload for message in some]
+    for wrong in (-1, 1.5, "1", True):
+        with pytest.raises(ts.InvalidArgumentError, match="limit"):
+            db.replay("#", reverse=reverse, limit=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ts.InvalidArgumentError, match="batch_size"):
+        db.replay("#", reverse=reverse, limit=1, batch_size=0)
+
+
+def test_an_empty_database_has_no_newest_message(tmp_path: Path) -> None:
+    """Before anything was stored, and when everything is deleted again."""
+    with ts.open(tmp_path / "db", mode="x", backend="memory", layout="reference") as db:
+        assert [] == list(db.replay("#", reverse=True))
+        db.store([ts.Message("a", b"")])
+        db.delete("#")
+        assert [] == list(db.replay("#", reverse=True, limit=1))
+
+
+def test_where_the_messages_are_is_known_without_looking_for_it(tmp_path: Path) -> None:
+    """Also if none came for years before the end of the time, and by their own times, which were long before."""
+    clock = Clock()
+    with ts.open(tmp_path / "db", backend="memory", clock=clock, monotonic=clock.monotonic, auto_compact=False) as db:
+        began = clock.now
+        for number in range(200):
+            clock.now += SECOND
+            db.store([ts.Message("a", b"%d" % number, "c", timestamp=START + number) for _ in range(1_000)])
+        for year in range(1, 9):
+            clock.now += 365 * 86_400_000_000
+            db.store([ts.Message("a", b"late", "c", timestamp=START + 1_000 * year)])
+        half = began + 100 * SECOND
+        for asked, most in (({"until": half}, 4_000), ({"until": START + 100, "by": "timestamp"}, 65_536)):
+            forward = [message.payload for message in db.replay("#", **asked)]
+            before = db.info().total.read_messages
+            got = [message.payload for message in db.replay("#", reverse=True, limit=1_000, **asked)]
+            assert forward[:-1_001:-1] == got
+            assert db.info().total.read_messages - before <= most

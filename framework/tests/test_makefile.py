@@ -1,0 +1,54 @@
+"""What `make` installs for each target. Nothing is installed here: make is asked what it would do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEMO, REST = "--editable '.[demo]'", "--editable '.[all]' --group dev"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with all that make looks at."""
+    if shutil.which("make") is None:
+        pytest.skip("needs make: apt-get install make")
+    (tmp_path / ".ci").mkdir()
+    for name in ("Makefile", "pyproject.toml", ".ci/constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def planned(checkout: Path, target: str) -> str:
+    """Return the commands that make would run for a target."""
+    done = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", target], cwd=checkout, capture_output=True, text=True
+    )
+    assert 0 == done.returncode, done.stderr
+    return done.stdout
+
+
+def test_the_demo_installs_what_it_needs(checkout: Path) -> None:
+    """Neither Spark nor what tests need; it says how much that is before it begins."""
+    commands = planned(checkout, "demo")
+    assert DEMO in commands
+    assert REST not in commands
+    assert commands.index("about 340 MB") < commands.index(DEMO) < commands.index("topicstore.cli demo")
+
+
+@pytest.mark.parametrize("target", ["test", "lint", "conformance", "bench", "bench-quick", "bench-figures"])
+def test_other_targets_install_the_rest_after_it(checkout: Path, target: str) -> None:
+    """In one order, so that nothing is installed twice at a time; and only once."""
+    commands = planned(checkout, target)
+    assert commands.index(DEMO) < commands.index("about 1,100 MB") < commands.index(REST)
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv" / ".demo-installed").touch()
+    assert DEMO not in planned(checkout, target)
+    assert REST in planned(checkout, target)
+    (checkout / ".venv" / ".all-installed").touch()
+    for one in ("demo", target):
+        assert "pip install" not in planned(checkout, one)

@@ -1,0 +1,186 @@
+"""`AsyncDatabase`: an open database in asyncio. `topicstore.aio.opening` makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from topicstore.contract.times import Time
+from topicstore.database import BATCH_SIZE, Database
+
+from .archives import AsyncArchives
+from .face import Face, iterated, threaded
+from .persistence_rules import AsyncPersistenceRules
+from .queues import AsyncQueues
+from .retention import AsyncRetention
+from .sessions import AsyncSessions
+from .state import AsyncShardState
+from .subscription import AsyncSubscription
+from .threads import Threads
+from .writer import AsyncWriter
+
+if TYPE_CHECKING:
+    from topicstore.storage.manifest import Manifest
+
+__all__ = ["AsyncDatabase"]
+
+
+class AsyncDatabase(Face[Database]):
+    """An open database in asyncio, with the methods of `Database` under the same names and with the same parameters.
+
+    Made by `topicstore.aopen`; close it, or enter it with ``async with``. It is used in the event loop that opened
+    it; in another one its methods raise `RuntimeError`.
+
+    Methods are awaited, except those whose results are iterated over with ``async for`` (`replay`, `replay_arrow`,
+    `subscribe`) or entered with ``async with`` (`subscribe`, `writer`). Attributes are not.
+
+    Calls run in threads, eight at a time; several calls of `store` that wait for the disk at the same time share one
+    flush. A cancelled call may have been made, be in progress, or never be made: a store that is cancelled may have
+    stored its messages or not. A call that has begun goes on to its end, which `close` waits for.
+    """
+
+    def __init__(self, threads: Threads, database: Database) -> None:
+        of = database.storage
+        super().__init__(threads, lambda: database, of)
+        self.synchronous = database
+        """The same database for threads. Calls of it in the event loop's own thread block the loop."""
+        self.queues = AsyncQueues(threads, lambda: database.queues, of)
+        """The durable, bounded queues."""
+        self.archives = AsyncArchives(threads, lambda: database.archives, of)
+        """The generations that are exported as Parquet."""
+        self.retention = AsyncRetention(threads, database.retention, of)
+        """The limits on the age of messages and on the bytes that they take."""
+        self.persistence = AsyncPersistenceRules(threads, lambda: database.persistence, of)
+        """The rules by which published messages are stored."""
+        self.sessions = AsyncSessions(threads, lambda: database.sessions, of)
+        """The durable sessions of the database."""
+
+    # --- attributes, which are in memory ---
+
+    @property
+    def path(self) -> Path:
+        """The database's directory."""
+        return self.synchronous.path
+
+    @property
+    def manifest(self) -> Manifest:
+        """The settings with which the database was created."""
+        return self.synchronous.manifest
+
+    @property
+    def id(self) -> bytes:
+        """Sixteen bytes that identify the database: the same in all its copies and in every cursor."""
+        return self.synchronous.id
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """Names of the plugins that wrap the data path, outermost first."""
+        return self.synchronous.plugins
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the database was opened with ``mode="r"``, so that it can't be written."""
+        return self.synchronous.read_only
+
+    # --- storing ---
+
+    store = threaded(Database.store)
+    publish = threaded(Database.publish)
+    retained = threaded(Database.retained)
+    flush = threaded(Database.flush)
+    shard_of = threaded(Database.shard_of)
+
+    def writer(self, *, max_items: int = 1_000, flush_interval: timedelta | float = 0.1) -> AsyncWriter:
+        """Return a buffered writer, to be entered with ``async with``, or awaited; see `Database.writer`."""
+        database = self.synchronous
+        return AsyncWriter(self._threads, lambda: database.writer(max_items=max_items, flush_interval=flush_interval))
+
+    async def state(self, shard: int) -> AsyncShardState:
+        """Return the state keyspace of a shard, which holds small values next to the messages."""
+        return AsyncShardState(self._threads, self.synchronous.state(shard))
+
+    # --- reading ---
+
+    streams = threaded(Database.streams)
+    cursor = threaded(Database.cursor)
+    read = threaded(Database.read)
+    replay = iterated(Database.replay)
+    replay_arrow = iterated(Database.replay_arrow, most=1)
+    explain = threaded(Database.explain)
+    topics = threaded(Database.topics)
+    clients = threaded(Database.clients)
+    latest = threaded(Database.latest)
+    learned_topics = threaded(Database.learned_topics)
+    sql = threaded(Database.sql)
+
+    # --- following ---
+
+    def subscribe(
+        self,
+        topic_filter: str,
+        start: Time | Mapping[int, int] | None = None,
+        *,
+        window: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> AsyncSubscription:
+        """Follow a filter: first the messages stored from ``start`` on, then new ones live, none lost or repeated.
+
+        start:      a time (0 for the beginning); a place, as returned by `AsyncSubscription.place` and
+                    `AsyncSubscription.acknowledged`; or None, which means from the moment at which it begins.
+        window:     how many messages may be delivered but not acknowledged (`AsyncSubscription.acknowledge`)
+                    before no more are delivered; None means any number.
+        batch_size: the maximum number of messages in a batch.
+
+        It begins when it is entered, awaited, or asked for the first message; errors in the arguments are raised there.
+        Each shard's messages come in order of positions.
+        """
+        database = self.synchronous
+        return AsyncSubscription(
+            self._threads,
+            topic_filter,
+            lambda: database.subscribe(topic_filter, start, window=window, batch_size=batch_size),
+        )
+
+    refresh = threaded(Database.refresh)
+    clock = threaded(Database.clock)
+
+    # --- removing ---
+
+    delete = threaded(Database.delete)
+
+    # --- generations ---
+
+    add_generation = threaded(Database.add_generation)
+    generations = threaded(Database.generations)
+    drop_generation = threaded(Database.drop_generation)
+
+    # --- care ---
+
+    compact = threaded(Database.compact)
+    checkpoint = threaded(Database.checkpoint)
+    verify = threaded(Database.verify)
+    info = threaded(Database.info)
+
+    # --- the end ---
+
+    async def close(self) -> None:
+        """Close the database as `Database.close` does, and wait until all its threads have ended.
+
+        Calls under way end or raise `DatabaseClosedError`, as all later ones do; tasks that wait for messages are
+        woken. If it is cancelled, closing goes on in a thread, and another `close` waits for that. May be called twice.
+        """
+        await self._threads.close(self.synchronous.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.synchronous).removeprefix('<')}"

@@ -1,0 +1,194 @@
+"""The command ``topicstore ds``: the sites of a durable storage, and which of them keep replicas of its shards.
+
+Names and output are those that the field knows, so that a script written for it reads ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+import topicstore
+from topicstore.cli.connecting import connected
+from topicstore.cli.terminal.options import PATH
+from topicstore.client.paths import part
+from topicstore.storage.manifest import existing_manifest
+
+if TYPE_CHECKING:
+    from topicstore.client.connection import Connection
+    from topicstore.client.sites import Placement
+
+__all__ = ["ds", "sections"]
+
+_DIRECTORY = Path("topicstore-data")
+"""Where `topicstore serve` keeps its database unless it is told otherwise."""
+_SITE, _GAP = 16, "      "
+_SHARD, _TRANSITION = 34, 30
+"""The widths of the columns that name a shard."""
+
+
+def _check_url(_: click.Context, __: click.Parameter, url: str | None) -> str | None:
+    if url is None:
+        return None
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise click.BadParameter(f"{url!r} is no URL of a server, such as http://127.0.0.1:18083")
+    return url
+
+
+_url_option = click.option(
+    "--url",
+    metavar="URL",
+    callback=_check_url,
+    help="A server's HTTP interface, such as http://127.0.0.1:18083, instead of one that is found.",
+)
+_token_option = click.option(
+    "--token-file", type=PATH, metavar="FILE", help="A file with a token for --url, as `topicstore tokens` made it."
+)
+_database_option = click.option(
+    "--database",
+    "path",
+    type=PATH,
+    default=_DIRECTORY,
+    show_default=True,
+    metavar="PATH",
+    help="The directory of the database that the server has open.",
+)
+
+
+def _asks_a_server(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say which server is meant, and hand its connection to a command that changes something."""
+
+    @_database_option
+    @_url_option
+    @_token_option
+    @functools.wraps(command)
+    def run(*, path: Path, url: str | None, token_file: Path | None, **given: Any) -> None:
+        with _connection(path, url, token_file) as connection:
+            if connection is None:
+                existing_manifest(path)
+                raise topicstore.UnsupportedError(
+                    f"no server has {path} open: replicas are changed by one that runs; start it with "
+                    f"'topicstore serve {path}'"
+                )
+            command(connection, **given)
+        click.echo("ok")
+
+    return run
+
+
+@click.group()
+def ds() -> None:
+    """Show and change which sites keep the shards of a durable storage.
+
+    A site is a server that keeps replicas of shards; its id is 16 hexadecimal digits. DS is a storage's name: messages.
+    The server is found by the directory of its database, or asked at --url.
+    """
+
+
+@ds.command()
+@click.argument("path", type=PATH, default=_DIRECTORY)
+@_url_option
+@_token_option
+def info(path: Path, url: str | None, token_file: Path | None) -> None:
+    """Print the sites, the shards and who keeps them, of a running server or of the database PATH at rest.
+
+    Of a database at rest, its own site is down: nobody serves it. PATH is topicstore-data by default.
+
+    \b
+    SITES                a site that doesn't answer has (x) down after its name
+    SHARDS               the sites that keep each shard
+    REPLICA TRANSITIONS  sites that will get a shard (+) or give it up (-); only while there are any
+    """  # noqa: D301 - click wants the character
+    from topicstore.client.sites import placement_at_rest, placement_of
+
+    with _connection(path, url, token_file) as connection:
+        found = placement_at_rest(path) if connection is None else placement_of(connection)
+    click.echo("\n".join(sections(found)))
+
+
+@ds.command("set_replicas")
+@click.argument("storage", metavar="DS")
+@click.argument("sites", metavar="SITE…", nargs=-1, required=True)
+@_asks_a_server
+def set_replicas(connection: Connection, storage: str, sites: tuple[str, ...]) -> None:
+    """Let the SITEs, and no others, keep the shards of DS; they are moved in the background."""
+    connection.change("PUT", f"/ds/storages/{part(storage)}/replicas", json=list(sites))
+
+
+@ds.command()
+@click.argument("storage", metavar="DS")
+@click.argument("site", metavar="SITE")
+@_asks_a_server
+def join(connection: Connection, storage: str, site: str) -> None:
+    """Let SITE keep shards of DS too."""
+    connection.change("PUT", f"/ds/storages/{part(storage)}/replicas/{part(site)}")
+
+
+@ds.command()
+@click.argument("storage", metavar="DS")
+@click.argument("site", metavar="SITE")
+@_asks_a_server
+def leave(connection: Connection, storage: str, site: str) -> None:
+    """Let SITE keep no shards of DS any more."""
+    connection.change("DELETE", f"/ds/storages/{part(storage)}/replicas/{part(site)}")
+
+
+@ds.command()
+@click.argument("site", metavar="SITE")
+@_asks_a_server
+def forget(connection: Connection, site: str) -> None:
+    """Remove SITE, which is gone for good, from the list of sites."""
+    connection.change("PUT", f"/ds/sites/{part(site)}/forget")
+
+
+@contextmanager
+def _connection(path: Path, url: str | None, token_file: Path | None) -> Iterator[Connection | None]:
+    """Open a connection to the server at a URL, or to the one that has a database open; None if there is none."""
+    if url is None:
+        if token_file is not None:
+            raise click.UsageError("--token-file is for --url; a server that is found tells its token itself")
+        connection = connected(path)
+    else:
+        from topicstore.client.connection import Connection
+
+        connection = Connection(url, None if token_file is None else _token(token_file))
+    if connection is None:
+        yield None
+        return
+    with connection:
+        yield connection
+
+
+def _token(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as bad:
+        raise click.BadParameter(f"{file}: {bad}", param_hint="'--token-file'") from bad
+
+
+def sections(found: Placement) -> Iterator[str]:
+    """Yield the lines that the field knows; transitions are shown only while there are some."""
+    from topicstore.cli.terminal.display import visible
+
+    yield from ("THIS SITE:", found.this, "", "SITES:")
+    for site in found.sites:
+        yield f"{site.id}    '{visible(site.node)}'    {'    up' if site.up else '(x) down'}"
+    yield from ("", "SHARDS:", f"{'Shard':<{_SHARD}}Replicas")
+    for shard in found.shards:
+        yield f"{shard.id:<{_SHARD}}{_GAP.join(shard.replicas)}".rstrip()
+    pending = [shard for shard in found.shards if shard.transitions]
+    if pending:
+        yield from ("", "REPLICA TRANSITIONS:", f"{'Shard':<{_TRANSITION}}Transitions")
+        for shard in pending:
+            yield f"{shard.id:<{_TRANSITION}}{'  '.join(shard.transitions)}"

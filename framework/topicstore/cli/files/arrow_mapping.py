@@ -1,0 +1,117 @@
+"""Columns of a file in Arrow as columns of messages: columns that have a message's types stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from topicstore import SCHEMA
+from topicstore.files.mapping import TIME_NAMES, ColumnMap, Row
+
+from .rows import BadRowError
+
+__all__ = ["ArrowMapping"]
+
+_IDS = ("shard", "position")
+"""The columns that `replay` may write beside a message's own; new ones are given when it is stored."""
+_Make = Callable[[Row, str], Any]
+
+
+class ArrowMapping:
+    """A converter of record batches with one schema into batches of messages."""
+
+    def __init__(self, schema: pa.Schema, mapping: ColumnMap) -> None:
+        """Raise `ValueError` if such batches hold no messages."""
+        self._mapping = mapping
+        names = [name for name in schema.names if name not in _IDS]
+        if len(set(names)) == len(names):  # otherwise `MessageBatch.from_arrow` raises the error
+            mapping.check_header(names)
+        self._made = {column: make for column, make in self._makers().items() if self._is_made(column, schema)}
+        self._same = mapping.plain and not self._made
+
+    def _makers(self) -> dict[str, _Make]:
+        mapping = self._mapping
+        return {
+            "timestamp": mapping.timestamp,
+            "topic": lambda _row, topic: topic,
+            "client_id": mapping.client_id,
+            "payload": mapping.payload,
+        }
+
+    def _is_made(self, column: str, schema: pa.Schema) -> bool:
+        """Return whether a column is made row by row: it is mapped, or has another type than that of messages."""
+        if column in self._mapping.sources:
+            return True
+        names = self._mapping.taken.intersection(schema.names)
+        if column == "timestamp":
+            unit = self._mapping.time_unit is not None
+            return not names.isdisjoint(TIME_NAMES if unit else TIME_NAMES[1:])
+        if column == "payload":
+            return "payload_base64" in names or ("payload" in names and not _is_bytes(schema.field("payload").type))
+        return False
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages of a batch. Raises `BadRowError`, counting from the batch's first row."""
+        if self._same:
+            return batch
+        made: dict[str, list[Any]] = {column: [] for column in self._made}
+        if made:
+            for number, row in enumerate(self._rows(batch)):
+                try:
+                    topic = self._mapping.topic(row)
+                    for column, make in self._made.items():
+                        made[column].append(make(row, topic))
+                except ValueError as bad:
+                    raise BadRowError(number, str(bad)) from bad
+        arrays = {}
+        for field in SCHEMA:
+            source = self._mapping.column_of(field.name)
+            if field.name in made:
+                kind = pa.int64() if field.name == "timestamp" else field.type
+                arrays[field.name] = pa.array(made[field.name], kind)
+            elif field.name in self._mapping.sources and not source:
+                value = self._mapping.sources[field.name].text({}, None)  # the same value for all rows
+                arrays[field.name] = pa.array([value] * batch.num_rows, pa.string())
+            elif source in batch.schema.names and source in self._mapping.taken:
+                arrays[field.name] = batch.column(source)
+        return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
+
+    def _rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Return rows with the columns from which something is made: all except those that stay as they are."""
+        wanted = [
+            name for name in batch.schema.names if name in self._mapping.taken and name not in ("properties", "qos")
+        ]
+        arrays = [self._plain(batch.column(name)) for name in wanted]
+        return pa.RecordBatch.from_arrays(arrays, wanted).to_pylist()  # type: ignore[no-any-return]
+
+    def _plain(self, array: pa.Array) -> pa.Array:
+        """Return times in microseconds. Raises `BadRowError` for the first inexact one, unless rounding is allowed."""
+        if not pa.types.is_timestamp(array.type):
+            return array
+        kind = pa.timestamp("us", tz="UTC")
+        try:
+            return array.cast(kind, safe=self._mapping.time_unit != "ns")
+        except pa.ArrowInvalid:
+            for row in range(len(array)):
+                try:
+                    array.slice(row, 1).cast(kind)
+                except pa.ArrowInvalid as bad:
+                    raise BadRowError(row, f"{bad}; --time-unit ns rounds it down") from bad
+            raise
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return any(
+        check(kind)
+        for check in (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_fixed_size_binary,
+            pa.types.is_dictionary,
+            pa.types.is_null,
+        )
+    )

@@ -1,0 +1,278 @@
+"""`RemoteDatabase`: a database that a server has open, with the methods of `topicstore.Database` that commands use.
+
+Each method documents itself there, returns the same objects and raises the same errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+import msgspec
+
+from topicstore.clocks import now
+from topicstore.contract.batch import MessageBatch, Messages
+from topicstore.contract.layout import TopicNode
+from topicstore.contract.model import Message
+from topicstore.contract.replay_plan import By, Order
+from topicstore.contract.requests import Stream
+from topicstore.contract.state import StateWrite
+from topicstore.contract.times import Time, instant
+from topicstore.database_info import DatabaseInfo
+from topicstore.files.formats import decode_line
+from topicstore.storage.compaction import CompactReport
+from topicstore.storage.contents import ClientTally, TopicTally
+from topicstore.storage.explain import Explanation
+from topicstore.storage.generations import GenerationInfo
+from topicstore.storage.manifest import Manifest, existing_manifest
+from topicstore.storage.reports import VerifyReport
+from topicstore.storage.shard_map import ShardMap
+
+from .arrow_streams import batches_of, table_of
+from .connection import ARROW, Connection
+from .following import follow
+from .jobs import run_job
+from .remote_archives import RemoteArchives
+from .remote_imports import RemoteImports, RemoteState, RemoteStoreResult
+from .remote_queues import RemoteQueues
+from .remote_retention import RemoteRetention
+from .remote_sessions import RemoteSessions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["RemoteDatabase"]
+
+
+class _Learned(msgspec.Struct):
+    shard: int
+    generation: int
+    path: str
+    stream: int | None
+
+
+class _Counts(msgspec.Struct):
+    shard: int
+    generation: int
+    topics: dict[str, int]
+
+
+class _Deleted(msgspec.Struct):
+    deleted: int
+
+
+class _Generation(msgspec.Struct):
+    number: int
+
+
+class _Dropped(msgspec.Struct):
+    dropped: bool
+
+
+class RemoteDatabase:
+    """The database in the directory ``path``, asked over a connection to its server, which is closed with it."""
+
+    def __init__(self, path: Path, connection: Connection) -> None:
+        self.path = path
+        self._connection = connection
+        self.imports = RemoteImports(connection)
+        self.archives = RemoteArchives(path, connection)
+        self.queues = RemoteQueues(connection)
+        self.retention = RemoteRetention(connection)
+        self.sessions = RemoteSessions(connection)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What holds for the whole life of the database; the file of it may be read beside the server."""
+        return existing_manifest(self.path)
+
+    @cached_property
+    def _shard_map(self) -> ShardMap:
+        return ShardMap(self.manifest.shards)
+
+    # --- reading ---
+
+    def replay(
+        self,
+        topic_filter: str,
+        start: Time = 0,
+        until: Time | None = None,
+        *,
+        by: By = "position",
+        order: Order = "time",
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[Message]:
+        """Iterate over the matching messages, which come as Arrow batches."""
+        found = self.replay_arrow(topic_filter, start, until, by=by, order=order, reverse=reverse, limit=limit)
+        return chain.from_iterable(MessageBatch.from_arrow(batch).to_messages() for batch in found)
+
+    def replay_arrow(
+        self,
+        topic_filter: str,
+        start: Time = 0,
+        until: Time | None = None,
+        *,
+        by: By = "position",
+        order: Order = "time",
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the matching messages as they come; what isn't taken yet waits in the server."""
+        options = {"by": by, "order": order, "reverse": reverse}
+        found = batches_of(self._connection, "/messages", **_range(topic_filter, start, until), **options)
+        return found if limit is None else _first(found, limit)
+
+    def follow(self, topic_filter: str, start: Time = 0) -> Iterator[list[Message]]:
+        """Yield the matching messages, and then those that are stored while this goes on."""
+        return follow(self._connection, topic_filter, _written(instant(start, now)))
+
+    def explain(
+        self,
+        topic_filter: str,
+        start: Time = 0,
+        until: Time | None = None,
+        *,
+        by: By = "position",
+        order: Order = "time",
+        limit: int | None = None,
+    ) -> Explanation:
+        """Run a replay in the server, or its first ``limit`` messages, and return what it read and skipped."""
+        asked = _range(topic_filter, start, until) | ({} if limit is None else {"limit": str(limit)})
+        return self._connection.get("/messages/explain", Explanation, **asked, by=by, order=order)
+
+    def streams(self, topic_filter: str, start: Time = 0) -> list[Stream]:
+        """Return the streams that may hold matching messages."""
+        return list(self._connection.pages("/streams", Stream, **_range(topic_filter, start)))
+
+    def topics(self, topic_filter: str = "#") -> list[TopicTally]:
+        """Return every matching topic that has messages, counted."""
+        return list(self._connection.pages("/topics", TopicTally, filter=topic_filter))
+
+    def clients(self, topic_filter: str = "#") -> list[ClientTally]:
+        """Return every client id that has messages of matching topics, counted."""
+        return list(self._connection.pages("/clients", ClientTally, filter=topic_filter))
+
+    def latest(self, topic_filter: str = "#") -> list[Message]:
+        """Return the last message of each topic that matches."""
+        return self._messages("/latest", topic_filter)
+
+    def retained(self, topic_filter: str) -> list[Message]:
+        """Return the retained messages whose topics match."""
+        return self._messages("/retained", topic_filter)
+
+    def _messages(self, path: str, topic_filter: str) -> list[Message]:
+        found = self._connection.pages(path, msgspec.Raw, filter=topic_filter)
+        return [decode_line(bytes(one)) for one in found]
+
+    def learned_topics(self, generation: int | None = None) -> dict[tuple[int, int], list[TopicNode]]:
+        """Return the topic structure that each (shard, generation) has learned."""
+        found: dict[tuple[int, int], list[TopicNode]] = {}
+        for one in self._connection.pages("/learned-topics", _Learned, generation=generation):
+            node = TopicNode(path=tuple(one.path.split("/")), stream=one.stream)
+            found.setdefault((one.shard, one.generation), []).append(node)
+        return found
+
+    def learned_counts(self, generation: int | None, filters: Sequence[str]) -> dict[tuple[int, int], dict[str, int]]:
+        """Return how many messages each topic has in each (shard, generation), as `counts_by_slab`."""
+        asked = {"generation": generation, "filter": list(filters)}
+        found = self._connection.get("/learned-topics/counts", list[_Counts], **asked)
+        return {(one.shard, one.generation): one.topics for one in found}
+
+    def sql(self, statement: str) -> pa.Table:
+        """Run a read-only SQL statement over the messages."""
+        return table_of(self._connection.ask("POST", "/sql", json={"statement": statement}, headers={"Accept": ARROW}))
+
+    def info(self) -> DatabaseInfo:
+        """Return sizes, generations and counters."""
+        return attrs.evolve(self._connection.get("/info", DatabaseInfo), path=str(self.path))
+
+    # --- importing ---
+
+    def shard_of(self, client_id: str) -> int:
+        """Return the number of the shard that a publisher's messages go to."""
+        return self._shard_map.of(client_id)
+
+    def state(self, shard: int) -> RemoteState:
+        """Return the state of a shard, as far as imports have some."""
+        return self.imports.state(shard)
+
+    def store(
+        self, messages: Messages, *, state: Mapping[int, Sequence[StateWrite]] | None = None
+    ) -> RemoteStoreResult:
+        """Store messages, together with the progress of their import."""
+        return self.imports.store(MessageBatch.of(messages), state or {})
+
+    # --- changing ---
+
+    def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None) -> int:
+        """Delete the matching messages, and return how many there were."""
+        asked = _range(topic_filter, start, until)
+        return self._connection.change("DELETE", "/messages", _Deleted, parameters=asked).deleted
+
+    def generations(self) -> list[GenerationInfo]:
+        """Return the live generations, oldest first."""
+        return self._connection.items("/generations", GenerationInfo)
+
+    def add_generation(self, layout: str | None = None, options: Mapping[str, Any] | None = None) -> int:
+        """Seal the current generation and begin a new one; return its number."""
+        made = {"layout": layout, "options": options}
+        return self._connection.change("POST", "/generations", _Generation, json=made).number
+
+    def drop_generation(self, generation: int) -> bool:
+        """Drop a sealed generation; return False if it was dropped before."""
+        return self._connection.change("DELETE", f"/generations/{generation}", _Dropped).dropped
+
+    # --- care, as jobs of the server ---
+
+    def compact(self) -> CompactReport:
+        """Merge everything stored, if the layout merges."""
+        return run_job(self._connection, "compact", CompactReport)
+
+    def checkpoint(self, path: Path) -> None:
+        """Let the server write a copy of the database into a new directory on its machine."""
+        run_job(self._connection, "checkpoint", dict[str, Any], target=str(path.absolute()))
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
+        """Let the server read everything, and return the damage that it found."""
+        return run_job(self._connection, "verify", VerifyReport, progress=progress)
+
+
+def _first(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    """Yield rows up to a number of them, and end the request then. A page of the server would hold 10,000 at most."""
+    with closing(batches):  # type: ignore[type-var]
+        while limit > 0 and (batch := next(batches, None)) is not None:
+            yield batch[:limit]
+            limit -= batch.num_rows
+
+
+def _range(topic_filter: str, start: Time, until: Time | None = None) -> dict[str, str | None]:
+    """Return a filter and times as the server reads them. Raises `InvalidArgumentError`."""
+    return {
+        "filter": topic_filter,
+        "start": _written(instant(start, now)) if start != 0 else None,
+        "until": None if until is None else _written(instant(until, now)),
+    }
+
+
+def _written(time: int) -> str:
+    """Return microseconds since the epoch as a text that can't be taken for another unit."""
+    return f"@{time // 1_000_000}.{time % 1_000_000:06}"

@@ -1,0 +1,43 @@
+"""`RemoteRetention`: the limits of a database that a server has open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from topicstore.lifecycle.retention import RetentionReport
+from topicstore.lifecycle.retention_outlook import Departure
+from topicstore.lifecycle.retention_policy import RetentionSettings
+
+from .connection import Connection
+
+__all__ = ["RemoteRetention"]
+
+
+class _Outlook(msgspec.Struct):
+    outlook: list[Departure]
+
+
+class RemoteRetention:
+    """As `topicstore.Database.retention`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def settings(self) -> RetentionSettings:
+        """The limits."""
+        return self._connection.get("/retention", RetentionSettings)
+
+    def set(self, **changed: Any) -> RetentionSettings:
+        """Change limits; return all of them."""
+        return self._connection.change("PUT", "/retention", RetentionSettings, json=changed)
+
+    def outlook(self) -> list[Departure]:
+        """Return what goes when, and why."""
+        return self._connection.get("/retention", _Outlook).outlook
+
+    def run(self) -> RetentionReport:
+        """Remove what is beyond the limits."""
+        return self._connection.change("POST", "/retention/run", RetentionReport)

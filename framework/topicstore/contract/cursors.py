@@ -1,0 +1,57 @@
+"""Cursors: places in a stream for one topic filter, and their stored form.
+
+Stored form, version 1: ``0x01 | xxh64 of the rest, little-endian | msgpack array`` of
+database id, shard, generation, stream, filter and the layout's place.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import xxhash
+
+from .errors import InvalidCursorError, InvalidFilterError
+from .topics import TopicFilter
+
+__all__ = ["Cursor"]
+
+_VERSION = b"\x01"
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A place in one stream, for one topic filter. It is immutable, and stays valid after restarts and compaction.
+
+    Its fields other than ``topic_filter``, ``shard``, ``generation`` and ``stream`` are opaque.
+    """
+
+    database: bytes
+    shard: _Number
+    generation: _Number
+    stream: _Number
+    topic_filter: str
+    place: bytes
+
+    def to_bytes(self) -> bytes:
+        """Return bytes that `from_bytes` turns back into the cursor, in any process."""
+        body = msgspec.msgpack.encode(self)
+        return _VERSION + xxhash.xxh64_digest(body)[::-1] + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Cursor:
+        """Return the cursor that `to_bytes` returned ``data`` for. Raises `InvalidCursorError` for any other bytes."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise InvalidCursorError(f"a cursor is bytes, not {type(data).__name__}")
+        data = bytes(data)
+        if data[:1] != _VERSION:
+            raise InvalidCursorError("not a cursor, or one of a newer version")
+        body = data[9:]
+        if data[1:9] != xxhash.xxh64_digest(body)[::-1]:
+            raise InvalidCursorError("the cursor's bytes are damaged: their checksum is wrong")
+        try:
+            cursor = msgspec.msgpack.decode(body, type=cls)
+            TopicFilter(cursor.topic_filter)
+        except (msgspec.DecodeError, UnicodeDecodeError, InvalidFilterError) as bad:
+            raise InvalidCursorError(f"the cursor's bytes are damaged: {bad}") from bad
+        return cursor

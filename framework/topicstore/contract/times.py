@@ -1,0 +1,127 @@
+"""Parsing and formatting times, and detecting numbers that are probably not in microseconds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+
+from .columns import Column, Constant, to_iterable
+from .errors import InvalidArgumentError, InvalidMessageError
+from .positions import to_microseconds
+
+__all__ = ["Time", "check_recent", "format_time", "instant", "parse_timestamp", "parse_when", "suspected_unit"]
+
+Time = int | datetime | timedelta | str
+"""A time to read from: microseconds since the epoch, a datetime with a time zone, a negative timedelta relative to now,
+or a text: ISO 8601, ``now``, ``-2h``, ``-1d12h``, or ``@`` and seconds since the epoch."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_RELATIVE = re.compile(r"-(?:[0-9]{1,9}[smhdw])+")
+_PART = re.compile(r"([0-9]+)([smhdw])")
+_MICROSECONDS = re.compile(r"[0-9]{9,17}")
+_AT_SECONDS = re.compile(r"@([0-9]{1,11})(?:\.([0-9]{1,6}))?")
+_LEAST_MICROSECONDS = 10**14
+"""The lowest number that is taken for microseconds, a time in 1973. A lower one is probably seconds or milliseconds."""
+
+
+def parse_timestamp(text: str) -> int:
+    """Return microseconds since the epoch of a text: a time in ISO 8601, or a number of microseconds.
+
+    A time without a zone is in UTC. A number has nine digits or more, because ``20240131`` is a day. Raises
+    `ValueError` for any other text.
+    """
+    if _MICROSECONDS.fullmatch(text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text[:80]!r} is not a time: those are 2025-06-01T12:00, -2h, now, or @ with seconds"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def parse_when(text: str, now: int) -> int:
+    """Return microseconds since the epoch of a text that a person wrote.
+
+    In addition to the texts of `parse_timestamp` it may be ``now``, a time before now such as ``-2h`` or ``-1d12h``,
+    or ``@`` and seconds since the epoch. Raises `ValueError` for numbers that are probably not in microseconds.
+    """
+    if text == "now":
+        return now
+    if _RELATIVE.fullmatch(text):
+        return now - sum(int(count) * _SECONDS[unit] for count, unit in _PART.findall(text)) * 1_000_000
+    if seconds := _AT_SECONDS.fullmatch(text):
+        return int(seconds[1]) * 1_000_000 + int((seconds[2] or "").ljust(6, "0"))
+    if _MICROSECONDS.fullmatch(text) and int(text) < _LEAST_MICROSECONDS:
+        year = format_time(int(text))[:4]
+        raise ValueError(f"{text} is not a time: as microseconds it lies in {year}; seconds have an @ before them")
+    return parse_timestamp(text)
+
+
+_HARDLY = (
+    "is hardly in microseconds, as which it would be {time}: it seems to be {unit}. "
+    "If it is meant, allow it with allow_ancient"
+)
+_MOST_SUSPECTED = 5 * 10**12
+
+
+def suspected_unit(timestamp: int) -> str | None:
+    """Return the unit that a number seems to have if it isn't microseconds, which would be a time early in 1970.
+
+    Returns None if it may be in microseconds.
+    """
+    if 10**9 <= timestamp < 5 * 10**9:
+        return "seconds"
+    return "milliseconds" if 10**12 <= timestamp < _MOST_SUSPECTED else None
+
+
+def instant(when: Time, now: Callable[[], int], *, allow_ancient: bool = False) -> int:
+    """Return a time as microseconds since the epoch. Raises `InvalidArgumentError` for an invalid one.
+
+    A number that would lie early in 1970 is probably in another unit, and is refused unless ``allow_ancient`` is set.
+    """
+    if isinstance(when, str):
+        try:
+            return parse_when(when, now())
+        except ValueError as bad:
+            raise InvalidArgumentError(str(bad)) from bad
+    if isinstance(when, timedelta):
+        if when > timedelta(0):
+            raise InvalidArgumentError(f"{when!r} lies ahead of now; two hours ago is timedelta(hours=-2)")
+        return now() + when // _MICROSECOND
+    microseconds = to_microseconds(when)
+    if isinstance(when, int) and when < 0:
+        raise InvalidArgumentError(
+            f"{when} is no time, which is microseconds since the epoch; one before now is a timedelta, or text as '-2h'"
+        )
+    if isinstance(when, int) and not allow_ancient and (unit := suspected_unit(when)) is not None:
+        raise InvalidArgumentError(f"{when} {_HARDLY.format(unit=unit, time=format_time(when))}")
+    return microseconds
+
+
+def check_recent(timestamps: Column) -> None:
+    """Raise `InvalidMessageError` for the first message whose time is probably not in microseconds."""
+    if isinstance(timestamps, Constant):
+        timestamps = [timestamps.value]
+    if isinstance(timestamps, np.ndarray):
+        if timestamps.min() >= _MOST_SUSPECTED:
+            return
+    elif None not in (held := list(to_iterable(timestamps))) and min(held) >= _MOST_SUSPECTED:
+        return
+    for index, timestamp in enumerate(to_iterable(timestamps)):
+        if timestamp is not None and (unit := suspected_unit(int(timestamp))) is not None:
+            told = _HARDLY.format(unit=unit, time=format_time(int(timestamp)))
+            raise InvalidMessageError(f"its time {timestamp} {told}", index)
+
+
+def format_time(timestamp: int) -> str:
+    """Return microseconds since the epoch as ISO 8601 in UTC, with no more digits than it needs."""
+    return (_EPOCH + timedelta(microseconds=timestamp)).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,147 @@
+"""Values of a row as the columns of a message: text, JSON that is not decoded yet, or values from Arrow."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from topicstore import Properties
+from topicstore.contract.positions import to_microseconds as exact
+
+from .time_units import to_microseconds
+
+__all__ = [
+    "JsonProperties",
+    "binary_of",
+    "flag_of",
+    "payload_of",
+    "properties_of",
+    "qos_of",
+    "text_of",
+    "time_of",
+]
+
+T = TypeVar("T")
+
+
+class JsonProperties(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """`Properties` as a JSON object; that class itself is stored as an array."""
+
+    payload_format_indicator: int | None = None
+    message_expiry_interval: int | None = None
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+    user_properties: tuple[tuple[str, str], ...] = ()
+
+
+_FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
+_decode = msgspec.json.decode
+
+
+def _decoded(column: str, value: Any, kind: type[T]) -> T | None:
+    """Return a value of a type, decoded if it is JSON; None if it is absent. Raises `ValueError`."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, Raw):
+            return _decode(value, type=kind)
+        return msgspec.convert(value, kind)
+    except msgspec.MsgspecError as bad:
+        raise ValueError(f"{column}: {bad}") from None
+
+
+def text_of(value: Any, *, only: bool = False) -> str | None:
+    """Return a value as text: a number or a flag as JSON writes it, bytes as UTF-8, unless ``only`` text is text.
+
+    None if it is absent. Raises `ValueError` for a value that is not single.
+    """
+    if isinstance(value, str) or value is None:
+        return value
+    if isinstance(value, Raw):
+        first = bytes(value)[:1]
+        if first == b'"' or only:
+            return _decoded("text", value, str)
+        if first == b"n":
+            return None
+        if first not in (b"{", b"["):
+            return bytes(value).decode()
+    elif isinstance(value, bytes):
+        return value.decode()
+    elif isinstance(value, (bool, int, float)) and not only:
+        return msgspec.json.encode(value).decode()
+    raise ValueError(f"{_short(value)} is no text")
+
+
+def payload_of(value: Any) -> bytes | None:
+    """Return a value as a payload: text in UTF-8, bytes as they are, all else as compact JSON; None if it is absent."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes) or value is None:
+        return value
+    if not isinstance(value, Raw):
+        return msgspec.json.encode(value)
+    data = bytes(value)
+    if data == b"null":
+        return None
+    if data.startswith(b'"'):
+        return (_decoded("payload", value, str) or "").encode()
+    data.decode()  # `msgspec.json.format` doesn't check texts
+    return msgspec.json.format(data, indent=-1)
+
+
+def binary_of(value: Any) -> bytes | None:
+    """Return a value, base64, as bytes; None if it is absent, or empty where all columns are text."""
+    if isinstance(value, Raw):
+        return _decoded("payload_base64", value, bytes)
+    if value is None or isinstance(value, bytes):
+        return value
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as bad:
+        raise ValueError(f"payload_base64: {bad}") from None
+
+
+def qos_of(value: Any) -> int:
+    """Return a value as a QoS, which is checked when it is stored."""
+    if not isinstance(value, str):
+        return _decoded("qos", value, int) or 0
+    if value and not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise ValueError(f"a QoS is 0, 1 or 2, not {value[:80]!r}")
+    return int(value or 0)
+
+
+def flag_of(value: Any) -> bool:
+    """Return a value as a flag; an absent one is false."""
+    if not isinstance(value, str):
+        return _decoded("retain", value, bool) or False
+    flag = _FLAGS.get(value.lower())
+    if flag is None:
+        raise ValueError(f"retain is true or false, not {value[:80]!r}")
+    return flag
+
+
+def time_of(value: Any, unit: str | None) -> int | None:
+    """Return a value as microseconds since the epoch; None if it is absent."""
+    if isinstance(value, Raw):
+        value = _decode(value)
+    if isinstance(value, datetime):
+        return exact(value)
+    return None if value is None else to_microseconds(value, unit)
+
+
+def properties_of(value: Any) -> Properties | None:
+    """Return a value, a JSON object, as properties; None if it is absent."""
+    if isinstance(value, str):
+        value = Raw(value.encode()) if value else None
+    found = _decoded("properties", value, JsonProperties)
+    return None if found is None else Properties(*msgspec.structs.astuple(found))
+
+
+def _short(value: Any) -> str:
+    return (bytes(value).decode(errors="replace") if isinstance(value, Raw) else repr(value))[:80]

@@ -1,0 +1,235 @@
+r"""Messages as JSON objects, one on each line, and as CSV records: `replay` writes both, and `import` reads them.
+
+JSON lines::
+
+    {"timestamp": 1425708022000000, "topic": "a/b", "client_id": "c", "qos": 1, "retain": false,
+     "payload": "text", "properties": {"content_type": "text/plain", "user_properties": [["k", "v"]]}}
+
+``topic`` and one of ``payload`` and ``payload_base64`` (any bytes) are needed. A ``payload`` is text, or any
+other JSON, which is stored as that: compact, with numbers as they are written. ``timestamp`` is microseconds since
+the epoch or ISO 8601 text; a time may also be named ``ts`` or ``time``, and its unit is then known by its size
+(`topicstore.files.time_units`). ``properties`` has the names of `topicstore.Properties`; ``correlation_data`` is
+base64. Any other name is an error, because ignoring it would lose its value, unless a `ColumnMap` says
+how it is used.
+
+CSV has the same names in its first record; ``properties`` is a JSON object, and an empty field is
+an absent one, except for ``payload``.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from topicstore import Message, Properties
+from topicstore.contract.times import format_time, parse_timestamp
+
+from .column_values import JsonProperties, binary_of, flag_of, properties_of, qos_of
+from .mapping import COLUMNS, ColumnMap
+
+__all__ = [
+    "CSV_COLUMNS",
+    "PLAIN",
+    "JsonMessage",
+    "csv_parser",
+    "csv_record",
+    "decode_line",
+    "decode_lines",
+    "decode_list",
+    "encode_lines",
+    "format_of_name",
+    "json_message",
+]
+
+CSV_COLUMNS = COLUMNS
+PLAIN = ColumnMap()
+"""The mapping that takes each column under its own name."""
+
+_ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+
+
+def format_of_name(path: Path) -> str | None:
+    """Return the format that the ending of a file's name implies, packed by gzip or not."""
+    endings = [ending.lower() for ending in path.suffixes if ending.lower() != ".gz"]
+    return _ENDINGS.get(endings[-1]) if endings else None
+
+
+class _In(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    topic: str
+    payload: str | None = None
+    timestamp: int | str | None = None
+    client_id: str = ""
+    qos: int = 0
+    retain: bool = False
+    payload_base64: bytes | None = None
+    properties: JsonProperties | None = None
+
+
+class JsonMessage(msgspec.Struct, gc=False):
+    """A message as a JSON object: it has a ``payload`` that is text, or else a ``payload_base64``."""
+
+    timestamp: int | None
+    topic: str
+    client_id: str
+    qos: int
+    retain: bool
+    payload: str | UnsetType = UNSET
+    payload_base64: bytes | UnsetType = UNSET
+    properties: JsonProperties | UnsetType = UNSET
+
+
+_decoder = msgspec.json.Decoder(_In)
+_list_decoder = msgspec.json.Decoder(list[_In])
+_row_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encoder = msgspec.json.Encoder()
+_fields = msgspec.structs.astuple
+
+
+def decode_lines(lines: bytes, mapping: ColumnMap = PLAIN) -> list[Message]:
+    """Return the messages of JSON lines, skipping blank lines. Raises `ValueError` if one is bad."""
+    if mapping.plain:
+        try:
+            return list(map(_message, _decoder.decode_lines(lines)))
+        except ValueError:  # not in the form that `encode_lines` writes
+            pass
+    return [_mapped(row, mapping) for row in _row_decoder.decode_lines(lines)]
+
+
+def decode_list(rows: bytes) -> list[Message]:
+    """Return the messages of a JSON list in the form that `encode_lines` gives each. Raises `ValueError`."""
+    return list(map(_message, _list_decoder.decode(rows)))
+
+
+def decode_line(line: bytes, mapping: ColumnMap = PLAIN) -> Message:
+    """Return the message of one JSON line. Raises `ValueError`."""
+    return _mapped(_row_decoder.decode(line), mapping)
+
+
+def _mapped(row: dict[str, msgspec.Raw], mapping: ColumnMap) -> Message:
+    mapping.check(row)
+    taken = mapping.taken
+    return mapping.message({name: value for name, value in row.items() if name in taken and bytes(value) != b"null"})
+
+
+def _message(row: _In) -> Message:
+    text, timestamp, properties = row.payload, row.timestamp, row.properties
+    payload = _binary(row) if text is None or row.payload_base64 is not None else text.encode()
+    return Message(
+        row.topic,
+        payload,
+        row.client_id,
+        row.qos,
+        row.retain,
+        parse_timestamp(timestamp) if isinstance(timestamp, str) else timestamp,
+        None if properties is None else Properties(*_fields(properties)),
+    )
+
+
+def _binary(row: _In) -> bytes:
+    if row.payload_base64 is None:
+        raise ValueError("it has neither payload nor payload_base64")
+    if row.payload is not None:
+        raise ValueError("it has both payload and payload_base64")
+    return row.payload_base64
+
+
+def encode_lines(messages: Iterable[Message]) -> bytes:
+    """Return messages as JSON lines that `decode_lines` turns into the same messages."""
+    return _encoder.encode_lines(list(map(json_message, messages)))
+
+
+def json_message(message: Message) -> JsonMessage:
+    """Return a message as a JSON object."""
+    text: str | UnsetType
+    binary: bytes | UnsetType
+    try:
+        text, binary = message.payload.decode(), UNSET
+    except UnicodeDecodeError:
+        text, binary = UNSET, message.payload
+    properties = message.properties
+    return JsonMessage(
+        message.timestamp,
+        message.topic,
+        message.client_id,
+        message.qos,
+        message.retain,
+        text,
+        binary,
+        UNSET if properties is None else JsonProperties(*_fields(properties)),
+    )
+
+
+# --- CSV ---
+
+
+def csv_record(message: Message) -> tuple[str | int | None, ...]:
+    """Return a message as the fields of `CSV_COLUMNS`."""
+    try:
+        payload, binary = message.payload.decode(), ""
+    except UnicodeDecodeError:
+        payload, binary = "", base64.b64encode(message.payload).decode()
+    properties = message.properties
+    return (
+        None if message.timestamp is None else format_time(message.timestamp),
+        message.topic,
+        message.client_id,
+        message.qos,
+        "true" if message.retain else "false",
+        payload,
+        binary,
+        None if properties is None else _encoder.encode(JsonProperties(*_fields(properties))).decode(),
+    )
+
+
+def csv_parser(header: Sequence[str], mapping: ColumnMap = PLAIN) -> Callable[[Sequence[str]], Message]:
+    """Return the function that makes messages of records under this header. Both raise `ValueError`."""
+    if len(set(header)) != len(header):
+        raise ValueError(f"columns twice: {', '.join(header)}")
+    mapping.check_header(header)
+    if not mapping.plain or not set(COLUMNS).issuperset(header):
+        return _mapping_parser(header, mapping)
+    width = len(header)
+    places = [header.index(name) if name in header else width for name in COLUMNS]
+
+    def parse(record: Sequence[str]) -> Message:
+        _check_width(record, width)
+        padded = (*record, "")
+        timestamp, topic, client_id, qos, retain, payload, binary, properties = (padded[place] for place in places)
+        if payload and binary:
+            raise ValueError("it has both payload and payload_base64")
+        return Message(
+            topic,
+            (binary_of(binary) or b"") if binary else payload.encode(),
+            client_id,
+            qos_of(qos),
+            flag_of(retain),
+            parse_timestamp(timestamp) if timestamp else None,
+            properties_of(properties),
+        )
+
+    return parse
+
+
+def _mapping_parser(header: Sequence[str], mapping: ColumnMap) -> Callable[[Sequence[str]], Message]:
+    width = len(header)
+
+    def parse(record: Sequence[str]) -> Message:
+        _check_width(record, width)
+        row: dict[str, str | None] = {
+            name: field or None for name, field in zip(header, record, strict=True) if name in mapping.taken
+        }
+        text, binary = mapping.column_of("payload"), mapping.column_of("payload_base64")
+        if text in row and row.get(binary) is None:  # an empty payload, not an absent one
+            row[text] = row[text] or ""
+        return mapping.message(row)
+
+    return parse
+
+
+def _check_width(record: Sequence[str], width: int) -> None:
+    if len(record) != width:
+        raise ValueError(f"it has {len(record)} fields, not {width}")

@@ -1,0 +1,287 @@
+r"""The columns of a file that make a message: those of a message's own names, and those that a person maps.
+
+A mapping names the source of a column of messages: a column of the file, or a *template* of several::
+
+    payload=data                            the column data
+    topic=plant/{site}/{id}                 text with columns in it; {{ and }} are braces
+    client_id={topic[2]}                    a level of the message's topic, counted from 0; [-1] is the last
+
+In the template of the topic itself, ``{topic[N]}`` is a level of the file's own column ``topic``. A column that is not
+mapped comes from the one of its own name; the timestamp from ``timestamp``, ``ts`` or ``time``, whichever exists.
+A column of the file that is not used is an error, unless it is named to be ignored.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from string import Formatter
+from typing import Any
+
+import attrs
+
+from topicstore import Message
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.topics import check_topic
+
+from .column_values import binary_of, flag_of, payload_of, properties_of, qos_of, text_of, time_of
+from .time_units import AUTO
+
+__all__ = ["COLUMNS", "SET_COLUMNS", "TIME_NAMES", "ColumnMap", "Row", "Template"]
+
+COLUMNS = ("timestamp", "topic", "client_id", "qos", "retain", "payload", "payload_base64", "properties")
+"""The columns of messages in files."""
+TIME_NAMES = ("timestamp", "ts", "time")
+"""The names under which the time of a message is found if it isn't mapped."""
+SET_COLUMNS = ("topic", "client_id", "qos", "retain")
+"""The columns that may be the same text for all messages."""
+
+_TEXTS = frozenset(("timestamp", "topic", "client_id", "payload"))
+"""The columns that a template can make."""
+_LEVEL = re.compile(r"topic\[(-?[0-9]{1,5})\]")
+
+_CHECKS: dict[str, Callable[[str], object]] = {
+    "topic": check_topic,
+    "client_id": str,
+    "qos": qos_of,
+    "retain": flag_of,
+}
+"""The checks of texts that are the same for all messages. They raise `ValueError`."""
+
+Row = Mapping[str, Any]
+"""The columns of a row, by name: Python's values, or `msgspec.Raw` JSON. None is an absent value."""
+
+
+@attrs.frozen
+class _Part:
+    """A piece of a template: text, and then a column or a level of the topic."""
+
+    text: str
+    name: str | None = None
+    level: int | None = None
+
+
+@attrs.frozen
+class Template:
+    """The source of a column of messages."""
+
+    parts: tuple[_Part, ...]
+    column: str | None = None
+    """The one column that is taken unchanged, of whatever type."""
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        """Return the template of a text, which without braces is the name of a column. Raises `ValueError`."""
+        if "{" not in text and "}" not in text:
+            return cls((_Part("", text),), text)
+        parts = []
+        for literal, name, form, conversion in Formatter().parse(text):
+            if name == "" or form or conversion:
+                raise ValueError(f"{text!r}: in braces stands the name of a column, or topic[N]")
+            level = None if name is None else _LEVEL.fullmatch(name)
+            parts.append(_Part(literal, name, None if level is None else int(level[1])))
+        return cls(tuple(parts))
+
+    @classmethod
+    def constant(cls, text: str) -> Template:
+        """Return the template that always makes the same text."""
+        return cls((_Part(text),))
+
+    @property
+    def names(self) -> set[str]:
+        """The columns that the template uses, without levels of the topic."""
+        return {part.name for part in self.parts if part.name is not None and part.level is None}
+
+    @property
+    def levels(self) -> bool:
+        """Whether the template uses levels of the topic."""
+        return any(part.level is not None for part in self.parts)
+
+    def text(self, row: Row, topic: str | None) -> str:
+        """Return the text that the template makes of a row. Raises `ValueError` if a part of it is missing."""
+        return "".join([part.text + _filling(part, row, topic) for part in self.parts])
+
+
+def _filling(part: _Part, row: Row, topic: str | None) -> str:
+    if part.level is not None:
+        levels = [] if topic is None else topic.split("/")
+        try:
+            return levels[part.level]
+        except IndexError:
+            raise ValueError(f"its topic {topic!r:.80} has no level {part.level}") from None
+    if part.name is None:
+        return ""
+    text = text_of(_there(row, part.name))
+    if text is None:
+        raise ValueError(f"{part.name} is empty")
+    return text
+
+
+def _there(row: Row, name: str) -> Any:
+    try:
+        return row[name]
+    except KeyError:
+        raise ValueError(f"it has no {name}") from None
+
+
+@attrs.frozen(slots=False)
+class ColumnMap:
+    """The rules by which rows become messages."""
+
+    sources: Mapping[str, Template] = attrs.field(factory=dict)
+    """The sources of message columns that don't come from the column of their own name."""
+    ignored: frozenset[str] = frozenset()
+    """The columns of the file that are ignored."""
+    time_unit: str | None = None
+    """The unit of times that are numbers. None: microseconds under the name ``timestamp``, else by their size."""
+    told: str = ""
+    """The options that decide what messages are like, as they are written on a command line."""
+
+    @classmethod
+    def given(
+        cls, maps: Iterable[str], fixed: Iterable[str] = (), ignored: Iterable[str] = (), time_unit: str | None = None
+    ) -> ColumnMap:
+        """Return the map that texts COLUMN=SOURCE and COLUMN=TEXT describe. Raises `InvalidArgumentError`."""
+        sources: dict[str, Template] = {}
+        told: list[str] = []
+        for option, texts in (("--map", sorted(maps)), ("--set", sorted(fixed))):
+            for text in texts:
+                column, equals, source = text.partition("=")
+                if not equals or not source or column not in (COLUMNS if option == "--map" else SET_COLUMNS):
+                    known = ", ".join(COLUMNS if option == "--map" else SET_COLUMNS)
+                    raise InvalidArgumentError(f"{option} {text}: write COLUMN=…, with COLUMN one of {known}")
+                if column in sources:
+                    raise InvalidArgumentError(f"{option} {text}: {column} is given twice")
+                try:
+                    sources[column] = Template.parse(source) if option == "--map" else Template.constant(source)
+                    if option == "--set":
+                        _CHECKS[column](source)
+                except ValueError as bad:
+                    raise InvalidArgumentError(f"{option} {text}: {bad}") from None
+                if option == "--map" and column not in _TEXTS and sources[column].column is None:
+                    raise InvalidArgumentError(f"{option} {text}: {column} is one column, and no template")
+                told += [option, text]
+        if time_unit is not None:
+            told += ["--time-unit", time_unit]
+        return cls(sources, frozenset(ignored), time_unit, shlex.join(told))
+
+    @property
+    def plain(self) -> bool:
+        """Whether every column comes from that of its own name, and numbers are microseconds."""
+        return not self.sources and not self.ignored and self.time_unit is None
+
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """The columns of a file that become messages, or parts of them."""
+        own = {column for column in COLUMNS if column not in self.sources}
+        if "timestamp" in own:
+            own.update(TIME_NAMES)
+        topic = self.sources.get("topic")
+        if topic is not None and topic.levels:
+            own.add("topic")
+        return frozenset(own.union(*(source.names for source in self.sources.values()))) - self.ignored
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return self.taken | self.ignored
+
+    def column_of(self, column: str) -> str:
+        """Return the file's column that becomes a column of messages unchanged; empty if it is made from several."""
+        source = self.sources.get(column)
+        return column if source is None else source.column or ""
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise `ValueError` for a column that is neither used nor named to be ignored."""
+        if not self._known.issuperset(names):
+            unknown, missing = sorted(set(names) - self._known), self._missing(names)
+            misspelt = f"; --map names {', '.join(missing)}, which is not there" if missing else ""
+            raise ValueError(
+                f"messages have no column {', '.join(unknown)}; --map takes it, --ignore passes over it{misspelt}"
+            )
+
+    def check_header(self, names: Sequence[str]) -> None:
+        """Raise `ValueError` if rows under these names are not messages."""
+        self.check(names)
+        missing = self._missing(names)
+        if missing:
+            raise ValueError(f"there is no column {', '.join(missing)}")
+        there = {*names, *self.sources}
+        if "topic" not in there or not {"payload", "payload_base64"} & there:
+            raise ValueError("the columns have to have topic and payload or payload_base64; --map says what they are")
+
+    def _missing(self, names: Iterable[str]) -> list[str]:
+        """Return the columns that the mapping names and that are not among these."""
+        return sorted(set().union(*(source.names for source in self.sources.values())).difference(names))
+
+    # --- rows ---
+
+    def message(self, row: Row) -> Message:
+        """Return the message of a row whose columns passed `check`. Raises `ValueError`."""
+        topic = self.topic(row)
+        return Message(
+            topic,
+            self.payload(row, topic),
+            self.client_id(row, topic),
+            qos_of(self._value("qos", row, topic)),
+            flag_of(self._value("retain", row, topic)),
+            self.timestamp(row, topic),
+            properties_of(self._value("properties", row, topic)),
+        )
+
+    def topic(self, row: Row) -> str:
+        """Return the topic of a row's message."""
+        own = row.get("topic")
+        source = self.sources.get("topic")
+        if source is not None:
+            return source.text(row, text_of(own) if source.levels else None)
+        if own is None:
+            raise ValueError("it has no topic")
+        return _text("topic", own)
+
+    def client_id(self, row: Row, topic: str) -> str:
+        """Return the client id of a row's message, whose topic is given."""
+        source = self.sources.get("client_id")
+        if source is not None and source.column is None:
+            return source.text(row, topic)
+        value = self._value("client_id", row, topic)
+        if value is None:
+            return ""
+        return (text_of(value) or "") if source is not None else _text("client_id", value)
+
+    def payload(self, row: Row, topic: str) -> bytes:
+        """Return the payload of a row's message, whose topic is given."""
+        text = payload_of(self._value("payload", row, topic))
+        binary = binary_of(self._value("payload_base64", row, topic))
+        if text is not None and binary is not None:
+            raise ValueError("it has both payload and payload_base64")
+        found = binary if text is None else text
+        if found is None:
+            raise ValueError("it has neither payload nor payload_base64")
+        return found
+
+    def timestamp(self, row: Row, topic: str) -> int | None:
+        """Return the time of a row's message, whose topic is given, in microseconds; None if it has none."""
+        if "timestamp" in self.sources:
+            return time_of(self._value("timestamp", row, topic), self.time_unit or AUTO)
+        there = [name for name in TIME_NAMES if row.get(name) is not None]
+        if len(there) > 1:
+            raise ValueError(f"it has both {' and '.join(there)}; --map timestamp=… says which counts")
+        if not there:
+            return None
+        unit = self.time_unit or (None if there[0] == "timestamp" else AUTO)
+        return time_of(row[there[0]], unit)
+
+    def _value(self, column: str, row: Row, topic: str) -> Any:
+        source = self.sources.get(column)
+        if source is None:
+            return row.get(column)
+        return source.text(row, topic) if source.column is None else _there(row, source.column)
+
+
+def _text(column: str, value: Any) -> str:
+    text = text_of(value, only=True)
+    if text is None:
+        raise ValueError(f"{column} is null")
+    return text

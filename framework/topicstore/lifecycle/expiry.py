@@ -1,0 +1,126 @@
+"""Messages that are deleted before their generation, by topic filter, and the progress of each rule in each shard.
+
+A rule deletes messages older than its age that match its filter, except those that match another filter whose messages
+stay longer; or messages that no filter matches. It goes through the positions of a shard once, from the oldest on, with
+the ordinary delete, and records its progress after each stretch. So each message is read once, and each block or key is
+rewritten at most as often as stretches end in it: in the background, a rule waits until a stretch covers a quarter of
+the age. An interrupted stretch is repeated, which finds less to delete. New messages get higher positions, so none
+comes before the recorded progress. A changed set of rules begins again from the oldest message.
+
+Stored form (state keyspace of every shard; keys begin with the byte 1, which is left out here)::
+
+    "pt" -> record (see `topicstore.shard.record_codec`) of version 1, the digest of all rules, and by the name of a
+            rule the first position that it has not gone through
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import msgspec
+import xxhash
+
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.positions import first_position, time_of
+from topicstore.contract.topics import TopicFilter
+from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.shard import Shard
+from topicstore.shard.state import FrameworkWrite
+from topicstore.shard.verification import Decoders
+from topicstore.storage.deletion import delete_local
+from topicstore.storage.storage import Storage
+
+from .retention_policy import FOREVER, GenerationAge, Rule
+
+__all__ = ["DECODERS", "Expired", "expire"]
+
+_KEY = b"\1pt"
+_VERSION = 1
+_PARTS = 4
+"""Number of stretches into which the time of an age is divided in background runs."""
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    digest: bytes
+    reached: dict[str, int]
+
+
+_CODEC = RecordCodec(_Record, _VERSION)
+
+
+@attrs.frozen
+class Expired:
+    """The result of applying the rules."""
+
+    deleted: Mapping[str, int]
+    """Number of deleted messages, by the name of the rule."""
+    wait: int
+    """Microseconds after which there may be more to do."""
+
+
+def expire(
+    storage: Storage, rules: Sequence[Rule], generations: Sequence[GenerationAge], now: int, *, at_once: bool
+) -> Expired:
+    """Delete messages that have expired by the rules: all with ``at_once``, otherwise only complete stretches.
+
+    ``generations`` holds their ages. If positions are in the future, messages count as old as their generation.
+
+    Raises `CorruptionError` for the first shard and rule that find damage, after all others are done.
+    """
+    deleted = dict.fromkeys((rule.name for rule in rules), 0)
+    wait, digest, damages = FOREVER, _digest(rules), list[CorruptionError]()
+    for number, shard in enumerate(storage.shards) if rules else ():
+        before = _reached(storage, number, digest)
+        reached = dict(before)
+        for rule in rules:
+            cutoff, first = now - rule.age, reached.get(rule.name, 0)
+            last = _last_expired(shard, generations, cutoff)
+            if last >= first and (at_once or cutoff - time_of(first) >= rule.age // _PARTS):
+                wanted = None if rule.matches is None else TopicFilter(rule.matches)
+                try:
+                    deleted[rule.name] += delete_local(storage, shard, wanted, first, last, rule.spare)
+                except CorruptionError as bad:
+                    damages.append(bad)
+                    continue
+                reached[rule.name] = first = last + 1
+            pending = time_of(first) if shard.watermark >= first else now
+            wait = min(wait, max(pending + rule.age + rule.age // _PARTS + 1 - now, 1))
+        if reached != before:
+            write = FrameworkWrite(_KEY, _CODEC.encode(_KEY, _Record(_VERSION, digest, reached)))
+            storage.state(number).write([write])
+    if damages:
+        raise damages[0]
+    return Expired({name: count for name, count in deleted.items() if count}, wait)
+
+
+def _last_expired(shard: Shard, generations: Sequence[GenerationAge], cutoff: int) -> int:
+    """Return the last position of a shard that is visible to readers and older than a time."""
+    ended = {generation.number: generation.ended for generation in generations}
+    last = first_position(cutoff) - 1
+    for record in shard.generations():
+        if record.last_position is None or ended.get(record.number, cutoff) >= cutoff:
+            break
+        last = max(last, record.last_position)
+    return min(last, shard.watermark)
+
+
+def _reached(storage: Storage, shard: int, digest: bytes) -> dict[str, int]:
+    stored = storage.state(shard).get(_KEY)
+    if stored is None:
+        return {}
+    record = _decode(_KEY, stored)
+    return record.reached if record.digest == digest else {}
+
+
+def _digest(rules: Sequence[Rule]) -> bytes:
+    return xxhash.xxh3_128_digest(msgspec.msgpack.encode([(rule.name, rule.age, rule.spare) for rule in rules]))
+
+
+def _decode(key: bytes, stored: bytes) -> _Record:
+    return _CODEC.decode(key, stored, "state: how far retention by filters has come")
+
+
+DECODERS: Decoders = {_KEY: _decode}
+"""Decoder of the state that holds the progress of the rules."""

@@ -1,0 +1,124 @@
+"""The times of removal and their reasons, derived from settings and generations, for people. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from topicstore.contract.positions import span_text
+from topicstore.contract.times import format_time
+
+from .retention_policy import GenerationAge, RetentionSettings, Rule, must_rotate, rules
+
+__all__ = ["Departure", "outlook", "reasons"]
+
+
+@attrs.frozen(kw_only=True)
+class Departure:
+    """Messages that will be removed, or stay, with the time and the reason."""
+
+    what: str
+    """A generation, or the messages that a filter matches."""
+    when: int | None
+    """The wall clock's time, in microseconds since the epoch, from which on a run removes them; None: not known."""
+    why: str
+    """The reason, as a sentence."""
+    generation: int | None = None
+    messages: int | None = None
+    live_bytes: int | None = None
+
+
+def outlook(
+    settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, held_back: int = 0
+) -> list[Departure]:
+    """Return the departures of the generations, oldest first, and then those by filter.
+
+    ``now`` is the wall clock's time, ``held_back`` the part of it that doesn't count as passed.
+    """
+    found = [_of_generation(settings, one, held_back) for one in generations[:-1]]
+    found.append(_of_current(settings, generations[-1], now))
+    return [*found, *(_of_rule(rule, now - held_back) for rule in rules(settings))]
+
+
+def _of_generation(settings: RetentionSettings, one: GenerationAge, held_back: int) -> Departure:
+    age, when = settings.whole_age, None
+    if one.archived:
+        why = "it lies in an export, and stays until it is dropped"
+    elif age is not None:
+        when = one.ended + age + 1 + held_back
+        goes = "goes" if settings.archive_to is None else "is archived"
+        why = f"it {goes} as a whole when its newest message is older than {span_text(age)}"
+    elif settings.filters and settings.max_age is not None:
+        kept = ", ".join(name for name, length in settings.filters.items() if length is None)
+        why = f"what matches {kept} stays for ever; it goes when nothing of that is left in it"
+    elif settings.filters:
+        why = "what no filter matches stays for ever; it goes when nothing is left in it"
+    else:
+        why = "there is no max_age"
+    if settings.drops_bytes is not None and not one.archived:
+        why += f"; earlier where more than {settings.drops_bytes:,} bytes are stored, the oldest first"
+    return Departure(
+        what=f"generation {one.number}",
+        when=when,
+        why=why,
+        generation=one.number,
+        messages=one.messages,
+        live_bytes=one.live_bytes,
+    )
+
+
+def _of_current(settings: RetentionSettings, one: GenerationAge, now: int) -> Departure:
+    every = settings.rotation
+    if not one.messages:
+        why = "it is the current one, and empty"
+    elif must_rotate(settings, one, now):
+        why = "it is the current one, and the next run begins another"
+    elif every is not None:
+        begins = format_time(_whole_second(one.created + every))
+        why = f"it is the current one: another begins at {begins}, when it is {span_text(every)} old"
+    elif settings.drops_bytes is not None:
+        why = "it is the current one: another begins when it is an eighth of max_bytes"
+    else:
+        why = "it is the current one, and nothing begins another but add_generation"
+    return Departure(
+        what=f"generation {one.number}",
+        when=None,
+        why=why,
+        generation=one.number,
+        messages=one.messages,
+        live_bytes=one.live_bytes,
+    )
+
+
+def _of_rule(rule: Rule, now: int) -> Departure:
+    what = "what no filter matches" if rule.matches is None else f"what matches {rule.matches}"
+    but = f", but for what matches {', '.join(rule.spare)}" if rule.matches is not None and rule.spare else ""
+    before = format_time(_whole_second(max(now - rule.age, 0)))
+    why = f"a run deletes what is older than {span_text(rule.age)}, so now from before {before}{but}"
+    return Departure(what=what, when=None, why=why)
+
+
+def reasons(
+    settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, held_back: int
+) -> Iterator[str]:
+    """Yield, as sentences, the reasons why the present messages were not removed."""
+    if not settings.limited:
+        full = " but the bytes above which messages are refused" if settings.max_bytes is not None else ""
+        yield f"no limit is set{full}, so nothing goes"
+        return
+    if not any(one.messages for one in generations):
+        yield "there are no messages"
+        return
+    if held_back:
+        yield f"the clock is {span_text(held_back)} ahead of the time that has passed, which doesn't count yet"
+    for one in outlook(settings, generations, now, held_back):
+        if one.generation is None:
+            yield f"{one.what}: {one.why}"
+        elif one.messages:
+            at = "" if one.when is None else f", from {format_time(_whole_second(one.when + 999_999))} on"
+            yield f"{one.what}: {one.why}{at}"
+
+
+def _whole_second(time: int) -> int:
+    return time // 10**6 * 10**6

@@ -1,0 +1,204 @@
+"""Looking up retained messages: in pages, in order of topics, without reading what a filter can't match.
+
+A page costs a bounded amount of work, whatever the number of retained messages: what it did not come to is left to the
+next. Looking up takes no lock, and keeps nothing in memory, so it is the same in processes that only read.
+
+A filter with a ``+`` and literal levels after it is found by leaps (`topicstore.pubsub.topic_leaps`): with a hundred
+topics below each of a thousand levels, ``+/7`` reads some topics of each level. Where leaps lead nowhere, as when every
+topic has a first level of its own, the topics are read in their order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import attrgetter
+
+import attrs
+import msgspec
+import numpy as np
+
+from topicstore.contract.arguments import check_count
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.columns import to_list
+from topicstore.contract.errors import InvalidTopicError
+from topicstore.contract.model import Message
+from topicstore.contract.topics import TopicFilter, check_utf8
+from topicstore.storage.keyed_messages import read_between
+from topicstore.storage.storage import Storage
+
+from .retained import AFTER_ALL, key_of, seconds_left, topic_at
+from .topic_leaps import TopicLeaps
+
+__all__ = ["PAGE", "RetainedPage", "any_retained", "retained", "retained_of", "retained_page"]
+
+PAGE = 1_000
+"""The most messages of a page."""
+_EXAMINED = 1_024
+"""How many stored messages are read for a page, over all shards, before the rest is left to the next."""
+_FEWEST, _MOST = 8, 1_024
+"""How many stored messages are read at a time: few where leaps lead far, many where they don't."""
+
+_topic = attrgetter("topic")
+
+
+@attrs.frozen
+class RetainedPage:
+    """Some retained messages, in order of topics."""
+
+    messages: Sequence[Message]
+    """Those that match and haven't expired, with the rest of their expiry intervals. There may be none."""
+    following: str | None
+    """The ``start`` of the next page; None after the last one."""
+
+
+def retained(
+    storage: Storage, topic_filter: str, now: int, after: str | None = None, limit: int | None = None
+) -> list[Message]:
+    """Return the retained messages whose topics match and come after a topic, in order of topics, at most ``limit``.
+
+    There are fewer only if no others follow.
+    """
+    chosen = TopicFilter(topic_filter)
+    if limit is not None:
+        check_count("limit", limit)
+    start: str | None = "" if after is None else check_utf8(after, "topic", InvalidTopicError) + "\0"
+    found: list[Message] = []
+    while start is not None and (limit is None or len(found) < limit):
+        page = retained_page(storage, chosen, now, start, PAGE if limit is None else limit - len(found))
+        found += page.messages
+        start = page.following
+    return found
+
+
+def any_retained(storage: Storage) -> bool:
+    """Return whether there is a retained message at all, expired or not. It reads one of each shard at most."""
+    for shard in range(len(storage.shards)):
+        read = read_between(storage, shard, key_of(""), AFTER_ALL, 1)
+        if len(read.batch) or read.following is not None:
+            return True
+    return False
+
+
+def retained_of(storage: Storage, topics: Sequence[str], now: int) -> list[Message | None]:
+    """Return for each topic its retained message, or None if it has none that hasn't expired."""
+    found: list[Message | None] = []
+    for topic in topics:
+        key = key_of(topic)
+        batch = read_between(storage, storage.shard_of(topic), key, key + b"\0", 1).batch
+        found.append(next(iter(_current(batch, now)), None))
+    return found
+
+
+def retained_page(
+    storage: Storage, topic_filter: TopicFilter, now: int, start: str, limit: int, *, examine: int = _EXAMINED
+) -> RetainedPage:
+    """Return at most ``limit`` of the retained messages whose topics match and are ``start`` or come after it.
+
+    A page may have fewer, or none, though others follow: it ends when enough was read. ``now`` is the time by which
+    messages expire, in microseconds since the epoch. About ``examine`` stored messages are read at most.
+    """
+    limit = min(limit, PAGE)
+    leaps = TopicLeaps(topic_filter)
+    if topic_filter.literal:
+        shards: Sequence[int] = (storage.shard_of(topic_filter.text),)
+    else:
+        shards = range(len(storage.shards))
+    share = limit if len(shards) == 1 else min(limit, limit // len(shards) + limit // 8 + 4)
+    parts = [
+        _ShardPage(storage, shard, topic_filter, leaps, now).read(start, share, examine // len(shards))
+        for shard in shards
+    ]
+    ends = [part.following for part in parts if part.following is not None]
+    if len(parts) == 1 and len(parts[0].messages) <= limit:
+        return parts[0]
+    following = min(ends, default=None)  # up to there, every shard was read
+    messages = sorted((message for part in parts for message in part.messages), key=_topic)
+    if following is not None:
+        del messages[bisect_left(messages, following, key=_topic) :]
+    if len(messages) > limit:
+        del messages[limit:]
+        following = messages[-1].topic + "\0"
+    return RetainedPage(messages, following)
+
+
+class _ShardPage:
+    """A page of the retained messages that one shard keeps."""
+
+    def __init__(self, storage: Storage, shard: int, topic_filter: TopicFilter, leaps: TopicLeaps, now: int) -> None:
+        self._storage = storage
+        self._shard = shard
+        self._filter = topic_filter
+        self._leaps = leaps
+        self._now = now
+        self._found: list[Message] = []
+        self._examined = 0
+
+    def read(self, start: str, wanted: int, bound: int) -> RetainedPage:
+        """Read on from a text until as many messages are found as are wanted, or as many read as are allowed."""
+        for first, end in self._leaps.ranges:
+            if end is not None and end <= start:
+                continue
+            reached = self._read_range(max(first, start), end, wanted, bound)
+            if reached is not None:
+                return RetainedPage(self._found, reached)
+        return RetainedPage(self._found, None)
+
+    def _read_range(self, start: str, end: str | None, wanted: int, bound: int) -> str | None:
+        """Read a range; return where to go on, or None at its end."""
+        at: str | None = start
+        last = AFTER_ALL if end is None else key_of(end)
+        rows = min(wanted, _MOST) if self._leaps.every else 2 * _FEWEST
+        while at is not None:
+            if self._examined and (len(self._found) >= wanted or self._examined >= bound):
+                return at
+            some = min(rows, max(bound - self._examined, 1))
+            read = read_between(self._storage, self._shard, key_of(at), last, some)
+            self._examined += max(len(read.batch), 1)
+            looked_at, leap = self._take(read.batch)
+            if read.following is None:
+                return None
+            after = topic_at(read.following)
+            at = None if leap is None else max(leap, after)  # a plugin may have removed the last ones of the batch
+            rows = min(2 * rows, _MOST) if 2 * looked_at >= len(read.batch) else max(rows // 2, _FEWEST)
+        return None
+
+    def _take(self, batch: MessageBatch) -> tuple[int, str | None]:
+        """Take the messages of a batch that match; return how many were compared, and where the next may lie."""
+        if self._leaps.every or not len(batch):
+            self._found += _current(batch, self._now)
+            return len(batch), ""
+        topics, matches, after = to_list(batch.topics), self._filter.matches, self._leaps.after
+        matching: list[int] = []
+        looked_at, row, leap = 0, 0, None
+        while row < len(topics):
+            looked_at += 1
+            if matches(topics[row]):
+                matching.append(row)
+            leap = after(topics[row])
+            if leap is None:
+                break
+            row = bisect_left(topics, leap, row + 1)
+        if matching:
+            self._found += _current(batch.take(np.array(matching, np.intp)), self._now)
+        return looked_at, leap
+
+
+def _current(batch: MessageBatch, now: int) -> list[Message]:
+    """Return the messages of a batch that have not expired, with the rest of their intervals."""
+    messages = batch.to_messages()
+    left = seconds_left(batch, now)
+    if not any(seconds is not None for seconds in left):
+        return messages
+    return [
+        message if seconds is None else _with_interval(message, seconds)
+        for message, seconds in zip(messages, left, strict=True)
+        if seconds is None or seconds > 0
+    ]
+
+
+def _with_interval(message: Message, seconds: int) -> Message:
+    if message.properties is None:
+        return message
+    properties = msgspec.structs.replace(message.properties, message_expiry_interval=seconds)
+    return msgspec.structs.replace(message, properties=properties)

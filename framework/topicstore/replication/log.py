@@ -1,0 +1,297 @@
+"""The running log of one shard on one site: it follows, takes over, writes, and gives way.
+
+One thread writes. Who stores something proposes a change under the shard's lock, and waits for it without the lock.
+What is proposed while a PUT is in flight becomes the next entry.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from topicstore.alarm import Alarm
+from topicstore.background import end_at_exit
+from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, RecoverableError
+from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
+
+from . import names
+from .heads import Head, Kind, Progress
+from .log_reader import LogReader, Machine
+from .objects import Entry, decode_entry, encode_entry
+from .owning import Answer, Outcome, Stage, after_put, again, may_acknowledge, may_put, may_release
+from .taking_over import Step, after_fence, after_look, after_reading, at_end
+
+__all__ = ["Proposal", "ShardLog", "ShardMovedError"]
+
+_MOST_BYTES = 8 << 20
+"""The bytes of changes from which an entry takes no more of them."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+"""Seconds between two tries of a PUT."""
+
+
+class ShardMovedError(RecoverableError):
+    """Another site owns the shard, or this one has released it. Send the change to the owner.
+
+    A change that was queued was not stored. One that was sent may have been, if an answer was lost; the log tells.
+    """
+
+
+@attrs.define(eq=False)
+class Proposal:
+    """A change on its way into the log."""
+
+    change: bytes
+    first_position: int
+    """The lowest position that it gives; 0 if it gives none."""
+    last_position: int
+    _done: threading.Event = attrs.field(factory=threading.Event, init=False)
+    _failure: BaseException | None = attrs.field(default=None, init=False)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the change is in the log and applied here.
+
+        Raises `ShardMovedError`, the error with which applying it failed, and `StorageUnavailableError` if neither
+        happens within ``timeout`` seconds; the change stays on its way then, and may still be stored.
+        """
+        if not self._done.wait(timeout):
+            raise StorageUnavailableError(
+                f"the store has not answered for {timeout:g} s; the change is still on its way, and may be stored"
+            )
+        if self._failure is not None:
+            raise self._failure
+
+    def settle(self, failure: BaseException | None = None) -> None:
+        """End the wait."""
+        self._failure = failure
+        self._done.set()
+
+
+class ShardLog:
+    """A shard's log on one site.
+
+    ``pause`` waits before a PUT is tried again; it gets the number of tries.
+    """
+
+    def __init__(
+        self,
+        store: LogStore,
+        shard: int,
+        machine: Machine,
+        site: str,
+        pause: Callable[[int], object] | None = None,
+    ) -> None:
+        self.reader = LogReader(store, shard, machine)
+        self._store = store
+        self._shard = shard
+        self._machine = machine
+        self._site = site
+        self._pause = pause or self._back_off
+        self._lock = threading.Lock()
+        """Guards the queue, the number of PUTs in flight, and the reason why nothing is taken."""
+        self._queue: list[Proposal] = []
+        self._in_flight = 0
+        self._refuses: BaseException | None = ShardMovedError(f"site {site} does not own shard {shard}")
+        """Why no proposals are taken; None while the shard is owned."""
+        self._leaving = False
+        """Whether the shard is to be released when nothing is left."""
+        self._stopping = threading.Event()
+        self._wake = Alarm()
+        self._epoch = 0
+        self._thread: threading.Thread | None = None
+        end_at_exit(self, ShardLog.close)
+
+    @property
+    def owned(self) -> bool:
+        """Whether this site takes proposals. Another may own the shard already, which the next entry will show."""
+        return self._refuses is None
+
+    # --- taking over ---
+
+    def take_over(self, epoch: int) -> bool:
+        """Become the owner with an epoch that a cluster document has given to this process; return whether it did.
+
+        False means that another site has a higher epoch: go on with `LogReader.read`, which no other thread may call
+        before this returns, nor while the shard is owned. Raises the errors of `LogReader.read`, `DatabaseClosedError`
+        after `close`, and `InvalidArgumentError` if the shard is owned already.
+        """
+        if self.owned:
+            raise InvalidArgumentError(f"site {self._site} owns shard {self._shard} already, with epoch {self._epoch}")
+        self._join()  # a thread that has just given way may still be telling so
+        if self._stopping.is_set():
+            raise DatabaseClosedError("the log was closed")
+        while True:
+            step = self.reader.read(epoch)
+            if step is Step.FENCE and at_end() is Step.FENCE:
+                step = self._fence(epoch)
+            if step is Step.STOP:
+                return False
+            if step is Step.OWN:
+                self._begin(epoch)
+                return True
+
+    def _fence(self, epoch: int) -> Step:
+        fence, outcome, _ = self._put(self._head(Kind.FENCE, epoch, self._machine.progress), ())
+        step = after_fence(outcome)
+        if step is not Step.LOOK:
+            return step
+        if after_look(fence.head, self.reader.cut()) is Step.BASE:
+            self.reader.take_base()
+            return after_reading(epoch, self._machine.progress)
+        self.reader.apply(fence)
+        return Step.OWN
+
+    def _begin(self, epoch: int) -> None:
+        with self._lock:
+            self._epoch, self._refuses, self._leaving = epoch, None, False
+            self._thread = threading.Thread(target=self._work, name=f"topicstore-log-{self._shard}", daemon=True)
+            self._thread.start()
+
+    # --- writing ---
+
+    def propose(self, change: bytes, first_position: int = 0, last_position: int = 0) -> Proposal:
+        """Queue a change. The shard's lock is held, so proposals come in the order of their positions.
+
+        Raises `ShardMovedError`, or the error that has stopped the log.
+        """
+        proposal = Proposal(change, first_position, last_position)
+        with self._lock:
+            if self._refuses is not None:
+                raise self._refuses
+            if self._leaving:
+                raise ShardMovedError(f"site {self._site} is releasing shard {self._shard}")
+            self._queue.append(proposal)
+        self._wake.ring()
+        return proposal
+
+    def release(self) -> None:
+        """Write what is queued, then that this site goes; return when that is done or another site owns the shard."""
+        with self._lock:
+            self._leaving = True
+        self._wake.ring()
+        self._join()
+
+    def close(self) -> None:
+        """Stop. What is queued or in flight fails; of what is in flight nobody knows whether it will be stored."""
+        self._stopping.set()
+        self._wake.ring()
+        self._join()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        pending: list[Proposal] = []
+        try:
+            while not self._stopping.is_set():
+                pending = self._next()
+                if pending:
+                    self._write(pending)
+                elif self._may_release():
+                    self._put_next(Kind.RELEASED, ())
+                    break
+                else:
+                    self._wake.wait(None)
+            what = "has stopped writing" if self._stopping.is_set() else "has released"
+            self._end(pending, ShardMovedError(f"site {self._site} {what} shard {self._shard}"))
+        except BaseException as error:  # noqa: BLE001 - every thread that waits raises it
+            self._end(pending, error)
+
+    def _next(self) -> list[Proposal]:
+        """Take what becomes the next entry from the queue."""
+        with self._lock:
+            if not may_put(self._in_flight, len(self._queue)):
+                return []
+            size = number = 0
+            while number < len(self._queue) and size < _MOST_BYTES:
+                size += len(self._queue[number].change)
+                number += 1
+            taken, self._queue = self._queue[:number], self._queue[number:]
+            self._in_flight += 1
+            return taken
+
+    def _may_release(self) -> bool:
+        with self._lock:
+            return self._leaving and may_release(self._in_flight, len(self._queue))
+
+    def _write(self, pending: list[Proposal]) -> None:
+        self._put_next(Kind.CHANGES, pending)
+        with self._lock:
+            self._in_flight -= 1
+        if may_acknowledge(Stage.APPLIED):
+            for proposal in pending:
+                proposal.settle()
+            pending.clear()
+
+    def _put_next(self, kind: Kind, pending: Sequence[Proposal]) -> None:
+        """Write the next entry and apply it. Raises `ShardMovedError`."""
+        identity = secrets.token_bytes(16)
+        changes = tuple(proposal.change for proposal in pending)
+        while True:
+            head = self._head(kind, self._epoch, self._machine.progress, pending, identity)
+            entry, outcome, found = self._put(head, changes)
+            if outcome is Outcome.WRITTEN:
+                self.reader.apply(entry)
+                return
+            if outcome is Outcome.FENCED or found is None:
+                owner = f"site {found.head.site}" if found is not None else "another site"
+                raise ShardMovedError(f"shard {self._shard} has moved to {owner}; epoch {self._epoch} is over")
+            self.reader.apply(found)  # void: it takes the index, and the entry goes behind it
+
+    def _head(
+        self, kind: Kind, epoch: int, at: Progress, pending: Sequence[Proposal] = (), identity: bytes = b""
+    ) -> Head:
+        positions = [one for one in pending if one.last_position]
+        return Head(
+            index=at.next,
+            kind=kind,
+            epoch=epoch,
+            id=identity or secrets.token_bytes(16),
+            site=self._site,
+            before=at.before,
+            checksum=b"",
+            first_position=positions[0].first_position if positions else 0,
+            last_position=positions[-1].last_position if positions else 0,
+        )
+
+    def _put(self, head: Head, changes: tuple[bytes, ...]) -> tuple[Entry, Outcome, Entry | None]:
+        """Send an entry until it is known what became of it; return it, that, and what lies at its index instead."""
+        tries = 0
+        while True:
+            entry, data = encode_entry(self._shard, head, changes)
+            answer, found = self._create(entry.head.index, data)
+            outcome = after_put(entry.head, answer, found.head if found is not None else None)
+            if outcome is not Outcome.AGAIN:
+                return entry, outcome, found
+            head, tries = again(head), tries + 1
+            self._pause(tries)
+            if self._stopping.is_set():
+                raise StorageUnavailableError("the log was closed before the store answered; the change may be stored")
+
+    def _create(self, index: int, data: bytes) -> tuple[Answer, Entry | None]:
+        name = names.entry(self._shard, index)
+        try:
+            try:
+                self._store.create(name, data)
+            except ObjectExistsError:
+                return Answer.EXISTS, decode_entry(self._shard, index, self._store.get(name), self._store.place)
+        except ObjectNotFoundError:
+            return Answer.EXISTS, None
+        except StorageUnavailableError:
+            return Answer.NONE, None
+        return Answer.CREATED, None
+
+    def _back_off(self, tries: int) -> None:
+        self._stopping.wait(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(tries, 10)))
+
+    def _end(self, pending: Sequence[Proposal], reason: BaseException) -> None:
+        """Take no more proposals, and fail those that are on their way."""
+        with self._lock:
+            self._refuses = reason
+            self._in_flight = 0
+            queued, self._queue = self._queue, []
+        for proposal in (*pending, *queued):
+            proposal.settle(reason)

@@ -1,0 +1,66 @@
+"""Finding the log store of a URL, and refusing one that does not keep to the condition on which everything rests."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.log_store import LogStore, NotConditionalError, ObjectExistsError, StorageUnavailableError
+from topicstore.plugins import load_target, registry
+
+__all__ = ["open_log_store", "probe"]
+
+_PROBES = "probes"
+"""Below this the probes are created. They are removed again, but for those of a process that was killed."""
+
+
+def open_log_store(url: str, options: Mapping[str, Any] | None = None) -> LogStore:
+    """Return the log store at a URL, after `probe`.
+
+    Raises `UnknownPluginError` and `BackendUnavailableError` if nothing installed serves the scheme, and the errors of
+    `LogStore.open` and `probe`.
+    """
+    scheme = urlsplit(url).scheme
+    if not scheme:
+        raise InvalidArgumentError(f"a log store is named by a URL, such as s3://bucket/prefix, not {url!r}")
+    target: type[LogStore] = load_target(registry().log_store(scheme))
+    store = target.open(url, options or {})
+    try:
+        probe(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def probe(store: LogStore) -> None:
+    """Create one object twice; the second must be refused, and the first stay.
+
+    Raises `NotConditionalError` if it isn't, and `StorageUnavailableError` if the store gives no answer.
+    """
+    name = f"{_PROBES}/{secrets.token_hex(16)}"
+    try:
+        store.create(name, b"first")
+    except ObjectExistsError as lost:  # the name is random: a request was sent twice, and nobody heard of the first
+        raise StorageUnavailableError(f"{store.place} says that a new name is taken; try again") from lost
+    try:
+        store.create(name, b"second")
+    except ObjectExistsError:
+        found = store.get(name)
+        if found != b"first":
+            raise _refused(store) from None
+    else:
+        raise _refused(store)
+    finally:
+        store.delete(name)
+
+
+def _refused(store: LogStore) -> NotConditionalError:
+    return NotConditionalError(
+        f"{store.place} created an object whose name was taken. Sites that share it could overwrite each other's "
+        "entries. Use a store that keeps to the condition If-None-Match: *, as S3, Google Cloud Storage, Azure, MinIO "
+        "and Ceph do"
+    )

@@ -1,0 +1,94 @@
+"""The names of objects in a log store. Numbers have twenty digits, so that names sort as numbers do."""
+
+from __future__ import annotations
+
+from topicstore.contract.errors import CorruptionError
+
+__all__ = [
+    "CLUSTER",
+    "base_head",
+    "base_of",
+    "base_part",
+    "bases",
+    "beat",
+    "beats",
+    "cluster_document",
+    "cut",
+    "cuts",
+    "entries",
+    "entry",
+    "number_of",
+    "parts",
+]
+
+CLUSTER = "cluster"
+"""Below this lie the documents of the cluster."""
+_DIGITS = 20
+
+
+def cluster_document(number: int) -> str:
+    """Return the name of a document: which sites there are, and who owns what."""
+    return f"{CLUSTER}/{number:0{_DIGITS}}"
+
+
+def beats(site: str) -> str:
+    """Return the prefix of a site's beats."""
+    return f"beats/{site}"
+
+
+def beat(site: str, number: int) -> str:
+    """Return the name of a beat. A site creates one after the other, and deletes those before."""
+    return f"{beats(site)}/{number:0{_DIGITS}}"
+
+
+def entries(shard: int) -> str:
+    """Return the prefix of a shard's log."""
+    return f"shards/{shard}/log"
+
+
+def entry(shard: int, index: int) -> str:
+    """Return the name of an entry of a shard's log."""
+    return f"{entries(shard)}/{index:0{_DIGITS}}"
+
+
+def bases(shard: int) -> str:
+    """Return the prefix of the heads of a shard's bases."""
+    return f"shards/{shard}/bases"
+
+
+def base_head(shard: int, index: int) -> str:
+    """Return the name of the head of a base that holds everything below an index. It is created last."""
+    return f"{bases(shard)}/{index:0{_DIGITS}}"
+
+
+def parts(shard: int) -> str:
+    """Return the prefix of the parts of a shard's bases."""
+    return f"shards/{shard}/parts"
+
+
+def base_part(shard: int, index: int, writing: str, number: int) -> str:
+    """Return the name of a part of a base; ``writing`` is random, since two sites may write the same base."""
+    return f"{parts(shard)}/{index:0{_DIGITS}}/{writing}/{number:0{_DIGITS}}"
+
+
+def base_of(part: str) -> int:
+    """Return the index of the base that a part belongs to. Raises `CorruptionError` as `number_of`."""
+    return number_of(part.rpartition("/")[0].rpartition("/")[0])
+
+
+def cuts(shard: int) -> str:
+    """Return the prefix of a shard's cuts."""
+    return f"shards/{shard}/cuts"
+
+
+def cut(shard: int, index: int) -> str:
+    """Return the name of a cut: below the index entries may be gone. It is created before the first of them goes."""
+    return f"{cuts(shard)}/{index:0{_DIGITS}}"
+
+
+def number_of(name: str) -> int:
+    """Return the number at the end of a name. Raises `CorruptionError` for a name that ends in none of ours."""
+    digits = name.rpartition("/")[2]
+    if len(digits) != _DIGITS or not (digits.isascii() and digits.isdigit()):
+        raise CorruptionError("its name does not end in a number of twenty digits", name)
+    return int(digits)

@@ -1,0 +1,167 @@
+"""Who a client is: by its certificate, a plugin, its password, or nobody's name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from topicstore.contract.access import Credentials, Question
+from topicstore.contract.errors import PluginError, UnknownPluginError
+from topicstore.server.listeners.peer import Peer
+from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, SettingsError
+
+from .access_list import AccessList
+from .batches import Batches, TooManyWaitingError
+from .hooks import AccessHooks
+from .password_check import BusyError, PasswordCheck
+from .passwords import PasswordFile, PasswordFileError
+from .permissions import Permissions
+
+__all__ = ["Access", "Identity", "Login", "Refusal"]
+
+_log = logging.getLogger("topicstore.server.access")
+
+
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that wants in."""
+
+    client_id: str
+    user_name: str | None
+    password: bytes | None
+    peer: Peer
+
+    def __repr__(self) -> str:  # without the password
+        return f"Login({self.client_id!r}, {self.user_name!r}, {self.peer.address})"
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that was let in; an anonymous one has no user."""
+
+    user: str | None
+    client_id: str
+    loopback: bool
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that was not let in.
+
+    ``credentials``: its user name or password is wrong. ``forbidden``: without a name it may not come in from there.
+    ``unavailable``: who it is can't be found out now.
+    """
+
+    why: Literal["credentials", "forbidden", "unavailable"]
+    text: str
+    """What may be said to the client."""
+
+
+class Access:
+    """Who may do what on a server. Everything is called in the event loop."""
+
+    def __init__(
+        self,
+        authentication: AuthenticationSettings,
+        authorization: AuthorizationSettings,
+        *,
+        authenticate: AccessHooks | None = None,
+        authorize: AccessHooks | None = None,
+    ) -> None:
+        """Read the password file and find the plugins, unless they are given.
+
+        Raises `SettingsError`, which names the setting of a plugin that can't be used, and `PasswordFileError`.
+        """
+        self._anonymous = authentication.anonymous
+        self._list = AccessList(authorization)
+        if authenticate is None and authentication.plugins:
+            authenticate = _installed("authentication", authentication.plugins, "topicstore_authenticate")
+        if authorize is None and authorization.plugins:
+            authorize = _installed("authorization", authorization.plugins, "topicstore_authorize")
+        path = authentication.password_file
+        self._passwords = None if path is None else PasswordCheck(PasswordFile(path))
+        self._who = (
+            None
+            if authenticate is None
+            else Batches[Credentials, str | bool | None](authenticate.authenticate, "topicstore-authenticate")
+        )
+        self._what = (
+            None if authorize is None else Batches[Question, bool | None](authorize.authorize, "topicstore-authorize")
+        )
+
+    async def authenticate(self, login: Login) -> Identity | Refusal:
+        """Say who a client is. Doesn't raise; what fails within is logged, and the client refused."""
+        try:
+            found = await self._named(login)
+        except (BusyError, TooManyWaitingError) as busy:
+            _log.warning("clients are refused because too many connect: %s", busy)
+            return Refusal(why="unavailable", text="too many clients connect at the same time")
+        except PasswordFileError as bad:
+            _log.error("clients are refused because their passwords can't be checked: %s", bad)
+            return Refusal(why="unavailable", text="passwords can't be checked now")
+        except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged, and must not end the connection's task
+            _log.exception("clients are refused because a plugin failed to say who they are")
+            return Refusal(why="unavailable", text="it can't be found out now who the client is")
+        if isinstance(found, Refusal):
+            return found
+        return Identity(user=found, client_id=login.client_id, loopback=login.peer.loopback)
+
+    async def _named(self, login: Login) -> str | Refusal | None:
+        """Return the user's name, None for nobody's."""
+        peer = login.peer
+        if self._who is not None:
+            [answer] = await self._who.ask([_credentials(login)])
+            if isinstance(answer, str):
+                return answer
+            if answer is False:
+                return Refusal(why="credentials", text="the user name or the password is wrong")
+        if peer.certificate_name is not None:
+            return peer.certificate_name
+        if login.user_name is not None and self._passwords is not None:
+            if await self._passwords.matches(login.user_name, login.password or b""):
+                return login.user_name
+            return Refusal(why="credentials", text="the user name or the password is wrong")
+        if self._anonymous == "always" or (self._anonymous == "loopback" and peer.loopback):
+            return None
+        return Refusal(why="forbidden", text="a user name and a password are needed here")
+
+    def permissions(self, identity: Identity) -> Permissions:
+        """Return what a client may do; one for each connection."""
+        rules = self._list.of(identity.user, identity.client_id, loopback=identity.loopback)
+        return Permissions(identity.user, identity.client_id, rules, self._what)
+
+    def end(self) -> None:
+        """Have the threads end. Whoever waits for an answer gets `asyncio.CancelledError`."""
+        for threads in (self._passwords, self._who, self._what):
+            if threads is not None:
+                threads.end()
+
+    def join(self) -> None:
+        """Wait until the threads have ended, after `end`. May be called in any thread."""
+        for threads in (self._passwords, self._who, self._what):
+            if threads is not None:
+                threads.join()
+
+    def close(self) -> None:
+        """`end`, then `join`, which takes as long as a plugin takes."""
+        self.end()
+        self.join()
+
+
+def _installed(section: str, names: Sequence[str], hook: str) -> AccessHooks:
+    try:
+        return AccessHooks.installed(names, hook)
+    except (PluginError, UnknownPluginError) as bad:
+        raise SettingsError(f"{section}.plugins: {bad}") from bad
+
+
+def _credentials(login: Login) -> Credentials:
+    return Credentials(
+        client_id=login.client_id,
+        user_name=login.user_name,
+        password=login.password,
+        certificate_name=login.peer.certificate_name,
+        address=login.peer.address,
+        loopback=login.peer.loopback,
+        listener=login.peer.via.name,
+    )

@@ -1,0 +1,138 @@
+"""The access list: rules in their order, the first that speaks of something counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import attrs
+
+from topicstore.contract.access import Action
+from topicstore.contract.errors import InvalidFilterError
+from topicstore.contract.topics import TopicFilter
+from topicstore.server.settings import AuthorizationSettings, Rule, SettingsError
+
+from .topic_patterns import TopicPattern
+
+__all__ = ["AccessList", "ClientRules"]
+
+_UNSAFE = frozenset("+#/")
+"""Characters with which a client's name could widen a rule in which it is put."""
+
+
+@attrs.frozen
+class _ClientRule:
+    """A rule that speaks of one client, with its names in the topics."""
+
+    allow: bool
+    actions: tuple[Action, ...]
+    topics: tuple[TopicPattern, ...]
+
+
+class ClientRules:
+    """What the list says of one client. Holds no state, so any thread may ask."""
+
+    __slots__ = ("_rules", "_unlisted", "denies_messages", "everything")
+
+    def __init__(self, rules: Sequence[_ClientRule], *, unlisted: bool) -> None:
+        self._rules, self._unlisted = tuple(rules), unlisted
+        self.everything = unlisted and all(rule.allow for rule in rules)
+        """Whether the client may do whatever it wants."""
+        self.denies_messages = any(not rule.allow and "subscribe" in rule.actions for rule in rules)
+        """Whether a granted filter may match messages that the client may not have."""
+
+    def may_publish(self, topic: str) -> bool:
+        """Return whether the client may publish to a topic."""
+        for rule in self._rules:
+            if "publish" in rule.actions and any(pattern.matches(topic) for pattern in rule.topics):
+                return rule.allow
+        return self._unlisted
+
+    def may_subscribe(self, topic_filter: TopicFilter) -> bool:
+        """Return whether the client may subscribe to a filter: by the first rule within which it lies wholly.
+
+        A rule that denies a part of what the filter matches doesn't deny the filter; `may_receive` keeps that part
+        back.
+        """
+        for rule in self._rules:
+            if "subscribe" in rule.actions and any(pattern.covers(topic_filter) for pattern in rule.topics):
+                return rule.allow
+        return self._unlisted
+
+    def may_receive(self, topic: str) -> bool:
+        """Return whether the client may have a message to which one of its filters matches."""
+        for rule in self._rules:
+            if "subscribe" in rule.actions and any(pattern.matches(topic) for pattern in rule.topics):
+                return rule.allow
+        return True
+
+
+class AccessList:
+    """The rules of a server's settings."""
+
+    def __init__(self, settings: AuthorizationSettings) -> None:
+        """Check the topics. Raises `SettingsError`."""
+        self._settings = settings
+        self._rules = [
+            (rule, _names(rule.users), _names(rule.clients), _checked(rule, number))
+            for number, rule in enumerate(settings.rules)
+        ]
+
+    def of(self, user: str | None, client_id: str, *, loopback: bool) -> ClientRules:
+        """Return what the list says of a client; ``user`` is None for an anonymous one."""
+        rules = []
+        for rule, users, clients, topics in self._rules:
+            if not _speaks_of(users, rule.users, user) or clients.fullmatch(client_id) is None:
+                continue
+            allow = rule.permission == "allow"
+            usable = [text for text in topics if _usable(text, user, client_id, allow=allow)]
+            if usable:
+                patterns = tuple(TopicPattern(text, user, client_id) for text in usable)
+                rules.append(_ClientRule(allow, _ACTIONS[rule.action], patterns))
+        return ClientRules(rules, unlisted=self._unlisted(loopback=loopback))
+
+    def _unlisted(self, *, loopback: bool) -> bool:
+        if self._settings.unlisted is not None:
+            return self._settings.unlisted == "allow"
+        return loopback and not self._settings.rules and not self._settings.plugins
+
+
+_ACTIONS: dict[str, tuple[Action, ...]] = {
+    "publish": ("publish",),
+    "subscribe": ("subscribe",),
+    "both": ("publish", "subscribe"),
+}
+
+
+def _names(names: Sequence[str]) -> re.Pattern[str]:
+    """Return what names match; only ``*`` is special."""
+    return re.compile("|".join(".*".join(map(re.escape, name.split("*"))) for name in names), re.DOTALL)
+
+
+def _speaks_of(names: re.Pattern[str], texts: Sequence[str], user: str | None) -> bool:
+    return "*" in texts if user is None else names.fullmatch(user) is not None
+
+
+def _usable(text: str, user: str | None, client_id: str, *, allow: bool) -> bool:
+    """Return whether a rule's topic says something of a client whose names would be put in it.
+
+    Names that contain ``/``, ``+`` or ``#`` would reach into what is others', and those that begin a topic with ``$``
+    into ``$SYS``, so no topic with them is allowed.
+    """
+    if "%u" in text and not user:
+        return False
+    names = ((mark, name or "") for mark, name in (("%u", user), ("%c", client_id)) if mark in text)
+    return not allow or not any(_widens(name, first=text.startswith(mark)) for mark, name in names)
+
+
+def _widens(name: str, *, first: bool) -> bool:
+    return not _UNSAFE.isdisjoint(name) or (first and name.startswith("$"))
+
+
+def _checked(rule: Rule, number: int) -> tuple[str, ...]:
+    for topic in rule.topics:
+        try:
+            TopicFilter(topic)
+        except InvalidFilterError as bad:
+            raise SettingsError(f"authorization.rules[{number}].topics: {bad}") from bad
+    return rule.topics

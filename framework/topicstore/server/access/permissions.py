@@ -1,0 +1,106 @@
+"""What one connection may do; what was decided is kept as long as it lasts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from topicstore.contract.access import Action, Question
+from topicstore.contract.errors import InvalidFilterError
+from topicstore.contract.topics import TopicFilter
+
+from .access_list import ClientRules
+from .batches import Batches
+
+__all__ = ["Permissions"]
+
+_REMEMBERED = 256
+"""Decisions that a connection keeps of each action."""
+
+_log = logging.getLogger("topicstore.server.access")
+
+
+class Permissions:
+    """The permissions of one client while it is connected."""
+
+    __slots__ = (
+        "_client_id",
+        "_plugins",
+        "_publish",
+        "_rules",
+        "_subscribe",
+        "_unanswered",
+        "_user",
+        "may_receive",
+        "unrestricted",
+    )
+
+    def __init__(
+        self, user: str | None, client_id: str, rules: ClientRules, plugins: Batches[Question, bool | None] | None
+    ) -> None:
+        self._user, self._client_id, self._rules, self._plugins = user, client_id, rules, plugins
+        self._publish: dict[str, bool] = {}
+        self._subscribe: dict[str, bool] = {}
+        self._unanswered: set[str] = set()
+        self.unrestricted = plugins is None and rules.everything
+        """Whether nothing has to be asked."""
+        self.may_receive: Callable[[str], bool] | None = rules.may_receive if rules.denies_messages else None
+        """Whether a message to a topic may go to the client; None if all may. Any thread may call it."""
+
+    def decided(self, action: Action, topic: str) -> bool | None:
+        """Return whether the client may publish to a topic or subscribe to a filter; None if plugins must be asked.
+
+        Never waits. A filter that is none is not allowed.
+        """
+        if self.unrestricted:
+            return True
+        known = self._publish if action == "publish" else self._subscribe
+        found = known.get(topic)
+        if found is None and self._plugins is None:
+            found = self._listed(action, topic)
+            _keep(known, topic, found)
+        if found is None and action == "publish" and topic in self._unanswered:
+            self._unanswered.discard(topic)
+            return False
+        return found
+
+    async def decide(self, action: Action, topics: Sequence[str]) -> list[bool | None]:
+        """Return `decided` for each topic, after asking plugins where that says None.
+
+        If a plugin fails, that is logged, and the answer is still None: nothing is allowed by it. It is not kept, but
+        for a topic to publish to, the next `decided` says no.
+        """
+        found = {topic: self.decided(action, topic) for topic in topics}
+        asked = [topic for topic, decision in found.items() if decision is None]
+        if asked and self._plugins is not None:
+            questions = [
+                Question(user=self._user, client_id=self._client_id, action=action, topic=topic) for topic in asked
+            ]
+            known = self._publish if action == "publish" else self._subscribe
+            try:
+                answers = await self._plugins.ask(questions)
+            except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged, and nothing is allowed
+                _log.exception(
+                    "the client %r is refused because a plugin failed to say what it may do", self._client_id
+                )
+                if action == "publish":
+                    self._unanswered = set(asked)
+                return [found[topic] for topic in topics]
+            for topic, answer in zip(asked, answers, strict=True):
+                found[topic] = self._listed(action, topic) if answer is None else answer
+                _keep(known, topic, found[topic] is True)
+        return [found[topic] for topic in topics]
+
+    def _listed(self, action: Action, topic: str) -> bool:
+        if action == "publish":
+            return self._rules.may_publish(topic)
+        try:
+            return self._rules.may_subscribe(TopicFilter(topic))
+        except InvalidFilterError:
+            return False
+
+
+def _keep(known: dict[str, bool], topic: str, decision: bool) -> None:
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    known[topic] = decision

@@ -1,0 +1,59 @@
+"""Addresses as people write them: ``127.0.0.1:1883``, ``[::1]:1883``."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Any, Self
+
+__all__ = ["Address", "is_forwarded", "is_loopback", "written_address"]
+
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:\s]+)):([0-9]{1,5})")
+_FORWARDED = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"))
+
+
+class Address(str):
+    """A host and a port, in one text."""
+
+    __slots__ = ("host", "port")
+
+    host: str
+    port: int
+
+    def __new__(cls, text: str) -> Self:
+        """Check the text. Raises ValueError."""
+        found = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
+        if found is None or int(found[3]) > 65_535:
+            raise ValueError(f"{text!r} is not HOST:PORT, such as '127.0.0.1:1883' or '[::1]:1883'")
+        made = super().__new__(cls, text)
+        made.host, made.port = found[1] or found[2], int(found[3])
+        return made
+
+
+def written_address(address: Any) -> str:
+    """Return what a socket says of an address as people write it; of one that isn't of the internet, its text."""
+    if not isinstance(address, (tuple, list)):
+        return str(address)
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address, or the name localhost, is of this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def is_forwarded(headers: Iterable[str]) -> bool:
+    """Return whether one of a request's headers, given by names, is of a proxy, which tells by it for whom it asks.
+
+    The proxy may be on this machine while its clients are anywhere.
+    """
+    return any(name in _FORWARDED or name.startswith("x-forwarded-") for name in map(str.lower, headers))

@@ -1,0 +1,88 @@
+"""Who a client is, and what it may do: what is asked before its session is opened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import attrs
+
+from .access.access import Login, Refusal
+from .access.permissions import Permissions
+from .connecting import Terms
+from .listeners.peer import Peer
+from .protocol.reason import ReasonCode
+from .replay_topics import SHARE
+from .serving import Serving
+
+__all__ = ["Admission", "Refused", "admit"]
+
+_WHY = {
+    "credentials": ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    "forbidden": ReasonCode.NOT_AUTHORIZED,
+    "unavailable": ReasonCode.SERVER_UNAVAILABLE,
+}
+
+
+@attrs.frozen
+class Refused:
+    """A client that is not let in."""
+
+    reason: ReasonCode
+    text: str
+
+
+_UNDECIDED = Refused(ReasonCode.SERVER_UNAVAILABLE, "it can't be found out now what the client may do")
+
+
+@attrs.frozen
+class Admission:
+    """A client that is let in."""
+
+    user: str | None
+    """None: anonymous."""
+    permissions: Permissions
+    forbidden: list[str]
+    """The filters of its stored session that it may no longer subscribe to."""
+
+
+async def admit(serving: Serving, terms: Terms, peer: Peer) -> Admission | Refused:
+    """Find out who a client is and what it may do, within the connect timeout."""
+    try:
+        async with asyncio.timeout(serving.limits.connect_timeout):
+            return await _find_out(serving, terms, peer)
+    except TimeoutError:
+        return Refused(ReasonCode.SERVER_UNAVAILABLE, "it takes too long to find out who the client is")
+
+
+async def _find_out(serving: Serving, terms: Terms, peer: Peer) -> Admission | Refused:
+    packet, access = terms.packet, serving.access
+    identity = await access.authenticate(
+        Login(client_id=terms.client_id, user_name=packet.user_name, password=packet.password, peer=peer)
+    )
+    if isinstance(identity, Refusal):
+        return Refused(_WHY[identity.why], identity.text)
+    permissions = access.permissions(identity)
+    if permissions.unrestricted:
+        return Admission(identity.user, permissions, [])
+    if packet.will is not None:
+        [allowed] = await permissions.decide("publish", [packet.will.topic])
+        if allowed is None:
+            return _UNDECIDED
+        if not allowed:
+            return Refused(ReasonCode.NOT_AUTHORIZED, "the client may not publish its will")
+    forbidden: list[str] = []
+    if not packet.clean_start:
+        filters = await serving.filters_of(terms.client_id)
+        if filters is None:
+            return _UNDECIDED
+        decided = await permissions.decide("subscribe", _plain(filters))
+        if None in decided:
+            return _UNDECIDED  # a filter that is taken from a session is gone, with the messages that wait for it
+        forbidden = [text for text, good in zip(filters, decided, strict=True) if not good]
+    return Admission(identity.user, permissions, forbidden)
+
+
+def _plain(filters: Sequence[str]) -> list[str]:
+    """Return what a session's filters read: those of shared subscriptions without their groups."""
+    return [text.split("/", 2)[2] if text.startswith(SHARE) else text for text in filters]

@@ -1,0 +1,150 @@
+"""The socket of one connection: what is written to it, whether it is read from, and how it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from .connection_record import ConnectionRecord
+from .listeners.peer import Peer, Via, peer_of
+from .logs import log_connection
+from .packet_types import PUBLISH, PUBREL
+from .serving import Serving
+
+__all__ = ["Channel", "Counted"]
+
+Counted = tuple[int, int, int]
+"""A packet's type, a reason code, and how many packets have both."""
+
+_LINGER = 5.0
+"""Seconds in which a client may still read why its connection was ended."""
+
+
+class Channel:
+    """A connection's end of its socket, and what is counted of it. Used in the event loop only."""
+
+    __slots__ = ("_held", "_serving", "_since", "_timer", "_transport", "gone", "over", "peer", "record")
+
+    def __init__(self, serving: Serving, transport: asyncio.Transport, via: Via) -> None:
+        self._serving, self._transport = serving, transport
+        self._since = serving.loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._held = False
+        self.peer: Peer = peer_of(transport, via)
+        self.record = ConnectionRecord(listener=via.name, address=self.peer.address)
+        self.gone = False
+        """Whether the socket is closed."""
+        self.over = False
+        """Whether the last word was said."""
+
+    @property
+    def open(self) -> bool:
+        """Whether something can be written."""
+        return not (self.gone or self.over)
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes the client hasn't taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    def arrived(self, size: int) -> None:
+        """Count bytes that came."""
+        self.record.bytes_in += size
+        self._serving.traffic.bytes_received += size
+
+    def taken(self, packets: int, published: int) -> None:
+        """Count packets that came, and how many of them are PUBLISHes; the others are counted by type with `came`."""
+        self.record.packets_in += packets
+        self.record.messages_in += published
+        self._serving.traffic.received.good[PUBLISH] += published
+
+    def came(self, kind: int, reason: int = 0, packets: int = 1) -> None:
+        """Count packets of a type other than PUBLISH."""
+        self._serving.traffic.received.add(kind, reason, packets)
+
+    def write(self, data: bytes, kind: int, reason: int = 0) -> None:
+        """Send a packet, unless the connection is over; ``reason``: its worst reason code, if it has any."""
+        self.answer(data, ((kind, reason, 1),))
+
+    def answer(self, data: bytes, packets: Sequence[Counted]) -> None:
+        """Send packets, as `write` does one."""
+        if self._put(data):
+            for kind, reason, number in packets:
+                self.record.packets_out += number
+                self._serving.traffic.sent.add(kind, reason, number)
+
+    def deliver(self, data: bytes, published: int, pubrels: int) -> None:
+        """Send so many PUBLISHes and PUBRELs, unless the connection is over."""
+        if self._put(data):
+            self.record.packets_out += published + pubrels
+            self.record.messages_out += published
+            sent = self._serving.traffic.sent.good
+            sent[PUBLISH] += published
+            sent[PUBREL] += pubrels
+
+    def _put(self, data: bytes) -> bool:
+        if not data or self.gone or self.over:
+            return False
+        self._transport.write(data)
+        self.record.bytes_out += len(data)
+        self._serving.traffic.bytes_sent += len(data)
+        return True
+
+    def hold(self, hold: bool) -> bool:
+        """Read nothing more, or read on; return whether that is new."""
+        if hold is self._held or self.gone:
+            return False
+        self._held = hold
+        if hold:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+        return True
+
+    def later(self, seconds: float, call: Callable[[], object]) -> None:
+        """Call something after a time, in place of what was to be called before."""
+        self.never()
+        self._timer = self._serving.loop.call_later(seconds, call)
+
+    def never(self) -> None:
+        """Don't call what was to be called `later`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def shut(self) -> None:
+        """Say nothing more, and close the socket once the client has read all and closed it, or after a while.
+
+        A socket that is closed with unread bytes takes the last packet with it.
+        """
+        if self.over:
+            return
+        self.over = True
+        self.hold(False)
+        self.never()
+        if self.gone or self._transport.is_closing():
+            return
+        self.later(_LINGER, self._transport.abort)
+        if not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client was quicker, and the loop hasn't noticed yet
+            self._transport.abort()
+
+    def abort(self) -> None:
+        """Close the socket at once."""
+        self.over = True
+        self.never()
+        if not self.gone:
+            self._transport.abort()
+
+    def lost(self, error: Exception | None) -> None:
+        """Note that the socket is closed, and log the connection."""
+        self.never()
+        self.gone = True
+        if error is not None and not self.over:
+            self.record.reason = f"the connection broke: {error}"
+        self.record.seconds = round(self._serving.loop.time() - self._since, 3)
+        log_connection(self.record)

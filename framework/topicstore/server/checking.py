@@ -1,0 +1,22 @@
+"""Whether what settings name can be had: plugins, and the files of users and of TLS."""
+
+from __future__ import annotations
+
+from .access.access import Access
+from .http.certificate import Certificate
+from .listeners import read_tls
+from .settings import ServerSettings
+
+__all__ = ["check_files"]
+
+
+def check_files(settings: ServerSettings) -> None:
+    """Read the files that settings name, as a start does, and find the plugins for access.
+
+    Raises `SettingsError`, `PasswordFileError` and `ListenError`.
+    """
+    Access(settings.authentication, settings.authorization).close()
+    for name, one in settings.listeners.items():
+        read_tls(name, one)
+    if settings.http is not None and settings.http.tls is not None:
+        Certificate(settings.http.tls)

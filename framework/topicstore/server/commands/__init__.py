@@ -1,0 +1,1 @@
+"""The server's commands, which the program ``topicstore`` finds by its entry-point group ``topicstore.commands``."""

@@ -1,0 +1,146 @@
+"""The command ``topicstore config``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .installed import check_installed
+
+if TYPE_CHECKING:
+    from topicstore.server.durable_settings import StorageSettings
+    from topicstore.server.settings import ServerSettings
+    from topicstore.server.settings_file import Configuration
+
+__all__ = ["config"]
+
+_DIRECTORY = Path("topicstore-data")
+
+_file = click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The file of settings; without it, what a server without a file has.",
+)
+
+
+@click.group()
+def config() -> None:
+    """Check and show the settings of a server, and make a file of them.
+
+    Settings of the environment count before those of the file, as in TOPICSTORE__LIMITS__CONNECTIONS=500.
+    """
+    check_installed()
+
+
+@config.command()
+@_file
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+def check(file: Path | None, path: Path | None) -> None:
+    """Read the settings, and print "ok" and what starting a server with them would change in the database PATH.
+
+    Files that they name, of users and of TLS, and plugins are looked for too; addresses are not tried. Exits with 2 if
+    they can't be used, and says where and why. PATH is by default the one that the settings name.
+    """
+    from topicstore.server.checking import check_files
+    from topicstore.server.storages import places
+
+    settings = _read(file).settings
+    check_files(settings)
+    storages = places(settings, path or settings.messages.data_dir or _DIRECTORY)
+    coming = [line for name, one, directory in storages for line in _coming(settings, name, one, directory)]
+    click.echo("\n".join(["ok", *coming]))
+
+
+def _coming(settings: ServerSettings, name: str, storage: StorageSettings, path: Path) -> Iterator[str]:
+    """Yield what a start changes in the database of a storage. Raises `SettingsError` for what it can't change."""
+    import topicstore
+    from topicstore.server.retaining import changed_limits, missing_rules
+    from topicstore.server.settings import MESSAGES
+    from topicstore.server.storages import check_fixed, check_new, next_layout
+    from topicstore.storage.manifest import read_manifest
+
+    manifest = read_manifest(path)
+    if manifest is None:
+        check_new(name, storage)
+        yield f"a start creates the database {path}"
+        return
+    check_fixed(name, storage, manifest)
+    try:
+        with topicstore.open(path, "r") as db:
+            current = db.generations()[-1]
+            following = next_layout(name, storage, manifest, current)
+            rules, limits = missing_rules(db, settings), changed_limits(db, settings)
+    except topicstore.DatabaseLockedError:
+        yield f"what a start changes in {path} can't be seen: it is open elsewhere"
+        return
+    if following is not None:
+        yield f"a start begins generation {current.number + 1} with the layout {following[0]!r} in {path}"
+    if name != MESSAGES:
+        return
+    for rule in rules:
+        yield f"a start adds the rule of persistence {rule.topic_filter!r}"
+    for limit, value in limits.items():
+        yield f"a start sets {limit} of retention to {_written(value)}"
+
+
+def _written(limit: Any) -> str:
+    """Return a limit of retention as the settings write it."""
+    from topicstore.server.quantities import Duration, Size
+
+    if limit is None:
+        return "no limit"
+    if isinstance(limit, (int, float)):
+        return str(Duration(limit) if isinstance(limit, float) else Size(limit))
+    return str(limit)
+
+
+@config.command()
+@_file
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of place, value and origin.")
+def show(file: Path | None, *, as_json: bool) -> None:
+    """Print the settings in force, and where each comes from: default, file, or the name of a variable.
+
+    Secrets are printed as ***.
+    """
+    import msgspec
+
+    from topicstore.server.configuration.shown import leaves, shown, shown_as_toml
+
+    found = _read(file)
+    if not as_json:
+        click.echo(shown_as_toml(found), nl=False)
+        return
+    rows: list[dict[str, Any]] = [
+        {"setting": ".".join(place), "value": value, "origin": found.origin(place)}
+        for place, value in leaves(shown(found.settings))
+    ]
+    click.echo(msgspec.json.encode(rows).decode())
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON Schema of the file, by which editors complete and check it."""
+    import msgspec
+
+    from topicstore.server.configuration.schema import json_schema
+
+    click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())
+
+
+@config.command()
+def init() -> None:
+    """Print a file of all settings with their defaults and what they mean."""
+    from topicstore.server.configuration.default_file import default_file
+
+    click.echo(default_file(), nl=False)
+
+
+def _read(file: Path | None) -> Configuration:
+    from topicstore.server.settings_file import read_configuration
+
+    return read_configuration(file)

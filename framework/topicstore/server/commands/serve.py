@@ -1,0 +1,162 @@
+"""The command ``topicstore serve``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from .installed import check_installed
+
+if TYPE_CHECKING:
+    from topicstore.server import Address, Server
+    from topicstore.server.settings import ListenerSettings, ServerSettings
+
+__all__ = ["serve"]
+
+_DIRECTORY = Path("topicstore-data")
+_EPILOG = """\b
+Exit codes:
+    0  served, and ended in order
+    2  wrong usage, bad settings, or an address that can't be had
+    3  not a database, or one that was created differently
+    4  the database is open elsewhere
+    5  storage failed: the engine, a full disk, corruption
+  130  ended at once, by a second signal
+
+\b
+SIGTERM and Ctrl-C end it in order: no more clients, DISCONNECT to all, commit, close. SIGHUP reads the settings and
+certificates again.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings in TOML; 'topicstore config init' prints them all.",
+)
+@click.option(
+    "--listen",
+    "listen",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Listen there, instead of where the settings say; ws://HOST:PORT/mqtt for WebSocket. Port 0 takes a free "
+    "one.  [default: 127.0.0.1:1883]",
+)
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    help="Serve HTTP there, instead of where the settings say; port 0 takes a free one. With --listen and without "
+    "this option HTTP isn't served.  [default: 127.0.0.1:18083]",
+)
+@click.option("--print-ready", is_flag=True, help="Print one line of JSON once it serves, and nothing else.")
+def serve(
+    path: Path | None, config: Path | None, listen: tuple[str, ...], http: str | None, *, print_ready: bool
+) -> None:
+    """Serve the database PATH to clients of MQTT 3.1.1 and 5, and over HTTP.
+
+    PATH is a directory, created where there is none; by default it is topicstore-data in the current directory. Without
+    settings only clients on this machine can connect, without a password.
+    """
+    check_installed()
+    from topicstore.server.settings_file import read_settings
+
+    def read() -> ServerSettings:
+        return _with_arguments(read_settings(config), listen, http)
+
+    settings = read()
+    _run(settings, read, path or settings.messages.data_dir or _DIRECTORY, print_ready=print_ready)
+
+
+def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: str | None) -> ServerSettings:
+    """Return settings with what the command line says in its place."""
+    from topicstore.server.settings import HttpSettings
+
+    if listen:
+        listeners: dict[str, ListenerSettings] = {}
+        for number, text in enumerate(listen):
+            one = _listener(text)
+            name = f"{one.protocol}@{one.listen}"
+            listeners[name if name not in listeners else f"{name}#{number}"] = one
+        settings = msgspec.structs.replace(settings, listeners=listeners, http=None)
+    if http is not None:
+        section = settings.http if settings.http is not None else HttpSettings()
+        section = msgspec.structs.replace(section, listen=_address(http, "--http"))
+        settings = msgspec.structs.replace(settings, http=section)
+    return settings
+
+
+def _listener(text: str) -> ListenerSettings:
+    from topicstore.server.settings import ListenerSettings
+
+    scheme, separator, rest = text.rpartition("://")
+    place, slash, path = rest.partition("/")
+    if (separator and scheme not in ("mqtt", "ws")) or (slash and scheme != "ws"):
+        hint = "; a listener with TLS is one of the settings (--config)" if scheme in ("mqtts", "wss") else ""
+        raise click.BadParameter(
+            f"{text!r} is neither HOST:PORT nor ws://HOST:PORT/PATH{hint}", param_hint="'--listen'"
+        )
+    address = _address(place, "--listen")
+    if scheme == "ws":
+        return ListenerSettings(listen=address, protocol="websocket", path=f"/{path}" if path else "/mqtt")
+    return ListenerSettings(listen=address)
+
+
+def _address(text: str, option: str) -> Address:
+    from topicstore.server.addresses import Address
+
+    try:
+        return Address(text)
+    except ValueError as bad:
+        raise click.BadParameter(str(bad), param_hint=f"'{option}'") from bad
+
+
+def _run(settings: ServerSettings, read: Callable[[], ServerSettings], path: Path, *, print_ready: bool) -> None:
+    import asyncio
+
+    from topicstore.server import readiness, running
+    from topicstore.server.introduction import introduction
+    from topicstore.server.logs import logging_to
+    from topicstore.server.settings import MESSAGES
+    from topicstore.server.storages import opened
+
+    with logging_to(settings.log), opened(settings, path) as storages:
+        db = storages[MESSAGES]
+
+        def ready(server: Server) -> None:
+            found: list[tuple[str, Sequence[str]]] = [(one.via.scheme, one.addresses) for one in server.listeners]
+            if server.http is not None:
+                found.append((server.http.scheme, server.http.addresses))
+            if print_ready:
+                click.echo(readiness.ready_line(found))
+            else:
+                manifest = db.manifest
+                text = introduction(
+                    settings,
+                    path.absolute(),
+                    durability=manifest.durability,
+                    persisted=[rule.topic_filter for rule in db.persistence],
+                    stored_by=f"backend {manifest.backend}, layout {manifest.layout}, durability {manifest.durability}",
+                    urls=[url for one in server.listeners for url in one.urls] + server.urls_of_http,
+                    mqtt=[address for scheme, addresses in found if scheme == "mqtt" for address in addresses],
+                )
+                click.echo(text)
+            readiness.notify("READY=1")
+
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(running.serve(db, settings, ready=ready, read=read, storages=storages))
+
+
+def _loop_factory() -> Any:
+    """Return what makes the quickest event loop that is installed; None for asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,95 @@
+"""The command ``topicstore users``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from .installed import check_installed
+
+__all__ = ["users"]
+
+_file = click.option(
+    "--file", "file", type=click.Path(path_type=Path), metavar="FILE", help="The file of users, a line each."
+)
+_config = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings of a server; their authentication.password_file is meant.",
+)
+
+
+@click.group()
+def users() -> None:
+    """Add, remove and list the users of a server, who connect with a password.
+
+    Passwords are kept as hashes by argon2id. A server that runs uses the changed file from the next connection on.
+    """
+
+
+@users.command()
+@click.argument("name")
+@_file
+@_config
+def add(name: str, file: Path | None, config: Path | None) -> None:
+    """Add the user NAME, or give it another password.
+
+    The password is asked for on a terminal; else it is the first line of standard input. It is never an argument, which
+    other users of the machine could see.
+    """
+    check_installed()
+    from topicstore.server.access.passwords import PasswordFile
+
+    path = _path(file, config)
+    new = PasswordFile(path).put(name, _password(name))
+    click.echo(f"{'added' if new else 'changed the password of'} {name} in {path}")
+
+
+@users.command()
+@click.argument("name")
+@_file
+@_config
+def remove(name: str, file: Path | None, config: Path | None) -> None:
+    """Remove the user NAME. Connections that are there stay."""
+    check_installed()
+    from topicstore.server.access.passwords import PasswordFile
+
+    path = _path(file, config)
+    PasswordFile(path).remove(name)
+    click.echo(f"removed {name} from {path}")
+
+
+@users.command("list")
+@_file
+@_config
+def list_(file: Path | None, config: Path | None) -> None:
+    """List the users' names, a line each."""
+    check_installed()
+    from topicstore.server.access.passwords import PasswordFile
+
+    for name in PasswordFile(_path(file, config)).names():
+        click.echo(name)
+
+
+def _path(file: Path | None, config: Path | None) -> Path:
+    if (file is None) == (config is None):
+        raise click.UsageError("give either --file or --config")
+    if config is None:
+        return file  # type: ignore[return-value]
+    from topicstore.server.settings_file import read_settings
+
+    path = read_settings(config).authentication.password_file
+    if path is None:
+        raise click.UsageError(f"{config} names no authentication.password_file")
+    return path
+
+
+def _password(name: str) -> bytes:
+    if sys.stdin.isatty():
+        text: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
+        return text.encode()
+    line = sys.stdin.buffer.readline()
+    return line.removesuffix(b"\n").removesuffix(b"\r")

@@ -1,0 +1,96 @@
+"""The settings in force, as plain values and as TOML, with where each comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomlkit
+
+from topicstore.server.quantities import Duration, Size
+from topicstore.server.settings import ServerSettings
+from topicstore.server.settings_file import Configuration
+
+__all__ = ["leaves", "plain", "shown", "shown_as_toml", "written"]
+
+_SECRET = re.compile(r"passw|passphrase|secret|credential|api_?key|(^|_)token$", re.IGNORECASE)
+_HIDDEN = "***"
+
+
+def shown(settings: ServerSettings) -> dict[str, Any]:
+    """Return settings as plain values, table by table as the file has them; secrets are ``***``."""
+    found: dict[str, Any] = plain(settings)
+    return found
+
+
+def plain(settings: Any) -> Any:
+    """Return a setting, or a table of them, as plain values, as the file has them; secrets are ``***``."""
+    if isinstance(settings, msgspec.Struct):
+        settings = msgspec.structs.asdict(settings)
+    if isinstance(settings, Mapping):
+        return {key: _HIDDEN if _is_secret(key, one) else plain(one) for key, one in settings.items()}
+    if isinstance(settings, (tuple, list)):
+        return [plain(one) for one in settings]
+    return str(settings) if isinstance(settings, (Duration, Size, Path, str)) else settings
+
+
+def _is_secret(key: str, value: Any) -> bool:
+    return isinstance(value, str) and _SECRET.search(key) is not None
+
+
+def leaves(table: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the places and values of all settings of a document; an empty table is a value too."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, (*place, key))
+        else:
+            yield (*place, key), value
+
+
+def shown_as_toml(configuration: Configuration) -> str:
+    """Return the settings in force as TOML, each with where it comes from; those that are not set as comments."""
+    document = tomlkit.document()
+    _fill(document, shown(configuration.settings), (), configuration)
+    return tomlkit.dumps(document)
+
+
+def _fill(table: Any, found: Mapping[str, Any], place: tuple[str, ...], configuration: Configuration) -> None:
+    tables = {key: value for key, value in found.items() if isinstance(value, Mapping) and value}
+    for key, value in found.items():
+        if key in tables:
+            continue
+        if value is None:
+            table.add(tomlkit.comment(f"{key} is not set"))
+        else:
+            item = tomlkit.item(_inline(value))
+            item.comment(configuration.origin((*place, key)))
+            table.add(key, item)
+    for key, value in tables.items():
+        inner = tomlkit.table()
+        _fill(inner, value, (*place, key), configuration)
+        table.add(key, inner)
+
+
+def _inline(value: Any) -> Any:
+    """Return a value without what is not set, whose tables stand within a line."""
+    if isinstance(value, list):
+        array = tomlkit.array()
+        for one in value:
+            array.append(_inline(one))
+        return array
+    if isinstance(value, Mapping):
+        table = tomlkit.inline_table()
+        for key, one in value.items():
+            if one is not None:
+                table.add(key, _inline(one))
+        return table
+    return value
+
+
+def written(value: Any) -> str:
+    """Return a plain value as TOML, within a line."""
+    text: str = tomlkit.item(_inline(value)).as_string()
+    return text

@@ -1,0 +1,94 @@
+"""The ASGI application: which routes there are, and what all of them have in common."""
+
+from __future__ import annotations
+
+from litestar import Litestar, Router
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.types import ASGIApp
+
+from .bodies import DecodedRequest
+from .context import Context
+from .document import complete, document_settings
+from .edge import Edge
+from .parameters import known_parameters
+from .problems import HANDLERS
+from .routes import (
+    config,
+    contents,
+    ds,
+    explain,
+    generations,
+    health,
+    histogram,
+    imports,
+    info,
+    jobs,
+    learned_counts,
+    metrics,
+    page,
+    persistence,
+    publishing,
+    queues,
+    replay,
+    retained,
+    retention,
+    sessions,
+    sql,
+    tail,
+    topics,
+)
+from .segments import decoding_names
+
+__all__ = ["PREFIX", "application"]
+
+PREFIX = "/api/v5"
+"""The beginning of the paths of the interface for programs."""
+
+
+def application(context: Context) -> ASGIApp:
+    """Return the application for one server."""
+    made = Litestar(
+        [
+            Router(
+                PREFIX,
+                route_handlers=[
+                    *info.ROUTES,
+                    *metrics.ROUTES,
+                    *config.ROUTES,
+                    *ds.ROUTES,
+                    *publishing.ROUTES,
+                    *replay.ROUTES,
+                    *tail.ROUTES,
+                    *explain.ROUTES,
+                    *histogram.ROUTES,
+                    *topics.ROUTES,
+                    *contents.ROUTES,
+                    *imports.ROUTES,
+                    *learned_counts.ROUTES,
+                    *sessions.ROUTES,
+                    *retained.ROUTES,
+                    *queues.ROUTES,
+                    *persistence.ROUTES,
+                    *generations.ROUTES,
+                    *retention.ROUTES,
+                    *jobs.ROUTES,
+                    *sql.ROUTES,
+                ],
+            ),
+            *health.OUTSIDE,
+            *metrics.OUTSIDE,
+            *page.OUTSIDE,
+        ],
+        dependencies={"context": Provide(lambda: context, sync_to_thread=False)},
+        exception_handlers=HANDLERS,
+        logging_config=None,
+        middleware=[decoding_names],
+        openapi_config=document_settings(),
+        request_class=DecodedRequest,
+        request_max_body_size=context.settings.body_size,
+        state=State({"context": context}),
+    )
+    complete(made)
+    made.state.parameters = known_parameters(made)
+    return Edge(made, context.stopping)

@@ -1,0 +1,28 @@
+"""Requests whose bodies are decoded before their handler is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request
+from litestar.exceptions import ClientException
+
+__all__ = ["DecodedRequest"]
+
+
+class DecodedRequest(Request[Any, Any, Any]):
+    """A request. JSON and MessagePack that are nested more deeply than can be decoded are the client's mistake."""
+
+    async def json(self) -> Any:
+        """Return the body, which is JSON. Raises `ClientException`."""
+        try:
+            return await super().json()
+        except RecursionError as bad:
+            raise ClientException(f"the body is nested too deeply: {bad}") from bad
+
+    async def msgpack(self) -> Any:
+        """Return the body, which is MessagePack. Raises `ClientException`."""
+        try:
+            return await super().msgpack()
+        except RecursionError as bad:
+            raise ClientException(f"the body is nested too deeply: {bad}") from bad

@@ -1,0 +1,153 @@
+"""Finding the server that has a database open, from the database's directory.
+
+A server keeps the file ``server.json`` in that directory while it runs: its process id and, if it serves HTTP, its URL
+and a token that was made for this run and may do everything. Only the owner of the file can read it, so whoever may
+read the messages on disk may ask the server too. The server holds a lock (flock) on the file, which ends with the
+process however it ends: a file that isn't locked was left by a server that was killed, and says nothing. Nor does one
+that tells of another directory: a copy made of hard links has the very file of the database that it was made of.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import ssl
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from topicstore.contract.errors import DatabaseLockedError
+from topicstore.database import Database
+from topicstore.releasing import Taken
+from topicstore.storage.durable_files import open_own
+
+__all__ = ["Announcement", "FoundServer", "find_server"]
+
+_FILE = "server.json"
+_DRAFT = f"{_FILE}.new"
+
+
+@attrs.frozen(kw_only=True)
+class FoundServer:
+    """A server that runs, as a command on the same machine reaches it."""
+
+    pid: int
+    """Its process id."""
+    url: str | None = None
+    """The beginning of the URLs of its HTTP interface, without a slash at the end, such as
+    ``http://127.0.0.1:18083``; None if it serves no HTTP."""
+    token: str = attrs.field(default="", repr=False)
+    """A token of the scope ``admin``, valid as long as the server runs; empty if it serves no HTTP."""
+    certificate: str | None = None
+    """With ``https``, its certificate in PEM; else None."""
+    directory: tuple[int, int] | None = None
+    """The device and the inode of the database's directory; `Announcement` knows it."""
+
+    def trust(self) -> ssl.SSLContext | bool:
+        """Return what ``httpx`` takes as ``verify``: with TLS, this very certificate is trusted and no other.
+
+        The certificate names the host that other machines know, so the name isn't compared.
+        """
+        if self.certificate is None:
+            return True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.load_verify_locations(cadata=self.certificate)
+        return context
+
+
+def find_server(directory: Path) -> FoundServer | None:
+    """Return the server that has the database in ``directory`` open; None if there is none.
+
+    Raises `OSError`, as `PermissionError` if the server belongs to another user, `DatabaseLockedError` if the server's
+    file can't be understood, and the errors of a file that isn't topicstore's
+    (`topicstore.storage.durable_files.open_own`).
+    """
+    try:
+        file = open_own(directory / _FILE, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with os.fdopen(file, "rb") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found = _decoded(directory / _FILE, opened.read())
+            return found if found.directory == _identity(directory) else None
+        left = _is(directory / _FILE, opened.fileno())
+    return None if left else find_server(directory)  # a server that runs has just replaced it
+
+
+def _is(path: Path, file: int) -> bool:
+    """Return whether an open file is the one of this path."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _decoded(path: Path, content: bytes) -> FoundServer:
+    try:
+        return msgspec.json.decode(content, type=FoundServer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as bad:
+        raise DatabaseLockedError(
+            f"a server has the database open, and {path} doesn't say where it is, or is of another version: {bad}"
+        ) from bad
+
+
+def _identity(directory: Path) -> tuple[int, int]:
+    found = directory.stat()
+    return found.st_dev, found.st_ino
+
+
+class Announcement:
+    """The file of one server, from its construction until `withdraw`. Raises `OSError`."""
+
+    def __init__(self, directory: Path, server: FoundServer) -> None:
+        self._directory = directory
+        self._file = self._written(server)
+
+    @classmethod
+    def of(cls, db: Database, server: FoundServer) -> Announcement | None:
+        """Announce the server of a database; None if nobody could open the database beside it."""
+        if "persistent" not in db.storage.capabilities or db.read_only:
+            return None
+        return cls(db.path, server)
+
+    def replace(self, server: FoundServer) -> None:
+        """Say something else, as after a change of the certificate."""
+        before, self._file = self._file, self._written(server)
+        os.close(before)
+
+    def withdraw(self) -> None:
+        """Remove the file, unless another server of the same program has replaced it. May be called again."""
+        file, self._file = self._file, -1
+        if file < 0:
+            return
+        path = self._directory / _FILE
+        try:
+            if _is(path, file):
+                path.unlink(missing_ok=True)
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have inherited it
+            os.close(file)
+
+    def _written(self, server: FoundServer) -> int:
+        """Put a new file in the place of what is there; return its descriptor, which holds the lock."""
+        server = attrs.evolve(server, directory=_identity(self._directory))
+        path, draft = self._directory / _FILE, self._directory / _DRAFT
+        try:
+            draft.unlink(missing_ok=True)  # of a server that was killed while it wrote
+            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with Taken() as taken:
+                taken.add(lambda: os.close(file))
+                taken.add(lambda: draft.unlink(missing_ok=True))
+                fcntl.flock(file, fcntl.LOCK_EX)
+                with os.fdopen(file, "wb", closefd=False) as out:  # which writes all of it, or fails
+                    out.write(msgspec.json.format(msgspec.json.encode(server), indent=2) + b"\n")
+                draft.replace(path)
+                return file
+        except OSError as bad:
+            why = f"the file by which commands find this server can't be written: {bad.strerror}"
+            raise OSError(bad.errno, why, str(path)) from bad

@@ -1,0 +1,137 @@
+"""The OpenAPI document of the interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from litestar import Litestar
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.spec import (
+    Components,
+    OpenAPIMediaType,
+    OpenAPIResponse,
+    OpenAPIType,
+    Operation,
+    PathItem,
+    Reference,
+    RequestBody,
+    Schema,
+    SecurityScheme,
+)
+from litestar.routes import HTTPRoute
+
+import topicstore as ts
+
+from .formats.media_types import JSON
+from .problems import PROBLEM
+from .schema_page import SchemaPage
+
+__all__ = ["complete", "document_settings"]
+
+_TEXT, _NUMBER = Schema(type=OpenAPIType.STRING), Schema(type=OpenAPIType.INTEGER)
+_PROBLEM = Schema(
+    type=OpenAPIType.OBJECT,
+    title="Problem",
+    description="What went wrong (RFC 9457).",
+    required=["type", "title", "status", "detail"],
+    properties={
+        "type": Schema(type=OpenAPIType.STRING, description="`about:blank`, or `urn:topicstore:` and an error's name."),
+        "title": Schema(type=OpenAPIType.STRING, description="The name of the error, or the phrase of the status."),
+        "status": _NUMBER,
+        "detail": Schema(type=OpenAPIType.STRING, description="What went wrong, in a sentence."),
+        "errors": Schema(
+            description="The mistakes in parameters and body.",
+            type=OpenAPIType.ARRAY,
+            items=Schema(
+                type=OpenAPIType.OBJECT,
+                properties={
+                    "message": _TEXT,
+                    "key": Schema(type=OpenAPIType.STRING, description="The parameter or field."),
+                    "source": Schema(type=OpenAPIType.STRING, description="Where it is: `query`, `body`, …"),
+                },
+            ),
+        ),
+    },
+)
+_MESSAGE = Schema(
+    type=OpenAPIType.OBJECT,
+    required=["topic"],
+    properties={
+        "topic": _TEXT,
+        "payload": Schema(description="Text, or any other JSON."),
+        "payload_base64": Schema(type=OpenAPIType.STRING, description="Instead of `payload`: any bytes."),
+        "client_id": _TEXT,
+        "qos": _NUMBER,
+        "retain": Schema(type=OpenAPIType.BOOLEAN),
+        "timestamp": Schema(type=OpenAPIType.INTEGER, description="Microseconds since the epoch."),
+        "properties": Schema(type=OpenAPIType.OBJECT),
+    },
+)
+_MESSAGES = {JSON: OpenAPIMediaType(schema=Schema(one_of=[_MESSAGE, Schema(type=OpenAPIType.ARRAY, items=_MESSAGE)]))}
+"""What is in the bodies of those who read them themselves, where the document can say it."""
+_FAILURE = OpenAPIResponse(
+    description="The request failed.",
+    content={PROBLEM: OpenAPIMediaType(schema=Reference(ref="#/components/schemas/Problem"))},
+)
+
+
+def document_settings() -> OpenAPIConfig:
+    """Return what Litestar makes the document with."""
+    return OpenAPIConfig(
+        title="topicstore",
+        version=ts.__version__,
+        description="A durable, replayable store of MQTT messages. Requests from the server's own machine need no "
+        "token, if its settings allow that; others have one of `topicstore tokens add`.",
+        components=Components(
+            security_schemes={
+                "token": SecurityScheme(type="http", scheme="bearer", description="topicstore tokens add")
+            }
+        ),
+        security=[{"token": []}, {}],
+        use_handler_docstrings=True,
+        path="/schema",
+        render_plugins=[SchemaPage()],
+    )
+
+
+def complete(application: Litestar) -> None:
+    """Add to the document what Litestar doesn't know.
+
+    All operations fail with problems. A handler whose responses have other media types than JSON names all of them as
+    the option ``produces``; one that reads the body itself names those of requests as ``consumes``.
+    """
+    document = application.openapi_schema
+    assert document.components.schemas is not None  # noqa: S101 - Litestar has made them
+    document.components.schemas["Problem"] = _PROBLEM
+    for path in (document.paths or {}).values():
+        for operation in _operations(path):
+            responses = operation.responses = operation.responses or {}
+            responses.pop("400", None)  # Litestar's own form of mistakes in parameters
+            responses["default"] = _FAILURE
+    for route in application.routes:
+        if isinstance(route, HTTPRoute):
+            item = (document.paths or {}).get(route.path_format)
+            for handler in route.route_handlers:
+                for method in handler.http_methods:
+                    described = getattr(item, method.lower(), None)
+                    if isinstance(described, Operation):
+                        _name_media_types(described, handler)
+
+
+def _name_media_types(operation: Operation, handler: HTTPRouteHandler) -> None:
+    """Write the media types of a handler's requests and responses; where Litestar knows what is in them, that stays."""
+    if kinds := handler.opt.get("consumes"):
+        operation.request_body = RequestBody(content=_contents(kinds, _MESSAGES), required=True)
+    if kinds := handler.opt.get("produces"):
+        response = (operation.responses or {})[str(handler.status_code)]
+        assert isinstance(response, OpenAPIResponse)  # noqa: S101 - Litestar makes no references of responses
+        response.content = _contents(kinds, response.content or {})
+
+
+def _contents(kinds: Iterable[str], known: Mapping[str, OpenAPIMediaType]) -> dict[str, OpenAPIMediaType]:
+    return {kind: known.get(kind, OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING))) for kind in kinds}
+
+
+def _operations(path: PathItem) -> list[Operation]:
+    return [value for value in vars(path).values() if isinstance(value, Operation)]

@@ -1,0 +1,78 @@
+"""What holds for every request and response, whatever answers it: stands around the application."""
+
+from __future__ import annotations
+
+import threading
+
+from litestar import Request
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from .problems import problem
+
+__all__ = ["Edge"]
+
+_HEALTH = b"/health/"
+_VERSIONS = ("1.0", "1.1")
+_HEADERS = {
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"content-security-policy": b"default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
+    b"form-action 'none'; frame-ancestors 'none'",
+    b"cache-control": b"no-store",
+}
+"""Added to each response that hasn't a header of that name. Pages load nothing from elsewhere, and have no scripts and
+styles within themselves."""
+
+
+class Edge:
+    """An ASGI application that hands requests to another one."""
+
+    def __init__(self, application: ASGIApp, stopping: threading.Event) -> None:
+        self._application, self._stopping = application, stopping
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != ScopeType.HTTP:
+            await self._application(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message["headers"])
+                there = {name.lower() for name, _ in headers}
+                headers.extend(item for item in _HEADERS.items() if item[0] not in there)
+                message["headers"] = headers
+            await send(message)
+
+        application = self._refusal(scope) or self._application
+        await application(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
+        """Return what answers instead of the application, if the request can't be served as it is.
+
+        What a proxy may understand in another way is refused: it could be let through as one request, and come in here
+        as another one, or as two.
+        """
+        if self._stopping.is_set() and not scope["raw_path"].startswith(_HEALTH):
+            refused = problem(503, "the server is stopping", headers={"Connection": "close"})
+            return refused.to_asgi_response(None, Request(scope))
+        if scope["http_version"] not in _VERSIONS:
+            refused = problem(505, "HTTP/1.1 is spoken here", headers={"Connection": "close"})
+            return refused.to_asgi_response(None, Request(scope))
+        values: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            values.setdefault(name, []).append(value)
+        if b"transfer-encoding" in values and (b"content-length" in values or scope["http_version"] == "1.0"):
+            text = "the end of the body is told in two ways, or in one that HTTP/1.0 hasn't"
+            refused = problem(400, text, headers={"Connection": "close"})
+            return refused.to_asgi_response(None, Request(scope))
+        if len(values.get(b"authorization", ())) > 1:
+            return problem(400, "there is more than one Authorization").to_asgi_response(None, Request(scope))
+        if any(value.strip().lower() not in (b"", b"identity") for value in values.get(b"content-encoding", ())):
+            text = "bodies are taken as they are, without a Content-Encoding"
+            refused = problem(415, text, headers={"Accept-Encoding": "identity"})
+            return refused.to_asgi_response(None, Request(scope))
+        return None

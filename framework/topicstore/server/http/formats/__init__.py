@@ -1,0 +1,1 @@
+"""Messages in the bodies of requests and responses, by media type."""

@@ -1,0 +1,238 @@
+"""The HTTP interface, served by uvicorn in a thread with an event loop of its own.
+
+So a request never holds up the event loop of the MQTT clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import uvicorn
+
+import topicstore as ts
+from topicstore.releasing import Taken, release_all
+from topicstore.server.addresses import written_address
+from topicstore.server.listeners import ListenError
+from topicstore.server.metrics.metrics import Metrics
+from topicstore.server.settings import HttpSettings
+from topicstore.server.sites import Sites
+
+from .application import application
+from .certificate import Certificate
+from .connections import connections
+from .context import Context, Mqtt
+from .discovery import Announcement, FoundServer
+from .jobs import Jobs
+from .segments import by_sent_path
+from .tokens import Tokens, token_file
+
+__all__ = ["HttpServer"]
+
+_THREADS = 8
+"""How many calls of the database run at the same time; others wait."""
+_FAREWELL = 5
+"""Seconds that requests have to end when the server ends."""
+_BACKLOG = 1_024
+_LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - nothing is bound by this
+"""Where this machine reaches what listens on all addresses."""
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn in a thread: signals are the program's, and whoever started it is told when it serves."""
+
+    def __init__(
+        self, config: uvicorn.Config, bound: socket.socket, certificate: Certificate | None, threads: ThreadPoolExecutor
+    ) -> None:
+        super().__init__(config)
+        self.serving: Future[None] = Future()
+        self._bound, self._certificate, self._threads = bound, certificate, threads
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve, and say so. A TLS handshake has as long as a request's head."""
+        await self.lifespan.startup()
+        config, loop = self.config, asyncio.get_running_loop()
+        loop.set_default_executor(self._threads)
+        make: Any = config.http_protocol_class
+
+        def connect() -> asyncio.Protocol:
+            made: asyncio.Protocol = make(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop
+            )
+            return made
+
+        tls: dict[str, Any] = {}
+        if self._certificate is not None:
+            patience = make.keywords["period"]
+            tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": patience}
+        self.servers = [await loop.create_server(connect, sock=self._bound, backlog=_BACKLOG, **tls)]
+        self.started = True
+        self.serving.set_result(None)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, give requests time to end, and break off what is left."""
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+class HttpServer:
+    """The HTTP interface of one database, from `start` to `stop`, which may be called in any thread."""
+
+    def __init__(self, db: ts.Database, settings: HttpSettings, mqtt: Mqtt) -> None:
+        """Make the site's id if this is its first server. Raises what `topicstore.server.sites.Sites.this` raises."""
+        self._settings = settings
+        sites = Sites(db, mqtt.storages)
+        self.context = Context(
+            db=db,
+            mqtt=mqtt,
+            settings=settings,
+            tokens=Tokens(token_file(settings.token_file, db.path)),
+            sites=sites,
+            jobs=Jobs(),
+            metrics=Metrics(db, mqtt, site=sites.this),
+            threads=ThreadPoolExecutor(_THREADS, "topicstore-http"),
+            stopping=threading.Event(),
+        )
+        self.addresses: Sequence[str] = ()
+        """The addresses on which it listens, with the ports that were taken."""
+        self._ending = threading.Lock()
+        """Held while all is released, so that whoever else calls `stop` returns after that."""
+        self._changing = threading.Lock()
+        """Guards the attributes below. Not held while requests end: one of them may wait for `reload`."""
+        self._taken = Taken()
+        self._taken.add(self.context.threads.shutdown)
+        self._taken.add(self.context.jobs.join)
+        self._certificate: Certificate | None = None
+        self._announcement: Announcement | None = None
+
+    @property
+    def scheme(self) -> str:
+        """``http`` or ``https``."""
+        return "http" if self._settings.tls is None else "https"
+
+    def start(self) -> None:
+        """Bind the address and serve; return when requests are answered. It is called once.
+
+        Raises `ListenError`, and `OSError` if commands can't be told where it is; then nothing is left open, and it
+        can't be started again.
+        """
+        with Taken() as begun:
+            begun.add(self.stop)
+            with self._changing:
+                if self.context.stopping.is_set():
+                    raise ListenError("the HTTP interface was stopped; make another one")
+                if self._settings.tls is not None:
+                    self._certificate = Certificate(self._settings.tls)
+                bound = _bound(self._settings)
+                self._taken.add(bound.close)
+                self.addresses = [written_address(bound.getsockname())]
+                self._serve(bound)
+                self._taken.add(self.context.metrics.stop)
+                self.context.metrics.start()
+                self._announce(self._certificate)
+
+    def _serve(self, bound: socket.socket) -> None:
+        config = uvicorn.Config(
+            by_sent_path(application(self.context)),
+            http=connections(self._settings.connections, self._settings.request_timeout),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=_FAREWELL,
+        )
+        server = _Uvicorn(config, bound, self._certificate, self.context.threads)
+        thread = threading.Thread(target=_run, args=(server,), name="topicstore-http", daemon=True)
+        thread.start()
+
+        def end() -> None:
+            server.should_exit = True
+            thread.join()
+
+        self._taken.add(end)
+        server.serving.result()
+
+    def _announce(self, certificate: Certificate | None) -> None:
+        """Let commands on this machine find the server. Raises `OSError`."""
+        found = FoundServer(
+            url=f"{self.scheme}://{_local(self.addresses[0])}",
+            pid=os.getpid(),
+            token=self.context.tokens.own,
+            certificate=None if certificate is None else certificate.pem,
+        )
+        if self._announcement is not None:
+            self._announcement.replace(found)
+            return
+        self._announcement = Announcement.of(self.context.db, found)
+        if self._announcement is not None:
+            self._taken.add(self._announcement.withdraw)
+
+    def reload(self) -> None:
+        """Read the certificate again; connections that are there keep theirs.
+
+        Raises `ListenError` and `OSError`; then nothing is changed. Nor is it before the start and after the stop.
+        """
+        with self._changing:
+            if self._certificate is not None and self._settings.tls is not None and not self.context.stopping.is_set():
+                renewed = Certificate(self._settings.tls)
+                self._announce(renewed)
+                self._certificate.become(renewed)
+
+    def begin_stop(self) -> None:
+        """Begin no request any more but those for health, which says so, and wake those who wait. May be called again.
+
+        Whoever sends clients here then knows that the server will end.
+        """
+        if not self.context.stopping.is_set():
+            self.context.stopping.set()
+            release_all((self.context.jobs.stop, *self.context.on_stop))  # who is woken takes itself off the list
+
+    def stop(self) -> None:
+        """Give requests that are there time to end, and return when all is released. May be called again."""
+        try:
+            self.begin_stop()
+        finally:
+            with self._ending:
+                with self._changing:
+                    taken, self._taken = self._taken, Taken()
+                taken.release()
+
+
+def _run(server: _Uvicorn) -> None:
+    try:
+        server.run()
+    except BaseException as failed:
+        if server.serving.done():
+            raise
+        server.serving.set_exception(failed)
+
+
+def _bound(settings: HttpSettings) -> socket.socket:
+    address = settings.listen
+    try:
+        family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+    except OSError as bad:
+        reason = os.strerror(bad.errno) if bad.errno and bad.errno > 0 else str(bad)
+        raise ListenError(f"can't listen on {address} for HTTP: {reason}") from bad
+
+
+def _local(address: str) -> str:
+    """Return the address by which this machine reaches a listener."""
+    host, _, port = address.rpartition(":")
+    return f"{_LOCAL.get(host, host)}:{port}"

@@ -1,0 +1,154 @@
+"""Errors as problem documents (RFC 9457).
+
+``status`` and ``detail`` are always there. An error of the library has its name as ``title``, and a ``type`` made of
+it; a client's mistake in parameters or body has ``errors``, each with the place (``key``, ``source``) and a message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
+
+from topicstore.contract import errors
+from topicstore.server.sites import UnknownSiteError, UnknownStorageError
+
+__all__ = ["HANDLERS", "PROBLEM", "document_of", "problem", "status_of"]
+
+PROBLEM = "application/problem+json"
+"""The media type of problem documents."""
+
+_NO_ROUTE = (NotFoundException, MethodNotAllowedException)
+_FAULT = "the server failed; its log says why"
+_log = logging.getLogger("topicstore.server.http")
+
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    # not there
+    (errors.SessionNotFoundError, 404),
+    (errors.DatabaseNotFoundError, 404),
+    (UnknownSiteError, 404),
+    (UnknownStorageError, 404),
+    (errors.GenerationDroppedError, 410),
+    # the request
+    (errors.MessageTooLargeError, 413),
+    (errors.InvalidArgumentError, 400),
+    (errors.UnknownPluginError, 400),
+    # what there is doesn't allow it
+    (errors.SubscriptionClosedError, 409),
+    (errors.SessionEndedError, 409),
+    (errors.GenerationError, 409),
+    (errors.StateConflictError, 409),
+    (errors.ReadOnlyDatabaseError, 409),
+    (errors.ManifestMismatchError, 409),
+    (errors.NotADatabaseError, 409),
+    (errors.NewerFormatError, 409),
+    (errors.IncompatibleError, 409),
+    (errors.UnsupportedError, 409),
+    # the server, now
+    (errors.QuotaExceededError, 507),
+    (errors.StorageFullError, 507),
+    (errors.RecoverableError, 503),
+    (errors.DatabaseClosedError, 503),
+    # the server
+    (errors.EngineError, 500),
+    (errors.PluginError, 500),
+    (errors.BackendUnavailableError, 500),
+    (errors.ForkedProcessError, 500),
+)
+"""Statuses by class: the first that matches counts."""
+
+
+_TROUBLES = errors.StorageFullError, errors.TooManyOpenFilesError, errors.ShardReadOnlyError
+"""What keeps the server from its work until somebody sees to it."""
+
+
+def status_of(error: errors.TopicstoreError) -> int:
+    """Return the status of a response to a request that raised an error of the library."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def problem(
+    status: int,
+    detail: str,
+    *,
+    name: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Response[bytes]:
+    """Return a problem document; ``name`` is that of an error of the library, ``more`` further members of it."""
+    text = _document(status, detail, name, more)
+    return Response(text, status_code=status, media_type=PROBLEM, headers=headers or {})
+
+
+def document_of(error: Exception) -> bytes:
+    """Return the problem document of an error that comes when the response has begun, and so has its status."""
+    if isinstance(error, errors.TopicstoreError):
+        return _document(status_of(error), str(error), type(error).__name__, None)
+    return _document(HTTPStatus.INTERNAL_SERVER_ERROR, _FAULT, None, None)
+
+
+def _document(status: int, detail: str, name: str | None, more: Mapping[str, Any] | None) -> bytes:
+    body = {
+        "type": "about:blank" if name is None else f"urn:topicstore:{name}",
+        "title": name if name is not None else HTTPStatus(status).phrase,
+        "status": int(status),
+        "detail": detail,
+        **(more or {}),
+    }
+    return msgspec.json.encode(body, enc_hook=str)
+
+
+def _of_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    detail = error.detail
+    if detail == HTTPStatus(error.status_code).phrase and isinstance(
+        error, (NotFoundException, MethodNotAllowedException)
+    ):
+        detail = f"there is no {request.method} {request.url.path}; /schema shows what there is"
+    extra = [*map(_told, error.extra)] if isinstance(error.extra, list) else error.extra
+    mistakes = {"errors": extra} if extra else None
+    return problem(error.status_code, detail, headers=error.headers, more=mistakes)
+
+
+def _told(mistake: Any) -> Any:
+    """Say that something is missing; Litestar says its name only."""
+    if isinstance(mistake, dict) and mistake.get("message") == repr(mistake.get("key")):
+        return {**mistake, "message": "it is missing"}
+    return mistake
+
+
+def _of_topicstore(request: Request[Any, Any, Any], error: errors.TopicstoreError) -> Response[bytes]:
+    status = status_of(error)
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    elif isinstance(error, _TROUBLES):
+        _tell(request.app.state.context.told, error)
+    where = None
+    if isinstance(error, errors.InvalidMessageError) and error.index is not None:
+        where = {"index": error.index, "reason": error.reason}
+    return problem(status, str(error), name=type(error).__name__, more=where)
+
+
+def _tell(told: dict[str, str], error: errors.TopicstoreError) -> None:
+    """Log why the server can't do its work now, unless the last error of the kind had the same text."""
+    kind, text = type(error).__name__, str(error)
+    if told.get(kind) != text:
+        told[kind] = text
+        _log.warning("requests can't be served: %s", text)
+
+
+def _of_fault(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    _log.error("%s %s could not be served", request.method, request.url.path, exc_info=error)
+    return problem(500, _FAULT)
+
+
+HANDLERS: dict[int | type[Exception], Callable[..., Response[bytes]]] = {
+    HTTPException: _of_http,
+    errors.TopicstoreError: _of_topicstore,
+    Exception: _of_fault,
+}
+"""How each kind of exception becomes a response."""

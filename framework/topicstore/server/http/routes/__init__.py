@@ -1,0 +1,1 @@
+"""What there is under which path: a module for each resource."""

@@ -1,0 +1,90 @@
+"""``/clients``, ``/latest``, ``/streams`` and ``/learned-topics``: what else the database has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import attrs
+from litestar import get
+from litestar.params import QueryParameter
+
+from topicstore.contract.requests import Stream
+from topicstore.files.formats import JsonMessage, json_message
+from topicstore.server.http.context import TheContext
+from topicstore.server.http.guards import needs
+from topicstore.server.http.pages import After, Limit, Page, fitting
+from topicstore.server.http.queries import TheFilter, TheStart, time_asked
+from topicstore.storage.contents import ClientTally
+
+__all__ = ["ROUTES"]
+
+
+@get("/clients", guards=[needs("read")], tags=["topics"], sync_to_thread=True)
+def clients(
+    context: TheContext, topic_filter: TheFilter = "#", limit: Limit = 100, after: After = None
+) -> Page[ClientTally]:
+    """Return, in order, the client ids that have messages of matching topics, counted as by ``/topics``."""
+    return _page(context.db.clients(topic_filter), lambda tally: tally.client_id, limit, after)
+
+
+@get("/latest", guards=[needs("read")], tags=["messages"], sync_to_thread=True)
+def latest(
+    context: TheContext, topic_filter: TheFilter = "#", limit: Limit = 100, after: After = None
+) -> Page[JsonMessage]:
+    """Return the last message of each matching topic, in order of topics."""
+    page = _page(context.db.latest(topic_filter), lambda message: message.topic, limit, after)
+    shown = page.items[: fitting(message.payload for message in page.items)]
+    following = page.next if len(shown) == len(page.items) else shown[-1].topic
+    return Page(items=list(map(json_message, shown)), next=following)
+
+
+@get("/streams", guards=[needs("read")], tags=["topics"], sync_to_thread=True)
+def streams(
+    context: TheContext,
+    topic_filter: TheFilter = "#",
+    start: TheStart = None,
+    limit: Limit = 100,
+    after: After = None,
+) -> Page[Stream]:
+    """Return the streams that may hold matching messages at or after ``start``."""
+    found = context.db.streams(topic_filter, time_asked(context.db, start) or 0)
+    found.sort(key=lambda stream: (stream.shard, stream.generation, stream.number))
+    return _page(found, lambda one: f"{one.shard:05d}-{one.generation:010d}-{one.number:020d}", limit, after)
+
+
+@attrs.frozen(kw_only=True)
+class LearnedTopic:
+    """A node of the tree in which a layout keeps what it has learned of the structure of topics."""
+
+    shard: int
+    generation: int
+    path: str
+    """Its levels: texts, ``+``, or a last ``#``."""
+    stream: int | None
+    """The stream of the topics that end here."""
+
+
+@get("/learned-topics", guards=[needs("read")], tags=["topics"], sync_to_thread=True)
+def learned_topics(
+    context: TheContext,
+    generation: Annotated[int | None, QueryParameter(description="Only this generation.")] = None,
+    limit: Limit = 100,
+    after: After = None,
+) -> Page[LearnedTopic]:
+    """Return the topic structure that was learned, of all generations or of one, by shard, generation and path."""
+    found = [
+        LearnedTopic(shard=shard, generation=number, path="/".join(node.path), stream=node.stream)
+        for (shard, number), nodes in sorted(context.db.learned_topics(generation).items())
+        for node in sorted(nodes, key=lambda node: "/".join(node.path))
+    ]
+    return _page(found, lambda one: f"{one.shard:05d}-{one.generation:010d}-{one.path}", limit, after)
+
+
+def _page(items: Sequence[Any], name: Callable[[Any], str], limit: int, after: str | None) -> Page[Any]:
+    """Return the first items after a page. They are in the order of their names."""
+    left = items if after is None else [item for item in items if name(item) > after]
+    return Page(items=list(left[:limit]), next=name(left[limit - 1]) if len(left) > limit else None)
+
+
+ROUTES = [clients, latest, streams, learned_topics]

@@ -1,0 +1,73 @@
+"""``/ds``: sites, storages and replicas, with the shapes that EMQX's durable storage has."""
+
+from __future__ import annotations
+
+from litestar import delete, get, put
+from litestar.params import FromPath, JSONBody
+
+from topicstore.server.http.context import TheContext
+from topicstore.server.http.guards import needs
+from topicstore.server.sites import SiteInfo, StorageReplicas
+
+__all__ = ["ROUTES"]
+
+_TAGS = ["Durable storage"]
+
+
+@get("/ds/sites", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
+def sites(context: TheContext) -> list[str]:
+    """Return the ids of the known sites."""
+    return context.sites.sites()
+
+
+@get("/ds/sites/{site:str}", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
+def site(context: TheContext, site: FromPath[str]) -> SiteInfo:
+    """Return a site: the name of its node, whether it is up, and its shards."""
+    return context.sites.site(site)
+
+
+@put("/ds/sites/{site:str}/forget", guards=[needs("admin")], tags=_TAGS, status_code=204, sync_to_thread=False)
+def forget(context: TheContext, site: FromPath[str]) -> None:
+    """Forget a site that is gone for good."""
+    context.sites.forget(site)
+
+
+@get("/ds/storages", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
+def storages(context: TheContext) -> list[str]:
+    """Return the names of the durable storages."""
+    return context.sites.storages()
+
+
+@get("/ds/storages/{ds:str}", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
+def storage(context: TheContext, ds: FromPath[str]) -> StorageReplicas:
+    """Return a storage: its shards, and the replicas of each."""
+    return context.sites.storage(ds)
+
+
+@get("/ds/storages/{ds:str}/replicas", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
+def replicas(context: TheContext, ds: FromPath[str]) -> list[str]:
+    """Return the ids of the sites that keep replicas of a storage."""
+    return context.sites.replicas(ds)
+
+
+@put("/ds/storages/{ds:str}/replicas", guards=[needs("admin")], tags=_TAGS, status_code=202, sync_to_thread=False)
+def set_replicas(context: TheContext, ds: FromPath[str], data: JSONBody[list[str]]) -> list[str]:
+    """Have these sites keep the replicas of a storage. What that needs is done later, in the background."""
+    return context.sites.set_replicas(ds, data)
+
+
+@put("/ds/storages/{ds:str}/replicas/{site:str}", guards=[needs("admin")], tags=_TAGS, status_code=202)
+async def join(context: TheContext, ds: FromPath[str], site: FromPath[str]) -> str:
+    """Have a site keep replicas of a storage. What that needs is done later, in the background."""
+    context.sites.join(ds, site)
+    return "OK"
+
+
+@delete("/ds/storages/{ds:str}/replicas/{site:str}", guards=[needs("admin")], tags=_TAGS, status_code=202)
+async def leave(context: TheContext, ds: FromPath[str], site: FromPath[str]) -> str:
+    """Have a site no longer keep replicas of a storage. What that needs is done later, in the background."""
+    context.sites.leave(ds, site)
+    return "OK"
+
+
+ROUTES = [sites, site, forget, storages, storage, replicas, set_replicas, join, leave]

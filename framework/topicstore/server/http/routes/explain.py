@@ -1,0 +1,39 @@
+"""``/messages/explain``: what a replay reads."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from litestar import get
+from litestar.params import QueryParameter
+
+from topicstore.server.http.context import TheContext
+from topicstore.server.http.guards import needs
+from topicstore.server.http.queries import TheBy, TheFilter, TheOrder, TheStart, TheUntil, time_asked
+from topicstore.storage.explain import Explanation
+
+__all__ = ["ROUTES"]
+
+_Limit = Annotated[int | None, QueryParameter(ge=1, description="Stop after this many messages. Default: at the end.")]
+
+
+@get("/messages/explain", guards=[needs("read")], tags=["messages"], sync_to_thread=True)
+def explain(
+    context: TheContext,
+    topic_filter: TheFilter = "#",
+    start: TheStart = None,
+    until: TheUntil = None,
+    by: TheBy = "position",
+    order: TheOrder = "time",
+    limit: _Limit = None,
+) -> Explanation:
+    """Run a replay, and return what it read and passed over to find its messages. It takes as long as the replay.
+
+    With ``limit`` it stops after so many messages; then ``ended`` is false, and what was counted are its first ones.
+    """
+    db = context.db
+    times = time_asked(db, start) or 0, time_asked(db, until)
+    return db.explain(topic_filter, *times, by=by, order=order, limit=limit)
+
+
+ROUTES = [explain]

@@ -1,0 +1,52 @@
+"""``/persistence``: the rules by which published messages are stored though no session waits for them."""
+
+from __future__ import annotations
+
+import msgspec
+from litestar import delete, get, post
+from litestar.exceptions import NotFoundException
+from litestar.params import FromQuery, JSONBody
+
+from topicstore.pubsub.persistence_rules import PersistenceRule
+from topicstore.server.http.context import TheContext
+from topicstore.server.http.guards import needs
+from topicstore.server.http.pages import Page
+
+__all__ = ["ROUTES"]
+
+
+class NewRule(msgspec.Struct, forbid_unknown_fields=True):
+    """A rule to add, as `PersistenceRule` documents it."""
+
+    topic_filter: str = "#"
+    client_id: str | None = None
+    least_qos: int = 0
+
+
+@get("/persistence", guards=[needs("read")], tags=["persistence"], sync_to_thread=True)
+def rules(context: TheContext) -> Page[PersistenceRule]:
+    """Return the rules, sorted by filter."""
+    return Page(items=list(context.db.persistence))
+
+
+@post("/persistence", guards=[needs("admin")], tags=["persistence"], sync_to_thread=True)
+def add_rule(context: TheContext, data: JSONBody[NewRule]) -> PersistenceRule:
+    """Store messages that match from now on. A rule that is there already stays as it is."""
+    return context.db.persistence.add(data.topic_filter, client_id=data.client_id, least_qos=data.least_qos)
+
+
+@delete("/persistence", guards=[needs("admin")], tags=["persistence"], status_code=200, sync_to_thread=True)
+def remove_rule(
+    context: TheContext,
+    topic_filter: FromQuery[str],
+    client_id: FromQuery[str | None] = None,
+    least_qos: FromQuery[int] = 0,
+) -> PersistenceRule:
+    """Remove a rule. Messages that were stored because of it stay."""
+    rule = PersistenceRule(topic_filter, client_id=client_id, least_qos=least_qos)
+    if not context.db.persistence.remove(rule):
+        raise NotFoundException(f"there is no such rule: {rule}")
+    return rule
+
+
+ROUTES = [rules, add_rule, remove_rule]

@@ -1,0 +1,143 @@
+"""``GET /messages``: replays, as a page or as a stream; ``DELETE /messages``."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from contextlib import closing
+from typing import Annotated, Any
+
+import attrs
+from litestar import Request, Response, delete, get
+from litestar.datastructures import ResponseHeader
+from litestar.exceptions import ClientException
+from litestar.params import QueryParameter
+
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.columns import to_iterable
+from topicstore.contract.errors import InvalidCursorError
+from topicstore.server.http.context import TheContext
+from topicstore.server.http.formats.media_types import chosen
+from topicstore.server.http.formats.written import WRITTEN, written
+from topicstore.server.http.guards import needs
+from topicstore.server.http.pages import MOST, PAGE_BYTES, fitting
+from topicstore.server.http.queries import TheBy, TheFilter, TheOrder, TheStart, TheUntil, time_asked
+from topicstore.server.http.streaming import Streamed, ThreadedPieces
+from topicstore.storage.replay_places import ReplayPlace
+from topicstore.storage.storage import Storage
+
+__all__ = ["NEXT", "ROUTES"]
+
+NEXT = "Topicstore-Next"
+"""The header with the token by which another request goes on."""
+_BATCH = 4_096
+
+
+@get(
+    "/messages",
+    guards=[needs("read")],
+    tags=["messages"],
+    opt={"produces": WRITTEN},
+    response_headers=[ResponseHeader(NEXT, description="What `after` is for the next page.", documentation_only=True)],
+    sync_to_thread=True,
+)
+def replay(
+    context: TheContext,
+    request: Request[Any, Any, Any],
+    topic_filter: TheFilter = "#",
+    start: TheStart = None,
+    until: TheUntil = None,
+    by: TheBy = "position",
+    order: TheOrder = "time",
+    reverse: Annotated[bool, QueryParameter(description="The newest first.")] = False,
+    limit: Annotated[
+        int | None, QueryParameter(ge=1, le=MOST, description="Return a page of at most this many messages.")
+    ] = None,
+    after: Annotated[
+        str | None,
+        QueryParameter(description="The `Topicstore-Next` of a page: go on after it. It has the filter and the times."),
+    ] = None,
+) -> Response[Any]:
+    """Return the matching messages stored before the request, by ``Accept`` as JSON lines, CSV, Arrow or Parquet.
+
+    Without ``limit`` all of them are streamed, as fast as they are read. With ``limit`` the response is a page, which
+    ends at 16 MB of payloads if that comes first; if there are more messages, its header ``Topicstore-Next`` is a token
+    for ``after``, with or without ``limit``. The pages of one replay are together exactly what one response would have
+    been, whatever is stored meanwhile; messages that were deleted meanwhile are missing.
+
+    If reading fails after the headers were sent, the connection is closed before the end of the body; a stream of Arrow
+    has a batch without rows then, whose metadata has the problem document as ``topicstore-problem``.
+    """
+    media_type = chosen(request, WRITTEN)
+    db = context.db
+    if after is not None:
+        if not {"filter", "start", "until", "by", "order", "reverse"}.isdisjoint(request.query_params):
+            raise ClientException("`after` says what is replayed: leave out all but `limit`")
+        place = _place(after)
+    else:
+        first, end = time_asked(db, start) or 0, time_asked(db, until)
+        place = ReplayPlace.beginning(db.storage, topic_filter, first, end, by=by, reverse=reverse)
+    if order == "any" and (reverse or limit is not None):
+        raise ClientException("pages, and replays that go back, are in order of time: leave out `order`")
+    if limit is None:
+        pieces = written(place.batches(db.storage, _BATCH, order=order), media_type)
+        return Streamed(ThreadedPieces(context.threads, pieces), media_type)
+    page = _Page.read(db.storage, place, limit)
+    headers = {} if page.following is None else {NEXT: _token(page.following)}
+    return Response(b"".join(written(page.batches, media_type)), media_type=media_type, headers=headers)
+
+
+@attrs.frozen
+class _Page:
+    batches: list[MessageBatch]
+    following: ReplayPlace | None
+    """Where the next page begins; None if there is nothing after this one."""
+
+    @classmethod
+    def read(cls, storage: Storage, place: ReplayPlace, limit: int) -> _Page:
+        """Read a page of at most ``limit`` messages."""
+        kept: list[MessageBatch] = []
+        left, room = limit, PAGE_BYTES
+        with closing(place.batches(storage, min(limit + 1, _BATCH))) as batches:
+            for batch in batches:
+                rows = min(left, fitting(to_iterable(batch.payloads), room, least=int(not kept)))
+                if rows:
+                    kept.append(batch[:rows])
+                if rows < len(batch):
+                    return cls(kept, place.after(kept[-1]))
+                left, room = left - rows, room - kept[-1].payload_bytes()
+        return cls(kept, None)
+
+
+def _token(place: ReplayPlace) -> str:
+    return base64.urlsafe_b64encode(place.to_bytes()).decode().rstrip("=")
+
+
+def _place(token: str) -> ReplayPlace:
+    try:
+        data = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as bad:
+        raise InvalidCursorError(f"`after` is not a token of a page: {bad}") from bad
+    return ReplayPlace.from_bytes(data)
+
+
+@attrs.frozen
+class Deleted:
+    """How many messages were deleted."""
+
+    deleted: int
+
+
+@delete("/messages", guards=[needs("admin")], tags=["messages"], status_code=200, sync_to_thread=True)
+def delete_messages(
+    context: TheContext,
+    topic_filter: Annotated[str, QueryParameter(name="filter", description="A topic filter of MQTT.")],
+    start: TheStart = None,
+    until: TheUntil = None,
+) -> Deleted:
+    """Delete the matching messages stored before the request, in chunks; if it is interrupted, ask again."""
+    db = context.db
+    return Deleted(db.delete(topic_filter, time_asked(db, start) or 0, time_asked(db, until)))
+
+
+ROUTES = [replay, delete_messages]

@@ -1,0 +1,74 @@
+"""``/retained``: the retained messages, of which each topic has one at most."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar import delete, get, put
+from litestar.exceptions import ClientException, NotFoundException
+from litestar.params import FromQuery, JSONBody, QueryParameter
+
+import topicstore as ts
+from topicstore.files.formats import JsonMessage, json_message
+from topicstore.server.http.context import TheContext
+from topicstore.server.http.given_messages import GivenMessage, message_of
+from topicstore.server.http.guards import needs
+from topicstore.server.http.pages import After, Limit, Page, fitting
+from topicstore.server.reserved_topics import check_published
+
+__all__ = ["ROUTES"]
+
+_Filter = Annotated[str, QueryParameter(name="filter", description="A topic filter of MQTT.")]
+
+
+class Cleared(msgspec.Struct):
+    """A topic that has no retained message any more."""
+
+    topic: str
+    cleared: bool
+
+
+@get("/retained", guards=[needs("read")], tags=["retained"], sync_to_thread=True)
+def retained(
+    context: TheContext, topic_filter: _Filter = "#", after: After = None, limit: Limit = 100
+) -> Page[JsonMessage]:
+    """Return a page of the retained messages that match a filter, in order of topics, without those that have expired.
+
+    `next` is the last topic of a page.
+    """
+    found = context.db.retained(topic_filter, after=after, limit=limit + 1)
+    shown = found[: min(limit, fitting(message.payload for message in found))]
+    return Page(items=list(map(json_message, shown)), next=shown[-1].topic if len(shown) < len(found) else None)
+
+
+@put("/retained", guards=[needs("write")], tags=["retained"], sync_to_thread=True)
+def set_retained(context: TheContext, data: JSONBody[GivenMessage]) -> JsonMessage:
+    """Publish a message that becomes its topic's retained message; subscribers get it as any other message.
+
+    Its payload is not empty: `DELETE /retained` clears.
+    """
+    message = msgspec.structs.replace(message_of(data), retain=True)
+    check_published([message.topic])
+    if not message.payload:
+        raise ClientException("a retained message has a payload; DELETE /retained?topic=… clears a topic's")
+    context.db.publish([message])
+    return json_message(message)
+
+
+@delete("/retained", guards=[needs("write")], tags=["retained"], status_code=200, sync_to_thread=True)
+def clear_retained(context: TheContext, topic: FromQuery[str]) -> Cleared:
+    """Clear the retained message of a topic, by publishing an empty one, which subscribers get."""
+    if not _there(context.db, topic):
+        raise NotFoundException(f"topic {topic!r} has no retained message")
+    context.db.publish([ts.Message(topic, b"", retain=True)])
+    return Cleared(topic, cleared=True)
+
+
+def _there(db: ts.Database, topic: str) -> bool:
+    if "+" in topic or "#" in topic:
+        raise ts.InvalidTopicError(f"{topic!r} is a filter; name one topic")
+    return bool(db.retained(topic, limit=1))
+
+
+ROUTES = [retained, set_retained, clear_retained]

@@ -1,0 +1,83 @@
+"""``/sql``: statements over the messages, on backends that have SQL."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from litestar import Request, Response, post
+from litestar.exceptions import PermissionDeniedException
+from litestar.params import JSONBody
+
+from topicstore.server.http.context import TheContext
+from topicstore.server.http.formats.media_types import ARROW, JSON, chosen
+from topicstore.server.http.guards import is_owner, needs
+from topicstore.server.http.pages import Limit
+from topicstore.storage.sql_rows import rows
+
+__all__ = ["ROUTES"]
+
+_PRODUCES = (JSON, ARROW)
+
+
+class Statement(msgspec.Struct, forbid_unknown_fields=True):
+    """A statement that reads, and the values of its parameters."""
+
+    statement: str
+    parameters: list[Any] = []
+
+
+class Rows(msgspec.Struct):
+    """The result of a statement: bytes as text, or in hexadecimal after 0x; times as ISO 8601, in UTC."""
+
+    columns: list[str]
+    types: list[str]
+    """The type of each column, as Arrow names it."""
+    rows: list[list[Any]]
+    more: bool
+    """Whether there are more rows than were asked for."""
+
+
+@post(
+    "/sql",
+    guards=[needs("admin")],
+    tags=["database"],
+    status_code=200,
+    opt={"produces": _PRODUCES},
+    sync_to_thread=True,
+)
+def sql(
+    context: TheContext, request: Request[Any, Any, Any], data: JSONBody[Statement], limit: Limit = 10_000
+) -> Rows | Response[bytes]:
+    """Run a statement that only reads over the messages of all shards, as `Database.sql` documents it.
+
+    It is answered as JSON or, by ``Accept``, as a stream of Arrow's IPC format, which has all rows whatever ``limit``
+    says.
+
+    Since it can read every file that the server can, the settings have to allow it (`[http] sql = true`). Without a
+    backend that has SQL it is 409.
+    """
+    if not context.settings.sql and not is_owner(request):
+        raise PermissionDeniedException("this server runs no SQL: its settings have to allow it, [http] sql = true")
+    media_type = chosen(request, _PRODUCES)
+    found = context.db.sql(data.statement, data.parameters)
+    if media_type == ARROW:
+        return Response(_stream_of(found), media_type=ARROW)
+    return Rows(
+        found.column_names,
+        list(map(str, found.schema.types)),
+        list(islice(rows(found), limit)),
+        more=found.num_rows > limit,
+    )
+
+
+def _stream_of(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+ROUTES = [sql]

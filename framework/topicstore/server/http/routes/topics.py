@@ -1,0 +1,176 @@
+"""``/topics``: which topics there are, as a list and as a tree."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import attrs
+import numpy as np
+from litestar import get
+from litestar.exceptions import ClientException
+from litestar.params import QueryParameter
+
+import topicstore as ts
+from topicstore.contract.errors import InvalidFilterError
+from topicstore.contract.positions import time_of
+from topicstore.contract.topics import TopicFilter
+from topicstore.server.http.context import TheContext
+from topicstore.server.http.guards import needs
+from topicstore.server.http.pages import After, Limit, Page
+from topicstore.server.http.queries import TheFilter
+from topicstore.shard.tallies import Tally
+from topicstore.storage.contents import TopicTally, counted_topics, topic_tallies
+from topicstore.storage.topic_levels import Levels
+
+__all__ = ["ROUTES"]
+
+Sort = Literal["topic", "messages", "bytes", "last"]
+_SORTED_BY: dict[Sort, str] = {"messages": "messages", "bytes": "size", "last": "last"}
+_COLUMNS = ("first", "last", "messages", "size")
+_NUMBER = re.compile("-?[0-9]{1,20}")
+TheSort = Annotated[
+    Sort, QueryParameter(name="sort", description="By name, or by a number, of which the greatest comes first.")
+]
+TheSearch = Annotated[
+    str, QueryParameter(name="search", description="Only topics that have this text in them, in any case.")
+]
+
+
+@get("/topics", guards=[needs("read")], tags=["topics"], sync_to_thread=True)
+def topics(
+    context: TheContext,
+    topic_filter: TheFilter = "#",
+    search: TheSearch = "",
+    sort: TheSort = "topic",
+    limit: Limit = 100,
+    after: After = None,
+) -> Page[TopicTally]:
+    """Return the matching topics that have messages: their number, bytes, first and last time, as `Database.topics`.
+
+    Topics that begin with ``$`` match only a filter that does.
+    """
+    found = _containing(context.db, topic_filter, search)
+    chosen, following = _first(_numbers(sort, found), [found.topics[at] for at in found.topic.tolist()], limit, after)
+    rows = np.array(chosen, np.intp)
+    page = attrs.evolve(found, **{name: getattr(found, name)[rows] for name in (*_COLUMNS, "topic", "client_id")})
+    return Page(items=topic_tallies(page), next=following)
+
+
+@attrs.frozen(kw_only=True)
+class Level:
+    """A level of the tree: what the topics below it have together."""
+
+    name: str
+    path: str
+    topics: int
+    """How many topics end here or below."""
+    messages: int
+    bytes: int
+    """The size of payloads and topics."""
+    last: int
+    """The time of the last message, in microseconds since the epoch."""
+    ends: bool
+    """Whether a topic ends here."""
+    below: bool
+    """Whether there are topics below."""
+    own: bool
+    """Whether layouts keep this level apart; else its messages are in streams of a level that was learned as `+`."""
+
+
+class Tree(Page[Level], kw_only=True):
+    """Levels below a level."""
+
+    plus: bool
+    """Whether layouts have learned that there are many levels here, whose messages share streams."""
+
+
+@get("/topics/tree", guards=[needs("read")], tags=["topics"], sync_to_thread=True)
+def tree(
+    context: TheContext,
+    prefix: Annotated[
+        str | None, QueryParameter(description="The level whose children are returned; without it, the first levels.")
+    ] = None,
+    search: TheSearch = "",
+    sort: TheSort = "topic",
+    limit: Limit = 100,
+    after: After = None,
+) -> Tree:
+    """Return the children of a level of topics, with what is below each, and what the layouts have learned of them.
+
+    With ``search`` only matching topics count. Levels that begin with ``$`` are found below a ``prefix`` that does.
+    """
+    if prefix is not None and not {"+", "#"}.isdisjoint(prefix.split("/")):
+        raise InvalidFilterError("a prefix has no wildcards")
+    levels = [] if prefix is None else prefix.split("/")
+    dollar = prefix is not None and prefix.startswith("$")
+    found = _containing(context.db, f"{prefix}/#" if dollar else "#", search)
+    kept, plus = _learned(context.db, levels)
+    below = Levels.of(found, levels)
+    chosen, following = _first(_numbers(sort, below), below.names, limit, after)
+    return Tree(items=[_level(below, at, levels, kept) for at in chosen], next=following, plus=plus)
+
+
+def _level(below: Levels, at: int, parents: list[str], kept: set[str]) -> Level:
+    name = below.names[at]
+    return Level(
+        name=name,
+        path="/".join([*parents, name]),
+        topics=int(below.topics[at]),
+        messages=int(below.messages[at]),
+        bytes=int(below.size[at]),
+        last=time_of(int(below.last[at])),
+        ends=bool(below.ends[at]),
+        below=bool(below.topics[at] > below.ends[at]),
+        own=name in kept,
+    )
+
+
+def _learned(db: ts.Database, levels: list[str]) -> tuple[set[str], bool]:
+    """Return which children of a level are kept apart by a layout, and whether one has learned ``+`` or ``#`` there."""
+    kept: set[str] = set()
+    for nodes in db.learned_topics().values():
+        for node in nodes:
+            *parents, last = node.path or ("",)
+            if len(parents) == len(levels) and all(_same(*pair) for pair in zip(parents, levels, strict=True)):
+                kept.add(last)
+    return kept, not kept.isdisjoint(("+", "#", "$+"))
+
+
+def _same(learned: str, level: str) -> bool:
+    return learned in (level, "+") or (learned == "$+" and level.startswith("$"))
+
+
+def _containing(db: ts.Database, topic_filter: str, search: str) -> Tally:
+    found, wanted = counted_topics(db.storage, TopicFilter(topic_filter)), search.lower()
+    if not wanted:
+        return found
+    there = np.fromiter((wanted in topic.lower() for topic in found.topics), np.bool_, len(found.topics))
+    return found.where(there[found.topic])
+
+
+def _numbers(sort: Sort, of: Tally | Levels) -> list[int]:
+    """Return by what rows are in order, before their names: lower the earlier a row comes."""
+    if sort == "topic":
+        return [0] * len(of)
+    numbers: list[int] = getattr(of, _SORTED_BY[sort]).tolist()
+    return [-time_of(number) for number in numbers] if sort == "last" else [-number for number in numbers]
+
+
+def _first(numbers: list[int], names: list[str], limit: int, after: str | None) -> tuple[list[int], str | None]:
+    """Return which rows come first after a page, in order, and what is `after` for the next page."""
+    rows: Iterable[tuple[int, str, int]] = zip(numbers, names, range(len(names)), strict=True)
+    if after is not None:
+        number, _, name = after.partition(" ")
+        if not _NUMBER.fullmatch(number):
+            raise ClientException("`after` is not the `next` of a page")
+        last = int(number), name
+        rows = (row for row in rows if row[:2] > last)
+    found = heapq.nsmallest(limit + 1, rows)
+    following = f"{found[limit - 1][0]} {found[limit - 1][1]}" if len(found) > limit else None
+    return [row for _, _, row in found[:limit]], following
+
+
+ROUTES = [topics, tree]

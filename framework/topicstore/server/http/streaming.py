@@ -1,0 +1,145 @@
+"""Responses that are sent piece by piece, as fast as the client reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Iterator
+from concurrent.futures import Executor, Future, wait
+from typing import Any, Protocol, cast
+
+from anyio import CancelScope
+from litestar import Response
+from litestar.response.base import ASGIResponse
+from litestar.response.streaming import ASGIStreamingResponse
+from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
+
+__all__ = ["Pieces", "Streamed", "ThreadedPieces"]
+
+_SENT = 1 << 20
+"""Small pieces are joined up to this many bytes before they are sent."""
+_Piece = bytes | memoryview
+
+
+class Pieces(Protocol):
+    """The pieces of a body. Whoever asks for them closes them."""
+
+    def __aiter__(self) -> AsyncIterator[_Piece]: ...
+
+    async def __anext__(self) -> _Piece: ...
+
+    async def aclose(self) -> None:
+        """Give back what they hold. May be called before the first and after the last piece."""
+
+
+class ThreadedPieces:
+    """The pieces that an iterator yields in threads. One is made when it is asked for, and not kept after that.
+
+    What was made before an error is sent, unless the error came before the first piece was full.
+    """
+
+    def __init__(self, threads: Executor, pieces: Iterator[_Piece]) -> None:
+        """Make the first piece at once, in the thread of the caller. Raises what making it raises."""
+        self._threads = threads
+        self._pieces = _joined(pieces)
+        self._first: _Piece | None = next(self._pieces, b"")
+        self._making: Future[_Piece] | None = None
+        """Makes a piece; whoever asked for it may have been cancelled."""
+
+    def __aiter__(self) -> AsyncIterator[_Piece]:
+        return self
+
+    async def __anext__(self) -> _Piece:
+        piece, self._first = self._first, None
+        if piece is None:
+            self._making = self._threads.submit(next, self._pieces, b"")
+            piece = await asyncio.wrap_future(self._making)
+            self._making = None
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Close the iterator in a thread, after the piece that is being made."""
+        await asyncio.wrap_future(self._threads.submit(self._close))
+
+    def _close(self) -> None:
+        if self._making is not None:
+            wait((self._making,))
+        self._pieces.close()
+
+
+def _joined(pieces: Iterator[_Piece]) -> Generator[_Piece]:
+    """Yield pieces, small ones as larger ones; those before an error too, but for the first. Close them at the end."""
+    held: list[_Piece] = []
+    size, first = 0, True
+    try:
+        for piece in pieces:
+            held.append(piece)
+            size += len(piece)
+            del piece  # what was sent is not to be kept here
+            if size >= _SENT:
+                yield _taken(held)
+                size, first = 0, False
+    except Exception:
+        if held and not first:
+            yield _taken(held)
+        raise
+    finally:
+        close = getattr(pieces, "close", None)
+        if close is not None:
+            close()
+    if held:
+        yield _taken(held)
+
+
+def _taken(held: list[_Piece]) -> _Piece:
+    """Return pieces as one, and empty their list."""
+    joined = held[0] if len(held) == 1 else b"".join(held)
+    held.clear()
+    return joined
+
+
+class _Sending(ASGIStreamingResponse):
+    """Sends pieces, the next one when the last one is on its way, and closes them at the end or when the client goes.
+
+    If a piece can't be made, the connection is closed before the end of the body, by which a client sees it.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            pieces: Any = self.iterator
+            with CancelScope(shield=True):
+                await pieces.aclose()
+
+    async def _stream(self, send: Send) -> None:
+        async for piece in self.iterator:
+            event: HTTPResponseBodyEvent = {
+                "type": "http.response.body",
+                "body": cast("bytes", piece),  # any buffer is written
+                "more_body": True,
+            }
+            await send(event)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Streamed(Response[Any]):
+    """A response whose body is sent piece by piece."""
+
+    def __init__(self, pieces: Pieces, media_type: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(b"", media_type=media_type, headers=headers or {})
+        self._pieces = pieces
+
+    def to_asgi_response(self, app: Any, request: Any, **options: Any) -> ASGIResponse:
+        """Return what sends the response."""
+        headers = {**(options.get("headers") or {}), **self.headers}
+        return _Sending(
+            iterator=self._pieces,
+            headers=headers,
+            encoded_headers=options.get("encoded_headers"),
+            media_type=self.media_type,
+            status_code=self.status_code or options.get("status_code"),
+            is_head_response=options.get("is_head_response", False),
+        )

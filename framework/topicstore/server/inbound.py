@@ -1,0 +1,173 @@
+"""What one client publishes: topic aliases, what it may publish, and how much at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from topicstore.contract.model import Message
+from topicstore.sessions import Session
+
+from .asked import Row
+from .protocol.decoding import decode_publish
+from .protocol.reason import PacketError, ReasonCode
+from .reserved_topics import may_be_published
+
+__all__ = ["Inbound", "Pending", "UndecidedError"]
+
+_VERDICTS, _LONGEST = 1_000, 200
+"""Topics of which is remembered whether the client may publish them, and how many characters these have at most, so
+that a client can't fill much memory with them."""
+_ALLOWED = 0
+
+
+class UndecidedError(Exception):
+    """Whether the client may publish a topic has to be asked for; then the same packet is taken again."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+
+class Pending:
+    """The publishes of one client that go over with the next hop, and what is needed to answer them."""
+
+    __slots__ = ("ids1", "ids2", "refused", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.ids1: list[int] = []
+        """The packet ids of QoS 1, in the order in which they came."""
+        self.ids2: list[int] = []
+        """Those of QoS 2."""
+        self.refused: dict[tuple[int, int], ReasonCode] = {}
+        """By QoS and packet id, those that are not handed to the store, with the reason."""
+
+
+class Inbound:
+    """Reads the PUBLISHes of one connection. Used in the event loop only."""
+
+    __slots__ = (
+        "_aliases",
+        "_decided",
+        "_levels",
+        "_most_aliases",
+        "_quota",
+        "_session",
+        "_verdicts",
+        "_version",
+        "exchanges",
+        "pending",
+        "unanswered",
+    )
+
+    def __init__(
+        self,
+        version: int,
+        session: Session,
+        *,
+        most_aliases: int,
+        levels: int,
+        quota: int,
+        decided: Callable[[str], bool | None] | None,
+    ) -> None:
+        """``decided`` says whether a topic may be published, None if that has to be asked; None: every one may.
+
+        most_aliases: the topic alias maximum that the server announced.
+        levels:       how many levels a topic may have.
+        quota:        the receive maximum that the server announced, which holds in MQTT 5 only.
+        """
+        self._version, self._session = version, session
+        self._most_aliases, self._levels = most_aliases, levels
+        self._quota = quota if version == 5 else None
+        self._decided = decided
+        self._aliases: dict[int, str] | None = None
+        self._verdicts: dict[str, int] = {}
+        self.unanswered = 0
+        """How many messages of QoS 1 were not answered yet."""
+        self.exchanges: dict[int, None] | None = None
+        """The packet ids of QoS 2 that came on this connection and were not released yet."""
+        self.pending: Pending | None = None
+
+    def take(self) -> Pending | None:
+        """Return what came since the last time."""
+        pending, self.pending = self.pending, None
+        return pending
+
+    def publish(self, first: int, body: bytes) -> None:
+        """Take a PUBLISH. Raises `PacketError`, and `UndecidedError`, which changes nothing."""
+        message, packet_id, alias = decode_publish(self._version, first, body, self._session.client_id)
+        if alias:
+            message = self._named(message, alias)
+        verdict = self._verdicts.get(message.topic)
+        if verdict is None:
+            verdict = self._judge(message.topic)
+        pending = self.pending
+        if pending is None:
+            pending = self.pending = Pending()
+        qos = message.qos
+        if qos == 1:
+            pending.ids1.append(packet_id)
+            self.unanswered += 1
+        elif qos:
+            pending.ids2.append(packet_id)
+            if self.exchanges is None:
+                self.exchanges = {}
+            self.exchanges[packet_id] = None
+        if verdict == _ALLOWED:
+            pending.rows.append((self._session, message, packet_id))
+        elif qos:
+            pending.refused[qos, packet_id] = ReasonCode(verdict)
+        if qos and self._quota is not None:
+            self._count()
+
+    def _count(self) -> None:
+        if self.unanswered + len(self.exchanges or ()) > (self._quota or 0):
+            raise PacketError(
+                ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+                f"more than {self._quota} messages were not acknowledged [MQTT-3.3.4-9]",
+            )
+
+    def answered(self, count: int) -> None:
+        """Note that so many messages of QoS 1 were answered."""
+        self.unanswered -= count
+
+    def released(self, packet_id: int) -> None:
+        """Note that an exchange of QoS 2 is over."""
+        if self.exchanges:
+            self.exchanges.pop(packet_id, None)
+
+    def _named(self, message: Message, alias: int) -> Message:
+        """Return a message with the topic for which its alias stands, or note what the alias stands for."""
+        if alias > self._most_aliases:
+            raise PacketError(
+                ReasonCode.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above {self._most_aliases} [MQTT-3.2.2-17]"
+            )
+        if self._aliases is None:
+            self._aliases = {}
+        if message.topic:
+            self._aliases[alias] = message.topic
+            return message
+        topic = self._aliases.get(alias)
+        if topic is None:
+            raise PacketError(
+                ReasonCode.PROTOCOL_ERROR, f"topic alias {alias} stands for no topic (MQTT 5, section 3.3.2.3.4)"
+            )
+        return Message(topic, message.payload, message.client_id, message.qos, message.retain, None, message.properties)
+
+    def _judge(self, topic: str) -> int:
+        """Return 0 if a topic may be published, or the reason why not."""
+        if not may_be_published(topic, self._levels):
+            return self._keep(topic, ReasonCode.TOPIC_NAME_INVALID)
+        if self._decided is None:
+            return self._keep(topic, _ALLOWED)
+        allowed = self._decided(topic)
+        if allowed is None:
+            raise UndecidedError(topic)
+        return self._keep(topic, _ALLOWED) if allowed else ReasonCode.NOT_AUTHORIZED  # a no may be of a failure
+
+    def _keep(self, topic: str, verdict: int) -> int:
+        if len(topic) <= _LONGEST:
+            if len(self._verdicts) >= _VERDICTS:
+                self._verdicts.clear()
+            self._verdicts[topic] = verdict
+        return verdict

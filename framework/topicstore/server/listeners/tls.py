@@ -1,0 +1,53 @@
+"""The TLS of a listener, made from its files."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from topicstore.server.settings import TlsSettings
+
+__all__ = ["tls_context", "unusable"]
+
+_VERIFY = {"ignored": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+def tls_context(settings: TlsSettings, *, protocol: str) -> ssl.SSLContext:
+    """Read the files, and return what a listener needs; ``protocol`` is what ALPN calls what is spoken within.
+
+    Raises OSError, also if a file isn't what it should be or the key is not the certificate's (`ssl.SSLError`).
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[settings.minimum_version]
+    context.load_cert_chain(settings.certificate, settings.key, password=_no_passphrase)
+    context.verify_mode = _VERIFY[settings.client_certificates]
+    if settings.client_authorities is not None:
+        context.load_verify_locations(settings.client_authorities)
+    context.set_alpn_protocols([protocol])
+    return context
+
+
+def unusable(settings: TlsSettings, bad: Exception) -> str:
+    """Return what is wrong with the files of TLS after reading them failed; OpenSSL doesn't say which one it was."""
+    files = [path for path in (settings.certificate, settings.key, settings.client_authorities) if path is not None]
+    missing = [str(path) for path in files if _is_missing(path)]
+    if missing:
+        return f"there is no TLS file {' and no '.join(missing)}"
+    hint = "; PEM is expected, and the certificate's own key" if isinstance(bad, (ssl.SSLError, UnicodeError)) else ""
+    return f"the TLS files {', '.join(map(str, files))} can't be used: {bad}{hint}"
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # of which reading it has told already
+        return False
+    return False
+
+
+def _no_passphrase() -> str:
+    """Refuse a key with a passphrase, for which OpenSSL would ask on the terminal."""
+    raise ssl.SSLError("the private key has a passphrase; a server can't ask for it")

@@ -1,0 +1,61 @@
+"""Families of samples in few words: a name, what it is, its labels, and the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+    UnknownMetricFamily,
+)
+
+from topicstore.shard.latencies import BOUNDS, Latencies
+
+__all__ = ["Rows", "counter", "gauge", "histogram", "summary", "unknown"]
+
+Rows = Iterable[tuple[Sequence[str], float]]
+"""Values of the labels, and the sample's value."""
+
+_EDGES = [*map(repr, BOUNDS), "+Inf"]
+
+
+def counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
+    """Return a number that only grows; its sample's name ends in ``_total``."""
+    return _filled(CounterMetricFamily(name, text, labels=labels), rows)
+
+
+def gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
+    """Return a number that goes up and down."""
+    return _filled(GaugeMetricFamily(name, text, labels=labels), rows)
+
+
+def unknown(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
+    """Return a number whose sample has exactly this name, which a counter's can't have."""
+    return _filled(UnknownMetricFamily(name, text, labels=labels), rows)
+
+
+def summary(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], int, float]]) -> Metric:
+    """Return how often something was done (``_count``), and how long that took together (``_sum``)."""
+    family = SummaryMetricFamily(name, text, labels=labels)
+    for values, times, seconds in rows:
+        family.add_metric(values, times, seconds)
+    return family
+
+
+def histogram(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Latencies]]) -> Metric:
+    """Return durations in classes."""
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, latencies in rows:
+        family.add_metric(values, list(zip(_EDGES, accumulate(latencies.counts), strict=True)), latencies.seconds)
+    return family
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily | UnknownMetricFamily, rows: Rows) -> Metric:
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family

@@ -1,0 +1,52 @@
+"""Clients of MQTT, and what they and the server have sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from topicstore.server.packet_counts import PacketCounts
+from topicstore.server.sys_topics import Traffic
+
+from .families import counter, gauge
+
+__all__ = ["HasTraffic", "MqttCollector"]
+
+_PACKET = ("type", "reason")
+
+
+class HasTraffic(Protocol):
+    """The MQTT server."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has gone through it."""
+
+
+class MqttCollector(Collector):
+    """The connections of one server."""
+
+    def __init__(self, server: HasTraffic) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        traffic = self._server.traffic
+        yield gauge("topicstore_mqtt_clients", "Clients that are connected.", (), [((), traffic.connected)])
+        for name, text, value in (
+            ("connections", "Connections that were accepted, whatever became of them.", traffic.connections),
+            ("received_bytes", "Bytes that clients have sent.", traffic.bytes_received),
+            ("sent_bytes", "Bytes that clients were sent.", traffic.bytes_sent),
+            ("publishes_refused", "Publishes that were refused.", traffic.publishes_refused),
+        ):
+            yield counter(f"topicstore_mqtt_{name}", text, (), [((), value)])
+        yield _packets("received", "Packets that clients have sent, by type and reason code.", traffic.received)
+        yield _packets("sent", "Packets that clients were sent, by type and reason code.", traffic.sent)
+
+
+def _packets(way: str, text: str, counts: PacketCounts) -> Metric:
+    rows = [((kind, f"0x{reason:02x}"), packets) for kind, reason, packets in counts.rows()]
+    return counter(f"topicstore_mqtt_{way}_packets", text, _PACKET, rows)

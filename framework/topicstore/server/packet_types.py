@@ -1,0 +1,32 @@
+"""The types of packets (MQTT 5, section 2.1.2), which `protocol.packets.AckPacket.kind` has too."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CONNACK",
+    "DISCONNECT",
+    "INVALID",
+    "NAMES",
+    "PINGRESP",
+    "PUBACK",
+    "PUBCOMP",
+    "PUBLISH",
+    "PUBREC",
+    "PUBREL",
+    "SHORT",
+    "SUBACK",
+    "UNSUBACK",
+]
+
+INVALID = 0
+"""No type of the standard: packets that can't be taken are counted under it."""
+CONNACK, PUBLISH = 2, 3
+PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
+SUBACK, UNSUBACK, PINGRESP, DISCONNECT = 9, 11, 13, 14
+NAMES = (
+    *("invalid", "connect", "connack", "publish", "puback", "pubrec", "pubrel", "pubcomp"),
+    *("subscribe", "suback", "unsubscribe", "unsuback", "pingreq", "pingresp", "disconnect", "auth"),
+)
+"""By type, as figures have them."""
+SHORT = {0x40: PUBACK, 0x50: PUBREC, 0x62: PUBREL, 0x70: PUBCOMP}
+"""Acknowledgements by their first byte."""

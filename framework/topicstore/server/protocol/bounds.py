@@ -1,0 +1,59 @@
+"""Bounds on packets that are read part by part, so that one packet never keeps the server busy for seconds.
+
+A packet's size alone doesn't bound them: 16 MB hold millions of filters or user properties of a few bytes. What is
+refused here is more than any client has a use for.
+"""
+
+from __future__ import annotations
+
+from .reason import PacketError, ReasonCode
+
+__all__ = ["LARGEST_CONNECT", "MOST_FILTERS", "MOST_USER_PROPERTIES", "check_bounds"]
+
+LARGEST_CONNECT = 1 << 20
+"""Bytes of a CONNECT: its fields have 64 KiB each, and nobody knows yet whom it comes from."""
+MOST_FILTERS = 65_536
+"""Filters in one SUBSCRIBE or UNSUBSCRIBE."""
+MOST_USER_PROPERTIES = 65_536
+"""User properties of one PUBLISH."""
+_LARGEST_PROPERTIES = 1 << 18
+"""Bytes of the properties of any other packet, or of the whole packet where it has little else."""
+_SUBSCRIBE, _UNSUBSCRIBE = 8, 10
+
+
+def check_bounds(version: int, kind: int, body: bytes) -> None:
+    """Raise `PacketError` for a packet with too much in it; ``kind``: its type, which is not PUBLISH or CONNECT.
+
+    `ReasonCode.QUOTA_EXCEEDED` says that it has too many filters, `ReasonCode.PACKET_TOO_LARGE` that its properties
+    are too long.
+    """
+    if kind not in (_SUBSCRIBE, _UNSUBSCRIBE):
+        if len(body) > _LARGEST_PROPERTIES:
+            raise PacketError(ReasonCode.PACKET_TOO_LARGE, f"a packet of type {kind} has {len(body):,} bytes")
+        return
+    option = 1 if kind == _SUBSCRIBE else 0
+    if len(body) <= min(_LARGEST_PROPERTIES, (2 + option) * MOST_FILTERS):
+        return
+    at = 2
+    if version == 5:
+        length, at = _length(body)
+        if length > _LARGEST_PROPERTIES:
+            raise PacketError(ReasonCode.PACKET_TOO_LARGE, f"the properties of a packet have {length:,} bytes")
+        at += length
+    filters, size = 0, len(body)
+    while at + 1 < size:
+        filters += 1
+        if filters > MOST_FILTERS:
+            raise PacketError(ReasonCode.QUOTA_EXCEEDED, f"a packet has more than {MOST_FILTERS:,} topic filters")
+        at += 2 + option + (body[at] << 8 | body[at + 1])
+
+
+def _length(body: bytes) -> tuple[int, int]:
+    """Return the length of the properties behind a packet id, and where they begin."""
+    length = 0
+    for index in range(4):
+        byte = body[2 + index]
+        length |= (byte & 127) << 7 * index
+        if byte < 128:
+            break
+    return length, 3 + index  # a length that is none is refused by whoever reads it

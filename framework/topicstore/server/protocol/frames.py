@@ -1,0 +1,116 @@
+"""Cutting what a client sends into frames: the first byte of a packet and what follows its remaining length.
+
+Source: MQTT Version 5.0 (OASIS Standard), sections 1.5.5 and 2.1.
+"""
+
+from __future__ import annotations
+
+from .bounds import LARGEST_CONNECT
+from .reason import PacketError, ReasonCode
+
+__all__ = ["Frame", "FrameReader", "FramingError"]
+
+Frame = tuple[int, bytes]
+"""The first byte of a packet (its type and flags) and its body: everything after the remaining length."""
+
+
+class FramingError(PacketError):
+    """The bytes can't be cut any further. `frames` are those that were whole before them; they may still be served."""
+
+    def __init__(self, reason: ReasonCode, text: str, frames: list[Frame]) -> None:
+        super().__init__(reason, text)
+        self.frames = frames
+
+
+class FrameReader:
+    """Cuts one connection's bytes into frames, however they arrive.
+
+    A frame is never larger than ``max_packet_size`` bytes, its first byte and length included, and this is checked
+    before its body has arrived; the first one, a CONNECT, is never larger than `LARGEST_CONNECT` either. What is kept
+    between two calls is less than one packet, and it is kept once.
+    """
+
+    __slots__ = ("_needed", "_rest", "max_packet_size", "version")
+
+    def __init__(self, max_packet_size: int) -> None:
+        self.max_packet_size = max_packet_size
+        """It may be changed between two calls."""
+        self.version = 0
+        """The protocol's version, once the CONNECT is known. A remaining length in more bytes than it needs is an
+        error in MQTT 5 [MQTT-1.5.5-1]; MQTT 3.1.1 doesn't forbid it."""
+        self._rest = bytearray()
+        self._needed = 0
+        """How many bytes `_rest` must have before it is worth looking at; 0 means that it is empty."""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that these bytes complete, in order.
+
+        Raises `FramingError` with `ReasonCode.MALFORMED_PACKET` for a bad remaining length, with
+        `ReasonCode.PACKET_TOO_LARGE`, and with `ReasonCode.PROTOCOL_ERROR` if a connection begins with a part of
+        another packet than a CONNECT, of which nothing more is waited for. Nothing may be fed after that.
+        """
+        if self._needed:
+            if len(self._rest) + len(data) < self._needed:
+                self._rest += data
+                return []
+            data = b"".join((self._rest, data))
+            self._rest.clear()
+            self._needed = 0
+        frames: list[Frame] = []
+        append = frames.append
+        size = len(data)
+        limit = self.max_packet_size if self.version else min(self.max_packet_size, LARGEST_CONNECT)
+        at = 0
+        while at + 1 < size:
+            length = data[at + 1]
+            start = at + 2
+            if length > 127:
+                if start < size and 0 < data[start] < 128:
+                    length += (data[start] << 7) - 128
+                    start += 1
+                else:
+                    length, start = self._long(data, at, frames)
+                    if start == 0:
+                        break
+            stop = start + length
+            if stop - at > limit and (not frames or stop - at > self.max_packet_size):
+                most = self.max_packet_size if frames else limit
+                raise FramingError(ReasonCode.PACKET_TOO_LARGE, f"a packet has more than {most:,} bytes", frames)
+            if stop > size:
+                self._needed = stop - at
+                break
+            append((data[at], data[start:stop]))
+            at = stop
+        if at < size:
+            self._keep(data[at:] if at else data, frames)
+        return frames
+
+    def _keep(self, rest: bytes, frames: list[Frame]) -> None:
+        """Keep the beginning of a packet."""
+        if not self.version and not frames and rest[0] != 0x10:
+            text = "the first packet of a client is a CONNECT [MQTT-3.1.0-1]"
+            raise FramingError(ReasonCode.PROTOCOL_ERROR, text, frames)
+        self._rest += rest
+        self._needed = max(self._needed, 2)
+
+    def _long(self, data: bytes, at: int, frames: list[Frame]) -> tuple[int, int]:
+        """Return a remaining length of any number of bytes, and where the body starts: 0 if the length isn't whole."""
+        length = 0
+        for index in range(at + 1, min(at + 5, len(data))):
+            byte = data[index]
+            length |= (byte & 127) << 7 * (index - at - 1)
+            if byte < 128:
+                if byte == 0 and self._must_be_minimal(data[index + 1 : index + 8], frames):
+                    text = "a remaining length has more bytes than it needs [MQTT-1.5.5-1]"
+                    raise FramingError(ReasonCode.MALFORMED_PACKET, text, frames)
+                return length, index + 1
+        if len(data) - at >= 5:
+            raise FramingError(ReasonCode.MALFORMED_PACKET, "a remaining length has more than four bytes", frames)
+        self._needed = len(data) - at + 1
+        return 0, 0
+
+    def _must_be_minimal(self, body: bytes, frames: list[Frame]) -> bool:
+        """Return whether the connection speaks MQTT 5, as far as it is known: a CONNECT's seventh byte says it."""
+        if self.version:
+            return self.version == 5
+        return (frames[0][1] if frames else body)[6:7] == b"\x05"

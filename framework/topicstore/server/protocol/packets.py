@@ -1,0 +1,120 @@
+"""The packets that clients send, as `decoding` returns them. PUBLISH has none: it becomes a `topicstore.Message`.
+
+Source: MQTT Version 5.0 (OASIS Standard), chapter 3. A packet of MQTT 3.1.1 has the values that MQTT 5 has when a
+property is absent, so that nothing behind this package has to ask for the version.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from topicstore.contract.model import Properties
+
+__all__ = [
+    "NEVER",
+    "AckPacket",
+    "AuthPacket",
+    "ConnectPacket",
+    "DisconnectPacket",
+    "Packet",
+    "PingPacket",
+    "SubscribePacket",
+    "UnsubscribePacket",
+    "WillPacket",
+]
+
+NEVER = 0xFFFF_FFFF
+"""The session expiry interval of a session that never ends (section 3.1.2.11.2)."""
+
+
+class WillPacket(msgspec.Struct, gc=False, frozen=True):
+    """The will in a CONNECT (section 3.1.2.5)."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    delay: int
+    """Seconds from the loss of the connection to the publication of the will."""
+    properties: Properties | None
+
+
+class ConnectPacket(msgspec.Struct, gc=False, frozen=True):
+    """A CONNECT (section 3.1)."""
+
+    version: int
+    """The protocol's version: 4 is MQTT 3.1.1, 5 is MQTT 5."""
+    client_id: str
+    """It may be empty: the server gives it one. From MQTT 3.1.1 then only with ``clean_start``."""
+    clean_start: bool
+    keep_alive: int
+    """Seconds; 0: none."""
+    user_name: str | None
+    password: bytes | None
+    will: WillPacket | None
+    session_expiry: int
+    """Seconds; 0: the session ends with the connection; `NEVER`: it doesn't end. Clean Session of MQTT 3.1.1 is 0."""
+    receive_maximum: int = 65_535
+    maximum_packet_size: int | None = None
+    topic_alias_maximum: int = 0
+    request_response_information: bool = False
+    request_problem_information: bool = True
+    user_properties: tuple[tuple[str, str], ...] = ()
+    authentication_method: str | None = None
+    authentication_data: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"ConnectPacket(version={self.version}, client_id={self.client_id!r}, …)"  # what else may be secret
+
+
+class SubscribePacket(msgspec.Struct, gc=False, frozen=True):
+    """A SUBSCRIBE (section 3.8). Whether a filter keeps the rules of section 4.7 is not checked here."""
+
+    packet_id: int
+    filters: list[tuple[str, int]]
+    """Filters and their options, the byte of section 3.8.3.1, which is valid; from MQTT 3.1.1 it is the QoS."""
+    identifier: int = 0
+    """The subscription identifier; 0: none."""
+    user_properties: tuple[tuple[str, str], ...] = ()
+
+
+class UnsubscribePacket(msgspec.Struct, gc=False, frozen=True):
+    """An UNSUBSCRIBE (section 3.10)."""
+
+    packet_id: int
+    filters: list[str]
+    user_properties: tuple[tuple[str, str], ...] = ()
+
+
+class AckPacket(msgspec.Struct, gc=False, frozen=True):
+    """A PUBACK, PUBREC, PUBREL or PUBCOMP (sections 3.4 to 3.7)."""
+
+    kind: int
+    """The type of the packet: 4 PUBACK, 5 PUBREC, 6 PUBREL, 7 PUBCOMP."""
+    packet_id: int
+    reason: int
+
+
+class DisconnectPacket(msgspec.Struct, gc=False, frozen=True):
+    """A DISCONNECT (section 3.14)."""
+
+    reason: int
+    session_expiry: int | None = None
+    """Seconds, `NEVER`, or None: as it was in the CONNECT."""
+    reason_string: str | None = None
+
+
+class PingPacket(msgspec.Struct, gc=False, frozen=True):
+    """A PINGREQ (section 3.12)."""
+
+
+class AuthPacket(msgspec.Struct, gc=False, frozen=True):
+    """An AUTH (section 3.15)."""
+
+    reason: int
+    method: str
+    data: bytes | None
+
+
+Packet = ConnectPacket | SubscribePacket | UnsubscribePacket | AckPacket | DisconnectPacket | PingPacket | AuthPacket
+"""What `decoding.decode` returns."""

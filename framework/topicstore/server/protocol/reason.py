@@ -1,0 +1,76 @@
+"""Reason codes, and the one error that reading packets raises.
+
+Source: MQTT Version 5.0 (OASIS Standard), section 2.4; the return codes of MQTT 3.1.1 are in its section 3.2.2.3.
+"""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["PacketError", "ReasonCode"]
+
+
+class ReasonCode(enum.IntEnum):
+    """The reason codes of MQTT 5; 0x80 and above are failures."""
+
+    SUCCESS = 0x00
+    NORMAL_DISCONNECTION = 0x00
+    GRANTED_QOS_0 = 0x00
+    GRANTED_QOS_1 = 0x01
+    GRANTED_QOS_2 = 0x02
+    DISCONNECT_WITH_WILL_MESSAGE = 0x04
+    NO_MATCHING_SUBSCRIBERS = 0x10
+    NO_SUBSCRIPTION_EXISTED = 0x11
+    CONTINUE_AUTHENTICATION = 0x18
+    RE_AUTHENTICATE = 0x19
+    UNSPECIFIED_ERROR = 0x80
+    MALFORMED_PACKET = 0x81
+    PROTOCOL_ERROR = 0x82
+    IMPLEMENTATION_SPECIFIC_ERROR = 0x83
+    UNSUPPORTED_PROTOCOL_VERSION = 0x84
+    CLIENT_IDENTIFIER_NOT_VALID = 0x85
+    BAD_USER_NAME_OR_PASSWORD = 0x86
+    NOT_AUTHORIZED = 0x87
+    SERVER_UNAVAILABLE = 0x88
+    SERVER_BUSY = 0x89
+    BANNED = 0x8A
+    SERVER_SHUTTING_DOWN = 0x8B
+    BAD_AUTHENTICATION_METHOD = 0x8C
+    KEEP_ALIVE_TIMEOUT = 0x8D
+    SESSION_TAKEN_OVER = 0x8E
+    TOPIC_FILTER_INVALID = 0x8F
+    TOPIC_NAME_INVALID = 0x90
+    PACKET_IDENTIFIER_IN_USE = 0x91
+    PACKET_IDENTIFIER_NOT_FOUND = 0x92
+    RECEIVE_MAXIMUM_EXCEEDED = 0x93
+    TOPIC_ALIAS_INVALID = 0x94
+    PACKET_TOO_LARGE = 0x95
+    MESSAGE_RATE_TOO_HIGH = 0x96
+    QUOTA_EXCEEDED = 0x97
+    ADMINISTRATIVE_ACTION = 0x98
+    PAYLOAD_FORMAT_INVALID = 0x99
+    RETAIN_NOT_SUPPORTED = 0x9A
+    QOS_NOT_SUPPORTED = 0x9B
+    USE_ANOTHER_SERVER = 0x9C
+    SERVER_MOVED = 0x9D
+    SHARED_SUBSCRIPTIONS_NOT_SUPPORTED = 0x9E
+    CONNECTION_RATE_EXCEEDED = 0x9F
+    MAXIMUM_CONNECT_TIME = 0xA0
+    SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED = 0xA1
+    WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2
+
+
+class PacketError(Exception):
+    """What came is not a packet that the standard allows; the connection has to be closed (MQTT 5, section 4.13).
+
+    reason:  what to say in the DISCONNECT, or in the CONNACK when the packet was a CONNECT.
+    text:    the same for people: it may be sent as the reason string, and it quotes nothing that may be secret.
+    version: the version in which a CONNACK can be sent, 4 or 5, when the packet was a CONNECT; 0 means that the
+             connection is to be closed without one (MQTT 3.1.1 [MQTT-3.1.4-1] for a CONNECT that breaks its rules).
+    """
+
+    def __init__(self, reason: ReasonCode, text: str, version: int = 0) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.text = text
+        self.version = version

@@ -1,0 +1,113 @@
+"""Durations and sizes as people write them in settings: ``"100ms"``, ``"8MB"``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Self
+
+__all__ = ["Duration", "Period", "Quota", "Size"]
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+_LONGEST = float(0xFFFFFFFF)
+_BYTES = {
+    "B": 1,
+    "kB": 1_000,
+    "MB": 1_000_000,
+    "GB": 1_000_000_000,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+}
+_MOST_BYTES = (1 << 63) - 1
+_INFINITY = "infinity"
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+
+
+def _parts(text: Any, units: dict[str, Any], example: str) -> tuple[str, Any]:
+    found = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
+    if found is None or found[2] not in units:
+        wrong = "has no unit: write a text" if isinstance(text, (int, float)) else "is not a number with a unit"
+        raise ValueError(f"{text!r} {wrong} such as {example!r}; units are: {', '.join(units)}")
+    return found[1], units[found[2]]
+
+
+class Duration(float):
+    """A time in seconds, 0 or more, up to 136 years: the most that MQTT can say."""
+
+    @classmethod
+    def read(cls, text: Any) -> Self:
+        """Return the duration that a text such as ``"100ms"`` says. Raises ValueError."""
+        number, unit = _parts(text, _SECONDS, "100ms")
+        seconds = float(number) * unit
+        if seconds > _LONGEST:
+            raise ValueError(f"{text[:80]!r} is longer than {_LONGEST:,.0f} seconds")
+        return cls(seconds)
+
+    def __str__(self) -> str:
+        """Return it as people write it."""
+        return _written(float(self), _SECONDS)
+
+
+class Period(Duration):
+    """A time in seconds, or ``"infinity"``."""
+
+    @classmethod
+    def read(cls, text: Any) -> Self:
+        """Return the period that a text says. Raises ValueError."""
+        return cls(float("inf")) if text == _INFINITY else super().read(text)
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds; None for ever."""
+        return None if self == float("inf") else float(self)
+
+    def __str__(self) -> str:
+        """Return it as people write it."""
+        return _INFINITY if self.limit is None else super().__str__()
+
+
+class Size(int):
+    """A number of bytes, from 1 to 2**63 - 1."""
+
+    @classmethod
+    def read(cls, text: Any) -> Self:
+        """Return the size that a text such as ``"8MB"`` says, rounded to whole bytes. Raises ValueError."""
+        number, unit = _parts(text, _BYTES, "8MB")
+        if float(number) * unit > _MOST_BYTES:
+            raise ValueError(f"{text[:80]!r} is more than {_MOST_BYTES:,} bytes")
+        whole = round(float(number) * unit)
+        if whole < 1:
+            raise ValueError(f"{text!r} is less than a byte")
+        return cls(whole)
+
+    def __str__(self) -> str:
+        """Return it as people write it."""
+        return _written(int(self), _BYTES)
+
+
+class Quota(Size):
+    """A number of bytes, or ``"infinity"``, which is kept as 0."""
+
+    @classmethod
+    def read(cls, text: Any) -> Self:
+        """Return the quota that a text says. Raises ValueError."""
+        return cls(0) if text == _INFINITY else super().read(text)
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes; None for any number."""
+        return int(self) or None
+
+    def __str__(self) -> str:
+        """Return it as people write it."""
+        return _INFINITY if self.limit is None else super().__str__()
+
+
+def _written(amount: float, units: dict[str, Any]) -> str:
+    """Return a quantity with the largest unit of which it is a whole number; else in the smallest, with a fraction."""
+    for unit, worth in sorted(units.items(), key=lambda item: -item[1]):
+        number = round(amount / worth, 9)
+        if number >= 1 and number == int(number):
+            return f"{int(number)}{unit}"
+    unit = next(name for name, worth in units.items() if worth == 1)
+    return f"{amount:.9f}".rstrip("0").rstrip(".") + unit if amount else f"0{unit}"

@@ -1,0 +1,46 @@
+"""Telling whoever started the server that it serves: a line for scripts, a datagram for systemd."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+__all__ = ["notify", "ready_line"]
+
+_log = logging.getLogger("topicstore.server")
+
+
+def ready_line(listeners: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Return a line of JSON: addresses by the scheme of their URL, and the process id.
+
+    ``listeners`` are schemes (``mqtt``, ``mqtts``, ``ws``, ``wss``, ``http``) with the addresses that were taken. The
+    schemes ``mqtt``, ``ws`` and ``http`` are always there, with an empty list if nothing listens.
+    """
+    document: dict[str, Any] = {"mqtt": [], "ws": [], "http": []}
+    for scheme, addresses in listeners:
+        document.setdefault(scheme, []).extend(addresses)
+    return msgspec.json.encode({**document, "pid": os.getpid()}).decode()
+
+
+def notify(state: str) -> bool:
+    """Send a state such as ``READY=1`` to the service manager (sd_notify(3)); return whether it got it.
+
+    Without one there is nothing to do. A socket that can't be written to is logged: the server serves all the same.
+    """
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path or not hasattr(socket, "AF_UNIX"):
+        return False
+    address = f"\0{path[1:]}" if path.startswith("@") else path
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.connect(address)
+            sender.send(state.encode())
+    except OSError as bad:
+        _log.warning("the service manager's socket %r can't be written to: %s", path, bad)
+        return False
+    return True

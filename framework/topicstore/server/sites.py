@@ -1,0 +1,196 @@
+"""The sites that keep a database, and which shards each of them has.
+
+As long as nothing is replicated there is one site, this one, with all shards. Its id, 16 upper-case hexadecimal digits,
+is made at random by the first server that serves HTTP, and stays in the file ``site`` of the database's directory. A
+copy of a database has none, because it is another site.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+import topicstore as ts
+from topicstore.contract.errors import CorruptionError, InvalidArgumentError, UnrecoverableError
+from topicstore.storage.durable_files import read_own, replace_file
+
+__all__ = [
+    "ReplicaInfo",
+    "ReplicasRefusedError",
+    "ShardReplicas",
+    "SiteInfo",
+    "SiteShard",
+    "Sites",
+    "StorageReplicas",
+    "UnknownSiteError",
+    "UnknownStorageError",
+    "read_site",
+]
+
+_FILE = "site"
+_SITE = re.compile(rb"[0-9A-F]{16}\n?")
+_ALONE = "nothing is replicated yet, so the shards are on this site and on no other"
+
+ReplicaStatus = Literal["up", "down", "lost"]
+Transition = Literal["joining", "leaving"]
+
+
+class UnknownSiteError(UnrecoverableError, LookupError):
+    """There is no site with that id, or it keeps no replica of the storage."""
+
+
+class UnknownStorageError(UnrecoverableError, LookupError):
+    """There is no storage with that name."""
+
+
+class ReplicasRefusedError(InvalidArgumentError):
+    """Replicas can't be placed as it was asked for; the text says why. Nothing was changed."""
+
+
+@attrs.frozen(kw_only=True)
+class SiteShard:
+    """A replica of a shard, as a part of a site."""
+
+    storage: str
+    id: str
+    status: ReplicaStatus
+
+
+@attrs.frozen(kw_only=True)
+class SiteInfo:
+    """A site and its shards."""
+
+    node: str
+    """The name of the server that manages the site."""
+    up: bool
+    shards: list[SiteShard]
+
+
+@attrs.frozen(kw_only=True)
+class ReplicaInfo:
+    """A replica, as a part of a shard."""
+
+    site: str
+    status: ReplicaStatus
+
+
+@attrs.frozen(kw_only=True)
+class ShardReplicas:
+    """A shard and the sites that keep replicas of it."""
+
+    id: str
+    replicas: list[ReplicaInfo]
+
+
+@attrs.frozen(kw_only=True)
+class StorageReplicas:
+    """A storage and its shards."""
+
+    name: str
+    shards: list[ShardReplicas]
+
+
+def read_site(directory: Path) -> str | None:
+    """Return the id of the site that a database's directory is; None if none was made yet. Raises `CorruptionError`."""
+    try:
+        stored = read_own(directory / _FILE)
+    except FileNotFoundError:
+        return None
+    if _SITE.fullmatch(stored) is None:
+        raise CorruptionError("not a site's id: 16 upper-case hexadecimal digits", str(directory / _FILE))
+    return stored.decode().strip()
+
+
+class Sites:
+    """What is known of sites at one of them. May be used in any thread."""
+
+    def __init__(self, db: ts.Database, storages: Mapping[str, ts.Database]) -> None:
+        """``storages`` are the open databases by name; ``db``, that of the messages, is one of them."""
+        self._shards = {name: [str(number) for number in range(one.manifest.shards)] for name, one in storages.items()}
+        self._directory = db.path if "persistent" in db.storage.capabilities and not db.read_only else None
+
+    @functools.cached_property
+    def this(self) -> str:
+        """The id of this site. Raises `CorruptionError` and `OSError` when it is used first, in one thread."""
+        known = None if self._directory is None else read_site(self._directory)
+        if known is not None:
+            return known
+        made = secrets.token_hex(8).upper()
+        if self._directory is not None:
+            replace_file(self._directory / _FILE, f"{made}\n".encode(), draft=self._directory / f"{_FILE}.new")
+        return made
+
+    def sites(self) -> list[str]:
+        """Return the ids of all known sites."""
+        return [self.this]
+
+    def site(self, site: str) -> SiteInfo:
+        """Return a site. Raises `UnknownSiteError`."""
+        self._check_site(site)
+        shards = [
+            SiteShard(storage=name, id=shard, status="up") for name, shards in self._shards.items() for shard in shards
+        ]
+        return SiteInfo(node=f"topicstore@{socket.gethostname()}", up=True, shards=shards)
+
+    def storages(self) -> list[str]:
+        """Return the names of the storages that have replicas."""
+        return list(self._shards)
+
+    def storage(self, name: str) -> StorageReplicas:
+        """Return a storage. Raises `UnknownStorageError`."""
+        self._check_storage(name)
+        replicas = [ReplicaInfo(site=self.this, status="up")]
+        shards = [ShardReplicas(id=shard, replicas=replicas) for shard in self._shards[name]]
+        return StorageReplicas(name=name, shards=shards)
+
+    def replicas(self, name: str) -> list[str]:
+        """Return the ids of the sites that keep replicas of a storage. Raises `UnknownStorageError`."""
+        self._check_storage(name)
+        return [self.this]
+
+    def set_replicas(self, name: str, sites: Sequence[str]) -> list[str]:
+        """Have these sites keep the replicas of a storage, and return them.
+
+        Raises `UnknownStorageError` and `ReplicasRefusedError`.
+        """
+        self._check_storage(name)
+        if not sites:
+            raise ReplicasRefusedError("a storage is kept by at least one site; the list is empty")
+        for site in sites:
+            if site != self.this:
+                raise ReplicasRefusedError(f"there is no site {site!r}: {_ALONE}")
+        return [self.this]
+
+    def join(self, name: str, site: str) -> None:
+        """Have a site keep replicas of a storage. Raises `UnknownStorageError` and `ReplicasRefusedError`."""
+        self.set_replicas(name, [site])
+
+    def leave(self, name: str, site: str) -> None:
+        """Have a site no longer keep replicas of a storage.
+
+        Raises `UnknownStorageError`, `UnknownSiteError` and `ReplicasRefusedError`.
+        """
+        self._check_storage(name)
+        self._check_site(site)
+        raise ReplicasRefusedError(f"site {site} has the only replica of each shard: {_ALONE}")
+
+    def forget(self, site: str) -> None:
+        """Forget a site that is gone for good. Raises `UnknownSiteError` and `ReplicasRefusedError`."""
+        self._check_site(site)
+        raise ReplicasRefusedError(f"site {site} is this one, and it is up; only a site that is gone can be forgotten")
+
+    def _check_site(self, site: str) -> None:
+        if site != self.this:
+            raise UnknownSiteError(f"there is no site {site!r}")
+
+    def _check_storage(self, name: str) -> None:
+        if name not in self._shards:
+            there = ", ".join(map(repr, self._shards))
+            raise UnknownStorageError(f"there is no storage {name!r}; there is {there}")

@@ -1,0 +1,134 @@
+"""The databases that the settings describe: opening them, and bringing them to what the settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import topicstore as ts
+from topicstore.contract.errors import IncompatibleError, InvalidOptionError, UnknownPluginError
+from topicstore.contract.options import options_dict
+from topicstore.plugins import check_pair, registry
+from topicstore.releasing import Taken
+from topicstore.storage.creation import DEFAULT_BACKEND, DEFAULT_LAYOUT
+from topicstore.storage.generations import GenerationInfo
+from topicstore.storage.manifest import Manifest, read_manifest
+
+from .durable_settings import StorageSettings
+from .settings import MESSAGES, ServerSettings, SettingsError
+
+__all__ = ["begin_generation", "check_fixed", "check_new", "next_layout", "opened", "places"]
+
+_FIXED = {"backend": "backend", "n_shards": "shards", "durability": "durability"}
+"""The settings that only a new database can have otherwise, each with its name in the manifest."""
+
+
+@contextmanager
+def opened(settings: ServerSettings, path: Path) -> Iterator[Mapping[str, ts.Database]]:
+    """Open the databases of all storages, that of the messages in ``path``, and close them when the context ends.
+
+    Raises `SettingsError` for what can't be had or can't be changed any more, and the errors of `topicstore.open`.
+    """
+    with ExitStack() as open_ones:
+        yield {
+            name: open_ones.enter_context(_opened(name, one, directory))
+            for name, one, directory in places(settings, path)
+        }
+
+
+def places(settings: ServerSettings, path: Path) -> list[tuple[str, StorageSettings, Path]]:
+    """Return all storages with their directories, that of the messages, in ``path``, first.
+
+    Raises `SettingsError` if two of them have the same directory.
+    """
+    found = [(MESSAGES, settings.messages, path)]
+    for name, one in settings.durable_storage.items():
+        if name != MESSAGES and one.data_dir is not None:
+            for other, _, directory in found:
+                if directory.resolve() == one.data_dir.resolve():
+                    raise SettingsError(
+                        f"durable_storage.{name}.data_dir: {one.data_dir} is the directory of {other!r}; "
+                        "each storage needs its own"
+                    )
+            found.append((name, one, one.data_dir))
+    return found
+
+
+def _opened(name: str, settings: StorageSettings, path: Path) -> ts.Database:
+    """Open the database of a storage, or create it, and begin a new generation if it is to have another layout."""
+    manifest = read_manifest(path)
+    wanted: dict[str, Any] = {"durability": settings.durability}
+    options = dict(settings.options)
+    if manifest is None:
+        check_new(name, settings)
+        wanted |= {"backend": settings.backend, "shards": settings.n_shards, "layout": settings.layout.get("type")}
+        if settings.layout_options:
+            options[settings.layout.get("type", DEFAULT_LAYOUT)] = settings.layout_options
+    else:
+        check_fixed(name, settings, manifest)
+    arguments = {key: value for key, value in wanted.items() if value is not None}
+    with Taken() as taken:
+        db = ts.open(path, **arguments, plugins=settings.plugins, options=options)
+        taken.add(db.close)
+        begin_generation(name, db, settings)
+        return db
+
+
+def check_new(name: str, settings: StorageSettings) -> None:
+    """Raise `SettingsError` if a database can't be created as settings say."""
+    backend = settings.backend if settings.backend is not None else DEFAULT_BACKEND
+    with _placed(name, "backend"):
+        registry().backend(backend)
+    _full_options(name, backend, settings.layout.get("type", DEFAULT_LAYOUT), settings.layout_options)
+
+
+def _full_options(name: str, backend: str, layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a layout. Raises `SettingsError` if it isn't there, or not for the backend, or has none."""
+    with _placed(name, "layout"):
+        check_pair(registry().backend(backend), registry().layout(layout))
+        return options_dict(registry().full_options(layout, options))
+
+
+@contextmanager
+def _placed(name: str, key: str) -> Iterator[None]:
+    """Let errors of plugins say which setting of a storage is meant."""
+    try:
+        yield
+    except (IncompatibleError, InvalidOptionError, UnknownPluginError) as bad:
+        raise SettingsError(f"durable_storage.{name}.{key}: {bad}") from bad
+
+
+def check_fixed(name: str, settings: StorageSettings, manifest: Manifest) -> None:
+    """Raise `SettingsError` if settings contradict what a database was created with."""
+    for key, field in _FIXED.items():
+        wanted, has = getattr(settings, key), getattr(manifest, field)
+        if wanted is not None and wanted != has:
+            raise SettingsError(
+                f"durable_storage.{name}.{key}: the database was created with {has!r}, which can't be changed to "
+                f"{wanted!r}; take its messages over into a new one that has it, with 'topicstore replay' and "
+                "'topicstore import'"
+            )
+
+
+def next_layout(
+    name: str, settings: StorageSettings, manifest: Manifest, current: GenerationInfo
+) -> tuple[str, dict[str, Any] | None] | None:
+    """Return the layout and options of the generation that settings ask for; None if the current one has them.
+
+    Options that the settings don't name stay as they are. Raises `SettingsError`.
+    """
+    layout, given = settings.layout.get("type", current.layout), settings.layout_options
+    full = _full_options(name, manifest.backend, layout, given)
+    if layout != current.layout:
+        return layout, given or None
+    if all(full[key] == current.options.get(key) for key in given):
+        return None
+    return layout, {**current.options, **given}
+
+
+def begin_generation(name: str, db: ts.Database, settings: StorageSettings) -> int | None:
+    """Begin a generation with the settings' layout, and return its number; None if the current one has that layout."""
+    following = next_layout(name, settings, db.manifest, db.generations()[-1])
+    return None if following is None else db.add_generation(*following)

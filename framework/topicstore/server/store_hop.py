@@ -1,0 +1,332 @@
+"""What happens in the thread of the store: many clients' requests are served together, with few commits.
+
+The event loop gathers what clients ask for while a hop is under way, and hands it to the next one. So the more there is
+to do, the more goes into one commit, and a server that has little to do answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import topicstore as ts
+from topicstore.contract.arguments import Keep
+from topicstore.contract.errors import TopicstoreError
+from topicstore.sessions import Ended, Session, Start, SubscribeResult
+
+from .asked import Answers, Asked, Client, Departure, PublishedPart, Row, Wanted
+
+__all__ = ["StoreHop"]
+
+_LIMIT = 20_000
+"""Packets that all clients are sent in one hop."""
+_BUDGET = 256 << 20
+"""Bytes of payloads that may lie in sockets' buffers, if all clients stopped reading at the same time."""
+_LEAST, _MOST = 16 << 10, 256 << 10
+"""The least and the most that one client is sent in one hop, in bytes of payloads."""
+
+_log = logging.getLogger("topicstore.server")
+
+
+class StoreHop:
+    """Uses the database, in one thread. ``on_end`` is called here when a session ends for a reason of its own."""
+
+    def __init__(self, db: ts.Database, on_end: Callable[[Session, Ended], None]) -> None:
+        self._db, self._sessions, self._on_end = db, db.sessions, on_end
+        self._due = 0.0
+        """When something depends on time again."""
+        self._ticked = 0.0
+        """When the last look at that was."""
+        self._told: dict[str, str] = {}
+        """What failed last, by what it was, so that a failure that lasts is one line in the log and not thousands."""
+        self.thread = 0
+        """The thread in which a hop is under way, by `threading.get_ident`; 0 if none is."""
+        self.connected = 0
+        """How many clients are connected; set by the event loop."""
+
+    def serve(self, asked: Asked) -> Answers:
+        """Serve what was asked for.
+
+        An answer to a message follows its commit, and a message is delivered after its packet id was committed.
+        """
+        self.thread = threading.get_ident()
+        try:
+            return self._serve(asked)
+        finally:
+            self.thread = 0
+
+    def _serve(self, asked: Asked) -> Answers:
+        answers = Answers()
+        for waiting, client_id in asked.lookups:
+            answers.found.append((waiting, self._filters(client_id)))
+        if asked.figures:
+            self._attempt("the server's own figures", lambda: self._db.publish(asked.figures))
+        for column, serve in (
+            (asked.connects, self._connect),
+            (asked.published, partial(self._publish, asked.published)),
+            (asked.subscribes, self._subscribe),
+            (asked.unsubscribes, self._unsubscribe),
+            (asked.published_later, partial(self._publish, asked.published_later)),
+            (asked.pubrels, self._pubrel),
+            (asked.pubrecs, self._pubrec),
+            (asked.disconnects, self._disconnect),
+        ):
+            if column:
+                serve(asked, answers)
+        if asked.lost:
+            self._lost(asked.lost)
+        self._deliver(answers)
+        return answers
+
+    def _deliver(self, answers: Answers) -> None:
+        """Do what is due, and take what is to be sent."""
+        now = time.monotonic()
+        if self._next() <= now:
+            self._ticked, self._due = now, now + self._tick()
+        share = min(max(_BUDGET // max(self.connected, 1), _LEAST), _MOST)
+
+        def deliver() -> None:
+            answers.delivered = self._sessions.deliver_batches(_LIMIT, limit=_LIMIT, max_bytes=share)
+            answers.more = self._sessions.wait(0)
+
+        self._attempt("delivering", deliver)
+        answers.pause = max(self._next() - time.monotonic(), 0.0)
+
+    def _next(self) -> float:
+        """Return when to look again at what depends on time, though the longest pause was made shorter meanwhile."""
+        return min(self._due, self._ticked + self._sessions.pace.longest_pause)
+
+    # --- connections ---
+
+    def _filters(self, client_id: str) -> list[str] | None:
+        """Return the filters of a stored session; None if it can't be read."""
+        try:
+            return [text for text, _ in self._sessions[client_id].subscriptions]
+        except ts.SessionNotFoundError:
+            return []
+        except ts.DatabaseClosedError:
+            raise
+        except TopicstoreError as failed:
+            self._tell("reading a session", failed)
+            return None
+
+    def _connect(self, asked: Asked, answers: Answers) -> None:
+        clients = [client for client, _, _ in asked.connects]
+        connects = [connect for _, connect, _ in asked.connects]
+        try:
+            results = self._sessions.open_many(connects, on_end=self._on_end, partial=True)
+        except TopicstoreError as failed:
+            results = [failed] * len(connects)
+        for row, (_, _, forbidden) in enumerate(asked.connects):
+            if forbidden:
+                results[row] = self._without(results[row], forbidden)
+        answers.opened = list(zip(clients, results, strict=True))
+        silences = [connect.keep_alive for connect in connects if connect.keep_alive]
+        if silences:
+            self._due = min(self._due, time.monotonic() + 1.5 * min(map(float, silences)))  # type: ignore[arg-type]
+
+    def _without(self, opened: Session | TopicstoreError, filters: list[str]) -> Session | TopicstoreError:
+        """End subscriptions of a session that was opened, before anything is delivered; if that fails, it is lost."""
+        if isinstance(opened, Session):
+            try:
+                for topic_filter in filters:
+                    opened.unsubscribe(topic_filter)
+            except TopicstoreError as failed:
+                self._lost([opened])
+                return failed
+        return opened
+
+    def _disconnect(self, asked: Asked, answers: Answers) -> None:
+        alike: defaultdict[tuple[bool, float | Keep | None], list[int]] = defaultdict(list)
+        for row, (_, how) in enumerate(asked.disconnects):
+            alike[how.send_will, how.expiry_interval].append(row)
+        for rows in alike.values():
+            how = asked.disconnects[rows[0]][1]
+            sessions = [asked.disconnects[row][1].session for row in rows]
+            errors = self._departed(how, sessions)
+            for row, error in zip(rows, errors, strict=True):
+                answers.departed.append((asked.disconnects[row][0], error))
+        self._due = 0.0  # a will may be due, or a session's end, sooner than anything before
+
+    def _departed(self, how: Departure, sessions: list[Session]) -> Sequence[TopicstoreError | None]:
+        try:
+            return self._sessions.disconnect(
+                sessions, send_will=how.send_will, expiry_interval=how.expiry_interval, partial=True
+            )
+        except TopicstoreError as failed:
+            self._tell("ending connections", failed)
+            return [failed] * len(sessions)
+
+    def _lost(self, sessions: list[Session]) -> None:
+        """End connections that broke; one that can't be ended now is taken over by its client's next CONNECT."""
+
+        def lost() -> None:
+            for error in self._sessions.lost(sessions, partial=True):
+                if error is not None and not isinstance(error, ts.SessionEndedError):
+                    raise error
+
+        self._attempt("ending broken connections", lost)
+        self._due = 0.0
+
+    def abandon(self, sessions: list[Session]) -> None:
+        """End the connections that are left when the server ends; if the database is closed, it has done so."""
+        if sessions:
+            with contextlib.suppress(ts.DatabaseClosedError):
+                self._lost(sessions)
+
+    # --- what clients publish ---
+
+    def _publish(self, published: Sequence[tuple[Client, Any, list[Row]]], _asked: Asked, answers: Answers) -> None:
+        """Publish everybody's messages with one commit, those of QoS 2 with their packet ids."""
+        rows: list[Row] = list(chain.from_iterable(part for _, _, part in published))
+        matched, refused = self._published(rows) if rows else ([], {})
+        at = 0
+        for client, what, part in published:
+            start, at = at, at + len(part)
+            mine: Mapping[int, TopicstoreError] = (
+                {row - start: refused[row] for row in range(start, at) if row in refused} if refused else {}
+            )
+            answers.published.append(PublishedPart(client, what, part, matched[start:at], mine))
+
+    def _published(self, rows: list[Row]) -> tuple[Sequence[bool], Mapping[int, TopicstoreError]]:
+        try:
+            outcome = self._sessions.publish(rows, partial=True)
+        except TopicstoreError as failed:  # such as a full disk or a quota: nothing was stored
+            self._tell("storing", failed)
+            return self._unstored(rows, failed)
+        if self._told and any(row[1].qos for row in rows):
+            self._well("storing")
+        return outcome.matched, outcome.refused
+
+    def _unstored(
+        self, rows: list[Row], failed: TopicstoreError
+    ) -> tuple[Sequence[bool], Mapping[int, TopicstoreError]]:
+        """Refuse messages that can't be stored; those of QoS 0 need not be, and go to who listens if that works."""
+        light = [row for row in rows if not row[1].qos]
+        if light and len(light) < len(rows):
+            try:
+                self._sessions.publish(light, partial=True)
+            except TopicstoreError as again:
+                self._tell("passing on messages of QoS 0", again)
+        return [False] * len(rows), {number: failed for number, row in enumerate(rows) if row[1].qos}
+
+    def _pubrel(self, asked: Asked, answers: Answers) -> None:
+        rows = [(session, packet_id) for _, session, ids in asked.pubrels for packet_id in ids]
+        try:
+            freed = self._sessions.pubrel(rows, partial=True)
+        except TopicstoreError as failed:
+            self._tell("freeing packet ids", failed)
+            answers.failed += [(client, failed) for client, _, _ in asked.pubrels]
+            return
+        at = 0
+        for client, _, ids in asked.pubrels:
+            start, at = at, at + len(ids)
+            failures = [freed.refused[row] for row in range(start, at) if row in freed.refused] if freed.refused else ()
+            if failures:
+                answers.failed.append((client, failures[0]))
+            else:
+                answers.released.append((client, ids, freed.known[start:at]))
+
+    # --- what clients receive ---
+
+    def _pubrec(self, asked: Asked, answers: Answers) -> None:
+        for accepted in (True, False):
+            given = [(client, session, ids) for client, session, ids, taken in asked.pubrecs if taken is accepted]
+            rows = [(session, packet_id) for _, session, ids in given for packet_id in ids]
+            if not rows:
+                continue
+            known = self._sessions.pubrec(rows, accepted=accepted, partial=True).known
+            if not all(known):
+                at = 0
+                for client, _, ids in given:
+                    start, at = at, at + len(ids)
+                    answers.unknown.append(
+                        (client, [one for one, due in zip(ids, known[start:at], strict=True) if not due])
+                    )
+
+    def _subscribe(self, asked: Asked, answers: Answers) -> None:
+        """Make everybody's subscriptions; those that begin at the same place with one commit."""
+        outcome: list[list[SubscribeResult | TopicstoreError]] = [
+            [] for _ in asked.subscribes
+        ]  # filled below, in the order of each client's filters
+        left: list[tuple[int, Session, Wanted]] = [
+            (number, session, wanted) for number, (_, session, wants) in enumerate(asked.subscribes) for wanted in wants
+        ]
+        while left:  # runs with the same start: a client's filters keep their order
+            start = left[0][2].start
+            run = next((at for at, one in enumerate(left) if one[2].start != start), len(left))
+            results = self._subscribed([(session, wanted) for _, session, wanted in left[:run]], start)
+            for (number, _, _), result in zip(left[:run], results, strict=True):
+                outcome[number].append(result)
+            left = left[run:]
+        answers.subscribed = [
+            (client, results) for (client, _, _), results in zip(asked.subscribes, outcome, strict=True)
+        ]
+
+    def _subscribed(
+        self, wants: list[tuple[Session, Wanted]], start: Start
+    ) -> Sequence[SubscribeResult | TopicstoreError]:
+        rows = [(session, wanted.topic_filter, wanted.options) for session, wanted in wants]
+        try:
+            return self._sessions.subscribe(rows, start=start, partial=True)
+        except TopicstoreError as failed:
+            self._tell("subscribing", failed)
+            return [failed] * len(rows)
+
+    def _unsubscribe(self, asked: Asked, answers: Answers) -> None:
+        for client, session, filters in asked.unsubscribes:
+            results: list[bool | TopicstoreError] = []
+            for topic_filter in filters:
+                try:
+                    results.append(session.unsubscribe(topic_filter))
+                except TopicstoreError as failed:
+                    results.append(failed)
+            answers.unsubscribed.append((client, results))
+
+    # --- what depends on time, and what fails ---
+
+    def _tick(self) -> float:
+        pause = min(1.0, self._sessions.pace.longest_pause)
+
+        def tick() -> None:
+            nonlocal pause
+            pause = self._sessions.tick()
+
+        self._attempt("what is due", tick)
+        return pause
+
+    def _attempt(self, what: str, work: Callable[[], object]) -> None:
+        """Do something that is tried again later if it fails: a full disk must not end the server."""
+        try:
+            work()
+        except ts.DatabaseClosedError:
+            raise
+        except TopicstoreError as failed:
+            self._tell(what, failed)
+        except ExceptionGroup as failed:  # what a tick raises if several things failed
+            if (closed := failed.subgroup(ts.DatabaseClosedError)) is not None:
+                raise ts.DatabaseClosedError("the database is closed") from closed
+            if failed.split(TopicstoreError)[1] is not None:
+                raise
+            self._tell(what, failed)
+        else:
+            self._well(what)
+
+    def _tell(self, what: str, failed: BaseException) -> None:
+        """Log a failure, unless the last one of the same work had the same text."""
+        text = str(failed)
+        if self._told.get(what) != text:
+            self._told[what] = text
+            _log.warning("%s failed: %s", what, text)
+
+    def _well(self, what: str) -> None:
+        """Note that something works; log it if it had failed."""
+        if self._told and self._told.pop(what, None) is not None:
+            _log.warning("%s works again", what)

@@ -1,0 +1,194 @@
+"""What a SUBSCRIBE asks for: filters that are checked, stripped of `$replay`, and allowed or refused one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from topicstore.contract.errors import InvalidFilterError, TopicstoreError
+from topicstore.contract.topics import TopicFilter
+from topicstore.sessions import START_PROPERTY, SubscribeOptions, SubscribeResult
+
+from .asked import Wanted
+from .protocol.packets import SubscribePacket, UnsubscribePacket
+from .protocol.reason import PacketError, ReasonCode
+from .refusals import reason_of
+from .replay_topics import REPLAY, SHARE, split_replay
+from .sys_topics import is_sys_filter
+
+__all__ = ["Subscribing", "Unsubscribing"]
+
+_PORTION = 250
+"""Filters that go over with one hop."""
+
+
+@attrs.define
+class _Line:
+    """One filter of a SUBSCRIBE."""
+
+    reason: ReasonCode | None
+    """Why it is refused; None: it isn't, as far as is known."""
+    wanted: Wanted | None
+    shown: str = ""
+    """The filter behind ``$share/<group>/``, which says what the client wants to read."""
+
+
+class Subscribing:
+    """One SUBSCRIBE until its SUBACK."""
+
+    __slots__ = ("_lines", "_results", "packet_id", "version")
+
+    def __init__(self, version: int, packet: SubscribePacket, levels: int) -> None:
+        """``levels``: how many levels a filter may have. Raises `PacketError`."""
+        self.version, self.packet_id = version, packet.packet_id
+        self._results: list[SubscribeResult | TopicstoreError] = []
+        start = next((value for name, value in packet.user_properties if name == START_PROPERTY), None)
+        self._lines = [
+            _line(version, text, option, packet.identifier, start, levels) for text, option in packet.filters
+        ]
+
+    @property
+    def open(self) -> list[str]:
+        """The filters of which it has to be decided whether the client may subscribe to them."""
+        return [line.shown for line in self._lines if line.reason is None]
+
+    def decide(self, allowed: Sequence[bool | None]) -> None:
+        """Refuse those of the `open` filters that are not allowed."""
+        lines = [line for line in self._lines if line.reason is None]
+        for line, good in zip(lines, allowed, strict=True):
+            if not good:
+                line.reason = ReasonCode.NOT_AUTHORIZED
+
+    def limit(self, room: Callable[[list[str]], int]) -> None:
+        """Refuse what is too much; ``room`` returns how many of some filters there is room for, in their order."""
+        lines = [line for line in self._lines if line.reason is None]
+        fitting = room([line.wanted.topic_filter for line in lines if line.wanted is not None])
+        for line in lines[fitting:]:
+            line.reason = ReasonCode.QUOTA_EXCEEDED
+
+    def next(self) -> list[Wanted]:
+        """Return what the session is to be asked for next; nothing when all was asked for.
+
+        It is a portion, so that others are served in between, however many filters a packet has.
+        """
+        wanted = [line.wanted for line in self._lines if line.reason is None and line.wanted is not None]
+        return wanted[len(self._results) : len(self._results) + _PORTION]
+
+    def done(self, results: Sequence[SubscribeResult | TopicstoreError]) -> None:
+        """Note what became of a portion."""
+        self._results += results
+
+    @property
+    def failure(self) -> TopicstoreError | None:
+        """The first error of the store, which says more than its code."""
+        return next((result for result in self._results if isinstance(result, TopicstoreError)), None)
+
+    def codes(self, forbidden: ReasonCode) -> list[int]:
+        """Return the codes of the SUBACK, when all was asked for; ``forbidden``: of what the client may not have."""
+        left = iter(self._results)
+        codes: list[int] = []
+        for line in self._lines:
+            if line.reason is None and line.wanted is not None:
+                result = next(left)
+                if not isinstance(result, TopicstoreError):
+                    codes.append(line.wanted.options.qos)
+                    continue
+                line.reason = _reason(result)
+            reason = forbidden if line.reason == ReasonCode.NOT_AUTHORIZED else line.reason
+            codes.append(int(reason or 0) if self.version == 5 else 0x80)
+        return codes
+
+    def granted(self) -> list[str]:
+        """Return the filters that were granted, once `codes` were made."""
+        return [line.shown for line in self._lines if line.reason is None]
+
+
+class Unsubscribing:
+    """One UNSUBSCRIBE until its UNSUBACK."""
+
+    __slots__ = ("_filters", "packet_id", "version")
+
+    def __init__(self, version: int, packet: UnsubscribePacket) -> None:
+        self.version, self.packet_id = version, packet.packet_id
+        self._filters = [_stripped(text) for text in packet.filters]
+
+    @property
+    def filters(self) -> list[str]:
+        """The filters that the session is to give up."""
+        return [text for text in self._filters if text is not None]
+
+    def codes(self, results: Sequence[bool | TopicstoreError]) -> list[int]:
+        """Return the codes of the UNSUBACK; ``results``: what became of the `filters`."""
+        left = iter(results)
+        codes: list[int] = []
+        for text in self._filters:
+            result = ReasonCode.TOPIC_FILTER_INVALID if text is None else next(left)
+            if isinstance(result, TopicstoreError):
+                codes.append(reason_of(result))
+            elif isinstance(result, ReasonCode):
+                codes.append(result)
+            else:
+                codes.append(ReasonCode.SUCCESS if result else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+        return codes
+
+
+def _line(version: int, text: str, option: int, identifier: int, start: str | None, levels: int) -> _Line:
+    try:
+        topic_filter, own_start = split_replay(text)
+        group, shown = _shared(topic_filter)
+        _check(shown, levels)
+        if group is not None:
+            TopicFilter(topic_filter)
+    except InvalidFilterError:
+        return _Line(ReasonCode.TOPIC_FILTER_INVALID, None)
+    no_local = version == 5 and bool(option & 4)
+    if no_local and group is not None:
+        raise PacketError(ReasonCode.PROTOCOL_ERROR, "a shared subscription can't have No Local [MQTT-3.8.3-4]")
+    qos = option & 3
+    if is_sys_filter(shown):
+        if group is not None:  # the members of a group are served from what is stored, and figures are not
+            return _Line(ReasonCode.NOT_AUTHORIZED, None)
+        qos = 0
+    options = SubscribeOptions(
+        qos,
+        no_local,
+        version == 5 and bool(option & 8),
+        option >> 4 & 3 if version == 5 else 0,
+        identifier,
+    )
+    return _Line(None, Wanted(topic_filter, options, own_start if own_start is not None else start), shown)
+
+
+def _shared(text: str) -> tuple[str | None, str]:
+    """Return the group of a shared subscription, None if it is none, and the filter that it reads."""
+    if not text.startswith(SHARE):
+        return None, text
+    group, slash, shown = text[len(SHARE) :].partition("/")
+    if not group or not slash or "+" in group or "#" in group:
+        raise InvalidFilterError(f"filter {text[:80]!r}: it is {SHARE}<group>/<filter> [MQTT-4.8.2-1]")
+    return group, shown
+
+
+def _check(shown: str, levels: int) -> None:
+    """Raise `InvalidFilterError` for what is no filter, or has too many levels, or a second special beginning."""
+    TopicFilter(shown)
+    if shown.count("/") >= levels:
+        raise InvalidFilterError(f"filter {shown[:80]!r} has more than {levels} levels")
+    if shown.startswith((REPLAY, SHARE)):
+        raise InvalidFilterError(f"filter {shown[:80]!r}: what is within a special filter is a plain one")
+
+
+def _stripped(text: str) -> str | None:
+    try:
+        topic_filter, _ = split_replay(text)
+        TopicFilter(topic_filter)
+    except InvalidFilterError:
+        return None
+    return topic_filter
+
+
+def _reason(error: TopicstoreError) -> ReasonCode:
+    """Return why a subscription could not be made; a start that is none is part of a filter that is none."""
+    reason = reason_of(error)
+    return ReasonCode.TOPIC_FILTER_INVALID if reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR else reason

@@ -1,0 +1,65 @@
+"""The values that calls for many sessions take and return.
+
+Such a call takes rows, and its result says what became of each. With ``partial`` a row that can't be done is refused,
+with its error, and the others are done; without, it raises that error, and does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import attrs
+import msgspec
+
+from topicstore.contract.errors import TopicstoreError
+from topicstore.pubsub.publishing import PublishResult
+
+from .credit import Allow
+from .inflight import MAX_PACKET_ID
+from .model import Overlapping, Will
+
+__all__ = ["Acknowledged", "Connect", "PublishedRows"]
+
+
+class Connect(msgspec.Struct, frozen=True, kw_only=True):
+    """How one client's session is opened by `Sessions.open_many`; the fields are the parameters of `Sessions.open`."""
+
+    client_id: str
+    clean_start: bool = False
+    expiry_interval: timedelta | float | None = 0.0
+    """A timedelta or seconds; None: the session never expires."""
+    receive_maximum: int = MAX_PACKET_ID
+    keep_alive: timedelta | float = 0
+    """A timedelta or seconds; 0: no limit."""
+    will: Will | None = None
+    allow: Allow | None = None
+    overlapping: Overlapping = "each"
+    in_memory: bool = False
+    batch_size: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class PublishedRows:
+    """The result of `Sessions.publish`. Rows are counted from 0, in the order they were given."""
+
+    result: PublishResult
+    """The result of the messages that were published: neither refused nor repetitions, in the order of their rows."""
+    matched: list[bool]
+    """By row, whether a subscription matches its topic; if not, a server may answer with the reason code 0x10, "no
+    matching subscribers" (MQTT 5, section 3.4.2.1). False for a refused row. ``no_local`` is not looked at."""
+    repeated: frozenset[int]
+    """The rows that repeat a message of QoS 2 that was published before, and were left out."""
+    refused: Mapping[int, TopicstoreError]
+    """The error of each row that was refused."""
+
+
+@attrs.frozen(kw_only=True)
+class Acknowledged:
+    """The result of `Sessions.pubrel` and `Sessions.pubrec`. Rows are counted from 0, in the order they were given."""
+
+    known: list[bool]
+    """By row, whether its packet id was in use; if not, a server answers with the reason code 0x92, "packet identifier
+    not found" (MQTT 5, section 3.7.2.1). False for a refused row."""
+    refused: Mapping[int, TopicstoreError]
+    """The error of each row that was refused."""

@@ -1,0 +1,144 @@
+"""`Deliveries`: what is sent to all sessions is drafted, committed and handed out in pieces.
+
+A piece is as much as takes a few milliseconds: the sessions' lock is given up after each, so that subscribing, opening
+and the rest wait for one piece and not for all. A session has one turn in a call, however many pieces that has.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+import attrs
+
+from topicstore.contract.arguments import check_within
+from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+
+from .commits import Commits
+from .credit import check_max_bytes
+from .delivery_batch import Packet, count_of
+from .dispatch import Dispatcher
+from .live_session import Draft, LiveSession
+from .session import Session
+from .takeover import Connections
+
+__all__ = ["Deliveries"]
+
+_SESSIONS = 1_000
+"""Largest number of sessions that have their turn in one call."""
+_PIECE = 10_000
+"""Number of messages, or of what takes as long, after which a piece is committed."""
+_TURN = 10
+"""Number of messages that take as long as the turn of a session that has nothing."""
+
+_MOST = (1 << 63) - 1
+
+Packets = list[Packet]
+
+
+@attrs.frozen
+class _Limits:
+    """How much may be handed out."""
+
+    each: int
+    total: int
+    max_bytes: int | None
+
+    def of(self, live: LiveSession, left: int) -> int:
+        """Return how many packets a session gets at most, of those that are left for all."""
+        return min(self.each, left) if live.batch_size is None else min(self.each, left, live.batch_size)
+
+
+class Deliveries:
+    """The deliveries to all sessions of one open database. ``check`` raises if there can be none."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher[LiveSession],
+        commits: Commits,
+        connections: Connections,
+        check: Callable[[], None],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._commits = commits
+        self._connections = connections
+        self._check = check
+
+    def deliver(self, each: int, total: int, max_bytes: int | None) -> list[tuple[Session, Packets]]:
+        """Return what to send now, by session; see `topicstore.sessions.Sessions.deliver_batches`."""
+        check_within("limit_each", each, 1, _MOST)
+        check_within("limit", total, 1, _MOST)
+        check_max_bytes(max_bytes)
+        taken: list[tuple[LiveSession, Session, Packets]] = []
+        turns: collections.deque[LiveSession] | None = None
+        entrance = self._dispatcher.entrance
+        try:
+            while turns is None or (turns and total > 0):
+                with entrance.piece():
+                    self._check()
+                    if turns is None:
+                        turns = collections.deque(self._dispatcher.next_ready_locked(_SESSIONS))
+                    before = len(taken)
+                    self._piece_locked(turns, _Limits(each, total, max_bytes), taken)
+                total -= sum(count_of(packets) for _, _, packets in taken[before:])
+        except BaseException:
+            with entrance.enter():
+                for live, _, packets in taken:
+                    live.put_back(packets)
+            raise
+        return [(session, packets) for _, session, packets in taken]
+
+    def _piece_locked(
+        self,
+        turns: collections.deque[LiveSession],
+        limits: _Limits,
+        taken: list[tuple[LiveSession, Session, Packets]],
+    ) -> None:
+        """Let some sessions have their turn, and add what they hand out to ``taken``."""
+        drafts: list[Draft] = []
+        having: list[LiveSession] = []
+        left, effort = limits.total, 0
+        try:
+            while turns and left > 0 and effort < _PIECE:
+                live = turns.popleft()
+                if live.ended is not None or not self._dispatcher.is_ready_locked(live):
+                    continue
+                having.append(live)
+                draft = _draft(live, limits.of(live, left), limits.max_bytes)
+                count = len(draft) if draft is not None else min(live.waiting(), limits.of(live, left))
+                if draft is not None:
+                    drafts.append(draft)
+                left -= count
+                effort += max(live.effort, count) + _TURN
+            self._commits.commit(drafts)
+        except BaseException:
+            for live in having:
+                live.rewind()
+            raise
+        left = limits.total
+        for live in having:
+            if live.ended is None:
+                unsent = live.unsent()
+                packets = _take(live, limits.of(live, left), limits.max_bytes)
+                if packets:
+                    taken.append((live, self._connections.sessions[live.client_id], packets))
+                    left -= count_of(packets)
+                elif live.unsent() < unsent:  # all that it was to send again has vanished, and newer messages may wait
+                    turns.append(live)
+
+
+def _draft(live: LiveSession, limit: int, max_bytes: int | None) -> Draft | None:
+    try:
+        return live.draft(limit, max_bytes)
+    except InvalidArgumentError as failure:  # its `allow` didn't say what is allowed: the others go on
+        live.rewind()
+        live.stall(failure)
+        return None
+
+
+def _take(live: LiveSession, limit: int, max_bytes: int | None) -> Packets:
+    try:
+        return live.take(limit, max_bytes)
+    except TopicstoreError as failure:  # from reading the messages that are to be sent again
+        live.stall(failure)
+        return []

@@ -1,0 +1,125 @@
+"""Connections end, of one session or of many: all that is uncommitted is committed with the end itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import partial
+
+from topicstore.contract.arguments import KEEP, Keep, check_length
+from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+from topicstore.contract.state import StateWrite
+from topicstore.failures import do_all
+from topicstore.shard.state import FrameworkWrite
+
+from .context import SessionContext
+from .live_rows import Refused, check_sessions
+from .live_session import LiveSession
+from .model import Ended
+from .records import NEVER
+from .session_clock import microseconds
+from .session_state import Found, encode_session, will_key
+from .takeover import Connections
+from .timers import Timers
+from .wills import disconnected
+
+__all__ = ["Leaving", "interval_of"]
+
+
+class Leaving:
+    """Ends connections. Used under the dispatcher's lock."""
+
+    def __init__(
+        self, context: SessionContext, connections: Connections, timers: Timers, clock: Callable[[], int]
+    ) -> None:
+        self._context = context
+        self._connections = connections
+        self._timers = timers
+        self._clock = clock
+
+    def end(
+        self,
+        sessions: Iterable[LiveSession],
+        why: Ended,
+        *,
+        send_will: bool,
+        expiry_interval: timedelta | float | Keep | None = KEEP,
+    ) -> dict[LiveSession, TopicstoreError]:
+        """End connections with one commit for each shard; return the errors of those that did not end."""
+        now = self._clock()
+        errors: dict[LiveSession, TopicstoreError] = {}
+        after: dict[LiveSession, Found] = {}
+        changes: dict[LiveSession, list[StateWrite]] = {}
+        for session in sessions:
+            try:
+                interval = _interval(session, expiry_interval)
+                if not session.stored:
+                    after[session] = session.found
+                    continue
+                record = disconnected(session.found.record, now, interval, will=send_will)
+                after[session] = encode_session(session.client_id, record)
+                changes[session] = self._writes(session, after[session], send_will=send_will)
+            except TopicstoreError as error:
+                errors[session] = error
+        errors |= self._context.commits.together(changes)
+        ended = [session for session in after if session not in errors]
+        stored = [session for session in ended if session.stored]
+        for session in stored:
+            self._timers.expect(after[session])
+        told = why not in (Ended.DISCONNECTED, Ended.LOST)
+        try:
+            do_all(
+                [partial(self._connections.over, session, why, told=told) for session in ended],
+                "could not be told of their end",
+            )
+        finally:
+            for shard in {self._context.states.shard_of(session.client_id) for session in stored}:
+                self._timers.run(shard, now)
+        return errors
+
+    def end_rows(
+        self,
+        lives: Sequence[LiveSession],
+        why: Ended,
+        *,
+        send_will: bool,
+        expiry_interval: timedelta | float | Keep | None = KEEP,
+        partial: bool,
+    ) -> list[TopicstoreError | None]:
+        """End connections; return errors by row, or without ``partial`` raise the first one when all others ended."""
+        refused: Refused = {}
+        check_sessions(self._context, lives, refused, partial=True)
+        left = dict.fromkeys(live for row, live in enumerate(lives) if row not in refused)
+        errors = self.end(left, why, send_will=send_will, expiry_interval=expiry_interval)
+        results = [refused.get(row) or errors.get(live) for row, live in enumerate(lives)]
+        for failure in () if partial else filter(None, results):
+            raise failure
+        return results
+
+    def _writes(self, session: LiveSession, after: Found, *, send_will: bool) -> list[StateWrite]:
+        draft = session.last_draft()
+        writes = self._context.states.change(session.client_id, session.found, after)
+        if draft is not None:
+            writes += draft.writes[1:]  # all but the guard, which the change takes the place of
+        if not send_will and session.found.record.will_delay != NEVER:
+            writes.append(FrameworkWrite(will_key(session.keys), None))
+        return writes
+
+
+def _interval(session: LiveSession, expiry_interval: timedelta | float | Keep | None) -> int:
+    """Return how long a session lasts from now on. Raises `InvalidArgumentError`."""
+    opened = session.found.record.expiry_interval
+    if isinstance(expiry_interval, Keep):
+        return opened
+    interval = interval_of(expiry_interval)
+    if interval and not opened:
+        raise InvalidArgumentError(
+            f"session {session.client_id!r} was opened with an expiry interval of 0, which a DISCONNECT can't raise "
+            "(MQTT 5, section 3.14.2.2.2)"
+        )
+    return interval
+
+
+def interval_of(expiry_interval: timedelta | float | None) -> int:
+    """Return the microseconds that a session lasts after its connection, as they are stored."""
+    return NEVER if expiry_interval is None else microseconds(check_length("expiry_interval", expiry_interval))

@@ -1,0 +1,100 @@
+"""`Lookup`: which sessions there are, stored or kept in memory, and what is told of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import attrs
+
+from topicstore.contract.errors import SessionNotFoundError
+
+from .live_session import LiveSession
+from .model import SessionCounts, SessionInfo
+from .records import SubscriptionRecord
+from .session_state import Found, SessionState
+from .sources import FeedSource
+
+__all__ = ["Lookup"]
+
+
+class Lookup:
+    """Finds the sessions of one open database.
+
+    live: the connected sessions by client id, among them all that are kept in memory.
+    wall: turns a time of the sessions' clock into one of the wall clock.
+    """
+
+    def __init__(self, states: SessionState, live: Mapping[str, LiveSession], wall: Callable[[int], int]) -> None:
+        self._states = states
+        self.live = live
+        self._wall = wall
+
+    def clients(self, connected: bool | None = None) -> list[str]:
+        """Return the client ids of all sessions, or of those that are connected or not, sorted. Reads no session.
+
+        Some may have ended meanwhile.
+        """
+        if connected:
+            return sorted(self.live)
+        known = {*self._states.clients(), *self._only_in_memory()}
+        return sorted(known.difference(self.live if connected is False else ()))
+
+    def count(self) -> int:
+        """Return how many sessions there are. Reads each shard's sessions in one scan."""
+        in_memory = self._only_in_memory()
+        return len(in_memory) + sum(client_id not in in_memory for client_id in self._states.lasting())
+
+    def _only_in_memory(self) -> set[str]:
+        return {client_id for client_id, live in list(self.live.items()) if not live.stored}
+
+    def counts(self, missed: int) -> SessionCounts:
+        """Return counts of the connected sessions; ``missed`` is `SessionCounts.missed`."""
+        live = list(self.live.values())
+        return SessionCounts(
+            connected=len(live),
+            paused=sum(session.paused_since is not None for session in live),
+            subscriptions=sum(len(session.sources) for session in live),
+            in_flight=sum(len(session.window) for session in live),
+            awaiting_pubrel=sum(len(session.incoming) for session in live),
+            missed=missed,
+        )
+
+    def find(self, client_id: str) -> Found | None:
+        """Return the session of a client, or None."""
+        live = self._in_memory(client_id)
+        if live is not None:
+            return live.found
+        found = self._states.find(client_id)
+        return None if found is None or found.record.ending else found
+
+    def found(self, client_id: str) -> Found:
+        """Return the session of a client. Raises `SessionNotFoundError`."""
+        found = self.find(client_id)
+        if found is None:
+            raise SessionNotFoundError(f"there is no session of client {client_id!r}")
+        return found
+
+    def info(self, found: Found) -> SessionInfo:
+        """Return what is told of a session."""
+        info, live = self._states.info(found, self._wall), self._in_memory(found.client_id)
+        if live is None:
+            return info
+        sources = list(live.sources.values())
+        return attrs.evolve(
+            info,
+            in_memory=True,
+            subscriptions=tuple((source.topic_filter.text, source.options) for source in sources),
+            in_flight=len(live.window),
+            awaiting_pubrel=len(live.incoming),
+        )
+
+    def all_subscriptions(self) -> Iterator[SubscriptionRecord]:
+        """Yield the subscriptions of all sessions. Under the dispatcher's lock."""
+        yield from self._states.all_subscriptions()
+        for live in self.live.values():
+            if not live.stored:
+                yield from (source.record() for source in live.sources.values() if isinstance(source, FeedSource))
+
+    def _in_memory(self, client_id: str) -> LiveSession | None:
+        live = self.live.get(client_id)
+        return None if live is None or live.stored else live

@@ -1,0 +1,186 @@
+"""What clients publish through their sessions: messages of one or of many, with one commit for each shard."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+
+from topicstore.contract.errors import (
+    InvalidMessageError,
+    StateConflictError,
+    TopicstoreError,
+)
+from topicstore.pubsub.publishing import PublishResult
+
+from .batches import PublishedRows
+from .context import SessionContext
+from .incoming import Incoming
+from .inflight import MAX_PACKET_ID
+from .live_rows import Refused, check_sessions
+from .live_session import LiveSession
+from .qos2_incoming import NewIds, adopt_committed, new_messages, writes_of
+
+__all__ = ["publish"]
+
+
+def publish(
+    context: SessionContext,
+    lives: Sequence[LiveSession],
+    messages: Incoming,
+    ids: Sequence[int],
+    refused: Refused,
+    *,
+    partial: bool,
+) -> PublishedRows:
+    """Publish messages, each of the session and with the packet id in its row; see `Sessions.publish`.
+
+    refused: the rows that were refused before, with their errors; others are added.
+
+    It takes the dispatcher's lock, and holds it while packet ids are committed.
+    """
+    _check_rows(lives, messages, ids, refused, partial=partial)
+    with context.entrance.enter():
+        check_sessions(context, lives, refused, partial=partial)
+        if any(ids[row] and messages.qos[row] == 2 for row in _some(range(len(ids)), refused)):
+            return _publish(context, lives, messages, ids, refused, partial=partial)
+    return _publish(context, lives, messages, ids, refused, partial=partial)
+
+
+def _publish(
+    context: SessionContext,
+    lives: Sequence[LiveSession],
+    messages: Incoming,
+    ids: Sequence[int],
+    refused: Refused,
+    *,
+    partial: bool,
+) -> PublishedRows:
+    result: PublishResult | None = None
+    while result is None:
+        rows, new = new_messages(lives, messages.qos, ids, _some(range(len(messages)), refused))
+        try:
+            result = context.publish(messages.rows(rows), state=writes_of(context, new))
+        except InvalidMessageError as bad:
+            _refuse_message(bad, lives, messages, ids, rows, refused, partial=partial)
+        except StateConflictError as conflict:
+            _refuse_overtaken(context, conflict, lives, new, refused, partial=partial)
+        except BaseException:
+            adopt_committed(context, new)
+            raise
+    for live, some in new.items():
+        live.incoming.update(some)
+    published = set(rows) if len(rows) + len(refused) < len(messages) else None
+    repeated = [] if published is None else [row for row in range(len(messages)) if row not in published]
+    return PublishedRows(
+        result=result,
+        matched=_matched(context, messages, refused),
+        repeated=frozenset(repeated).difference(refused),
+        refused=refused,
+    )
+
+
+def _refuse_message(
+    bad: InvalidMessageError,
+    lives: Sequence[LiveSession],
+    messages: Incoming,
+    ids: Sequence[int],
+    rows: Sequence[int],
+    refused: Refused,
+    *,
+    partial: bool,
+) -> None:
+    """Refuse the message that an error names, and all others that can't be stored by themselves.
+
+    They are found all at once, because every attempt to publish costs as much as the whole batch.
+    """
+    if bad.index is None:
+        raise bad
+    error = type(bad)(bad.reason, rows[bad.index])
+    if not partial:
+        raise error from bad
+    refused[rows[bad.index]] = error
+    begun: set[tuple[LiveSession, int]] = set()
+    for row in list(_some(range(len(messages)), refused)):
+        exchange = (lives[row], ids[row]) if ids[row] and messages.qos[row] == 2 else None
+        if exchange is not None and (ids[row] in lives[row].incoming or exchange in begun):
+            continue  # a repetition, which is left out, whatever it says
+        fault = messages.fault(row)
+        if fault is not None:
+            refused[row] = fault
+        elif exchange is not None:
+            begun.add(exchange)
+
+
+def _refuse_overtaken(
+    context: SessionContext,
+    conflict: StateConflictError,
+    lives: Sequence[LiveSession],
+    new: NewIds,
+    refused: Refused,
+    *,
+    partial: bool,
+) -> None:
+    """Refuse the rows of the sessions that were opened elsewhere."""
+    overtaken = context.commits.taken_over(new)
+    if not overtaken:
+        raise conflict
+    for taken in overtaken.values():
+        taken.__cause__ = conflict
+        if not partial:
+            raise taken
+    refused.update({row: overtaken[live] for row, live in enumerate(lives) if live in overtaken})
+
+
+def _matched(context: SessionContext, messages: Incoming, refused: Refused) -> list[bool]:
+    """Return for each message whether a subscription matches; each topic is looked up once."""
+    wants, following = context.filters.wants, context.dispatcher.hub.matching
+    topics = messages.topics
+    if refused:
+        topics = ["" if row in refused else topic for row, topic in enumerate(topics)]
+    known = {topic: bool(topic and (wants(topic) or following(topic))) for topic in set(topics)}
+    return list(map(known.__getitem__, topics))
+
+
+# --- checks ---
+
+
+def _check_rows(
+    lives: Sequence[LiveSession],
+    messages: Incoming,
+    ids: Sequence[int],
+    refused: Refused,
+    *,
+    partial: bool,
+) -> None:
+    """Refuse messages that are not of their session's client, and packet ids that are none."""
+    if _all_good(lives, messages, ids):
+        return
+    for row, live in enumerate(lives):
+        if row in refused:
+            continue
+        try:
+            _check_row(live, messages, ids[row], row)
+        except TopicstoreError as error:
+            if not partial:
+                raise
+            refused[row] = error
+
+
+def _all_good(lives: Sequence[LiveSession], messages: Incoming, ids: Sequence[int]) -> bool:
+    """Return whether all rows are certainly good. One check of all costs a fraction of checking each."""
+    if not len(messages):
+        return True
+    mine = all(map(operator.eq, messages.client_ids, [live.client_id for live in lives]))
+    return mine and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_PACKET_ID
+
+
+def _check_row(live: LiveSession, messages: Incoming, packet_id: int, row: int) -> None:
+    if messages.client_ids[row] != live.client_id:
+        raise InvalidMessageError(f"a session publishes messages of its own client, {live.client_id!r}", row)
+    if messages.qos[row] == 2 and (type(packet_id) is not int or not 0 <= packet_id <= MAX_PACKET_ID):
+        raise InvalidMessageError(f"a packet id is a number from 1 to {MAX_PACKET_ID:,}, not {packet_id!r}", row)
+
+
+def _some(rows: Iterable[int], refused: Refused) -> Iterable[int]:
+    """Return the rows that are not refused."""
+    return (row for row in rows if row not in refused) if refused else rows

@@ -1,0 +1,65 @@
+"""`SharedSubscriptions`: the shared subscriptions of a database, as a program sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import timedelta
+
+from topicstore.contract.arguments import check_length
+from topicstore.sessions.model import GroupInfo
+
+from .groups import Groups
+
+__all__ = ["SharedSubscriptions"]
+
+
+class SharedSubscriptions:
+    """The shared subscriptions of one open database, as returned by `Sessions.groups`. Iterating is sorted by filter.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(self, groups: Groups, entered: Callable[[], AbstractContextManager[object]]) -> None:
+        self._groups = groups
+        self._entered = entered
+        """Returns a context manager that holds the sessions' lock, and raises if the database is closed."""
+
+    def __iter__(self) -> Iterator[GroupInfo]:
+        """Iterate over all shared subscriptions as of now, with their members, connected or not."""
+        with self._entered():
+            return iter(self._groups.infos())
+
+    def __len__(self) -> int:
+        """Return the number of shared subscriptions."""
+        with self._entered():
+            return len(self._groups.infos())
+
+    def __contains__(self, topic_filter: str) -> bool:
+        """Return whether any session has this subscription, ``$share/<name>/<filter>``."""
+        with self._entered():
+            return self._groups.find(topic_filter) is not None
+
+    def __repr__(self) -> str:
+        return f"<SharedSubscriptions: slow after {self.slow_after} s, handed over after {self.handover_after} s>"
+
+    @property
+    def slow_after(self) -> float:
+        """Seconds for which a member's window may be full before its share goes to others with room; may be set."""
+        return self._groups.slow_after
+
+    @slow_after.setter
+    def slow_after(self, length: timedelta | float) -> None:
+        self._groups.slow_after = check_length("slow_after", length)
+
+    @property
+    def handover_after(self) -> float | None:
+        """Seconds for which a member may be away before others get its messages in flight at QoS 1; None: no limit.
+
+        May be set.
+        """
+        return self._groups.handover_after
+
+    @handover_after.setter
+    def handover_after(self, length: timedelta | float | None) -> None:
+        self._groups.handover_after = None if length is None else check_length("handover_after", length)

@@ -1,0 +1,57 @@
+"""Where a subscription begins: from now on, at a time, or after a place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from topicstore.contract.arguments import check_within
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.positions import first_position
+from topicstore.contract.times import Time
+
+__all__ = ["START_PROPERTY", "Start", "places_of"]
+
+START_PROPERTY = "topicstore-start"
+"""The MQTT 5 user property of a SUBSCRIBE that asks for a replay. Its value can be passed on as a `Start`."""
+
+Start = Time | Mapping[int, int] | None
+"""Where a subscription begins. None: from now on. A time, inclusive, as `Database.replay` takes it; 0: the beginning.
+A place: by shard, the position after which to begin; shards that are left out begin at 0. Or text: ``now``, which is
+from now on, ``beginning``, a time as `Database.replay` takes it, or a place, ``0:3481600000000,1:3481600002048``."""
+
+_PLACE = re.compile(r"[0-9]+:[0-9]+(,[0-9]+:[0-9]+)*")
+
+
+def places_of(start: Start, marks: list[int], instant: Callable[[Time], int]) -> list[int]:
+    """Return, by shard, the position up to which a subscription with this start has nothing to deliver.
+
+    Raises `InvalidArgumentError`.
+
+    marks:   the shards' watermarks.
+    instant: returns a time as microseconds since the epoch.
+    """
+    if isinstance(start, str):
+        start = _parsed(start.strip())
+    if start is None:
+        return marks
+    if isinstance(start, Mapping):
+        for shard, position in start.items():
+            check_within("a shard", shard, 0, len(marks) - 1)
+            check_within("a position", position, 0, (1 << 64) - 1)
+        return [start.get(shard, 0) for shard in range(len(marks))]
+    try:
+        return [max(first_position(instant(start)) - 1, 0)] * len(marks)
+    except InvalidArgumentError as bad:
+        raise InvalidArgumentError(f"start: {bad}") from bad
+
+
+def _parsed(text: str) -> Start:
+    """Return the start that a word or the text of a place stands for; return other text unchanged."""
+    if text == "now":
+        return None
+    if text == "beginning":
+        return 0
+    if _PLACE.fullmatch(text):
+        return {int(shard): int(position) for shard, _, position in (pair.partition(":") for pair in text.split(","))}
+    return text

@@ -1,0 +1,224 @@
+"""`TallyTables`: stored counts of a shard's messages, so that queries needn't read the messages again.
+
+A table counts the messages of a range of positions of one generation. It names its range, so counting is simply done
+again if it was interrupted. Eight adjacent tables that were merged equally often are merged into one, in the write
+that adds the last of them, so the number of tables grows with the logarithm of the number of messages. Messages that a
+delete removes are subtracted from the tables. During the delete those tables are absent: its first write removes the
+tables that it reaches, and one write after its last puts back what is left of them.
+
+Code that changes tables holds `Generations.rewriting`, which keeps deletes out while a range is read and counted. The
+log's lock is held for the engine's write alone. The write that drops a generation also removes its tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+
+from topicstore.contract.engine import STATE, WriteBatch
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.topics import TopicFilter
+
+from .commit_log import CommitLog
+from .generations import Generations
+from .tallies import Gathering, Tally, covers
+from .tally_records import TallyIndex, TallyRange, encoded_parts, load_index, load_tally, put_index, remove_parts
+
+__all__ = ["TallyTables", "Withdrawal", "uncounted"]
+
+_MERGED = 8
+"""The number of tables that are merged into one."""
+
+_Stored = list[tuple[bytes, bytes]]
+"""The keys and values of a table."""
+
+
+def uncounted(ranges: Sequence[TallyRange], before: int, last: int) -> list[tuple[int, int]]:
+    """Return the ranges above ``before``, up to ``last``, that no table counts, each as (before, last)."""
+    ends = [before, *(end for one in ranges for end in (one.before, one.last)), last]
+    return [(start, end) for start, end in zip(ends[::2], ends[1::2], strict=True) if start < end]
+
+
+class TallyTables:
+    """The tables of one shard."""
+
+    def __init__(self, log: CommitLog, generations: Generations) -> None:
+        self._log = log
+        self._generations = generations
+        self.counted: Callable[[int, int, int, Tally], None] | None = None
+        """Called after a table was added, with its generation, the range of its positions as in `add`, and its tally;
+        with `rewriting` held, so that no message of it was deleted meanwhile."""
+
+    # --- looking up ---
+
+    def ranges(self, generation: int) -> tuple[TallyRange, ...]:
+        """Return the ranges that the tables of a generation count, in order."""
+        return load_index(self._log.open_engine(), generation).ranges
+
+    def gather(self, generation: int, topic_filter: TopicFilter, into: Gathering) -> tuple[TallyRange, ...]:
+        """Add what a generation's tables count of a filter's messages, at one moment; return the ranges of the tables.
+
+        There are none for a filter that tables don't cover. Damaged tables are left out, because the messages of their
+        ranges can be read instead.
+        """
+        found = []
+        for counted, parts in self.tallies(generation, topic_filter):
+            for part in parts or ():
+                into.add(part)
+            found.append(counted)
+        return tuple(found)
+
+    def tallies(
+        self, generation: int, topic_filter: TopicFilter, known: Container[TallyRange] = ()
+    ) -> Iterator[tuple[TallyRange, list[Tally] | None]]:
+        """Yield the tables of a generation, as `gather`, each with what it counts of a filter's messages, in parts.
+
+        Those of ``known`` aren't read: they come with None.
+        """
+        if not covers(topic_filter):
+            return
+        with self._log.open_engine().snapshot() as view:
+            for counted in load_index(view, generation).ranges:
+                if counted in known:
+                    yield counted, None
+                    continue
+                with suppress(CorruptionError):
+                    parts = [p.where(p.matching(topic_filter)) for p in load_tally(view, generation, counted)]
+                    yield counted, parts
+
+    # --- changing ---
+
+    def add(self, generation: int, before: int, last: int, tally: Tally) -> None:
+        """Store the tally of a range that no table counts yet. The caller has held `rewriting` while it counted.
+
+        This is one engine write, including the merges that follow from it. Nothing is done if the generation is gone.
+        """
+        new = TallyRange(before=before, last=last, level=0, messages=tally.count, parts=0)
+        ranges, fresh = sorted([*self.ranges(generation), new], key=_begin), {new: tally}
+        write = WriteBatch()
+        while run := _full_run(ranges):
+            merged = TallyRange(
+                before=run[0].before, last=run[-1].last, level=run[0].level + 1, messages=0, parts=run[-1].parts
+            )
+            total = Gathering()
+            for counted in run:
+                for part in self._parts(generation, counted, fresh, write):
+                    total.add(part)
+                ranges.remove(counted)
+            fresh[merged] = total.total()
+            ranges = sorted([*ranges, merged], key=_begin)
+        for counted, counts in fresh.items():
+            ranges.remove(counted)
+            kept, stored = encoded_parts(generation, counted, counts)
+            ranges.append(kept)
+            _put(write, stored)
+        self.commit(generation, write, ranges)
+        if self.counted is not None:
+            self.counted(generation, before, last, tally)
+
+    def _parts(
+        self, generation: int, counted: TallyRange, fresh: dict[TallyRange, Tally], write: WriteBatch
+    ) -> Iterator[Tally]:
+        """Yield the parts of a table that is being merged, and remove the table if it is stored."""
+        if counted in fresh:
+            yield fresh.pop(counted)
+            return
+        remove_parts(write, generation, counted)
+        yield from load_tally(self._log.open_engine(), generation, counted)
+
+    def withdraw(
+        self, generation: int, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter]
+    ) -> Withdrawal:
+        """Find the tables that count messages which a delete is about to remove.
+
+        The caller holds `rewriting` until the delete has ended.
+        """
+        reached: list[tuple[TallyRange, TallyRange | None, _Stored]] = []
+        for counted in self.ranges(generation) if covers(topic_filter) else ():
+            if counted.before < last and counted.last >= first:
+                left = self._left(generation, counted, lambda part: part.without(topic_filter, first, last, spare))
+                if left is None:
+                    reached.append((counted, None, []))
+                elif left.count != counted.messages:
+                    reached.append((counted, *encoded_parts(generation, counted, left)))
+        return Withdrawal(self, generation, reached)
+
+    def _left(self, generation: int, counted: TallyRange, without: Callable[[Tally], Tally | None]) -> Tally | None:
+        """Return what a delete leaves of a table; None if that is unknown, or if the table can't be read."""
+        total = Gathering()
+        try:
+            for part in load_tally(self._log.open_engine(), generation, counted):
+                left = without(part)
+                if left is None:
+                    return None
+                total.add(left)
+        except CorruptionError:
+            return None  # its range is counted again
+        return total.total()
+
+    def commit(self, generation: int, write: WriteBatch, ranges: list[TallyRange]) -> None:
+        """Commit a change of tables, after which a generation has these. Nothing is done if the generation is gone."""
+        put_index(write, generation, TallyIndex(ranges=tuple(sorted(ranges, key=_begin))))
+        log = self._log
+        with log.lock:
+            log.check_writable()
+            if generation not in self._generations.slabs:
+                return  # dropped meanwhile, and its tables with it
+            ticket = log.commit_locked(write, log.tail)
+        log.settle(ticket)
+
+
+class Withdrawal:
+    """The tables that a delete reaches, and what is left of each after the delete."""
+
+    def __init__(
+        self,
+        tables: TallyTables,
+        generation: int,
+        reached: list[tuple[TallyRange, TallyRange | None, _Stored]],
+    ) -> None:
+        self._tables = tables
+        self._generation = generation
+        self._reached = reached
+        self._removed = False
+
+    def join(self, write: WriteBatch) -> None:
+        """Add the removal of the tables to a write of the delete, unless an earlier write has removed them."""
+        if self._removed or not self._reached:
+            return
+        gone = {counted for counted, _, _ in self._reached}
+        for counted in gone:
+            remove_parts(write, self._generation, counted)
+        left = tuple(one for one in self._tables.ranges(self._generation) if one not in gone)
+        put_index(write, self._generation, TallyIndex(ranges=left))
+        self._removed = True
+
+    def end(self) -> None:
+        """Put back what is left of the tables, in one engine write, after the last write of the delete."""
+        kept = [(counted, stored) for _, counted, stored in self._reached if counted is not None]
+        if self._removed and kept:
+            write = WriteBatch()
+            for _, stored in kept:
+                _put(write, stored)
+            ranges = [*self._tables.ranges(self._generation), *(counted for counted, _ in kept)]
+            self._tables.commit(self._generation, write, ranges)
+
+
+def _put(write: WriteBatch, stored: _Stored) -> None:
+    for key, value in stored:
+        write.put(STATE, key, value)
+
+
+def _begin(counted: TallyRange) -> int:
+    return counted.before
+
+
+def _full_run(ranges: Sequence[TallyRange]) -> list[TallyRange]:
+    """Return the first run of adjacent tables of one level that is long enough to be merged, or an empty list."""
+    run = list(ranges[:1])
+    for one, following in pairwise(ranges):
+        if len(run) == _MERGED:
+            break
+        run = [*run, following] if one.last == following.before and one.level == following.level else [following]
+    return run if len(run) == _MERGED else []

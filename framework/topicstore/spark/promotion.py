@@ -1,0 +1,366 @@
+"""One commit in an open database: staged rows become messages, each once, however often the commit is interrupted.
+
+Beside the attempts of a write lies the record of its commit, on disk before the first row is stored::
+
+    <staging>/<write>/commit.json    {"shards": 4, "attempts": ["<attempt>", …]}    in order of partitions
+
+Stored form (state keyspace of every shard)::
+
+    "spark/" writer      -> record (see `topicstore.shard.record_codec`) of version 1,
+                            batch, write, rows, complete, staging
+    "spark-write/" write -> the same, of a write whose writer has no name, until it has ended
+
+``rows`` says how many of the shard's rows of the batch are done; it changes in the engine write that stores them.
+``complete``, of shard 0, says that all rows of all shards are done. So an interrupted commit continues from there,
+with the rows that were staged then, whatever their order is now.
+
+A commit has ended when the directory of its rows was renamed; then the note of a write without a name is removed.
+
+When another write finishes an interrupted commit, the database may refuse some of its rows: those that are late,
+because newer messages were stored since. Before they count as done, they are written to files that nobody removes::
+
+    <staging>/refused-<write>/shard-0000-from-000000131072.parquet    rows of `topicstore.SCHEMA`, from that one on
+
+Rows that can't be read stay as they are, in ``<staging>/unreadable-<write>``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+import attrs
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from topicstore.contract.errors import (
+    EngineError,
+    InvalidMessageError,
+    LateMessageError,
+    ManifestMismatchError,
+    TimestampAheadError,
+)
+from topicstore.contract.positions import span_text
+from topicstore.contract.state import StateWrite
+from topicstore.database import Database
+from topicstore.shard.record_codec import RecordCodec
+from topicstore.storage.durable_files import permissions_of, replace_file, sync_directory
+
+from .staging import in_order, make_write_directory, newest_of, runs_of, same_rows, timestamps_of
+
+__all__ = ["Batch", "Promotion", "UnreadableRowsError", "discard", "has_commit", "interrupted_before", "write_commit"]
+
+_VERSION = 1
+_PREFIX = b"spark/"
+_NAMELESS = b"spark-write/"
+_ENDED = ".ended-"
+_REFUSED = "refused-"
+_UNREADABLE = "unreadable-"
+_COMMIT = "commit.json"
+_ROWS = 131_072
+"""The most rows in memory: those of the first call to store, which has some of each shard."""
+_LEAST_ROWS = 1_024
+"""The least rows of a shard in one call: with fewer a call costs more than its rows."""
+
+
+class _Commit(msgspec.Struct, frozen=True):
+    shards: int
+    attempts: list[str]
+
+
+class _Progress(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    batch: int
+    write: str
+    rows: int
+    complete: bool = False
+    staging: str = ""
+    """The directory that holds the one of ``write``."""
+
+
+_CODEC = RecordCodec(_Progress, _VERSION)
+
+
+@attrs.frozen(kw_only=True)
+class Batch:
+    """One write: a whole query, or a micro-batch of a streaming query."""
+
+    writer: str | None
+    """The writer's name. None: the write is known by its rows, and only as long as it has not ended."""
+    number: int
+    write: str
+    """The name of the write's directory."""
+    shards: int
+    """The number of shards among which its rows are divided."""
+    attempts: Sequence[str] = ()
+    """The names of the attempts of all partitions, in their order."""
+
+
+class UnreadableRowsError(EngineError):
+    """Rows that were staged, and are not stored yet, are gone or damaged. The stored rows of their write stay."""
+
+
+# --- staged rows ------------------------------------------------------------------------
+
+
+def write_commit(staging: Path, batch: Batch, mode: int) -> None:
+    """Record which attempts the commit of a batch takes."""
+    directory = staging / batch.write
+    make_write_directory(directory, mode)  # it doesn't exist if there were no rows
+    with (directory / _COMMIT).open("wb") as file:
+        file.write(msgspec.json.encode(_Commit(batch.shards, list(batch.attempts))))
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(directory)
+
+
+def has_commit(directory: Path) -> bool:
+    """Return whether the commit of a write has begun."""
+    return (directory / _COMMIT).exists()
+
+
+def discard(staging: Path, writes: Iterable[str]) -> None:
+    """Remove the directories of writes that have ended, and the directory above if nothing is left in it."""
+    for directory in (*(staging / write for write in writes), *staging.glob(f"{_ENDED}*")):
+        shutil.rmtree(directory, ignore_errors=True)
+    with suppress(OSError):
+        staging.rmdir()
+
+
+def _read_commit(directory: Path) -> _Commit:
+    return msgspec.json.decode((directory / _COMMIT).read_bytes(), type=_Commit)
+
+
+def _attempts_in(directory: Path) -> list[Path]:
+    """Return the attempts that a commit takes of a write, in order of partitions."""
+    return [directory / name for name in _read_commit(directory).attempts]
+
+
+# --- the commit -------------------------------------------------------------------------
+
+
+def interrupted_before(db: Database, staging: Path, batch: Batch) -> list[Promotion]:
+    """Return the commits that a batch finds unfinished: those without a name, and its own writer's last one."""
+    found = {
+        key: _decode(shard.number, key, stored)
+        for shard in db.storage.shards
+        for key, stored in db.state(shard.number).scan(_NAMELESS)
+    }
+    earlier = [attrs.evolve(batch, writer=None, number=one.batch, write=one.write) for one in found.values()]
+    if batch.writer is not None:
+        notes = _notes(db, _key_of(batch)).values()
+        latest = max(notes, key=lambda progress: progress.batch, default=None)
+        if latest is not None and latest.batch < batch.number:
+            earlier.append(attrs.evolve(batch, number=latest.batch, write=latest.write))
+    return [Promotion(db, staging, one) for one in earlier]
+
+
+def _key_of(batch: Batch) -> bytes:
+    return _NAMELESS + batch.write.encode() if batch.writer is None else _PREFIX + batch.writer.encode()
+
+
+def _notes(db: Database, key: bytes) -> dict[int, _Progress]:
+    """Return the notes under a key, by shard."""
+    stored = {shard.number: db.state(shard.number).get(key) for shard in db.storage.shards}
+    return {shard: _decode(shard, key, found) for shard, found in stored.items() if found is not None}
+
+
+def _decode(shard: int, key: bytes, stored: bytes) -> _Progress:
+    return _CODEC.decode(key, stored, f"shard {shard}, state {key!r}")
+
+
+class Promotion:
+    """One commit in an open database."""
+
+    def __init__(self, db: Database, staging: Path, batch: Batch) -> None:
+        self._db = db
+        self._batch = batch
+        self._key = _key_of(batch)
+        notes = _notes(db, self._key)
+        self._latest = notes.get(0)
+        begun = {shard: progress for shard, progress in notes.items() if progress.batch == batch.number}
+        first = next(iter(begun.values()), None)
+        self._write = batch.write if first is None else first.write
+        """The write whose rows are stored: the one with which the batch was begun."""
+        self._staging = Path(first.staging) if first is not None and first.staging else staging
+        self._done = {shard: progress.rows for shard, progress in begun.items()}
+        """The number of rows that are done, by shard."""
+        self._refusal: InvalidMessageError | None = None
+        """The error for which rows were put aside."""
+        self.stored = bool(begun)
+        """Whether rows of the batch may be in the database."""
+
+    @property
+    def nameless(self) -> bool:
+        """Whether only its rows distinguish the write from others."""
+        return self._batch.writer is None
+
+    @property
+    def directory(self) -> Path:
+        """The directory in which the rows were staged."""
+        return self._staging / self._write
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the database has the batch: a writer's next batch begins only when this one is complete."""
+        latest, number = self._latest, self._batch.number
+        return latest is not None and (latest.batch > number or (latest.batch == number and latest.complete))
+
+    def run(self) -> None:
+        """Store the missing rows. Raises `InvalidMessageError` if the first of them are refused."""
+        if not self.complete:
+            runs = self._runs()
+            self._check_times(runs)
+            self._store(runs)
+            self._note_complete()
+
+    def finish(self) -> None:
+        """Store the missing rows, but put aside those that the database refuses; see `put_aside`."""
+        if not self.complete:
+            for shard, of_shard in self._runs().items():
+                for part in self._missing(shard, of_shard, _ROWS):
+                    self._store_or_put_aside(shard, part)
+            self._note_complete()
+
+    def put_aside(self) -> str | None:
+        """Return how many rows were put aside, why, and where they are; None if there are none."""
+        files = sorted(self._refused.glob("*.parquet"))
+        if not files:
+            return None
+        rows = sum(pq.read_metadata(file).num_rows for file in files)
+        why = "" if self._refusal is None else f" ({type(self._refusal).__name__}: {self._refusal.reason})"
+        return (
+            f"{rows:,} rows of a write whose commit was interrupted can't be stored any more{why}; they are kept in "
+            f"{self._refused}, as Parquet, and its other rows are stored"
+        )
+
+    def end(self, *, readable: bool = True) -> None:
+        """Remove the staged rows, if they are readable, and the note of a write without a name."""
+        with suppress(FileNotFoundError):
+            self.directory.rename(self._staging / f"{_ENDED if readable else _UNREADABLE}{self._write}")
+            sync_directory(self._staging)
+        if self.nameless:
+            for shard in reversed(range(self._db.manifest.shards)):  # shard 0, which knows of completion, is the last
+                self._db.state(shard).write([StateWrite(self._key, None)])
+        discard(self._staging, ())
+
+    def same_as(self, other: Path) -> bool:
+        """Return whether it has not ended, and another write has staged the very same rows, in whatever order."""
+        if not self.directory.exists():
+            return False
+        one, two = _attempts_in(self.directory), _attempts_in(other)
+        return all(same_rows(one, two, shard) for shard in range(self._db.manifest.shards))
+
+    # --- rows ---
+
+    def _runs(self) -> dict[int, list[pa.RecordBatch]]:
+        """Return the runs of each shard."""
+        try:
+            commit = _read_commit(self.directory)
+            attempts = _attempts_in(self.directory)
+            for attempt in attempts:
+                attempt.stat()
+            runs = {shard: runs_of(attempts, shard) for shard in range(commit.shards)}
+        except (FileNotFoundError, msgspec.DecodeError, pa.ArrowException) as bad:
+            name = "a write" if self.nameless else f"batch {self._batch.number} of writer {self._batch.writer!r}"
+            raise UnreadableRowsError(
+                f"{name} is not stored, or in part only, and the rest of its rows, staged in {self.directory}, "
+                f"is gone or damaged: {bad}"
+            ) from bad
+        if commit.shards != self._db.manifest.shards:
+            raise ManifestMismatchError(
+                f"rows were staged for {commit.shards} shards, and the database that somebody made meanwhile "
+                f"has {self._db.manifest.shards}; write again"
+            )
+        return runs
+
+    def _check_times(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
+        """Refuse the whole write for a bad clock. Of late rows the first come first, and the store refuses them."""
+        manifest = self._db.manifest
+        if manifest.timestamps == "message":
+            newest = max((newest_of(run) for of_shard in runs.values() for run in of_shard), default=0)
+            ahead = newest - self._db.clock()
+            if ahead > manifest.max_skew * 1e6:
+                raise TimestampAheadError(
+                    f"a row's time lies {span_text(ahead)} ahead of the clock; {manifest.max_skew:g} s are allowed"
+                )
+
+    def _missing(self, shard: int, runs: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a shard that are not done, in order, at most ``rows`` at a time."""
+        done = self._done.get(shard, 0)
+        for part in in_order(runs, rows):
+            if done < part.num_rows:
+                yield part[done:]
+            done = max(0, done - part.num_rows)
+
+    def _store(self, runs: Mapping[int, list[pa.RecordBatch]]) -> None:
+        """Store the first rows of all shards together, so that a refusal covers all of them, then the others."""
+        rows = max(_ROWS // len(runs), _LEAST_ROWS)
+        rest = {shard: self._missing(shard, of_shard, rows) for shard, of_shard in runs.items()}
+        first = {shard: part for shard, parts in rest.items() for part in islice(parts, 1)}
+        if first:
+            self._store_parts(first)
+        for shard, parts in rest.items():
+            for part in parts:
+                self._store_parts({shard: part})
+
+    def _store_parts(self, parts: Mapping[int, pa.RecordBatch]) -> None:
+        """Store rows, and with them the number of each shard's rows that are then done."""
+        done = {shard: self._done.get(shard, 0) + part.num_rows for shard, part in parts.items()}
+        before, self.stored = self.stored, True
+        try:
+            self._db.store(
+                pa.concat_batches(list(parts.values())), state={shard: [self._noted(done[shard])] for shard in parts}
+            )
+        except InvalidMessageError:  # nothing of the call was stored
+            self.stored = before
+            raise
+        self._done |= done
+
+    def _store_or_put_aside(self, shard: int, part: pa.RecordBatch) -> None:
+        """Store rows that are in order of time; if some are refused, put aside the late ones, or otherwise all."""
+        try:
+            self._store_parts({shard: part})
+        except InvalidMessageError as refused:
+            self._refusal = refused
+            late = 0
+            if isinstance(refused, LateMessageError):
+                last_time = self._db.storage.shards[shard].log.tail.last_time
+                late = int(np.searchsorted(timestamps_of(part), last_time))
+            count = late or part.num_rows
+            self._put_aside(shard, part[:count])
+            if count < part.num_rows:
+                self._store_or_put_aside(shard, part[count:])
+
+    def _put_aside(self, shard: int, part: pa.RecordBatch) -> None:
+        """Write rows to a file; after that they are done."""
+        done = self._done.get(shard, 0)
+        self._refused.mkdir(permissions_of(self._db.path), exist_ok=True)
+        sync_directory(self._staging)
+        file = self._refused / f"shard-{shard:04}-from-{done:012}.parquet"
+        content = io.BytesIO()
+        pq.write_table(pa.Table.from_batches([part]), content)
+        replace_file(file, content.getvalue(), draft=file.with_suffix(".unfinished"))
+        self._done[shard] = done + part.num_rows
+        self._db.state(shard).write([self._noted(self._done[shard])])
+
+    @property
+    def _refused(self) -> Path:
+        """The directory of rows that are put aside."""
+        return self._staging / f"{_REFUSED}{self._write}"
+
+    # --- notes ---
+
+    def _note_complete(self) -> None:
+        self._db.state(0).write([self._noted(self._done.get(0, 0), complete=True)])
+
+    def _noted(self, rows: int, *, complete: bool = False) -> StateWrite:
+        progress = _Progress(_VERSION, self._batch.number, self._write, rows, complete, str(self._staging))
+        return StateWrite(self._key, _CODEC.encode(self._key, progress))
