@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from topicstore_conformance.conditions.profiles import PROFILE
+from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("topicstore", PROFILE)
 settings.load_profile("topicstore")
@@ -27,6 +28,8 @@ _MINE = f"topicstore-tests-{os.getuid()}-"
 _FOLDER = _MEMORY / f"{_MINE}{os.getpid()}"
 _ROOM = 4 << 30
 """Bytes that must be free in memory for tests to keep their files there."""
+_SPARK = ("framework/tests/spark/test_spark", "framework/tests/spark/test_tallies")
+"""The beginnings of the names of files whose tests start Spark."""
 _INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install ([^,]+)")
 
 
@@ -50,8 +53,21 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Give ``-n auto`` a process for each CPU that this one may use, not for each that is there."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Give ``-n auto`` a process for each CPU that this one may use, and one more for while tests wait for servers."""
+    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+class ByFile(LoadFileScheduling):
+    """Keeps a file's tests in one process, and all files that start Spark, so that it starts once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "Spark" if file.startswith(_SPARK) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    """Distribute tests by file."""
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -843,6 +843,7 @@ def test_an_empty_shard_is_lean(tmp_path: Path) -> None:
     assert (tmp_path / "shard" / "shard.duckdb").stat().st_size <= 2 * MEGABYTE
 
 
+@pytest.mark.slow
 def test_overwriting_one_key_costs_no_more_and_no_more(tmp_path: Path) -> None:
     """What is replaced doesn't pile up in the file: checkpoints drop it."""
     engine = open_engine(tmp_path / "shard", log_bytes=64 << 10)

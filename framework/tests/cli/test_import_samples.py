@@ -25,7 +25,7 @@ def run(*arguments: object) -> bytes:
     return result.stdout_bytes
 
 
-@pytest.mark.parametrize("name", ["bus", "home"])
+@pytest.mark.parametrize("name", [pytest.param("bus", marks=pytest.mark.slow), "home"])
 @pytest.mark.parametrize("ending", ["-sample.jsonl.gz", ".parquet"])
 def test_row_for_row(tmp_path: Path, name: str, ending: str) -> None:
     """What is replayed is what the file holds, in its order."""

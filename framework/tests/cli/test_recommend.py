@@ -132,6 +132,7 @@ def test_a_file_of_filters(sample: Path, tmp_path: Path) -> None:
     assert "nothing in the sample matches a b\u2028c" in found["caveats"]
 
 
+@pytest.mark.slow
 def test_every_format_and_limit(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", timestamps="message") as db:
         db.store(ROWS)

@@ -318,7 +318,9 @@ STEP = st.one_of(
 
 @settings(COSTLY, max_examples=tries(30, 150))
 @given(max_age=LENGTHS, rotate_every=LENGTHS, steps=st.lists(STEP, min_size=3, max_size=25))
-@pytest.mark.parametrize("layout", ["block", "skipstream", "reference"])
+@pytest.mark.parametrize(
+    "layout", ["block", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("skipstream", "reference"))]
+)
 def test_exactly_what_is_too_old_goes(
     layout: str, max_age: int | None, rotate_every: int | None, steps: list[tuple[str, object]]
 ) -> None:

@@ -29,6 +29,7 @@ def retain(db: ts.Database, topics: Iterator[str] | list[str]) -> None:
     db.publish([ts.Message(topic, topic.encode(), retain=True) for topic in topics])
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(500, 5_000))
 @given(topics=st.sets(TOPICS, max_size=40), text=FILTERS)
 def test_leaps_pass_over_no_match(topics: set[str], text: str) -> None:

@@ -196,6 +196,7 @@ def test_cursors_go_on_after_a_refresh(tmp_path: Path, start: Callable[..., Writ
         assert sorted(seen) == list(range(6000))
 
 
+@pytest.mark.slow
 def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> None:
     """Beside a writer that writes out and compacts all the time, each has all up to some batch, each message once."""
     writer = start()
@@ -212,6 +213,7 @@ def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> No
             writer.stored = int(writer.line())
 
 
+@pytest.mark.slow
 def test_threads_read_while_one_refreshes(tmp_path: Path) -> None:
     """A view that was replaced serves who began to read in it, and goes with the last of them."""
     with ts.open(tmp_path / "db", shards=2) as writer, ts.open(tmp_path / "db", mode="r") as db:

@@ -43,7 +43,6 @@ def numbers(path: Path) -> list[int]:
         return sorted(int(message.payload) for message in db.replay("#"))
 
 
-@pytest.mark.slow
 def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     """In bounded batches, beside a writer; restarted after more came, was merged, and generations came and went."""
     source, target = tmp_path / "source", tmp_path / "target"

@@ -29,12 +29,12 @@ FILTERS = ("#", "a/#", "+/b", "a/b", "+/+/c", "$SYS/#", "$SYS/up", "none")
 CLIENTS = ("", "one", "two", "three", "four")
 RANGE = 8
 PAIRS = [
-    ("memory", "reference"),
+    pytest.param("memory", "reference", marks=pytest.mark.slow),
     ("memory", "block"),
-    ("memory", "skipstream"),
-    ("memory", "wildcard_optimized"),
+    pytest.param("memory", "skipstream", marks=pytest.mark.slow),
+    pytest.param("memory", "wildcard_optimized", marks=pytest.mark.slow),
     ("rocksdb", "block"),
-    ("leveldb", "block"),
+    pytest.param("leveldb", "block", marks=pytest.mark.slow),
     ("duckdb", "table"),
 ]
 

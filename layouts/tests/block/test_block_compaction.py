@@ -27,7 +27,16 @@ from topicstore_layouts.block.slab import BlockSlab
 from topicstore_layouts.shared import name_table
 
 every_block, every_persistent = (
-    pytest.mark.parametrize("pair", [pair for pair in found if pair.layout == "block"], ids=str, indirect=True)
+    pytest.mark.parametrize(
+        "pair",
+        [
+            pytest.param(pair, marks=[] if pair.backend in ("memory", "rocksdb") else [pytest.mark.slow])
+            for pair in found
+            if pair.layout == "block"
+        ],
+        ids=str,
+        indirect=True,
+    )
     for found in (known(), known("persistent"))
 )
 LONG = "l/" + "x" * 60

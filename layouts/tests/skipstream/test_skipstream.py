@@ -191,6 +191,7 @@ def test_everything_comes_back(
     assert (len(store.rows), []) == store.verify()
 
 
+@pytest.mark.slow
 @given(stores, batches, st.lists(st.tuples(strategies.filters(), places, places), min_size=1, max_size=3))
 def test_deletes_take_the_entries_along(
     store: Store, stored: list[list[Message]], deletes: list[tuple[str, int, int]]

@@ -164,7 +164,9 @@ TOPICS = [f"f/{place}/{device}/{what}" for place in ("x", "y", "z") for device i
 FILTERS = ["#", "f/#", "f/+/+/t", "f/y/#", "f/+/4/+", "f/z/7/s", "f/no/+/s", "f/z", "+/+/+/+", "f/+/+/+/more", "g/#"]
 
 
-@pytest.fixture(params=[1, 7, 64], ids="{} bits".format)
+@pytest.fixture(
+    params=[pytest.param(1, marks=pytest.mark.slow), 7, pytest.param(64, marks=pytest.mark.slow)], ids="{} bits".format
+)
 def filled(request: pytest.FixtureRequest) -> Store:
     """Eleven epochs of 81 topics, with hashes that always, sometimes, and never collide."""
     store = Store(options=options(bits_per_topic_level=request.param))

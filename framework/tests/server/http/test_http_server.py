@@ -149,6 +149,7 @@ def test_a_request_that_runs_ends_before_the_server(db: ts.Database, monkeypatch
     assert [] == threads()
 
 
+@pytest.mark.slow
 def test_a_fault_while_those_who_wait_are_woken_leaves_nothing_open(db: ts.Database) -> None:
     """It is raised once all is ended: MQTT clients are told, and HTTP answers no more."""
 
