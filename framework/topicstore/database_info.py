@@ -41,6 +41,8 @@ class DatabaseInfo:
     """Why waiting for stored messages to become visible failed the last time; None if it did not."""
     ballast_failure: str | None
     """Why no disk space could be reserved for the case of a full disk; None if it could, or none is needed."""
+    notes_failure: str | None
+    """Why it could not be noted what is on disk, so that a loss might go unnoticed; None if it could."""
     retention: RetentionSettings
     retention_failure: str | None
     """Why background retention failed the last time; None if it did not."""
@@ -82,6 +84,7 @@ def database_info(
         counting_failure=None if counting is None else counting.task.failure,
         visibility_failure=visibility_failure,
         ballast_failure=storage.ballast.failure,
+        notes_failure=None if storage.notes is None else storage.notes.failure,
         retention=retention.settings,
         retention_failure=retention.failure,
         clock_ahead=retention.clock_ahead,

@@ -32,6 +32,7 @@ def test_info(run: Run, document: Document, db: Path) -> None:
         "counting_failure",
         "visibility_failure",
         "ballast_failure",
+        "notes_failure",
         "retention",
         "retention_failure",
         "clock_ahead",

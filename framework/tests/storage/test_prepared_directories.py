@@ -69,7 +69,7 @@ def put(kind: str, path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
-@pytest.mark.parametrize("name", [MANIFEST, "LOCK", "synced", "closed", "shard-0000", "queues", "queues/q"])
+@pytest.mark.parametrize("name", [MANIFEST, "LOCK", "closed", "shard-0000", "queues", "queues/q"])
 @pytest.mark.parametrize("kind", [*OTHERS, "a file"])
 def test_what_is_of_another_kind_is_told(tmp_path: Path, backend: str, name: str, kind: str) -> None:
     """By an error that names it, whether it is opened to be written or read; nothing waits for who writes a pipe."""
@@ -88,7 +88,7 @@ def test_what_is_of_another_kind_is_told(tmp_path: Path, backend: str, name: str
                 db.queues.open("q")
         except ts.TopicstoreError as error:
             refused += name in str(error)
-    assert refused or (kind == "a file" and name in ("LOCK", "synced", "closed"))
+    assert refused or (kind == "a file" and name in ("LOCK", "closed"))
 
 
 @pytest.mark.parametrize("name", [MANIFEST, f"{MANIFEST}.new", "LOCK"])

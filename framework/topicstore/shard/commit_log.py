@@ -22,7 +22,6 @@ from topicstore.contract.errors import (
     DatabaseClosedError,
     ReadOnlyDatabaseError,
     ShardReadOnlyError,
-    TopicstoreError,
 )
 
 from .counters import ShardCounters
@@ -33,9 +32,9 @@ from .write_settings import WriteSettings
 
 __all__ = ["CommitListener", "CommitLog", "NoteSynced", "Ticket"]
 
-NoteSynced = Callable[[int, int, int], object]
+NoteSynced = Callable[[int, int, int], bool]
 """A function that records that everything up to a write of a shard is on disk: (shard, number of the write, its
-position)."""
+position). It returns whether that succeeded, and raises nothing."""
 
 
 class CommitListener(Protocol):
@@ -105,8 +104,6 @@ class CommitLog:
         self._reached = self._noted = (0, 0)
         """The last write that is known to be on disk, and the last one that was noted, each with its position. Guarded
         by `_note_lock`. The order of the locks is `lock`, `_flush_lock`, `_note_lock`."""
-        self._not_noted: TopicstoreError | None = None
-        """The error with which the last note failed, or None. Guarded by `_note_lock`."""
         self._closing = False
         """Whether the shard may no longer be used. It is set under `lock` and `_flush_lock` together, and can be read
         without them."""
@@ -170,8 +167,7 @@ class CommitLog:
         """Complete a write. The lock must not be held, so that other writes can share the flush.
 
         With ``durability="sync"``, flush the write of this ticket unless another flush has done it, and let readers
-        see it. Then notify the listener, even if the flush failed. The flushed writes are noted as being on disk; if
-        noting them fails, they are on disk all the same, and `check_noted` raises the error.
+        see it. Then notify the listener, even if the flush failed. The flushed writes are noted as being on disk.
         """
         try:
             if self.policy.durability == "sync":
@@ -185,13 +181,7 @@ class CommitLog:
     def flush(self) -> None:
         """Return when everything stored so far is on disk, whatever the durability."""
         self._flush(self._end[0])
-
-    def check_noted(self) -> None:
-        """Note the writes that are known to be on disk and aren't noted yet. Raises the error if that fails."""
-        with self._note_lock:
-            self._note_locked()
-            if self._not_noted is not None:
-                raise self._not_noted
+        self._note(self._reached)  # again, if the last note failed
 
     def _flush(self, ticket: int) -> None:
         """Flush, unless another flush has served the write of this number."""
@@ -217,17 +207,11 @@ class CommitLog:
         """Record that everything up to a write is on disk, and note it."""
         with self._note_lock:
             self._reached = max(end, self._reached)
-            self._note_locked()
-
-    def _note_locked(self) -> None:
-        if self._noted >= self._reached:
-            return
-        try:
-            self._note_synced(self.number, *self._reached)
-            self._noted, self._not_noted = self._reached, None
-        except TopicstoreError as failed:
-            self._not_noted = failed
-            self.counters.failures += 1
+            if self._noted < self._reached:
+                if self._note_synced(self.number, *self._reached):
+                    self._noted = self._reached
+                else:
+                    self.counters.failures += 1
 
     def fail(self, error: BaseException) -> None:
         """Close the shard to writes because of an error.
@@ -282,7 +266,6 @@ class CommitLog:
             try:
                 if not self._closing and not self.read_only and self._failure is None:
                     self.flush()  # after an orderly close everything is on disk, whatever the durability
-                    self.check_noted()
             finally:
                 self._closing = True
                 self.moved_on.notify_all()

@@ -26,7 +26,7 @@ class ShardCounters:
     """Batches that were refused by the shard or could not be written, and those whose flush failed, which `batches` has
     too. Counted for each shard that a batch did not get into."""
     failures: int = 0
-    """Writes and flushes that failed, and notes (`CommitLog.check_noted`) that failed."""
+    """Writes and flushes that failed, and notes of what is on disk that failed."""
     commit_seconds: float = 0.0
     """Seconds spent in the engine's writes."""
     flushes: int = 0

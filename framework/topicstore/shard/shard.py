@@ -144,10 +144,6 @@ class Shard:
         """Return when everything stored so far is on disk, whatever the durability."""
         self.log.flush()
 
-    def check_noted(self) -> None:
-        """Note the writes that are on disk and aren't noted yet. Raises the error if that fails."""
-        self.log.check_noted()
-
     def check_writable(self) -> None:
         """Raise `ShardReadOnlyError`, `ReadOnlyDatabaseError` or `DatabaseClosedError` if the shard takes no writes."""
         self.log.check_writable()

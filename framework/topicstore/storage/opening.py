@@ -106,6 +106,7 @@ def open_storage(
             shard_map=shard_map,
             clocks=clocks,
             ballast=Ballast(path, backend.room if ballast and persistent and not read_only else 0),
+            notes=opener.synced,
             close_shards=opened.release,
             unlock=locked.release,
             allow_ancient=allow_ancient,

@@ -88,8 +88,8 @@ class ShardOpener:
     def open_view(self, number: int, open_engine: Callable[[], Engine]) -> Shard:
         """Open a shard for reading, and change nothing. Raises the errors of `open`, whatever ``recovery`` is."""
         self.files.check(number)
-        with contextlib.closing(SyncedWrites(self.path, self._id, self.manifest.shards, read_only=True)) as synced:
-            reached = synced.read(number)  # read before the engine is opened, because its writer continues
+        # Read before the engine is opened, because its writer continues.
+        reached = SyncedWrites(self.path, self._id, self.manifest.shards).read(number)
         engine = open_engine()
         with Taken() as taken:
             taken.add(engine.close)
@@ -157,7 +157,7 @@ class ShardOpener:
             synced_at_once="sync" not in self.capabilities,
             clock=self.clock,
         )
-        note = self.synced.note if self.synced else _forget
+        note = self.synced.note if self.synced else lambda *_: True
         return Shard(number, engine, policy, self.make_layout, self.open_archive, note, read_only=read_only)
 
 
@@ -166,7 +166,3 @@ def _tail(number: int, engine: Engine) -> Tail:
         return load_tail(engine)
     except CorruptionError as bad:
         raise CorruptionError(bad.reason, f"shard {number}, {bad.place}") from bad
-
-
-def _forget(shard: int, writes: int, position: int) -> None:
-    """Note nothing: the notes of a backend that isn't persistent."""

@@ -54,6 +54,7 @@ from .ballast import Ballast
 from .manifest import Manifest
 from .read_only import Mode, ReadOnlyShards
 from .shard_map import ShardMap
+from .synced_writes import SyncedWrites
 
 __all__ = ["Storage", "StorageListener"]
 
@@ -98,6 +99,7 @@ class Storage:
         shard_map: ShardMap,
         clocks: Clocks,
         ballast: Ballast,
+        notes: SyncedWrites | None,
         close_shards: Callable[[], None],
         unlock: Callable[[], None],
         allow_ancient: bool = False,
@@ -128,6 +130,8 @@ class Storage:
         """A function that returns the present time without the clock's jumps since the database was opened."""
         self.ballast = ballast
         """The ballast. It has a lock of its own, which is taken before those of shards."""
+        self.notes = notes
+        """The notes of the last writes on disk; None if the database is only read, or isn't persistent."""
         self.before_store: list[Callable[[], object]] = []
         """Functions that are called before messages are stored, and may raise to refuse them. The list is filled while
         the database is opened, and needs no lock."""
@@ -191,10 +195,6 @@ class Storage:
         """Return when everything stored so far is on disk, whatever the durability."""
         self.check_open()
         do_all([shard.flush for shard in self.shards], "could not be flushed")
-
-    def check_noted(self) -> None:
-        """Note the writes that are on disk and aren't noted yet. Raises the error if that fails."""
-        do_all([shard.check_noted for shard in self.shards], "could not be noted")
 
     def locked(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns while the locks of all shards are held, taken in ascending order."""

@@ -8,26 +8,31 @@ whole if the other is not. A slot is::
 
     u64 xxh64 of the slot's number and the rest, with 8 bytes of the database's id as seed   u64 writes   u64 position
 
-``writes`` is `topicstore.shard.records.Tail.writes`. The file itself is synced only when the database is closed: after
-a power failure it may have an earlier write than the last one on disk, but never a later one.
+``writes`` is `topicstore.shard.records.Tail.writes`. The first note after an opening makes a new file, and so does one
+after the file got a second name: hard links to it, as in a snapshot of the directory, keep their contents. The file
+is synced when it is made and when the database is closed: after a power failure it may have an earlier write than the
+last one on disk, but never a later one.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
 import xxhash
 
-from topicstore.contract.errors import DataLossError
+from topicstore.contract.errors import CorruptionError, DataLossError
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.positions import time_of
 from topicstore.contract.times import format_time
 from topicstore.shard.records import Tail
+from topicstore.warning import warn_caller
 
-from .disk_errors import failure_told
-from .durable_files import open_own
+from .durable_files import open_own, read_own, replace_file
 
 __all__ = ["Synced", "SyncedWrites", "check_reached"]
 
@@ -44,74 +49,97 @@ class Synced:
 
 
 class SyncedWrites:
-    """The notes of all shards of one database. Each shard's are written under a lock of its own."""
+    """The notes of all shards of one database, which are advisory: no failure of theirs fails anything else."""
 
-    def __init__(self, directory: Path, database: bytes, shards: int, *, read_only: bool = False) -> None:
-        """Open the notes and, unless ``read_only``, reserve space for them. Without notes, no write is known."""
-        self._file = -1
+    def __init__(self, directory: Path, database: bytes, shards: int) -> None:
+        """Read the notes. Without notes, or if they can't be read, no write is known."""
+        self.failure: str | None = None
+        """The reason why the notes could not be read, or the last one not be written, or None. Guarded by ``_lock``,
+        and can be read without it."""
+        self._path = directory / _FILE
         self._seed = int.from_bytes(database[:8], "little")
+        self._lock = ProcessLock()
+        """Guards the attributes below, and is held while a note is written."""
+        self._content = bytearray(2 * shards * _SLOT.size)
         self._next = [0] * shards
-        """The slot of each shard to write next. Guarded by `CommitLog._note_lock`, once the shard is open."""
-        try:
-            flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-            self._file = open_own(directory / _FILE, flags)
-        except FileNotFoundError:
-            return
-        missing = 2 * shards * _SLOT.size - os.fstat(self._file).st_size
-        if not read_only and missing > 0:
-            try:
-                os.pwrite(self._file, bytes(missing), 2 * shards * _SLOT.size - missing)
-                os.fsync(self._file)  # so that there is space for every note
-            except BaseException:
-                self.close()
-                raise
+        """The slot of each shard to write next."""
+        self._file = -1
+        """The file that this object made, or -1 before it has written a note."""
+        with self._failure_told("could not be read"), suppress(FileNotFoundError):
+            found = read_own(self._path)[: len(self._content)]
+            self._content[: len(found)] = found
 
     def read(self, shard: int) -> Synced | None:
         """Return the last write of a shard that is known to be on disk, or None if none is known."""
         found: list[tuple[Synced, int]] = []
-        for slot in (0, 1) if self._file >= 0 else ():
-            with failure_told():
-                data = os.pread(self._file, _SLOT.size, self._offset(shard, slot))
-            if len(data) == _SLOT.size:
-                checksum, writes, position = _SLOT.unpack(data)
-                if checksum == self._checksum(shard, slot, writes, position):
-                    found.append((Synced(writes, position), slot))
+        for slot in (0, 1):
+            checksum, writes, position = _SLOT.unpack_from(self._content, self._offset(shard, slot))
+            if checksum == self._checksum(shard, slot, writes, position):
+                found.append((Synced(writes, position), slot))
         if not found:
             return None
-        newest, slot = max(found, key=lambda each: each[0].writes)
+        newest, slot = max(found, key=lambda each: (each[0].position, each[0].writes))
         self._next[shard] = 1 - slot
         return newest
 
-    def note(self, shard: int, writes: int, position: int) -> None:
-        """Note that everything up to a write is on disk.
-
-        Raises `StorageFullError` or `EngineError`; the previous note is kept then.
-        """
-        slot = self._next[shard]
-        data = _SLOT.pack(self._checksum(shard, slot, writes, position), writes, position)
-        with failure_told():
-            os.pwrite(self._file, data, self._offset(shard, slot))
-        self._next[shard] = 1 - slot
+    def note(self, shard: int, writes: int, position: int) -> bool:
+        """Note that everything up to a write is on disk. Returns False, with a warning, if that fails."""
+        with self._lock:
+            slot = self._next[shard]
+            data = _SLOT.pack(self._checksum(shard, slot, writes, position), writes, position)
+            offset = self._offset(shard, slot)
+            self._content[offset : offset + len(data)] = data
+            with self._failure_told("could not be written"):
+                if self._file >= 0 and os.fstat(self._file).st_nlink == 1:
+                    os.pwrite(self._file, data, offset)
+                else:  # the file is older than this opening, or is part of a copy made of hard links
+                    self._replace_locked()
+                self._next[shard] = 1 - slot
+                return True
+        return False
 
     def forget(self, shard: int) -> None:
         """Remove the notes of a shard that is opened although writes of it are missing."""
-        with failure_told():
-            os.pwrite(self._file, bytes(2 * _SLOT.size), self._offset(shard, 0))
-            os.fsync(self._file)
+        offset = self._offset(shard, 0)
+        with self._lock, self._failure_told("could not be removed"):
+            self._content[offset : offset + 2 * _SLOT.size] = bytes(2 * _SLOT.size)
+            self._replace_locked()
 
     def close(self) -> None:
         """Sync the notes to disk, and close them. May be called twice."""
-        if self._file >= 0:
-            try:
-                os.fsync(self._file)
-            finally:
+        with self._lock, self._failure_told("could not be synced"):
+            if self._file >= 0:
                 file, self._file = self._file, -1
-                os.close(file)
+                try:
+                    os.fsync(file)
+                finally:
+                    os.close(file)
 
     @staticmethod
     def remove(directory: Path) -> None:
         """Remove the notes of a database, if there are any."""
         (directory / _FILE).unlink(missing_ok=True)
+
+    def _replace_locked(self) -> None:
+        """Write all notes to a new file, synced to disk, and go on in it."""
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            os.close(file)
+        replace_file(self._path, bytes(self._content), draft=self._path.with_name(f"{_FILE}.new"))
+        self._file = open_own(self._path, os.O_WRONLY)
+
+    @contextmanager
+    def _failure_told(self, failed: str) -> Iterator[None]:
+        """Warn of a failure and record it instead of raising, because everything but the notes is as it should be."""
+        try:
+            yield
+        except (OSError, CorruptionError) as error:
+            new, self.failure = self.failure is None, f"{self._path} {failed}: {error}"
+            if new:
+                with suppress(RuntimeWarning):  # where warnings are errors, `failure` has it
+                    warn_caller(f"a loss of writes might go unnoticed, because {self.failure}")
+        else:
+            self.failure = None
 
     @staticmethod
     def _offset(shard: int, slot: int) -> int:
@@ -122,9 +150,16 @@ class SyncedWrites:
 
 
 def check_reached(directory: Path, shard: int, reached: Synced | None, tail: Tail) -> None:
-    """Raise `DataLossError` if a shard ends before the last write that was known to be on disk."""
-    if reached is not None and tail.writes < reached.writes:
-        missing = reached.writes - tail.writes
+    """Raise `DataLossError` if a shard ends before the last write that was known to be on disk.
+
+    Logs lose their ends only, so nothing is missing where a later position is there. The numbers of the writes then
+    tell nothing, nor does a 0: a release that doesn't number them may have written meanwhile.
+    """
+    if reached is None or tail.last_position > reached.position:
+        return
+    unnumbered = tail.writes == 0 and tail.last_position > 0
+    if tail.last_position < reached.position or (tail.writes < reached.writes and not unnumbered):
+        missing = max(reached.writes - tail.writes, 1)
         raise DataLossError(
             f"shard {shard} of {directory} lacks the last {missing:,} of {reached.writes:,} writes that were on disk: "
             f"it ends at {_place(tail.last_position)} and had reached {_place(reached.position)}. "
