@@ -15,7 +15,7 @@ from topicstore.contract.forking import LibraryThreads
 
 from topicstore_backends.files import check_there, make_directory, remove_with, temporary_directory
 from topicstore_backends.options import whole_number
-from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
+from topicstore_backends.write_ahead_logs import SET_ASIDE, Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
 
 from .engine import LeveldbEngine
 from .errors import Translated
@@ -58,7 +58,7 @@ class LeveldbBackend(Backend):
     """Opens LevelDB databases."""
 
     Options: ClassVar[type] = LeveldbOptions
-    unneeded: ClassVar[Sequence[str]] = ("LOG", "LOG.old")
+    unneeded: ClassVar[Sequence[str]] = ("LOG", "LOG.old", SET_ASIDE)
 
     def __init__(self, options: LeveldbOptions) -> None:
         super().__init__(options)
@@ -81,7 +81,12 @@ class LeveldbBackend(Backend):
             else:
                 check_there(path / "CURRENT", "LevelDB")
             check_logs(path, manifest_counts=True)
-        return self._open(path, keyspaces, path)
+        try:
+            return self._open(path, keyspaces, path)
+        except CorruptionError:
+            with Translated(path):
+                check_logs(path, manifest_counts=True, refused=True)
+            raise
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
         """Cut the logs at the first damage. See `Backend.repair_log`."""
@@ -108,7 +113,14 @@ class LeveldbBackend(Backend):
             )
         with Translated(path):
             found = cuts(path, manifest_counts=True)
-        return self._open_linked(path, keyspaces, found)
+        try:
+            return self._open_linked(path, keyspaces, found)
+        except CorruptionError:
+            with Translated(path):
+                more = [] if found else cuts(path, manifest_counts=True, refused=True)
+            if not more:
+                raise
+        return self._open_linked(path, keyspaces, more)
 
     def _open(
         self, path: Path, keyspaces: Sequence[Keyspace[Any]], opened: Path, *, paranoid: bool = True

@@ -16,7 +16,7 @@ from topicstore.contract.forking import LibraryThreads
 
 from topicstore_backends.files import check_there, make_directory, temporary_directory
 from topicstore_backends.options import whole_number
-from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
+from topicstore_backends.write_ahead_logs import SET_ASIDE, Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
 
 from .engine import RocksdbEngine, RocksdbReader
 from .errors import Translated
@@ -68,7 +68,7 @@ class RocksdbBackend(Backend):
     """Opens RocksDB databases that share one block cache."""
 
     Options: ClassVar[type] = RocksdbOptions
-    unneeded: ClassVar[Sequence[str]] = ("LOG*", "OPTIONS-*", "IDENTITY", "rocksdict-config.json")
+    unneeded: ClassVar[Sequence[str]] = ("LOG*", "OPTIONS-*", "IDENTITY", "rocksdict-config.json", SET_ASIDE)
 
     def __init__(self, options: RocksdbOptions) -> None:
         super().__init__(options)
@@ -100,7 +100,12 @@ class RocksdbBackend(Backend):
             # Otherwise a compaction could start at once and fill the disk, after which RocksDB neither frees space
             # nor closes cleanly.
             options.set_disable_auto_compactions(scarce)
-            database = rocksdict.Rdict(str(path), options, families)
+            try:
+                with Translated(path, opening=True):
+                    database = rocksdict.Rdict(str(path), options, families)
+            except CorruptionError:
+                check_logs(path, manifest_counts=False, refused=True)
+                raise
         return RocksdbEngine(path, database, keyspaces, self._cache, scarce=scarce)
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
@@ -201,7 +206,7 @@ def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, roc
         before = _moment(path)
         try:
             with Translated(path):
-                database = _open_linked(path, options, families, cuts(path, manifest_counts=False))
+                database = _open_cut(path, options, families)
         except EngineError:
             if _moment(path) == before:
                 raise
@@ -210,6 +215,18 @@ def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, roc
             return database
         database.close()
     raise EngineError(f"{path}: its files changed each of the {MOMENTS} times that it was opened; try again")
+
+
+def _open_cut(path: Path, options: rocksdict.Options, families: dict[str, rocksdict.Options]) -> rocksdict.Rdict:
+    """Open a database with its logs cut where that is needed."""
+    found = cuts(path, manifest_counts=False)
+    try:
+        return _open_linked(path, options, families, found)
+    except CorruptionError:
+        more = [] if found else cuts(path, manifest_counts=False, refused=True)
+        if not more:
+            raise
+    return _open_linked(path, options, families, more)
 
 
 def _moment(path: Path) -> dict[str, int]:

@@ -130,7 +130,7 @@ class _File:
         ends = ((write.offset, write.offset + len(write.data)) for write in pending if write.data)
         written = sorted({page for start, end in ends for page in range(start // _PAGE, -(-end // _PAGE))})[:-1]
         fill = draw.choice(("zeros", "noise", "stale"))
-        for page in draw.sample(written, min(len(written), draw.choice((1, 1, 2, 5)))):
+        for page in draw.sample(written, min(len(written), draw.choice((1, 1, 2, 5, len(written) // 2)))):
             old = bytes(self.content[page * _PAGE : (page + 1) * _PAGE])
             new = {"zeros": bytes(_PAGE), "noise": draw.randbytes(_PAGE)}.get(fill)
             if new is None:
