@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +24,7 @@ pytest.importorskip("google_crc32c", reason='needs google-crc32c: pip install "t
 
 import google_crc32c
 from topicstore_backends import write_ahead_logs
+from topicstore_backends.files import READER, remove_abandoned
 from topicstore_backends.write_ahead_logs import Cut, CutNeededError, apply_cuts, check_logs, cuts
 
 BLOCK = 32 << 10
@@ -236,7 +240,9 @@ def test_a_hole_in_what_was_not_synced_is_cut(killed: Path) -> None:
     behind = log.read_bytes()[ends[-10] :]
     left = list(range(31))
     assert left == numbers(ts.open(killed, mode="r"))
-    went = rf"shard 0 of .*killed was cut .* what can be read behind byte {ends[-10]:,} of {log.name} went; nothing is"
+    went = (
+        rf"shard 0 of .*killed was cut .* what can be read behind byte {ends[-10]:,} of {log.name} went .*; nothing is"
+    )
     with pytest.warns(RuntimeWarning, match=went):
         db = ts.open(killed)
     assert left == numbers(db)
@@ -257,7 +263,7 @@ def test_a_hole_in_what_was_synced_is_an_error(killed: Path, read_only: bool) ->
         db = ts.open(killed, recovery="point_in_time")
     assert list(range(11)) == numbers(db)
     cut, lacks = (str(warning.message) for warning in warned)
-    assert cut.endswith(f"{log.name} went")
+    assert cut.endswith(f"{log.name} went into files named *.cut-at-*")
     assert "lacks the last" in lacks
 
 
@@ -269,7 +275,7 @@ def test_a_gap_between_two_logs_is_cut(killed: Path) -> None:
     newer.write_bytes(log_of(writes[-10:])[0])
     left = list(range(29))
     assert left == numbers(ts.open(killed, mode="r"))
-    with pytest.warns(RuntimeWarning, match=r"10 writes of 000099\.log went; nothing is missing"):
+    with pytest.warns(RuntimeWarning, match=r"10 writes of 000099\.log went .*; nothing is missing"):
         db = ts.open(killed)
     assert left == numbers(db)
     assert left == numbers(ts.open(killed))
@@ -327,3 +333,33 @@ def test_a_reader_is_told_of_a_damaged_manifest(killed: Path) -> None:
     for read_only in (True, False):
         with pytest.raises(CorruptionError, match=f"{manifest.name}: it can't be read from byte 0 on"):
             ts.open(killed, mode="r" if read_only else "a")
+
+
+# --- directories of readers -------------------------------------------------------------------
+
+
+def test_what_is_read_needs_no_room_for_temporary_files(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that must be cut, and one that LevelDB writes out as a table, may be larger than what is free there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(killed / "none"))
+    log, _, ends = log_and_writes(killed)
+    zero(log, ends[-10])
+    assert list(range(31)) == numbers(ts.open(killed, mode="r"))
+    with pytest.warns(RuntimeWarning, match="was cut"):
+        assert list(range(31)) == numbers(ts.open(killed))
+
+
+def test_the_directory_of_a_killed_reader_is_removed(tmp_path: Path) -> None:
+    """That of a live one is not."""
+    pytest.importorskip("plyvel")
+    with ts.open(tmp_path / "db", backend="leveldb") as db:
+        db.store([Message("t", b"1")])
+    program = f"import os, topicstore as ts\ndb = ts.open({str(tmp_path / 'db')!r}, 'r')\nos._exit(0)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    shard = tmp_path / "db" / "shard-0000"
+    (left,) = shard.glob(f"{READER}*")
+    with ts.open(tmp_path / "db", mode="r") as db:
+        (live,) = shard.glob(f"{READER}*")
+        assert live != left
+        remove_abandoned(shard)
+        assert 1 == len(list(db.replay("t")))
+        assert live.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -10,24 +11,31 @@ import tempfile
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 
 from topicstore.contract.errors import DataLossError, StorageFullError, TooManyOpenFilesError
 
 __all__ = [
-    "TEMPORARY",
+    "OWN_FILES",
+    "READER",
+    "ReaderDirectory",
     "check_there",
     "disk_bytes",
     "link_files",
     "make_directory",
-    "remove_with",
+    "place_aside",
+    "reader_directory",
+    "remove_abandoned",
+    "set_aside",
     "shortage",
     "sync",
-    "temporary_directory",
 ]
 
-TEMPORARY = "topicstore-reader-"
-"""The beginning of the names of temporary directories in which a database is read."""
+READER = "topicstore-reader-"
+"""The beginning of the names of directories in which a database is read."""
+OWN_FILES = (f"{READER}*", "*.cut-at-*")
+"""Patterns of the names of what is topicstore's own in an engine's directory."""
 
 _REMOVING = 2
 """The number of files that `shutil.rmtree` has open at a time in a directory without subdirectories."""
@@ -66,7 +74,7 @@ def disk_bytes(path: Path) -> int:
     total = 0
     for entry in path.iterdir():
         with suppress(FileNotFoundError):
-            total += entry.stat().st_size
+            total += 0 if entry.name.startswith(READER) else entry.stat().st_size
     return total
 
 
@@ -76,20 +84,50 @@ def link_files(path: Path, links: str, *, without: Collection[str]) -> None:
     An engine that opens the second directory writes its own files there and leaves the first one unchanged.
     """
     for entry in path.iterdir():
-        if entry.name not in without:
+        if entry.name not in without and not entry.name.startswith(READER):
             Path(links, entry.name).symlink_to(entry.resolve())
 
 
+class ReaderDirectory:
+    """A directory in which an engine reads a database through links to its files, and through copies.
+
+    Its lock is held as long as it is used. One that isn't locked was left by a process that was killed.
+    """
+
+    def __init__(self, beside: Path | None) -> None:
+        """Make it in the directory ``beside`` if that can be written, else where temporary files are made."""
+        place = beside if beside is not None and os.access(beside, os.W_OK) else Path(tempfile.gettempdir())
+        remove_abandoned(place)
+        self.path = Path(tempfile.mkdtemp(prefix=READER, dir=place))
+        self._owner = os.getpid()
+        self._lock = -1
+        with suppress(OSError):  # without a lock, as on some network file systems, nobody will regard it as abandoned
+            self._lock = _locked(self.path)
+
+    def remove(self) -> None:
+        """Remove it with everything in it, but not in a fork, whose parent reads it. May be called twice."""
+        if os.getpid() == self._owner:
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self.path)
+        if self._lock >= 0:
+            lock, self._lock = self._lock, -1
+            os.close(lock)
+
+    def remove_with(self, owner: object) -> None:
+        """Remove it when an object is collected or the process ends."""
+        weakref.finalize(owner, self.remove)
+
+
 @contextmanager
-def temporary_directory(*, stays: bool) -> Iterator[Path]:
-    """Make a directory to read a database in, and remove it at the end; with ``stays``, only if the block fails.
+def reader_directory(*, stays: bool, beside: Path | None = None) -> Iterator[ReaderDirectory]:
+    """Make a `ReaderDirectory`, and remove it at the end; with ``stays``, only if the block fails.
 
     Its removal succeeds even if the block uses up the files that the process may open.
     """
     with ExitStack() as spare:
         for _ in range(_REMOVING):
             spare.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        made = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+        made = ReaderDirectory(beside)
         try:
             yield made
         except BaseException:
@@ -98,18 +136,54 @@ def temporary_directory(*, stays: bool) -> Iterator[Path]:
         finally:
             spare.close()
             if not stays:
-                shutil.rmtree(made)
+                made.remove()
 
 
-def remove_with(owner: object, directory: Path) -> None:
-    """Remove a directory when an object is collected or the process ends, but not in a fork, whose parent reads it."""
-    weakref.finalize(owner, _remove, directory, os.getpid())
+def remove_abandoned(place: Path) -> None:
+    """Remove the `ReaderDirectory`s in a directory whose processes were killed."""
+    for left in place.glob(f"{READER}*"):
+        with suppress(OSError):  # another user's, one in use, or one that somebody else removes
+            lock = _locked(left)
+            try:
+                shutil.rmtree(left)
+            finally:
+                os.close(lock)
 
 
-def _remove(directory: Path, owner: int) -> None:
-    if os.getpid() == owner:
-        with suppress(FileNotFoundError):  # a later opening of the database may have removed it
-            shutil.rmtree(directory)
+def _locked(directory: Path) -> int:
+    """Return the descriptor that holds a directory's lock. Raises `OSError` if it is held elsewhere."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def set_aside(file: Path, keep: int) -> None:
+    """Cut a file to its first ``keep`` bytes, after what is behind them was copied beside it, unless it is all zeros.
+
+    The copy is named ``NAME.cut-at-KEEP``, which no engine regards as its own. Both are on disk when it returns. A file
+    that is missing is created.
+    """
+    with file.open("a+b") as opened:
+        opened.seek(keep)
+        behind = opened.read()
+        if any(behind):
+            aside = place_aside(file, keep)
+            aside.write_bytes(behind)
+            sync(aside)
+            sync(aside.parent)
+        opened.truncate(keep)
+        os.fsync(opened.fileno())
+    sync(file.parent)
+
+
+def place_aside(file: Path, keep: int) -> Path:
+    """Return the name of a file that doesn't exist, for what was in a file behind a byte."""
+    names = (f"{file.name}.cut-at-{keep}{again}" for again in chain([""], (f"-{number}" for number in count(1))))
+    return next(place for place in map(file.with_name, names) if not place.exists())
 
 
 def shortage(path: Path, error: BaseException, text: str) -> StorageFullError | TooManyOpenFilesError | None:

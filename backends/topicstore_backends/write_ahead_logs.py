@@ -24,19 +24,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from itertools import count
 from pathlib import Path
 
 import attrs
 import google_crc32c
 from topicstore.contract.errors import CorruptionError, DataLossError, LogDamagedError
 
-from .files import link_files, sync
+from .files import link_files, place_aside, set_aside, sync
 
-__all__ = ["SET_ASIDE", "Cut", "CutNeededError", "apply_cuts", "check_logs", "cuts", "cuts_of", "link_uncut"]
-
-SET_ASIDE = "*.cut-at-*"
-"""Matches the names of files that have what was cut off."""
+__all__ = ["Cut", "CutNeededError", "apply_cuts", "check_logs", "cuts", "cuts_of", "link_uncut"]
 
 _BLOCK = 32 << 10
 _HEAD = 7
@@ -141,8 +137,8 @@ def cuts(directory: Path, *, manifest_counts: bool, refused: bool = False) -> li
     if not edits.whole:
         found.append(Cut(manifest, edits.end))
     counting = [logs[number] for number in sorted(logs) if number >= oldest]
-    if not refused and _follow_each_other(counting, sequence):
-        return found
+    if not refused and not found and _follow_each_other(counting, sequence):
+        return []
     return found + _cuts_of(counting, sequence, manifest_counts=manifest_counts)
 
 
@@ -268,29 +264,11 @@ def link_uncut(directory: Path, links: str, found: Sequence[Cut], *, without: Co
 def apply_cuts(found: Sequence[Cut]) -> None:
     """Set aside what is cut off, the newest first, so that an interrupted cutting leaves no gap that wasn't there."""
     for cut in reversed(found):
-        aside = _place_aside(cut)
         if cut.keep is None:
-            cut.file.rename(aside)
+            cut.file.rename(place_aside(cut.file, 0))
+            sync(cut.file.parent)
         else:
-            with cut.file.open("a+b") as file:  # creates the file if it is missing
-                file.seek(cut.keep)
-                behind = file.read()
-                if any(behind):
-                    aside.write_bytes(behind)
-                    sync(aside)
-                    sync(aside.parent)
-                file.truncate(cut.keep)
-            sync(cut.file)
-        sync(cut.file.parent)
-
-
-def _place_aside(cut: Cut) -> Path:
-    """Return the name of a new file, which the engines don't regard as theirs."""
-    for again in count():
-        place = cut.file.with_name(f"{cut.file.name}.cut-at-{cut.keep or 0}{f'-{again}' if again else ''}")
-        if not place.exists():
-            return place
-    raise AssertionError
+            set_aside(cut.file, cut.keep)
 
 
 def _read(file: Path, *, head: int | None) -> _Records:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,14 @@ import duckdb
 from topicstore.contract.engine import Backend, Keyspace
 from topicstore.contract.errors import CorruptionError, UnsupportedError
 
-from topicstore_backends.files import TEMPORARY, check_there, make_directory, remove_with
+from topicstore_backends.files import (
+    OWN_FILES,
+    check_there,
+    make_directory,
+    reader_directory,
+    remove_abandoned,
+    set_aside,
+)
 from topicstore_backends.options import whole_number
 
 from .engine import FILE, DuckdbEngine
@@ -25,8 +31,6 @@ from .instance import Instance
 
 __all__ = ["DuckdbBackend", "DuckdbOptions"]
 
-_READER = "reader-"
-"""The beginning of the names of directories, beside a damaged database, in which it is read."""
 _NOT_LINKED = frozenset((errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.EPERM, errno.EROFS, errno.EXDEV))
 """The errors where no hard link can be made: another user's file, another disk, or a file system without links."""
 
@@ -55,6 +59,7 @@ class DuckdbBackend(Backend):
     """Opens files of DuckDB, attached to one DuckDB in memory."""
 
     Options: ClassVar[type] = DuckdbOptions
+    unneeded: ClassVar[Sequence[str]] = OWN_FILES
 
     def __init__(self, options: DuckdbOptions) -> None:
         super().__init__(options)
@@ -74,17 +79,15 @@ class DuckdbBackend(Backend):
                 make_directory(path)
             else:
                 check_there(file, "DuckDB")
-            for left in path.glob(f"{_READER}*"):  # left by a process that was killed
-                shutil.rmtree(left)
+            remove_abandoned(path)
         return self._attach(file, keyspaces, create=create)
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
         """Cut the log at the first entry that can't be read. See `Backend.repair_log`."""
         file = path / FILE
         if isinstance(damaged, WalDamagedError):
-            with Translated(file), _log_of(file).open("r+b") as log:
-                log.truncate(damaged.end)
-                os.fsync(log.fileno())
+            with Translated(file):
+                set_aside(_log_of(file), damaged.end)
 
     def open_damaged(
         self, path: Path, keyspaces: Sequence[Keyspace[Any]], damaged: CorruptionError, *, salvage: bool
@@ -112,16 +115,25 @@ class DuckdbBackend(Backend):
             return self._attach_before(path / FILE, keyspaces, damaged.end)
 
     def _attach_before(self, file: Path, keyspaces: Sequence[Keyspace[Any]], end: int) -> DuckdbEngine:
-        """Attach a copy or hard link of a file, with the readable part of its log beside it."""
-        with Translated(file):
-            directory = _make_twin(file, end)
-        try:
-            engine = self._attach(file, keyspaces, opened=directory / FILE, read_only=True)
-        except BaseException:
-            shutil.rmtree(directory)
-            raise
-        remove_with(engine, directory)
-        return engine
+        """Attach a copy or hard link of a file, with the readable part of its log beside it.
+
+        DuckDB follows a symbolic link and would use the log beside its target. A hard link must be on the same disk.
+        Where links aren't supported, the file is copied.
+        """
+        with reader_directory(stays=True, beside=file.parent) as made:
+            with Translated(file):
+                twin = made.path / FILE
+                try:
+                    twin.hardlink_to(file)
+                except OSError as bad:
+                    if bad.errno not in _NOT_LINKED:
+                        raise
+                    shutil.copyfile(file, twin)
+                with _log_of(file).open("rb") as log:
+                    _log_of(twin).write_bytes(log.read(end))
+            engine = self._attach(file, keyspaces, opened=twin, read_only=True)
+            made.remove_with(engine)
+            return engine
 
     def _attach(
         self,
@@ -143,30 +155,6 @@ class DuckdbBackend(Backend):
             with suppress(duckdb.Error):
                 self._instance.detach(name)
             raise
-
-
-def _make_twin(file: Path, end: int) -> Path:
-    """Return a new directory with a hard link to a file, or a copy of it, and its log up to byte number ``end``.
-
-    DuckDB follows a symbolic link and would use the log beside its target. A hard link must be on the same disk, so the
-    directory is made beside the file. Where that can't be written, or links aren't supported, the file is copied.
-    """
-    beside = os.access(file.parent, os.W_OK)
-    made = tempfile.mkdtemp(prefix=_READER, dir=file.parent) if beside else tempfile.mkdtemp(prefix=TEMPORARY)
-    twin = Path(made, FILE)
-    try:
-        try:
-            twin.hardlink_to(file)
-        except OSError as bad:
-            if bad.errno not in _NOT_LINKED:
-                raise
-            shutil.copyfile(file, twin)
-        with _log_of(file).open("rb") as log:
-            _log_of(twin).write_bytes(log.read(end))
-    except BaseException:
-        shutil.rmtree(made)
-        raise
-    return twin.parent
 
 
 def _log_of(file: Path) -> Path:

@@ -13,9 +13,9 @@ from topicstore.contract.engine import Backend, Keyspace
 from topicstore.contract.errors import CorruptionError, EngineError, UnsupportedError
 from topicstore.contract.forking import LibraryThreads
 
-from topicstore_backends.files import check_there, make_directory, remove_with, temporary_directory
+from topicstore_backends.files import OWN_FILES, check_there, make_directory, reader_directory, remove_abandoned
 from topicstore_backends.options import whole_number
-from topicstore_backends.write_ahead_logs import SET_ASIDE, Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
+from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
 
 from .engine import LeveldbEngine
 from .errors import Translated
@@ -58,7 +58,7 @@ class LeveldbBackend(Backend):
     """Opens LevelDB databases."""
 
     Options: ClassVar[type] = LeveldbOptions
-    unneeded: ClassVar[Sequence[str]] = ("LOG", "LOG.old", SET_ASIDE)
+    unneeded: ClassVar[Sequence[str]] = ("LOG", "LOG.old", *OWN_FILES)
 
     def __init__(self, options: LeveldbOptions) -> None:
         super().__init__(options)
@@ -80,6 +80,7 @@ class LeveldbBackend(Backend):
                 make_directory(path)
             else:
                 check_there(path / "CURRENT", "LevelDB")
+            remove_abandoned(path)
             check_logs(path, manifest_counts=True)
         try:
             return self._open(path, keyspaces, path)
@@ -146,11 +147,11 @@ class LeveldbBackend(Backend):
         LevelDB writes a new manifest and log whenever it opens a database, and deletes old files. Here it does so in
         that directory, which is removed with the engine.
         """
-        with Translated(path), temporary_directory(stays=True) as links:
+        with Translated(path), reader_directory(stays=True, beside=path) as made:
             check_there(path / "CURRENT", "LevelDB")  # LevelDB would create a missing database
-            link_uncut(path, str(links), found, without=("LOCK", "LOG", "LOG.old"))
-            engine = self._open(path, keyspaces, links, paranoid=paranoid)
-            remove_with(engine, links)
+            link_uncut(path, str(made.path), found, without=("LOCK", "LOG", "LOG.old"))
+            engine = self._open(path, keyspaces, made.path, paranoid=paranoid)
+            made.remove_with(engine)
             return engine
 
 

@@ -14,9 +14,9 @@ from topicstore.contract.engine import Backend, Keyspace
 from topicstore.contract.errors import CorruptionError, EngineError
 from topicstore.contract.forking import LibraryThreads
 
-from topicstore_backends.files import check_there, make_directory, temporary_directory
+from topicstore_backends.files import OWN_FILES, check_there, make_directory, reader_directory, remove_abandoned
 from topicstore_backends.options import whole_number
-from topicstore_backends.write_ahead_logs import SET_ASIDE, Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
+from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, link_uncut
 
 from .engine import RocksdbEngine, RocksdbReader
 from .errors import Translated
@@ -68,7 +68,7 @@ class RocksdbBackend(Backend):
     """Opens RocksDB databases that share one block cache."""
 
     Options: ClassVar[type] = RocksdbOptions
-    unneeded: ClassVar[Sequence[str]] = ("LOG*", "OPTIONS-*", "IDENTITY", "rocksdict-config.json", SET_ASIDE)
+    unneeded: ClassVar[Sequence[str]] = ("LOG*", "OPTIONS-*", "IDENTITY", "rocksdict-config.json", *OWN_FILES)
 
     def __init__(self, options: RocksdbOptions) -> None:
         super().__init__(options)
@@ -91,6 +91,7 @@ class RocksdbBackend(Backend):
                 make_directory(path)
             else:
                 check_there(path / "CURRENT", "RocksDB")
+            remove_abandoned(path)
             check_logs(path, manifest_counts=False)
         _THREADS.begin()
         options = _database_options(self.options, self._cache)
@@ -247,7 +248,10 @@ def _open_linked(
     At every opening rocksdict writes ``rocksdict-config.json``, and RocksDB its info log: here they write them beside
     the links. RocksDB keeps the files open, so the links can be removed.
     """
-    with temporary_directory(stays=False) as links, Translated(path, opened=links, opening=True):
-        link_uncut(path, str(links), found, without=_NOT_READ)
+    with (
+        reader_directory(stays=False, beside=path if found else None) as made,
+        Translated(path, opened=made.path, opening=True),
+    ):
+        link_uncut(path, str(made.path), found, without=_NOT_READ)
         mode = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
-        return rocksdict.Rdict(str(links), options, families, access_type=mode)
+        return rocksdict.Rdict(str(made.path), options, families, access_type=mode)

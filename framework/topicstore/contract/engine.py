@@ -338,7 +338,7 @@ class Backend(ABC):
     """
 
     unneeded: ClassVar[Sequence[str]] = ()
-    """Patterns (`fnmatch`) of the names of files that aren't needed to open a shard's directory, such as ``LOG*``.
+    """Patterns (`fnmatch`) of the names of files and directories that aren't needed to open a shard, such as ``LOG*``.
 
     All other files must stay as `Engine.close` and `Engine.checkpoint` leave them until the shard is opened for
     writing: a file that is gone by then, or that has another size, is treated as lost.

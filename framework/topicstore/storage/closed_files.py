@@ -49,7 +49,7 @@ class ClosedFiles:
     """The database's id."""
     shards: int
     unneeded: Sequence[str]
-    """The patterns of the names of files that are not listed."""
+    """The patterns of the names of files and directories that are not listed."""
 
     def write(self) -> None:
         """List the files of all shards, which are closed and on disk. Returns when the list is on disk too."""
@@ -102,12 +102,16 @@ class ClosedFiles:
     def _sizes(self, shard: int) -> dict[str, int]:
         sizes = {}
         directory = self._directory_of(shard)
-        for parent, _, names in os.walk(directory):
-            for name in names:
+        for parent, directories, names in os.walk(directory):
+            directories[:] = filter(self._is_needed, directories)
+            for name in filter(self._is_needed, names):
                 file = Path(parent, name)
-                if not any(fnmatchcase(name, pattern) for pattern in self.unneeded) and (size := file.lstat().st_size):
+                if size := file.lstat().st_size:
                     sizes[str(file.relative_to(directory))] = size
         return sizes
+
+    def _is_needed(self, name: str) -> bool:
+        return not any(fnmatchcase(name, pattern) for pattern in self.unneeded)
 
     def _directory_of(self, shard: int) -> Path:
         return self.directory / f"shard-{shard:04}"

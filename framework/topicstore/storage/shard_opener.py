@@ -99,7 +99,7 @@ class ShardOpener:
             return self._make(number, engine, read_only=True)
 
     def _open_engine(self, number: int, reached: Synced | None, *, create: bool) -> tuple[Engine, Salvaged | None]:
-        """Open the engine. Cut its log if it is damaged, as after a power failure.
+        """Open the engine. Cut its log if it is damaged, as after a power failure, and set aside what is cut off.
 
         With ``recovery="strict"`` this is done only if no write is lost that was known to be on disk. There is a
         warning if readable writes are cut off too, unless they are salvaged. Returns the engine and, with
@@ -117,7 +117,7 @@ class ShardOpener:
                     check_reached(self.path, number, reached, _tail(number, left))
             salvaged = self._salvage(number, directory, damaged) if self.recovery == "salvage" else None
             self.backend.repair_log(directory, damaged)
-            if isinstance(damaged, LogDamagedError) and damaged.discarded and self.recovery != "salvage":
+            if isinstance(damaged, LogDamagedError) and damaged.discarded and salvaged is None:
                 warn_caller(self._cut(number, damaged))
         return self.backend.open_shard(directory, KEYSPACES, create=False), salvaged
 
@@ -125,7 +125,7 @@ class ShardOpener:
         lost = "" if self.recovery == "point_in_time" else "; nothing is missing that was known to be on disk"
         return (
             f"shard {number} of {self.path} was cut where its log has a gap, as after a power failure, and "
-            f"{damaged.discarded} went{lost}"
+            f"{damaged.discarded} went into files named *.cut-at-*{lost}"
         )
 
     def _salvage(self, number: int, directory: Path, damaged: CorruptionError) -> Salvaged | None:

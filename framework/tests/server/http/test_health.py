@@ -9,6 +9,7 @@ import pytest
 import topicstore as ts
 from topicstore.server import Address, Server
 from topicstore.server.health import obstacles
+from topicstore.server.metrics.store import StoreCollector
 from topicstore.server.quantities import Size
 from topicstore.server.settings import HttpSettings
 from topicstore_conformance.database.intercepting_engines import Full, replace_engine
@@ -72,6 +73,17 @@ def test_a_directory_that_is_gone_is_told(tmp_path: Path) -> None:
         assert str(tmp_path) not in reason
         assert metrics.status_code == 200
         assert "\ntopicstore_disk_free_bytes " not in metrics.text
+
+
+def test_sizes_that_cannot_be_found_out_are_left_out_of_metrics(tmp_path: Path) -> None:
+    """While the disk is gone; the other metrics are there."""
+    with ts.open(tmp_path / "db", backend="rocksdb") as db:
+        (tmp_path / "db").rename(tmp_path / "gone")
+        found = {family.name: len(family.samples) for family in StoreCollector(db).collect()}
+        (tmp_path / "gone").rename(tmp_path / "db")
+    assert (0, 0, 1) == tuple(
+        found[f"topicstore_{name}"] for name in ("disk_bytes", "disk_free_bytes", "shard_writable")
+    )
 
 
 def test_the_log_says_once_why_a_shard_takes_no_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

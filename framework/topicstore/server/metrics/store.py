@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 import topicstore as ts
 from topicstore.contract.engine import EngineInfo
+from topicstore.contract.errors import EngineError
 from topicstore.contract.positions import time_of
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
@@ -41,8 +42,8 @@ class StoreCollector(Collector):
 
     def __init__(self, db: ts.Database) -> None:
         self._db = db
-        self.engines: Paced[list[EngineInfo]] = Paced(lambda: [shard.engine().info() for shard in db.storage.shards])
-        """What the engines say of their sizes, by shard. Finding it out looks at all files."""
+        self.engines: Paced[list[EngineInfo]] = Paced(self._look_at_engines)
+        """The sizes that the engines report, by shard; empty while their disk is gone."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
@@ -80,6 +81,13 @@ class StoreCollector(Collector):
         free = self.disk_free()
         text = "Bytes that are free where the database is."
         yield gauge("topicstore_disk_free_bytes", text, (), [] if free is None else [((), free)])
+
+    def _look_at_engines(self) -> list[EngineInfo]:
+        """Return the sizes that the engines report, which looks at all files."""
+        try:
+            return [shard.engine().info() for shard in self._db.storage.shards]
+        except EngineError:  # `/health/ready` tells it
+            return []
 
     def disk_free(self) -> int | None:
         """Return the bytes that are free where the database is; None in memory only, or if its disk is gone."""
