@@ -24,10 +24,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 
 import attrs
 import google_crc32c
+import numpy as np
 from topicstore.contract.errors import CorruptionError, DataLossError, LogDamagedError
 
 from .files import link_files, place_aside, set_aside, sync
@@ -41,6 +43,7 @@ _MASK = 0xA282EAD8
 _BATCH_HEAD = 12
 _SECTOR = 512
 """The least number of bytes that a disk writes all or not at all."""
+_READ_AT_ONCE = 1 << 18
 
 _NAMED = re.compile(rb"(MANIFEST-\d+)\n")
 """Matches the contents of ``CURRENT``."""
@@ -167,16 +170,27 @@ def _follow_each_other(logs: list[Path], sequence: int) -> bool:
     """
     expected = range(sequence + 2)
     for log in logs:
-        data = log.read_bytes() if log.exists() else b""
-        first = _first_write(data)
-        if data.find(bytes(_SECTOR)) >= 0 or (first and _changes(first).start not in expected):
-            return False
+        with log.open("rb", buffering=0) as file:
+            first = _first_write(file.read(2 * _BLOCK))
+            if (first and _changes(first).start not in expected) or _has_zero_sector(file):
+                return False
         if log is not logs[-1]:
-            last = _last_write(data) if first else b""
+            last = _last_write(log.read_bytes()) if first else b""
             if not last:
                 return False
             expected = range(_changes(last).stop, _changes(last).stop + 1)
     return True
+
+
+def _has_zero_sector(file: FileIO) -> bool:
+    file.seek(0)
+    buffer = bytearray(_READ_AT_ONCE)
+    while got := file.readinto(buffer):
+        sectors = np.frombuffer(buffer, np.uint64, got // _SECTOR * _SECTOR // 8).reshape(-1, _SECTOR // 8)
+        found = sectors[sectors[:, 0] == 0]
+        if len(found) and not found.any(axis=1).all():
+            return True
+    return False
 
 
 def _first_write(data: bytes) -> bytes:
