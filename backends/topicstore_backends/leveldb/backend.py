@@ -66,8 +66,17 @@ class LeveldbBackend(Backend):
 
     @property
     def room(self) -> int:
-        """Return the bytes of two logs, which are written out before their removal, and of the tables written then."""
-        return 2 * int(self.options.write_buffer_bytes) + (4 << 20)
+        """Return the bytes of two logs, which are written out before their removal, and of one compaction.
+
+        When a shard is opened, LevelDB may compact its first level, of some tables as large as the buffer, into the
+        second, of 10 MB.
+        """
+        return 4 * int(self.options.write_buffer_bytes) + (16 << 20)
+
+    @property
+    def room_at_once(self) -> int:
+        """Return `room`: compactions can't be put off, and LevelDB takes no writes after one failed."""
+        return self.room
 
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> LeveldbEngine:
         """Open the database in ``path``; with ``create`` create it if it doesn't exist.

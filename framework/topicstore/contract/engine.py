@@ -355,6 +355,14 @@ class Backend(ABC):
         """
         return 0
 
+    @property
+    def room_at_once(self) -> int:
+        """The part of `room` that must be free before a shard is opened, because otherwise it would take no writes.
+
+        The default is 0: where an opening finds too little, it raises `StorageFullError`, and is tried again with it.
+        """
+        return 0
+
     @abstractmethod
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> Engine:
         """Open the shard kept in the directory ``path``; with ``create``, make it if it doesn't exist.

@@ -23,7 +23,7 @@ from topicstore.releasing import Taken
 from topicstore.shard.generations import OpenArchive
 from topicstore.shard.shard import Shard
 
-from .ballast import Ballast
+from .ballast import Ballast, give_up_ballast
 from .disk_errors import shortage_told
 from .durable_files import OWNER_ONLY, check_no_links, make_directory, sync_directory
 from .generations import complete_generations
@@ -156,6 +156,8 @@ def _open_to_write(
         make_directory(path, permissions)
         written.lock(path)
         check_no_links(path)
+        if shutil.disk_usage(path).free < opener.backend.room_at_once:
+            give_up_ballast(path)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
