@@ -114,3 +114,25 @@ def _replayed(path: Path) -> list[ts.Message]:
     with ts.open(path) as db:
         assert [] == db.verify().damages
         return list(db.replay("#"))
+
+
+LOST_AND_FOUND = """
+import os
+import topicstore as ts
+
+path = arguments[0]
+os.mkdir(path + "/lost+found", 0)
+for mode in ("a", "r"):
+    with ts.open(path, mode=mode) as db:
+        say(len(list(db.replay("#"))))
+os.rmdir(path + "/lost+found")
+"""
+
+
+def test_a_directory_of_the_file_system(tmp_path: Path) -> None:
+    """A database in the root of a volume has one beside it that only root can read."""
+    if (reason := namespaces.why_not()) is not None:
+        pytest.skip(reason)
+    with ts.open(tmp_path / "db") as db:
+        db.store([ts.Message("t", b"1")])
+    assert [[1], [1]] == namespaces.run_unprivileged(LOST_AND_FOUND, tmp_path / "db")

@@ -25,7 +25,8 @@ shards = int(arguments[4])
 path = directory + "/db"
 
 def batch(first):
-    return [ts.Message(f"t/{n}", b"%08d" % n + os.urandom(2_000), f"client-{n % 40}") for n in range(first, first + 250)]
+    numbers = range(first, first + 250)
+    return [ts.Message(f"t/{n}", b"%08d" % n + os.urandom(2_000), f"client-{n % 40}") for n in numbers]
 """
 FILL = """
 db = ts.open(path, backend=backend, shards=shards, options=options, auto_compact=False)

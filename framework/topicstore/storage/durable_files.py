@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -111,13 +112,14 @@ def sync_directory(directory: Path) -> None:
 def check_no_links(directory: Path) -> None:
     """Raise `NotADatabaseError` if one of a database's directories, or a file in one, is a symbolic link.
 
-    Engines would follow the link and write elsewhere, at a place that an attacker may have chosen.
+    Engines would follow the link and write elsewhere, at a place that an attacker may have chosen. A directory that
+    can't be read, such as ``lost+found``, is none of the database's, or its engine will fail.
     """
     with os.scandir(directory) as entries:
         for entry in entries:
             _check_no_link(entry)
             if entry.is_dir():
-                with os.scandir(entry) as below:
+                with suppress(PermissionError), os.scandir(entry) as below:
                     for file in below:
                         _check_no_link(file)
 

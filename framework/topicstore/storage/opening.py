@@ -153,11 +153,7 @@ def _open_to_write(
     locked.add(written.unlock)
     opened.add(written.close)
     if persistent:
-        make_directory(path, permissions)
-        written.lock(path)
-        check_no_links(path)
-        if shutil.disk_usage(path).free < opener.backend.room_at_once:
-            give_up_ballast(path)
+        _take_directory(path, written, opener.backend.room_at_once, permissions)
         if creating:
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
@@ -181,6 +177,15 @@ def _open_to_write(
     if persistent:
         written.files = opener.files
     return manifest, written.shards
+
+
+def _take_directory(path: Path, written: WrittenShards, room: int, permissions: int) -> None:
+    """Make the directory if it is missing, lock it, and give up its ballast if less than ``room`` is free."""
+    make_directory(path, permissions)
+    written.lock(path)
+    check_no_links(path)
+    if shutil.disk_usage(path).free < room:
+        give_up_ballast(path)
 
 
 def _remove_shards(path: Path) -> None:
