@@ -385,6 +385,7 @@ class Backend(ABC):
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:
         """Cut a shard's log before the first write that can't be read, so that `open_shard` can open it.
 
+        What is cut off is kept in a file beside the log, unless it is all zeros: an opening deletes nothing.
         ``damaged`` is the error that `open_shard` raised; if it isn't about the log, nothing need be done. The shard
         isn't open anywhere.
         """
