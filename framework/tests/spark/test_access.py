@@ -32,13 +32,45 @@ def test_large_generations_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with access.open_to_read(str(tmp_path)) as db:
         assert 2 == len(access.pieces_of(db, selection))
         pieces = access.pieces_of(db, selection, 4)
-        assert [1, 1, 1, 1, 2] == [piece.generation for piece in pieces]
+        assert [1, 1, 1, 1, None] == [piece.generation for piece in pieces]
         parts = [
             [int(m.payload) for batch in access.read(db, piece, ("#",)) for m in batch.to_messages()]
             for piece in pieces
         ]
     assert [n for n in range(1_000) if messages[n].timestamp >= start] == sorted(n for part in parts for n in part)
     assert all(parts)
+
+
+@pytest.mark.parametrize("least", [1, 4])
+def test_a_plan_that_is_kept_reads_what_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    """Each message once, in generations of then and of later, up to the end of the selection."""
+    monkeypatch.setattr(access, "_WORTH_CUTTING", 100)
+    with ts.open(tmp_path, shards=2, timestamps="message") as db:
+
+        def store(first: int, count: int) -> None:
+            numbers = range(first, first + count)
+            db.store([ts.Message("a", b"%d" % n, f"c{n % 5}", timestamp=FIRST + n) for n in numbers])
+
+        store(0, 500)
+        selections = Selection(), Selection(last=first_position(FIRST + 900) - 1)
+        with access.open_to_read(str(tmp_path)) as storage:
+            plans = [access.pieces_of(storage, selection, least) for selection in selections]
+        store(500, 300)
+        db.add_generation()
+        store(800, 300)
+    with access.open_to_read(str(tmp_path)) as storage:
+        found = [
+            sorted(
+                int(message.payload)
+                for piece in pieces
+                for batch in access.read(storage, piece, ("#",))
+                for message in batch.to_messages()
+            )
+            for pieces in plans
+        ]
+    assert [list(range(1_100)), list(range(900))] == found
 
 
 def test_what_has_other_timestamps_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +86,7 @@ def test_what_has_other_timestamps_is_not_read(tmp_path: Path, monkeypatch: pyte
     selection = Selection(timestamps=TimeRange(FIRST + 3 * hour, FIRST + 4 * hour))
     with access.open_to_read(str(tmp_path)) as db:
         pieces = access.pieces_of(db, selection)
-        assert [1, 2] == [piece.generation for piece in pieces]
+        assert [None, 1, None] == [piece.generation for piece in pieces]
         found = [
             int(message.payload)
             for piece in pieces
@@ -64,5 +96,5 @@ def test_what_has_other_timestamps_is_not_read(tmp_path: Path, monkeypatch: pyte
         assert sorted([3, 7, 27, 47] * 10) == sorted(found)
         assert 300 == sum(shard.counters.read_messages for shard in db.shards)
         none = Selection(timestamps=TimeRange(FIRST + 100 * hour))
-        assert [] == access.pieces_of(db, none)
+        assert {None} == {piece.generation for piece in access.pieces_of(db, none)}
         assert Selection(timestamps=TimeRange(5, 5)).empty

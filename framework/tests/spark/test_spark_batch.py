@@ -117,6 +117,24 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[str]:
+    """The name under which Spark pushes conditions down, as it may wherever each frame is queried only once."""
+    from topicstore.spark.pushdown import ENABLED
+    from topicstore.spark.source import PushingSource
+
+    class Pushing(PushingSource):
+        @classmethod
+        def name(cls) -> str:
+            return "pushing"
+
+    spark.dataSource.register(Pushing)
+    before = str(spark.conf.get(ENABLED))
+    spark.conf.set(ENABLED, "true")
+    yield Pushing.name()
+    spark.conf.set(ENABLED, before)
+
+
+@pytest.fixture
 def dying_source(spark: SparkSession, dying: Callable[..., Iterator[Any]]) -> str:
     """The name under which Spark knows the source with one task that is killed in the middle of its rows."""
     from topicstore.spark import TopicstoreSource, access, staging
@@ -233,10 +251,66 @@ def test_spark_finds_the_source_by_itself(spark: SparkSession, there: Path) -> N
         ("not topic = 'fleet/eu/bus-1/1'", lambda m: m.topic != "fleet/eu/bus-1/1"),
     ],
 )
-def test_conditions(spark: SparkSession, there: Path, condition: str, expected: Callable[[ts.Message], bool]) -> None:
-    """Whatever is pushed down, the rows are those that meet the condition."""
-    found = numbers(load(spark, there).where(condition))
-    assert found == [n for n, message in enumerate(numbered(1000)) if expected(message)]
+def test_conditions(
+    spark: SparkSession,
+    there: Path,
+    whole: DataFrame,
+    pushing: str,
+    condition: str,
+    expected: Callable[[ts.Message], bool],
+) -> None:
+    """The rows are those that meet the condition: of one frame and view for all conditions, and where it is pushed."""
+    narrowed = spark.read.format(pushing).load(str(there))
+    found = [numbers(frame.where(condition)) for frame in (whole, spark.table("whole"), narrowed)]
+    assert found == [[n for n, message in enumerate(numbered(1000)) if expected(message)]] * 3
+
+
+@pytest.fixture(scope="module")
+def whole(spark: SparkSession, there: Path) -> DataFrame:
+    """A frame of everything, with a view of the same name, for several tests."""
+    frame = load(spark, there)
+    frame.createOrReplaceTempView("whole")
+    return frame
+
+
+@pytest.mark.parametrize("push_down", ["true", "false"])
+def test_a_condition_holds_for_its_own_query(spark: SparkSession, tmp_path: Path, push_down: str) -> None:
+    """Later queries, other sides of a union or a join, and views have all of their rows, and what was stored since."""
+    from topicstore.spark.pushdown import ENABLED
+
+    before = str(spark.conf.get(ENABLED))
+    spark.conf.set(ENABLED, push_down)
+    try:
+        with ts.open(tmp_path / "db", shards=2) as db:
+            db.store([ts.Message(t, b"1", f"c{n % 5}") for n, t in enumerate(["a/1", "a/2", "b/1", "c"] * 25)])
+            all_ = load(spark, tmp_path / "db")
+            all_.createOrReplaceTempView("messages")
+            some = all_.where("topic = 'c'")
+            assert [some.count(), all_.count(), spark.table("messages").count()] == [25, 100, 100]
+            assert some.union(all_.where("topic = 'b/1'")).count() == 50
+            assert some.alias("x").join(all_.alias("y"), "client_id").count() == 500
+            assert [all_.where(f"topic like '{pattern}'").count() for pattern in ("b/%", "a__")] == [25, 50]
+            db.store([ts.Message("new", b"2", "c1")] * 10)
+            db.add_generation()
+            db.store([ts.Message("new", b"2", "c2")] * 10)
+            assert [all_.count(), spark.table("messages").count(), all_.where("topic = 'new'").count()] == [
+                120,
+                120,
+                20,
+            ]
+    finally:
+        spark.conf.set(ENABLED, before)
+
+
+@pytest.mark.slow
+def test_pushes_down_only_where_conditions_stay_apart(spark: SparkSession, there: Path, pushing: str) -> None:
+    """The test of Spark says the same as a frame of messages does."""
+    from topicstore.spark.pushdown import can_push_down, conditions_stay_apart
+
+    messages = spark.read.format(pushing).load(str(there))
+    one, other = (messages.where(f"client_id = 'bus-{n}'") for n in (7, 8))
+    apart = [one.union(other).count(), messages.count()] == [200, 1000]
+    assert [apart, apart] == [conditions_stay_apart(spark), can_push_down(spark)]
 
 
 def test_options_and_ids(spark: SparkSession, there: Path) -> None:
@@ -275,7 +349,7 @@ def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_only_what_may_match_is_read(spark: SparkSession, there: Path) -> None:
+def test_only_what_may_match_is_read(spark: SparkSession, there: Path, pushing: str) -> None:
     """A client's shard, a shard's generations, a topic: partitions tell."""
     from pyspark.sql.datasource import (
         EqualTo,
@@ -291,11 +365,10 @@ def test_only_what_may_match_is_read(spark: SparkSession, there: Path) -> None:
     from topicstore.storage.manifest import existing_manifest
 
     manifest = existing_manifest(there)
-    whole = load(spark, there)
-    assert whole.rdd.getNumPartitions() == 6
-    assert whole.where("client_id = 'bus-7'").rdd.getNumPartitions() == 2
-    late = whole.where("timestamp > timestamp_micros(1700000800000000) and client_id = 'bus-7'")
-    assert late.rdd.getNumPartitions() == 1
+    late = "timestamp > timestamp_micros(1700000800000000) and client_id = 'bus-7'"
+    for condition, partitions in (("true", 6), ("client_id = 'bus-7'", 2), (late, 1)):
+        narrowed_frame = spark.read.format(pushing).load(str(there)).where(condition)
+        assert narrowed_frame.rdd.getNumPartitions() == partitions
     chosen = Selection(filters=("fleet/+/bus-1/#",)).narrowed(
         [StringStartsWith(("topic",), "fleet/eu/bus"), In(("shard",), (0, 2)), EqualTo(("shard",), 2)], manifest
     )
@@ -315,13 +388,10 @@ def test_only_what_may_match_is_read(spark: SparkSession, there: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_push_down(spark: SparkSession, there: Path) -> None:
-    """In a session that does not push down conditions the source works, and Spark applies them."""
+def test_without_push_down(spark: SparkSession, there: Path, pushing: str) -> None:
+    """A source that takes conditions works also in a session that pushes none down, and Spark applies them."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
-    try:
-        assert len(numbers(load(spark, there).where("client_id = 'bus-7'"))) == 100
-    finally:
-        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    assert len(numbers(spark.read.format(pushing).load(str(there)).where("client_id = 'bus-7'"))) == 100
 
 
 @pytest.mark.slow
@@ -335,14 +405,15 @@ def test_a_schema_chooses_columns(spark: SparkSession, there: Path) -> None:
 
 @pytest.mark.slow
 def test_reads_beside_a_writer(spark: SparkSession, tmp_path: Path) -> None:
-    """What is committed when the query is planned, not what comes later."""
+    """What is committed when a query begins, also if its frame was planned before; what ``until`` leaves out, never."""
     with ts.open(tmp_path / "db", shards=2, timestamps="message") as db:
         db.store(numbered(100))
-        planned = load(spark, tmp_path / "db")
+        planned, bounded = load(spark, tmp_path / "db"), load(spark, tmp_path / "db", until=FIRST + 150 * 1_000_000)
         plan(planned)
+        plan(bounded)
         db.store(numbered(100, 100))
-        assert sorted(int(bytes(row.payload)) for row in planned.collect()) == list(range(100))
-        assert numbers(load(spark, tmp_path / "db")) == list(range(200))
+        assert numbers(planned) == list(range(200))
+        assert numbers(bounded) == list(range(150))
 
 
 # --- workers that die, and tries that are repeated --------------------------------------

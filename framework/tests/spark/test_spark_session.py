@@ -52,7 +52,10 @@ def run(path: Path, *before: str, **environment: str) -> str:
         check=False,
     )
     assert told.returncode == 0, told.stderr
-    assert [] == [line for line in told.stderr.splitlines() if "JDK_JAVA_OPTIONS" not in line]
+    pushes_down = "shares planned reads between the queries of a frame"  # told once, about this version of Spark
+    said = [line for line in told.stderr.splitlines() if "JDK_JAVA_OPTIONS" not in line]
+    assert len(said) <= 1
+    assert all(pushes_down in line for line in said)
     home, *answers = told.stdout.split()
     assert [str(MESSAGES), "3", "3", "3"] == answers
     return home

@@ -1,7 +1,8 @@
 """How Spark's processes open a database to read it, and read a part of it.
 
 The driver plans pieces as of one moment; tasks read them, each in its own view of the database, of that
-moment or a later one. Positions bound a piece, so that a task that is tried again reads the same rows.
+moment or a later one. Spark may keep a plan for later queries, so the last piece of each shard has no end of its own:
+its task also reads what was stored since. Positions bound all other pieces.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def open_to_read(path: str) -> AbstractContextManager[Storage]:
 
 
 def pieces_of(storage: Storage, selection: Selection, least: int = 1) -> list[Piece]:
-    """Return the pieces that can be read at this moment: one for each shard and generation.
+    """Return the pieces of a selection: one for each shard and generation, the last of a shard without an end.
 
     If there are less than ``least`` pieces, those of many messages are cut into equal spans of positions.
     """
@@ -70,22 +71,24 @@ def pieces_of(storage: Storage, selection: Selection, least: int = 1) -> list[Pi
 def _pieces_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[Piece, int]]:
     """Yield pieces, each with the number of messages in its generation."""
     for record in shard.generations():
-        end = shard.watermark if record.last_position is None else record.last_position
+        current = record.last_position is None
+        end = selection.last if record.last_position is None else record.last_position
         first, last = max(selection.first, record.first_position), min(selection.last, end)
-        if selection.timestamps is not None:
+        if selection.timestamps is not None and not current:
             spans = shard.spans(selection.timestamps, first, last)
             first, last = (spans[0][0], spans[-1][1]) if spans else (1, 0)
         if first <= last:
-            yield Piece(shard.number, record.number, first, last), record.messages
+            yield Piece(shard.number, None if current else record.number, first, last), record.messages
 
 
 def _cut(storage: Storage, piece: Piece, parts: int) -> Iterator[Piece]:
-    """Yield ``parts`` pieces that together are ``piece``, with equal spans from its oldest message on."""
-    if parts < 2:
+    """Yield ``parts`` pieces that together are ``piece``, with equal spans from its oldest to its newest message."""
+    end = min(piece.last, storage.shards[piece.shard].watermark)
+    if parts < 2 or end < piece.first:
         yield piece
         return
-    oldest = next((int(batch.positions[0]) for batch in read(storage, piece, ("#",), order="time")), piece.last)
-    starts = [piece.first, *(oldest + (piece.last - oldest) * part // parts for part in range(1, parts))]
+    oldest = next((int(batch.positions[0]) for batch in read(storage, piece, ("#",), order="time")), end)
+    starts = [piece.first, *(oldest + (end - oldest) * part // parts for part in range(1, parts))]
     for start, after in pairwise([*starts, piece.last + 1]):
         if start < after:
             yield attrs.evolve(piece, first=start, last=after - 1)

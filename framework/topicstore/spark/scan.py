@@ -18,7 +18,7 @@ from .schema import Shape
 from .selection import Selection
 from .settings import ReadSettings
 
-__all__ = ["PiecesPartition", "TopicstoreReader", "partitions_of", "rows_of"]
+__all__ = ["PiecesPartition", "PushingReader", "TopicstoreReader", "partitions_of", "rows_of"]
 
 
 class PiecesPartition(InputPartition):
@@ -52,6 +52,25 @@ def rows_of(path: str, partition: InputPartition, shape: Shape) -> Iterator[pa.R
                 yield shape.of(batch.to_arrow(ids=shape.ids))
 
 
+class TopicstoreReader(DataSourceReader):
+    """A reader of the messages that are there when the query is planned, and of those that come until it is run."""
+
+    def __init__(self, settings: ReadSettings, schema: StructType) -> None:
+        self.path = settings.path
+        self.selection = settings.selection
+        self._least = settings.least_partitions
+        self._shape = Shape(schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the pieces that there are at this moment."""
+        with open_to_read(self.path) as storage:
+            return partitions_of(storage, pieces_of(storage, self.selection, self._least), self.selection)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition."""
+        return rows_of(self.path, partition, self._shape)
+
+
 class _Pushing:
     """A method that takes conditions, but looks to Spark as if it were not overridden.
 
@@ -59,7 +78,7 @@ class _Pushing:
     conditions could be lost (https://github.com/apache/spark/pull/49961). Here Spark gets all of them back.
     """
 
-    def __init__(self, reader: TopicstoreReader) -> None:
+    def __init__(self, reader: PushingReader) -> None:
         self.__func__ = DataSourceReader.pushFilters  # Spark compares this attribute
         self._reader = reader
 
@@ -68,14 +87,8 @@ class _Pushing:
         return filters
 
 
-class TopicstoreReader(DataSourceReader):
-    """A reader of the messages that are there when the query is planned."""
-
-    def __init__(self, settings: ReadSettings, schema: StructType) -> None:
-        self._path = settings.path
-        self._selection = settings.selection
-        self._least = settings.least_partitions
-        self._shape = Shape(schema)
+class PushingReader(TopicstoreReader):
+    """A reader that leaves out messages that can't meet the query's conditions."""
 
     @property
     def pushFilters(self) -> _Pushing:  # noqa: N802 - Spark's name
@@ -84,13 +97,4 @@ class TopicstoreReader(DataSourceReader):
 
     def narrow(self, conditions: Iterable[Filter]) -> None:
         """Leave out messages that can't meet the conditions."""
-        self._selection = self._selection.narrowed(conditions, existing_manifest(Path(self._path)))
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Return the pieces that there are at this moment."""
-        with open_to_read(self._path) as storage:
-            return partitions_of(storage, pieces_of(storage, self._selection, self._least), self._selection)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a partition."""
-        return rows_of(self._path, partition, self._shape)
+        self.selection = self.selection.narrowed(conditions, existing_manifest(Path(self.path)))

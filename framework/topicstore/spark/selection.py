@@ -1,7 +1,7 @@
 """The part of a database that a query wants, narrowed by the conditions that Spark passes on.
 
 Conditions only narrow the read: Spark applies all of them to the rows again. So a selection may
-hold more than the query asks for, and must never hold less.
+hold more than the query asks for, and must never hold less. A value that can't be a topic matches nothing.
 
 * ``topic``: equality, ``IN`` and ``startswith`` become topic filters.
 * ``client_id`` and ``shard``: equality and ``IN`` choose shards.
@@ -30,9 +30,10 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from topicstore.contract.errors import InvalidTopicError
 from topicstore.contract.positions import first_position, to_microseconds
 from topicstore.contract.replay_plan import TimeRange
-from topicstore.contract.topics import TopicFilter
+from topicstore.contract.topics import MAX_TOPIC_BYTES, TopicFilter, check_topic
 from topicstore.storage.manifest import Manifest
 from topicstore.storage.shard_map import ShardMap
 
@@ -135,15 +136,26 @@ class Selection:
 def _spelled(filters: tuple[str, ...], topics: Iterable[str]) -> tuple[str, ...]:
     """Return the topics that match one of the filters: each is its own filter."""
     parsed = [TopicFilter(text) for text in filters]
-    valid = [topic for topic in sorted(set(topics)) if topic and not set(topic) & set("+#\0")]
+    valid = filter(_is_topic, sorted(set(topics)))
     return tuple(topic for topic in valid if any(one.matches(topic) for one in parsed))
 
 
 def _beginning(filters: tuple[str, ...], prefix: str) -> tuple[str, ...]:
-    """Narrow filters to topics that begin with the whole levels of a prefix."""
+    """Narrow filters to topics that begin with the whole levels of a prefix; none if no topic can begin with it."""
+    if prefix and not _is_topic(prefix):
+        return ()
     levels = prefix.split("/")[:-1]
-    narrowed = [_within(TopicFilter(text), levels) for text in filters]
-    return tuple(text for text in narrowed if text is not None)
+    narrowed = [(text, _within(TopicFilter(text), levels)) for text in filters]
+    # A narrowed filter can be longer than MQTT allows, though topics match it. Then the whole filter is read.
+    return tuple(text if len(new.encode()) > MAX_TOPIC_BYTES else new for text, new in narrowed if new is not None)
+
+
+def _is_topic(text: str) -> bool:
+    try:
+        check_topic(text)
+    except InvalidTopicError:
+        return False
+    return True
 
 
 def _within(topic_filter: TopicFilter, levels: list[str]) -> str | None:
@@ -152,8 +164,6 @@ def _within(topic_filter: TopicFilter, levels: list[str]) -> str | None:
     if levels and levels[0].startswith("$") and mine[0] in ("+", "#"):
         return None
     for number, level in enumerate(levels):
-        if level in ("+", "#"):
-            return None
         if mine[number] == "#":
             return "/".join([*levels, "#"])
         if mine[number] not in ("+", level) or number + 1 == len(mine):

@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 
 from topicstore.contract.errors import BackendUnavailableError
 
-from .source import TopicstoreSource
+from .pushdown import ENABLED, can_push_down
+from .source import PushingSource, TopicstoreSource
 
 __all__ = ["register", "session"]
 
@@ -65,12 +66,18 @@ def session(**conf: Any) -> SparkSession:
         with _java(settings):
             spark = builder.getOrCreate()
     register(spark)
+    if ENABLED not in settings and can_push_down(spark):
+        spark.conf.set(ENABLED, "true")
     return spark
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``topicstore`` known to a session."""
-    spark.dataSource.register(TopicstoreSource)
+    """Make the format ``topicstore`` known to a session.
+
+    Conditions are pushed down if the session's setting ``spark.sql.python.filterPushdown.enabled`` is true, and Spark
+    keeps them with the query that they belong to, which is tested at the first call.
+    """
+    spark.dataSource.register(PushingSource if can_push_down(spark) else TopicstoreSource)
 
 
 def _defaults() -> dict[str, str]:
@@ -89,7 +96,6 @@ def _defaults() -> dict[str, str]:
         # A Unix socket between Java and Python, if there are any: rows come about a tenth faster than through TCP.
         "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
     }

@@ -8,7 +8,8 @@ Reading, ``spark.read.format("topicstore")``
     ``filter``     MQTT topic filter; default ``#``, which, as everywhere, leaves out topics that begin with ``$``.
     ``start``, ``until``
                    time range of positions, inclusive and exclusive: ISO 8601 (UTC unless it has a zone),
-                   ``now``, ``-2h``, ``@`` seconds or microseconds since the epoch.
+                   ``now``, ``-2h``, ``@`` seconds or microseconds since the epoch. Spark may keep a plan, so a
+                   relative time counts from the first query of a frame.
     ``by``         ``timestamp``: ``start`` and ``until`` are compared with the messages' own times, in whatever
                    order those came; by default ``position``.
     ``ids``        ``true``: with the columns ``shard`` and ``position``.
@@ -16,13 +17,16 @@ Reading, ``spark.read.format("topicstore")``
                    large generations are divided by time until there are about so many partitions; by
                    default as many as this machine has cores.
 
-    The table has the messages that were committed when the query was planned. Each task reads one generation of
-    one shard, or a part of it.
+    A query has at least the messages that were committed when it began, each once. Tasks also read what is committed
+    until they begin, unless ``until`` bounds them. Each task reads one generation of one shard, or a part of it.
+    Spark 4.3.0 plans a frame once: its next queries see later messages, but if one of its generations was dropped
+    meanwhile, they fail with `GenerationDroppedError`, and the table must be loaded again.
     Reading works beside a live writer if the backend supports that (``rocksdb``); otherwise one task reads
-    everything, and a writer, or another reader, makes the query fail with `DatabaseLockedError`. Conditions on topic,
-    client id, shard, position and time narrow the read, see `topicstore.spark.selection`; this needs
-    ``spark.sql.python.filterPushdown.enabled``, which `topicstore.spark.session` sets. A schema given
-    with ``.schema(…)`` chooses columns; fewer of them are read faster.
+    everything, and a writer, or another reader, makes the query fail with `DatabaseLockedError`.
+    ``filter``, ``start`` and ``until`` narrow the read. Conditions on topic, client id, shard, position and time do so
+    too (`topicstore.spark.selection`) where Spark keeps a condition with its query, which `topicstore.spark.session`
+    and ``register`` test. Spark 4.3.0 doesn't: there, Spark applies conditions to all rows of the table. A schema
+    given with ``.schema(…)`` chooses columns; fewer of them are read faster.
 
 Streaming, ``spark.readStream.format("topicstore")``
     The same options but ``until``, and
@@ -70,6 +74,7 @@ Streaming, ``df.writeStream.format("topicstore")``
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from typing import ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -81,7 +86,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 from pyspark_topicstore.daemon import be_quiet
 
-from .scan import TopicstoreReader
+from .scan import PushingReader, TopicstoreReader
 from .schema import MESSAGES, MESSAGES_WITH_IDS
 from .settings import ReadSettings, WriteSettings
 from .sink import TopicstoreStreamWriter, TopicstoreWriter
@@ -90,11 +95,13 @@ from .tallies import CLIENTS, TOPICS, TallyReader
 
 be_quiet()  # in a worker in which Spark plans a query
 
-__all__ = ["TopicstoreSource"]
+__all__ = ["PushingSource", "TopicstoreSource"]
 
 
 class TopicstoreSource(DataSource):
     """The data source: messages as rows. The module's docstring describes its options."""
+
+    _messages: ClassVar[type[TopicstoreReader]] = TopicstoreReader
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -112,9 +119,9 @@ class TopicstoreSource(DataSource):
         return MESSAGES_WITH_IDS if settings.ids else MESSAGES
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of the messages that there are at this moment."""
+        """Return a reader of the messages, or of the counts."""
         settings = ReadSettings.of(self.options)
-        return TopicstoreReader(settings, schema) if settings.counted is None else TallyReader(settings, schema)
+        return self._messages(settings, schema) if settings.counted is None else TallyReader(settings, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader of the messages as they come."""
@@ -127,3 +134,9 @@ class TopicstoreSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Return a writer that appends each micro-batch once."""
         return TopicstoreStreamWriter(WriteSettings.of(self.options, overwrite=overwrite))
+
+
+class PushingSource(TopicstoreSource):
+    """The same for a Spark that keeps a condition with its query: conditions narrow what is read."""
+
+    _messages = PushingReader
