@@ -31,7 +31,7 @@ from topicstore.spark.commit import check_unlocked, promote
 from topicstore.spark.promotion import write_commit
 from topicstore.spark.settings import WriteSettings
 from topicstore.spark.sink import TopicstoreWriter
-from topicstore.spark.staging import in_order, runs_of, same_rows, stage
+from topicstore.spark.staging import in_order, row_counts, row_digests, runs_of, stage
 from topicstore.storage.directory_lock import DirectoryLock
 
 MODE = 0o700
@@ -322,6 +322,42 @@ def test_a_write_whose_own_rows_became_late_is_told(tmp_path: Path, run_until: C
     assert sorted(stored(tmp_path)) == [-1, *(n for n in range(900) if n not in set(late))]
 
 
+@pytest.mark.parametrize("late", ["lift", "raise"])
+@pytest.mark.parametrize("writer", [None, "another"])
+def test_a_write_that_another_has_finished_is_known_when_it_comes_again(
+    tmp_path: Path, run_until: Callable[..., object], late: str, writer: str | None
+) -> None:
+    """Also after several others; it is then stored no second time, but the very same rows are once that is told."""
+    run_until((3, "after"), COMMIT, options(tmp_path, late=late), batch(tmp_path, "one", [rows(900)], None))
+    assert len(stored(tmp_path)) == 150
+    for number in range(3):
+        commit(tmp_path, batch(tmp_path, f"other-{number}", [rows(10, 900 + 10 * number)], writer, number))
+    commit(tmp_path, batch(tmp_path, "two", [rows(300, n * 300) for n in (2, 0, 1)], None))
+    assert sorted(stored(tmp_path)) == list(range(930))
+    assert not (tmp_path / "staging").exists()
+    again = batch(tmp_path, "three", [rows(900)], None)
+    with pytest.raises(ts.LateMessageError) if late == "raise" else nullcontext():
+        commit(tmp_path, again)
+
+
+def test_a_finished_write_is_told_what_was_put_aside(tmp_path: Path, run_until: Callable[..., object]) -> None:
+    """When it comes again, after another write that has finished it."""
+    late = interrupt(tmp_path, run_until)
+    with pytest.warns(RuntimeWarning, match="LateMessageError"):
+        commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)], None))
+    there = stored(tmp_path)
+    with pytest.raises(ts.InvalidMessageError, match=rf"{len(late)} rows .*staging/refused-one"):
+        commit(tmp_path, batch(tmp_path, "three", [rows(900)], None))
+    assert stored(tmp_path) == there
+
+
+def test_a_relative_staging_directory_is_one_of_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the working directory is of the process that finishes the commit."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("staging", "file:staging"):
+        assert WriteSettings.of({"path": "db", "staging": name}, overwrite=False).staging == str(tmp_path / "staging")
+
+
 FINISHING = """
 import shutil, warnings
 from pathlib import Path
@@ -496,8 +532,8 @@ def test_the_same_rows_are_known_in_any_order(tmp_path: Path, change: str) -> No
         after = pa.concat_batches([after[:999], after[:1]])
     one = [tmp_path / stage([before], tmp_path, 2, MODE)]
     other = [tmp_path / stage([part], tmp_path, 2, MODE) for part in (after[:300], after[300:])]
-    same = all(same_rows(one, [] if change == "none" else other, shard) for shard in range(2))
-    assert same == (change == "order")
+    seen = [(row_counts(some, 2), row_digests(some, 2)) for some in (one, [] if change == "none" else other)]
+    assert (seen[0] == seen[1]) == (change == "order")
 
 
 def test_a_part_that_is_gone_is_an_error(tmp_path: Path) -> None:

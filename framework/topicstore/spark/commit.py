@@ -2,7 +2,8 @@
 
 A commit that was interrupted is finished by the next write: one without a name by any, one with a name by the same
 or the next batch of its writer. If both writes are without a name and have the very same rows, the next one is the
-interrupted one, run again, and its rows are not stored a second time. `topicstore.spark.promotion` has the details.
+interrupted one, run again, and its rows are not stored a second time; nor are they if another write has finished the
+interrupted one in between. `topicstore.spark.promotion` has the details.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from topicstore.storage.durable_files import open_own, permissions_of
 from topicstore.storage.manifest import read_manifest
 from topicstore.warning import warn_caller
 
-from .promotion import Batch, Promotion, UnreadableRowsError, discard, has_commit, interrupted_before, write_commit
+from .promotion import (
+    Batch,
+    Promotion,
+    UnreadableRowsError,
+    discard,
+    finished_before,
+    has_commit,
+    interrupted_before,
+    write_commit,
+)
 from .settings import WriteSettings
 
 __all__ = ["abort", "check_unlocked", "promote"]
@@ -119,11 +129,11 @@ def _finish_interrupted(db: Database, staging: Path, batch: Batch) -> bool:
             )
             raise
         same = batch.writer is None and interrupted.nameless and interrupted.same_as(staging / batch.write)
-        interrupted.end()
         told = interrupted.put_aside()
+        interrupted.end(by_another=not same)
         if told is not None and same:
             raise InvalidMessageError(told)
         if told is not None:
             warn_caller(told)
         again = again or same
-    return again
+    return again or (batch.writer is None and finished_before(db, staging, batch))

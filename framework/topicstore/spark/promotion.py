@@ -10,6 +10,12 @@ Stored form (state keyspace of every shard)::
                             batch, write, rows, complete, staging
     "spark-write/" write -> the same, of a write whose writer has no name, until it has ended
 
+and of shard 0::
+
+    "spark-finished/" write -> record of version 1 of a write without a name whose interrupted commit another write has
+                               finished: time, rows and digest of each shard, and the reason if rows were put aside.
+                               Removed when the same rows come again; at most the latest 100 are kept.
+
 ``rows`` says how many of the shard's rows of the batch are done; it changes in the engine write that stores them.
 ``complete``, of shard 0, says that all rows of all shards are done. So an interrupted commit continues from there,
 with the rows that were staged then, whatever their order is now.
@@ -53,13 +59,24 @@ from topicstore.database import Database
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.storage.durable_files import permissions_of, replace_file, sync_directory
 
-from .staging import in_order, make_write_directory, newest_of, runs_of, same_rows, timestamps_of
+from .staging import in_order, make_write_directory, newest_of, row_counts, row_digests, runs_of, timestamps_of
 
-__all__ = ["Batch", "Promotion", "UnreadableRowsError", "discard", "has_commit", "interrupted_before", "write_commit"]
+__all__ = [
+    "Batch",
+    "Promotion",
+    "UnreadableRowsError",
+    "discard",
+    "finished_before",
+    "has_commit",
+    "interrupted_before",
+    "write_commit",
+]
 
 _VERSION = 1
 _PREFIX = b"spark/"
 _NAMELESS = b"spark-write/"
+_FINISHED = b"spark-finished/"
+_MOST_FINISHED = 100
 _ENDED = ".ended-"
 _REFUSED = "refused-"
 _UNREADABLE = "unreadable-"
@@ -85,7 +102,16 @@ class _Progress(msgspec.Struct, frozen=True, array_like=True):
     """The directory that holds the one of ``write``."""
 
 
+class _Finished(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    time: int
+    rows: list[int]
+    digests: list[bytes]
+    refused: str = ""
+
+
 _CODEC = RecordCodec(_Progress, _VERSION)
+_FINISHED_CODEC = RecordCodec(_Finished, _VERSION)
 
 
 @attrs.frozen(kw_only=True)
@@ -160,6 +186,28 @@ def interrupted_before(db: Database, staging: Path, batch: Batch) -> list[Promot
         if latest is not None and latest.batch < batch.number:
             earlier.append(attrs.evolve(batch, number=latest.batch, write=latest.write))
     return [Promotion(db, staging, one) for one in earlier]
+
+
+def finished_before(db: Database, staging: Path, batch: Batch) -> bool:
+    """Return whether a batch has the very rows of an interrupted write that another write has finished; forget that.
+
+    Raises `InvalidMessageError` if some of the rows were put aside.
+    """
+    attempts = [staging / batch.write / name for name in batch.attempts]
+    records = [(key, _decode_finished(key, stored)) for key, stored in db.state(0).scan(_FINISHED)]
+    alike = [(key, one) for key, one in records if one.rows == row_counts(attempts, db.manifest.shards)]
+    digests = row_digests(attempts, db.manifest.shards) if alike else []
+    for key, finished in alike:
+        if finished.digests == digests:
+            db.state(0).write([StateWrite(key, None)])
+            if finished.refused:
+                raise InvalidMessageError(finished.refused)
+            return True
+    return False
+
+
+def _decode_finished(key: bytes, stored: bytes) -> _Finished:
+    return _FINISHED_CODEC.decode(key, stored, f"shard 0, state {key!r}")
 
 
 def _key_of(batch: Batch) -> bytes:
@@ -241,8 +289,13 @@ class Promotion:
             f"{self._refused}, as Parquet, and its other rows are stored"
         )
 
-    def end(self, *, readable: bool = True) -> None:
-        """Remove the staged rows, if they are readable, and the note of a write without a name."""
+    def end(self, *, readable: bool = True, by_another: bool = False) -> None:
+        """Remove the staged rows, if they are readable, and the note of a write without a name.
+
+        If another write has finished it, its rows' digests are kept, so that they are known when they come again.
+        """
+        if by_another and self.nameless and self.directory.exists():
+            self._remember()
         with suppress(FileNotFoundError):
             self.directory.rename(self._staging / f"{_ENDED if readable else _UNREADABLE}{self._write}")
             sync_directory(self._staging)
@@ -251,12 +304,23 @@ class Promotion:
                 self._db.state(shard).write([StateWrite(self._key, None)])
         discard(self._staging, ())
 
+    def _remember(self) -> None:
+        state, shards, attempts = self._db.state(0), self._db.manifest.shards, _attempts_in(self.directory)
+        rows, digests = row_counts(attempts, shards), row_digests(attempts, shards)
+        finished = _Finished(_VERSION, self._db.clock(), rows, digests, self.put_aside() or "")
+        key = _FINISHED + self._write.encode()
+        times = sorted((_decode_finished(key, stored).time, key) for key, stored in state.scan(_FINISHED))
+        old = [StateWrite(key, None) for _, key in times[: max(0, len(times) + 1 - _MOST_FINISHED)]]
+        state.write([*old, StateWrite(key, _FINISHED_CODEC.encode(key, finished))])
+
     def same_as(self, other: Path) -> bool:
         """Return whether it has not ended, and another write has staged the very same rows, in whatever order."""
         if not self.directory.exists():
             return False
-        one, two = _attempts_in(self.directory), _attempts_in(other)
-        return all(same_rows(one, two, shard) for shard in range(self._db.manifest.shards))
+        one, two, shards = _attempts_in(self.directory), _attempts_in(other), self._db.manifest.shards
+        return row_counts(one, shards) == row_counts(two, shards) and row_digests(one, shards) == row_digests(
+            two, shards
+        )
 
     # --- rows ---
 

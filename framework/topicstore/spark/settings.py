@@ -100,7 +100,7 @@ class WriteSettings:
         making = {name: _option(options, name, kinds.get(name, str), None) for name in _MADE_WITH}
         return cls(
             path=str(path),
-            staging=options.get("staging", str(path.with_name(f".{path.name}.staging"))),
+            staging=_absolute(options.get("staging") or str(path.with_name(f".{path.name}.staging"))),
             writer=writer,
             batch=_option(options, "batch", _whole, 0),
             checkpoint=options.get("checkpointLocation"),
@@ -122,6 +122,11 @@ def _path(options: Mapping[str, str]) -> str:
     path = options.get("path")
     if not path:
         raise InvalidArgumentError('the directory of the database is missing: load("data") or save("data")')
+    return _absolute(path)
+
+
+def _absolute(path: str) -> str:
+    """Return a path that names the same directory whatever the working directory of a process is."""
     return str(Path(path.removeprefix("file://").removeprefix("file:")).absolute())
 
 

@@ -54,7 +54,8 @@ Writing, ``df.write.format("topicstore").mode("append")``
     holds it, also at the beginning.
     A commit that dies half way is finished when the batch of its ``writer`` comes again, or the next one; without a
     name, by the next write of the database. If that has no name either, and the very same rows, it is the interrupted
-    one, run again, and not stored a second time. This doesn't cover a driver that died just after its commit had ended:
+    one, run again, and not stored a second time, also if other writes came in between (the latest 100 such are
+    known). This doesn't cover a driver that died just after its commit had ended:
     a write that may come again then needs a ``writer``, as does one whose rows are different each time.
     Rows of an interrupted commit may be late when another write finishes it, because newer ones were stored since. They
     go to the directory ``refused-…`` in ``staging``, as Parquet, and a `RuntimeWarning` in the log of the driver says

@@ -29,7 +29,16 @@ from topicstore.contract.batch import MessageBatch
 from topicstore.storage.durable_files import sync_directory
 from topicstore.storage.shard_map import ShardMap
 
-__all__ = ["in_order", "make_write_directory", "newest_of", "runs_of", "same_rows", "stage", "timestamps_of"]
+__all__ = [
+    "in_order",
+    "make_write_directory",
+    "newest_of",
+    "row_counts",
+    "row_digests",
+    "runs_of",
+    "stage",
+    "timestamps_of",
+]
 
 Timestamps = npt.NDArray[np.int64]
 
@@ -142,12 +151,17 @@ def runs_of(attempts: Iterable[Path], shard: int) -> list[pa.RecordBatch]:
     return runs
 
 
-def same_rows(one: Iterable[Path], other: Iterable[Path], shard: int) -> bool:
-    """Return whether attempts have staged the same rows of a shard, each as often, in whatever order."""
-    runs, others = runs_of(one, shard), runs_of(other, shard)
-    if sum(run.num_rows for run in runs) != sum(run.num_rows for run in others):
-        return False
-    return sum(map(_digest, runs)) % _DIGESTS == sum(map(_digest, others)) % _DIGESTS
+def row_counts(attempts: Iterable[Path], shards: int) -> list[int]:
+    """Return the number of rows that attempts have staged of each shard."""
+    found = list(attempts)
+    return [sum(run.num_rows for run in runs_of(found, shard)) for shard in range(shards)]
+
+
+def row_digests(attempts: Iterable[Path], shards: int) -> list[bytes]:
+    """Return a digest of each shard's rows. Attempts have the same ones if they have the same rows in any order."""
+    found = list(attempts)
+    sums = [sum(map(_digest, runs_of(found, shard))) % _DIGESTS for shard in range(shards)]
+    return [digest.to_bytes(16, "big") for digest in sums]
 
 
 def _digest(run: pa.RecordBatch) -> int:
