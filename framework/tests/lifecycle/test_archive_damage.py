@@ -141,6 +141,41 @@ def test_a_generation_comes_back_with_its_files(db: ts.Database, tmp_path: Path)
     assert list(db.replay("#", order="time")) == before
 
 
+@pytest.mark.parametrize("mount_point", ["empty", "used before"])
+def test_a_volume_that_is_not_mounted_is_no_archive(
+    db: ts.Database, tmp_path: Path, clock: Clock, mount_point: str
+) -> None:
+    """Nothing is written into its mount point, nor removed, by hand or by retention, which says so."""
+    cold, volume = tmp_path / "cold", tmp_path / "volume"
+    db.archives.archive(cold, generations=[1])
+    before = list(db.replay("#", order="time", start=db.generations()[1].created))
+    cold.rename(volume)
+    if mount_point == "empty":
+        cold.mkdir()
+    else:
+        db.archives.export(tmp_path / "below", generations=[2])
+        (tmp_path / "below").rename(cold)
+    below = sorted(cold.rglob("*"))
+    db.retention.stop()
+    db.retention.set(max_age=1, archive_to=str(cold))
+    for attempt in (db.archives.archive, db.archives.export):
+        with pytest.raises(ts.ManifestMismatchError, match="lacks the archived generations 1"):
+            attempt(cold)
+    with pytest.warns(RuntimeWarning, match="lacks the archived generations 1"):
+        report = db.retention.run(clock.now + 3_600_000_000)
+    assert ((), (), True) == (report.archived, report.dropped, "lacks the archived generations 1" in report.why[0])
+    clock.now += 3_600_000_000
+    with pytest.raises(ts.ManifestMismatchError, match="lacks the archived generations 1"):
+        db.retention._work(False)  # the background's failure
+    assert below == sorted(cold.rglob("*"))
+    assert [1] == [one.generation for one in db.archives]
+    assert before == list(db.replay("#", order="time", start=db.generations()[1].created))
+    shutil.rmtree(cold)
+    volume.rename(cold)
+    assert db.archives.archive(cold).generations == tuple(range(2, db.generations()[-1].number))
+    assert 210 == len([*db.replay("#"), *db.replay("$SYS/#")])
+
+
 def test_a_database_opens_without_its_export(tmp_path: Path, fill: Fill) -> None:
     with ts.open(tmp_path / "db") as db:
         fill(db)

@@ -58,8 +58,9 @@ class Archives:
         and that of all; if it raises, the export ends there, and can be completed later.
 
         Raises `GenerationError` for the current generation and for one that isn't there,
-        `ManifestMismatchError` if the directory holds something else or lies inside the database, `CorruptionError`,
-        `StorageFullError`, `TooManyOpenFilesError`, `OSError`.
+        `ManifestMismatchError` if the directory holds something else, lies inside the database, or lacks a generation
+        that was archived there, as when a volume isn't mounted; `CorruptionError`, `StorageFullError`,
+        `TooManyOpenFilesError`, `OSError`.
         """
         from .exporting import export  # with pyarrow, which takes longer to import than all else
 

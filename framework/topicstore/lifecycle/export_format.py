@@ -46,6 +46,7 @@ __all__ = [
     "Head",
     "Part",
     "begin_export",
+    "is_complete",
     "read_contents",
     "read_head",
     "slab_directory",
@@ -182,6 +183,11 @@ def read_head(target: Path) -> Head | None:
 def write_contents(directory: Path, contents: Contents) -> None:
     """Write the contents file of a directory; it and the directory's other entries are on disk when this returns."""
     _write(directory / _CONTENTS, contents)
+
+
+def is_complete(directory: Path) -> bool:
+    """Return whether a directory holds the export of a slab, without reading it."""
+    return (directory / _CONTENTS).exists()
 
 
 def read_contents(directory: Path) -> Contents | None:

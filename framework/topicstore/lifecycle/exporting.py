@@ -55,6 +55,7 @@ from .export_format import (
     Group,
     Part,
     begin_export,
+    is_complete,
     read_contents,
     slab_directory,
     write_contents,
@@ -143,6 +144,7 @@ def archive(
     numbers = begin(storage, target, generations)
 
     def archive_one(number: int) -> list[ExportedSlab]:
+        _check_holds_archived(storage, target)  # a volume can also go between two generations
         exported = [export_slab(storage, shard, number, target, anew=True) for shard in storage.shards]
         for shard, slab in zip(storage.shards, exported, strict=True):
             shard.archive(number, location, slab.messages)
@@ -172,10 +174,32 @@ def _told(parts: Sequence[T], progress: Callable[[int, int], object] | None) -> 
 def begin(storage: Storage, target: Path, generations: Sequence[int] | None) -> list[int]:
     """Make a directory ready for an export; return the generations to write, by default all that are sealed."""
     check_apart(storage.path, target)
+    _check_holds_archived(storage, target)
     numbers = _sealed(storage) if generations is None else _checked(storage, generations)
     begin_export(target, storage.manifest)
     sweep_drafts(target)
     return numbers
+
+
+def _check_holds_archived(storage: Storage, target: Path) -> None:
+    """Raise `ManifestMismatchError` if a directory lacks a generation that was archived there.
+
+    The directory is then not the archive: it may be the empty mount point of a volume that isn't mounted.
+    """
+    lacking = {
+        record.number
+        for shard in storage.shards
+        for record in shard.generations()
+        if record.archive is not None
+        and archive_directory(storage.path, record.archive) == target.resolve()
+        and not is_complete(slab_directory(target, shard.number, record.number))
+    }
+    if lacking:
+        numbers = ", ".join(map(str, sorted(lacking)))
+        raise ManifestMismatchError(
+            f"{target} lacks the archived generations {numbers}: nothing was written there, and nothing removed. "
+            "Mount the archive's volume, bring the files back, or drop those generations"
+        )
 
 
 def report_of(target: Path, generations: Sequence[int], slabs: Sequence[ExportedSlab], began: float) -> ExportReport:

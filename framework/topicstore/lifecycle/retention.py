@@ -22,7 +22,9 @@ trusted again ``max_age`` later, after the next opening, or in a `Retention.run`
 
 With ``archive_to``, generations that would be dropped are archived there instead (`Archives.archive`), and stay until
 they are dropped explicitly; messages that expire by filters are deleted before that and not archived. If archiving
-fails, they stay local, and the run raises; the background tries again after a minute at the earliest.
+fails, they stay local, and the run raises. If the archive lacks what was archived there, as when its volume isn't
+mounted, they stay too; the run then does all else, gives a `RuntimeWarning`, and its report says why. The background
+reports either as its failure and tries again after a minute at the latest.
 
 Messages with an expiry interval (MQTT 5, section 3.3.2.3.3) are no exception: they stay in the history as long as the
 others, and replays return them; deliveries to sessions and look-ups of retained messages leave out those that have
@@ -50,7 +52,12 @@ import msgspec
 
 from topicstore.background import BackgroundTask
 from topicstore.contract.arguments import KEEP, Keep, given
-from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, QuotaExceededError
+from topicstore.contract.errors import (
+    DatabaseClosedError,
+    InvalidArgumentError,
+    ManifestMismatchError,
+    QuotaExceededError,
+)
 from topicstore.contract.forking import ProcessLock
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.state import FrameworkWrite
@@ -58,6 +65,7 @@ from topicstore.shard.verification import Decoders
 from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.generations import add_generation, drop_generation, live_records
 from topicstore.storage.storage import Storage
+from topicstore.warning import warn_caller
 
 from .clock_guard import ClockGuard
 from .expiry import expire
@@ -137,6 +145,8 @@ class Retention:
         self._quota = Quota()
         self._due = (FOREVER, FOREVER)
         """The monotonic time, and the number of bytes written, from which on there may be something to do."""
+        self._refused: ManifestMismatchError | None = None
+        """Why the last run could not use the archive; None if it could."""
         self._guard = ClockGuard(storage.clocks)
         """Used under `_running`; reading how much it holds back needs no lock."""
         storage.before_store.append(self._admit)
@@ -244,7 +254,10 @@ class Retention:
         the time by which that has jumped ahead.
         """
         storage = self._storage()
-        return self._run(storage, now, at_once=True)
+        report = self._run(storage, now, at_once=True)
+        if self._refused is not None:
+            warn_caller(f"what is due could not be archived, and stays: {self._refused}")
+        return report
 
     def outlook(self, now: int | None = None) -> list[Departure]:
         """Return what will be removed when and why: by generation, oldest first, and by filter. Changes nothing.
@@ -294,13 +307,15 @@ class Retention:
             old = outdated(settings, self._in_turn(storage, now), now - held_back)
             if archiving and old:  # before messages that expire by a filter are archived
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=True)
-            gone = [one for one in old if _let_go(storage, settings, one)]
+            self._refused = None
+            gone = self._let_go(storage, settings, old)
             if not (archiving and old):  # after whole generations, from which nothing has to be deleted first
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=at_once)
             emptied = [one for one in self._in_turn(storage, now)[:-1] if is_emptied(settings, one)]
-            gone += [one for one in emptied if _let_go(storage, settings, one)]
-            wait, until = due(settings, self._in_turn(storage, now), now, held_back, written)
-            self._due = (passed + min(wait, expired.wait), until)
+            gone += self._let_go(storage, settings, emptied)
+            if self._refused is None:
+                wait, until = due(settings, self._in_turn(storage, now), now, held_back, written)
+                self._due = (passed + min(wait, expired.wait), until)
             there = self._ages(storage, now)
         numbers = {one.number for one in gone}
         archived = numbers.intersection(one.number for one in there if one.archived)
@@ -312,8 +327,21 @@ class Retention:
             live_bytes=sum(one.live_bytes for one in gone),
             expired=0,
             deleted=expired.deleted,
-            why=tuple(reasons(settings, there, now, held_back)),
+            why=(*([] if self._refused is None else [str(self._refused)]), *reasons(settings, there, now, held_back)),
         )
+
+    def _let_go(
+        self, storage: Storage, settings: RetentionSettings, generations: list[GenerationAge]
+    ) -> list[GenerationAge]:
+        """Drop or archive generations; return those that are gone, without those that the archive can't take."""
+        gone = []
+        for one in generations:
+            try:
+                if _let_go(storage, settings, one):
+                    gone.append(one)
+            except ManifestMismatchError as refused:
+                self._refused = refused
+        return gone
 
     def _in_turn(self, storage: Storage, now: int) -> list[GenerationAge]:
         """Return the generations that may be removed; if they are to be archived, those that aren't yet."""
@@ -338,6 +366,8 @@ class Retention:
             self._sweep(storage, None, at_once=False)
         else:
             self._run(storage, None, at_once=False)
+        if self._refused is not None:
+            raise self._refused
 
 
 def _let_go(storage: Storage, settings: RetentionSettings, generation: GenerationAge) -> bool:
