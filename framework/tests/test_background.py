@@ -1,12 +1,19 @@
-"""Threads of ours end before the interpreter does, though nobody closed the database."""
+"""Threads of ours try again what failed, and end before the interpreter does, though nobody closed the database."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import warnings
 from pathlib import Path
 
+import pytest
 import topicstore as ts
+from topicstore import background
+from topicstore.alarm import Alarm
+from topicstore.background import BackgroundTask
+from topicstore_conformance.faults.threads import PATIENCE
 
 EPOCH = """
 import sys, threading
@@ -73,6 +80,41 @@ def run(program: str, *arguments: object, code: int = 7) -> str:
     assert code == ended.returncode, ended.stderr
     assert ended.stderr == ""
     return ended.stdout
+
+
+def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After twice as long each time, up to a bound, without being woken; the first success begins anew."""
+    pauses: list[float | None] = []
+    outcomes: list[str | None] = [*"ababb", None, "c", None]
+    monkeypatch.setattr(background, "_FIRST_RETRY", 0.001)
+    monkeypatch.setattr(background, "_LONGEST_RETRY", 0.003)
+    done = threading.Event()
+    seen: list[str | None] = []
+
+    class Recorded(Alarm):
+        def wait(self, timeout: float | None) -> bool:
+            pauses.append(timeout)
+            return timeout is None or super().wait(timeout)
+
+    def work(_woken: bool) -> None:
+        seen.append(task.failure)
+        outcome = outcomes.pop(0)
+        if not outcomes:
+            task.stop()
+            done.set()
+        if outcome is not None:
+            raise OSError(outcome)
+
+    task = BackgroundTask("test", work)
+    task._wake = Recorded()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        task.wake()
+        assert done.wait(PATIENCE)
+        task.join()
+    assert [None, *"ababb", None, "c"] == seen
+    assert [None, 0.001, 0.002, 0.003, 0.003, 0.003, None, 0.001] == pauses[:8]
+    assert [f"background test failed: {error}" for error in "ababc"] == [str(each.message) for each in told]
 
 
 def test_whoever_waits_for_the_end_of_an_epoch_is_let_go(tmp_path: Path) -> None:

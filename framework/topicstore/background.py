@@ -29,6 +29,8 @@ T = TypeVar("T")
 _ENDS: weakref.WeakKeyDictionary[object, Callable[[Any], object]] = weakref.WeakKeyDictionary()
 """By object, the method that ends its threads."""
 os.register_at_fork(after_in_child=_ENDS.clear)  # a fork has none of the threads
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
+"""Seconds."""
 _exiting = threading.Event()
 """Set when the interpreter exits: no thread is started after that."""
 
@@ -49,8 +51,10 @@ class BackgroundTask:
     """Runs ``work`` in a thread of its own each time the task is woken or ``interval`` has passed.
 
     name: describes the work, in the thread's name and in warnings.
-    work: is called with whether the task was woken. An error that it raises is kept as `failure` and given as a
-          warning, except `DatabaseClosedError` after `stop`; the thread goes on, and works again when it is next woken.
+    work: is called with whether the task was woken. An error that it raises is kept as `failure` until a call
+          succeeds, and given as a warning when it is a new one, except `DatabaseClosedError` after `stop`. The thread
+          works again when it is next woken, and otherwise after a second, then after twice as long each time, up to a
+          minute.
     """
 
     def __init__(self, name: str, work: Callable[[bool], object]) -> None:
@@ -89,8 +93,10 @@ class BackgroundTask:
             self._thread.join()
 
     def _run(self) -> None:
+        retry: float | None = None
         while True:
-            woken = self._wake.wait(self.interval)
+            pauses = [pause for pause in (self.interval, retry) if pause is not None]
+            woken = self._wake.wait(min(pauses, default=None))
             if self.stopping.is_set():
                 return
             try:
@@ -98,8 +104,10 @@ class BackgroundTask:
             except BaseException as error:  # noqa: BLE001 - whatever it is, it must be shown and not end in the thread
                 if isinstance(error, DatabaseClosedError) and self.stopping.is_set():
                     return
-                self.failure = str(error) or type(error).__name__
-                with contextlib.suppress(RuntimeWarning):  # where warnings are errors, `failure` reports it
-                    warnings.warn(f"background {self._name} failed: {self.failure}", RuntimeWarning, stacklevel=1)
+                retry = _FIRST_RETRY if retry is None else min(2 * retry, _LONGEST_RETRY)
+                known, self.failure = self.failure, str(error) or type(error).__name__
+                if self.failure != known:
+                    with contextlib.suppress(RuntimeWarning):  # where warnings are errors, `failure` reports it
+                        warnings.warn(f"background {self._name} failed: {self.failure}", RuntimeWarning, stacklevel=1)
             else:
-                self.failure = None
+                retry = self.failure = None
