@@ -8,15 +8,17 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import topicstore as ts
 from topicstore.contract.checksums import add_checksum, strip_checksum
-from topicstore.contract.engine import META, STATE, WriteBatch, encode_generation
+from topicstore.contract.engine import META, STATE, Engine, WriteBatch, encode_generation
 from topicstore.shard.records import load_tail
 from topicstore.shard.write_path import Prepared
 from topicstore.storage.manifest import read_manifest
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
@@ -241,6 +243,45 @@ def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> 
     with ts.open(tmp_path / "copy") as copy:
         assert 10 == len(payloads(copy))
         assert read_manifest(tmp_path / "db") == read_manifest(tmp_path / "copy")
+
+
+@pytest.mark.parametrize(("backend", "layout"), [("rocksdb", "block"), ("duckdb", "table")])
+def test_a_checkpoint_holds_writers_up_only_for_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, layout: str
+) -> None:
+    """Messages are stored while it prepares and while it copies; the copy has the former and not the latter."""
+    need(backend)
+    with ts.open(tmp_path / "db", backend=backend, layout=layout, shards=2) as db:
+        db.store([ts.Message("a", b"first", f"c{n}") for n in range(10)])
+
+        def store(text: bytes) -> None:
+            messages = [ts.Message("a", text, f"c{n}") for n in range(10)]  # for both shards
+            begin(lambda: db.store(messages)).result(PATIENCE)
+
+        kind: Any = type(db.storage.shards[0].engine())
+        in_steps, copying = kind.checkpoint_steps, getattr(kind, "_copy", None)
+
+        def steps(self: Engine, path: Path) -> Any:
+            made = in_steps(self, path)
+            store(b"before")
+            next(made)
+            yield
+            next(made)
+            yield
+            store(b"after")
+            yield from made
+
+        def copy_rows(self: Engine, *arguments: Any) -> None:
+            store(b"after")
+            copying(self, *arguments)
+
+        monkeypatch.setattr(kind, "checkpoint_steps", steps)
+        if copying is not None:
+            monkeypatch.setattr(kind, "_copy", copy_rows)
+        db.checkpoint(tmp_path / "copy")
+        assert {b"first", b"before", b"after"} == set(payloads(db))
+    with ts.open(tmp_path / "copy") as copy:
+        assert 20 * [b"before"] + 10 * [b"first"] == payloads(copy)
 
 
 # --- arguments ---

@@ -530,12 +530,13 @@ class Database:
     def checkpoint(self, path: str | Path) -> None:
         """Write a copy of the database, as of now, into the new directory ``path``.
 
-        The copy is consistent over all shards, and is a database of its own with the same id (so cursors are valid in
+        Writers wait only while a snapshot is taken. The copy is consistent over all shards, has all queues, each as
+        of a moment during the call, and is a database of its own with the same id (so cursors are valid in
         both). Archived generations stay in their export, which both read; if its path was recorded as relative, the
         copy resolves it from its own directory, and a warning says so if that is another place. Raises
         `UnsupportedError` where the backend lacks ``checkpoint``, `NotADatabaseError` if ``path`` exists.
         """
-        checkpoints.checkpoint(self.storage, check_path(path))
+        checkpoints.checkpoint(self.storage, check_path(path), self.queues.write_copies)
 
     def verify(self, progress: Callable[[int], None] | None = None) -> reports.VerifyReport:
         """Read everything, check checksums, indexes and counts, and report the damage.

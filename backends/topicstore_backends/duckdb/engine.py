@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -425,6 +426,10 @@ class DuckdbEngine(Engine):
 
     def checkpoint(self, path: Path) -> None:
         """Write a copy of the present shard into the new directory ``path``: row by row, without deleted ones."""
+        deque(self.checkpoint_steps(path), maxlen=0)
+
+    def checkpoint_steps(self, path: Path) -> Generator[None]:
+        """Make the new file; begin a transaction; copy what it sees."""
         with Translated(path):
             if path.exists():
                 raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")
@@ -436,13 +441,18 @@ class DuckdbEngine(Engine):
         with Translated(path / FILE), contextlib.ExitStack() as closing:
             name = instance.attach(path / FILE)
             closing.callback(instance.detach, name)  # this writes the log into the file
-            self._copy(closing.enter_context(contextlib.closing(instance.connect())), name)
+            target = closing.enter_context(contextlib.closing(instance.connect()))
+            yield
+            with self._passing_view() as view:
+                tables = (*self._tables, _LISTED, *self._rows)  # a table that is made later is not in the view
+                yield
+                self._copy(view, tables, target, name)
 
-    def _copy(self, target: duckdb.DuckDBPyConnection, name: str) -> None:
-        with self._passing_view() as view, view.lock, view as source:
+    def _copy(self, view: View, tables: Sequence[str], target: duckdb.DuckDBPyConnection, name: str) -> None:
+        with view.lock, view as source:
             run(source, "SET SESSION arrow_large_buffer_size = true")  # otherwise 2,048 rows may hold at most 2 GiB
             target.begin()
-            for table in (*self._tables, _LISTED, *self._rows):
+            for table in tables:
                 copy, columns = f"{name}.main.{quoted(table)}", self._columns_of(source, table)
                 run(target, f"CREATE TABLE {copy} ({', '.join(map(' '.join, columns))})")
                 rows = source.sql(f"FROM {self._qualified(table)}").to_arrow_reader(_COPIED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import repeat
 from pathlib import Path
@@ -219,6 +219,12 @@ class RocksdbEngine(Engine):
                 raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")
             rocksdict.Checkpoint(self._database).create_checkpoint(str(path))
             sync(path.parent)
+
+    def checkpoint_steps(self, path: Path) -> Generator[None]:
+        """Write out the buffers first, so that the checkpoint itself finds little in them."""
+        with self._calls.lock(), self._calls:
+            self._database.flush(True)
+        yield from super().checkpoint_steps(path)
 
     def close(self) -> None:
         """Write out the buffers and release files and lock, even if scans and snapshots are still referenced.

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -1286,6 +1286,16 @@ class EmptyCheckpoint(Wrapped):
         super().checkpoint(path)
         shutil.rmtree(path)
         base("rocksdb").open_shard(path, (STATE, META, DATA, INDEX, KEYS), create=True).close()
+
+
+@breaks(S.test_a_checkpoint_is_of_its_second_step, "rocksdb")
+class EarlyCheckpoint(Wrapped):
+    """Makes the checkpoint in the first step, when others may still write."""
+
+    def checkpoint_steps(self, path: Path) -> Generator[None]:
+        self.checkpoint(path)
+        yield
+        yield
 
 
 @breaks(S.test_a_checkpoint_needs_a_new_directory, "rocksdb")

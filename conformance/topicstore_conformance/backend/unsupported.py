@@ -108,6 +108,22 @@ class Unsupported(Fixtures):
         copy.close()
 
     @requires("checkpoint")
+    def test_a_checkpoint_is_of_its_second_step(self, backend: Backend, shard: Path, directory: Path) -> None:
+        """A checkpoint in steps has what was written before the second, and nothing that is written after it."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        put(engine, STATE, {b"1": b"before"})
+        steps = engine.checkpoint_steps(directory / "copy")
+        next(steps)
+        put(engine, STATE, {b"2": b"between"})
+        next(steps)
+        put(engine, STATE, {b"3": b"after"})
+        assert [] == list(steps)
+        engine.close()
+        copy = backend.open_shard(directory / "copy", KEYSPACES, create=False)
+        assert [(b"1", b"before"), (b"2", b"between")] == pairs(copy.scan(STATE))
+        copy.close()
+
+    @requires("checkpoint")
     def test_a_checkpoint_needs_a_new_directory(self, engine: Engine, directory: Path) -> None:
         """A checkpoint into a directory that exists raises EngineError and leaves it as it is."""
         (directory / "copy").mkdir()

@@ -43,6 +43,26 @@ def numbers(batch: queues.QueueBatch) -> list[int]:
     return [int(message.payload) for message in batch.messages]
 
 
+# --- copies ---
+
+
+def test_a_checkpoint_has_all_queues(tmp_path: Path) -> None:
+    """Those that are open, of which some is read and committed, those that aren't, and none that was never made."""
+    with ts.open(tmp_path / "db") as db:
+        db.queues.open("closed", max_messages=7).append(numbered(1, 2))
+    with ts.open(tmp_path / "db") as db:
+        queue = db.queues.open("open/ä")
+        queue.commit(queue.append(numbered(3, 4, 5))[0])
+        (tmp_path / "db" / "queues" / "begun").mkdir()
+        db.checkpoint(tmp_path / "copy")
+        queue.append(numbered(6))
+        assert [1, 2] == numbers(db.queues.open("closed").read())
+    with ts.open(tmp_path / "copy") as copy:
+        assert [("closed", 2, 7), ("open/ä", 2, None)] == [(q.name, q.messages, q.max_messages) for q in copy.queues]
+        assert [[1, 2], [4, 5]] == [numbers(copy.queues.open(name).read()) for name in ("closed", "open/ä")]
+        assert copy.verify().ok
+
+
 # --- in and out ---
 
 

@@ -41,7 +41,7 @@ Capabilities a backend may declare (see `topicstore.contract.plugin_specs.Backen
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar
@@ -316,6 +316,17 @@ class Engine(Reader):
         Requires the capability ``checkpoint``.
         """
         raise UnsupportedError(f"{type(self).__name__} can't make checkpoints (capability 'checkpoint')")
+
+    def checkpoint_steps(self, path: Path) -> Generator[None]:
+        """Do the work of `checkpoint` in three steps, after each of the first two of which the generator yields.
+
+        First comes what may take long before the copy's moment, such as writing out buffers; then the snapshot, during
+        which the framework lets nobody write, so it is quick; then the copying. Closing the generator earlier releases
+        what it holds. The default makes the whole checkpoint in the second step.
+        """
+        yield
+        self.checkpoint(path)
+        yield
 
     def sql(self, statement: str, parameters: Sequence[Any] = (), *, beside: Sequence[Engine] = ()) -> pa.Table:
         """Run a read-only SQL statement over the tables of `WriteBatch.put_rows`, and return its result.

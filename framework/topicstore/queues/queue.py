@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 import attrs
@@ -17,6 +18,7 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Damage
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
+from topicstore.storage.checkpoints import write_copy
 from topicstore.storage.generations import add_generation, drop_generation
 from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
@@ -236,6 +238,10 @@ class Queue:
             record = msgspec.structs.replace(self._record, **changed)
             if record != self._record:
                 self._save(record, 0)
+
+    def write_copy(self, copy: Path) -> None:
+        """Write a copy of the queue's database into the new directory ``copy``."""
+        write_copy(self._storage, copy)
 
     def close(self) -> None:
         """Close the queue's database. Its owner, `Queues`, calls this."""

@@ -36,8 +36,10 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Damage
 from topicstore.contract.topics import check_utf8
 from topicstore.releasing import Taken, release_all
+from topicstore.storage.checkpoints import write_copy
+from topicstore.storage.creation import finished_manifest
 from topicstore.storage.disk_errors import shortage_told
-from topicstore.storage.durable_files import sync_directory
+from topicstore.storage.durable_files import permissions_of, sync_directory
 from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
 
@@ -92,7 +94,7 @@ class Queues:
 
         Bounds are stored: omitted ones stay as they are, and None removes one. A new queue has none, and its
         ``overflow`` is ``"refuse"``. Its messages are kept apart from those of the database, and it is closed with the
-        database; `Database.checkpoint` leaves it out. If the database is only read, the queue is as of this call, and
+        database. If the database is only read, the queue is as of this call, and
         can be read but not committed; if there is none, this raises `ReadOnlyDatabaseError`.
         """
         if not name:
@@ -145,6 +147,31 @@ class Queues:
             record = load(storage.state(0))
             return None if record is None else Queue(storage, record).info()
         return None
+
+    def write_copies(self, copy: Path) -> None:
+        """Write a copy of each queue into the copy of the database in the directory ``copy``."""
+        paths = sorted(self._directories())
+        if paths:
+            (copy / DIRECTORY).mkdir(permissions_of(self._directory))
+        for path in paths:
+            with self._lock:
+                self._check_open()
+                self._write_copy(path, copy / DIRECTORY / path.name)
+        if paths:
+            sync_directory(copy / DIRECTORY)
+            sync_directory(copy)
+
+    def _write_copy(self, path: Path, copy: Path) -> None:
+        queue = next((queue for name, queue in self._queues.items() if _file_name(name) == path.name), None)
+        if queue is not None:
+            queue.write_copy(copy)
+            return
+        try:
+            finished_manifest(path)
+        except (DatabaseNotFoundError, NotADatabaseError):
+            return  # it was dropped meanwhile, its making was interrupted, or it is no queue
+        with contextlib.closing(self._open_queue(path)) as storage:
+            write_copy(storage, copy)
 
     def damages(self) -> Iterator[Damage]:
         """Read all queues, including those of earlier openings, and yield the damage. Nothing is changed."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from topicstore.contract.errors import NotADatabaseError, UnsupportedError
@@ -16,12 +19,15 @@ from .durable_files import permissions_of, sync_directory
 from .manifest import write_manifest
 from .storage import Storage
 
-__all__ = ["checkpoint"]
+__all__ = ["checkpoint", "write_copy"]
 
 
 @shortage_told()
-def checkpoint(storage: Storage, target: Path) -> None:
-    """Write a copy of a database into the new directory ``target``; see `Database.checkpoint`."""
+def checkpoint(storage: Storage, target: Path, write_others: Callable[[Path], object]) -> None:
+    """Write a copy of a database into the new directory ``target``; see `Database.checkpoint`.
+
+    ``write_others`` adds to the copy, before it gets its name, what else lies in the database's directory.
+    """
     storage.check_may_write()
     if "checkpoint" not in storage.capabilities:
         raise UnsupportedError(f"backend {storage.manifest.backend!r} can't make checkpoints")
@@ -33,18 +39,28 @@ def checkpoint(storage: Storage, target: Path) -> None:
     sweep_drafts(target.parent)
     with draft(target.parent) as unfinished:
         copy = unfinished / target.name  # a directory in the draft, because both drafts and databases are locked
-        copy.mkdir(permissions_of(storage.path))
-        storage.locked(lambda: _copy_shards(storage, copy))
-        ClosedFiles(copy, storage.id, len(storage.shards), storage.unneeded).write()
-        write_manifest(copy, storage.manifest)
+        write_copy(storage, copy)
+        write_others(copy)
         copy.rename(target)  # only a complete copy gets the name
         sync_directory(target.parent)
     _warn_of_other_archives(storage, target)
 
 
-def _copy_shards(storage: Storage, copy: Path) -> None:
-    for shard in storage.shards:
-        shard.engine().checkpoint(copy / f"shard-{shard.number:04}")
+def write_copy(storage: Storage, copy: Path) -> None:
+    """Write a copy, consistent over all shards, into the new directory ``copy``. Writers only wait for the snapshot."""
+    copy.mkdir(permissions_of(storage.path))
+    with ExitStack() as closing:
+        copies = []
+        for shard in storage.shards:
+            steps = shard.engine().checkpoint_steps(copy / f"shard-{shard.number:04}")
+            closing.callback(steps.close)
+            copies.append(steps)
+            next(steps)
+        storage.locked(lambda: deque(map(next, copies), maxlen=0))
+        for steps in copies:
+            deque(steps, maxlen=0)
+    ClosedFiles(copy, storage.id, len(storage.shards), storage.unneeded).write()
+    write_manifest(copy, storage.manifest)
 
 
 def _warn_of_other_archives(storage: Storage, copy: Path) -> None:
