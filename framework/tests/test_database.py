@@ -13,11 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import topicstore as ts
+from topicstore import opening
 from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.engine import META, STATE, Engine, WriteBatch, encode_generation
 from topicstore.shard.records import load_tail
 from topicstore.shard.write_path import Prepared
-from topicstore.storage.manifest import read_manifest
+from topicstore.storage.manifest import Manifest, read_manifest
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
@@ -221,6 +222,24 @@ def test_the_tail_survives_and_its_damage_is_noticed(tmp_path: Path) -> None:
         engine.write(batch)
     with pytest.raises(ts.CorruptionError, match="state: tail"):
         ts.open(tmp_path / "db")
+
+
+def test_creating_never_opens_what_another_has_just_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if it was made, with other settings, right after this process had looked whether there is one."""
+
+    def read_then_create(path: Path) -> Manifest | None:
+        found = read_manifest(path)
+        monkeypatch.setattr(opening, "read_manifest", read_manifest)
+        ts.open(path, shards=3).close()
+        return found
+
+    monkeypatch.setattr(opening, "read_manifest", read_then_create)
+    with pytest.raises(ts.DatabaseLockedError, match="created by somebody else"):
+        ts.open(tmp_path / "db", mode="x")
+    with pytest.raises(ts.NotADatabaseError, match="there is a database"):
+        ts.open(tmp_path / "db", mode="x")
+    with ts.open(tmp_path / "db", mode="r") as there:
+        assert 3 == there.manifest.shards
 
 
 def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> None:

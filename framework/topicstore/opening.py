@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from .clocks import Clocks, now
 from .contract.arguments import check_path, seconds
@@ -26,12 +26,12 @@ from .storage.storage import Storage
 
 __all__ = ["open", "open_lazily"]
 
-_MODES = ("a", "x", "r+", "r")
+Mode: TypeAlias = Literal["a", "x", "r+", "r"]
 
 
 def open(  # noqa: A001 - the name people know from every other store
     path: str | Path,
-    mode: Literal["a", "x", "r+", "r"] = "a",
+    mode: Mode = "a",
     *,
     backend: str | None = None,
     layout: str | None = None,
@@ -101,8 +101,8 @@ def open(  # noqa: A001 - the name people know from every other store
     `DatabaseLockedError`, `NotADatabaseError`, `NewerFormatError`, `UnknownPluginError`, `BackendUnavailableError`,
     `IncompatibleError`, `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`, `CorruptionError`.
     """
-    if mode not in _MODES:
-        raise InvalidArgumentError(f"mode is one of {', '.join(_MODES)}, not {mode!r}")
+    if mode not in get_args(Mode):
+        raise InvalidArgumentError(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
     wanted = wanted_fields(
         backend=backend,
         layout=layout,
@@ -115,7 +115,6 @@ def open(  # noqa: A001 - the name people know from every other store
     if recovery not in RECOVERIES:
         raise InvalidArgumentError(f"recovery is one of {', '.join(RECOVERIES)}, not {recovery!r}")
     directory, read_only = check_path(path), mode == "r"
-    _check_there(directory, mode)
     clocks = Clocks.given(clock, monotonic)
     storage = _open_or_create(
         directory,
@@ -124,7 +123,7 @@ def open(  # noqa: A001 - the name people know from every other store
         options or {},
         clocks,
         recovery,
-        read_only=read_only,
+        mode=mode,
         permissions=permissions,
         allow_ancient=allow_ancient,
     )
@@ -135,16 +134,6 @@ def open(  # noqa: A001 - the name people know from every other store
     with Taken() as taken:
         taken.add(storage.close)
         return Database(storage, queues, auto_compact=auto_compact and not read_only)
-
-
-def _check_there(path: Path, mode: str) -> None:
-    """Raise if the database exists and must not, or doesn't exist and must."""
-    if mode == "r+":
-        existing_manifest(path)
-    elif mode == "x":
-        manifest = read_manifest(path)
-        if manifest is not None and manifest.complete:
-            raise NotADatabaseError(f"there is a database at {path} already")
 
 
 def open_lazily(path: Path) -> Storage:
@@ -163,12 +152,16 @@ def _open_or_create(
     clocks: Clocks,
     recovery: Recovery,
     *,
-    read_only: bool = False,
+    mode: Mode = "a",
     permissions: int = OWNER_ONLY,
     ballast: bool = True,
     allow_ancient: bool = False,
 ) -> Storage:
-    manifest = finished_manifest(path) if read_only else read_manifest(path)
+    read_only = mode == "r"
+    # It is read once: another process may create the database at any moment.
+    manifest = {"r": finished_manifest, "r+": existing_manifest}.get(mode, read_manifest)(path)
+    if mode == "x" and manifest is not None and manifest.complete:
+        raise NotADatabaseError(f"there is a database at {path} already")
     if manifest is None:
         manifest = new_manifest(wanted, plugins, options)
         options, plugins = manifest.options, manifest.plugins
@@ -227,7 +220,7 @@ def _open_queue(
         options,
         clocks,
         recovery,
-        read_only=read_only,
+        mode="r" if read_only else "a",
         permissions=permissions,
         ballast=False,
         allow_ancient=allow_ancient,
