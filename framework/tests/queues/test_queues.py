@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import topicstore as ts
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topicstore import plugins
@@ -61,6 +63,60 @@ def test_a_checkpoint_has_all_queues(tmp_path: Path) -> None:
         assert [("closed", 2, 7), ("open/ä", 2, None)] == [(q.name, q.messages, q.max_messages) for q in copy.queues]
         assert [[1, 2], [4, 5]] == [numbers(copy.queues.open(name).read()) for name in ("closed", "open/ä")]
         assert copy.verify().ok
+
+
+# --- listing ---
+
+
+def test_listing_changes_nothing(tmp_path: Path) -> None:
+    """Queues that aren't open are only read."""
+    with ts.open(tmp_path / "db") as db:
+        queue = db.queues.open("q")
+        queue.commit(queue.append(numbered(1, 2, 3))[0])
+
+    def files() -> dict[str, tuple[int, bytes]]:
+        found = [path for path in (tmp_path / "db" / "queues").rglob("*") if path.is_file()]
+        return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+    with ts.open(tmp_path / "db") as db:
+        before = files()
+        assert [("q", 2)] == [(info.name, info.messages) for info in db.queues]
+        assert 2 == db.queues["q"].messages
+        assert before == files()
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=9), st.integers(0, 9), st.integers(0, 99))))
+def test_what_is_known_of_the_first_messages(steps: list[tuple[list[int], int, int]]) -> None:
+    """Their positions and sizes, as they are added at the end and removed at the head."""
+    known, model, position = queues._Known(), [], 0
+    for sizes, removed, asked in steps:
+        positions = np.arange(position + 1, position + 1 + len(sizes), dtype=np.uint64)
+        known.add(positions, np.array(sizes, dtype=np.int64))
+        model += zip(positions.tolist(), sizes, strict=True)
+        position += len(sizes)
+        gone = min(removed, len(model))
+        known.remove(gone)
+        model = model[gone:]
+        assert model == [(known.position(n), known.size(n + 1) - known.size(n)) for n in range(len(known))]
+        assert sum(one <= asked for one, _ in model) == known.upto(asked)
+        reaching = [n for n in range(len(model) + 1) if sum(size for _, size in model[:n]) >= asked]
+        assert not asked or known.reaching(asked) == (reaching[0] if reaching else len(model) + 1)
+
+
+def test_much_that_is_not_committed_is_copied_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all of a queue in small parts copies no more than a few times what it has."""
+    copied: list[int] = []
+
+    def concatenate(arrays: Sequence[Any], _concatenate: Any = np.concatenate) -> Any:
+        copied.append(len(arrays[0]))
+        return _concatenate(arrays)
+
+    monkeypatch.setattr(queues.np, "concatenate", concatenate)
+    known, parts, size = queues._Known(), 1_000, 10
+    for part in range(parts):
+        known.add(np.arange(part * size, (part + 1) * size, dtype=np.uint64), np.ones(size, np.int64))
+    assert (parts * size, parts * size) == (len(known), known.size(parts * size))
+    assert sum(copied) <= 4 * parts * size
 
 
 # --- in and out ---

@@ -68,6 +68,57 @@ class QueueInfo:
     disk_bytes: int
 
 
+class _Known:
+    """The positions and sizes of the first messages after the head, oldest first, in arrays that double as they fill.
+
+    So each message is copied a few times at most, however many are not committed.
+    """
+
+    def __init__(self) -> None:
+        self._positions = np.empty(0, np.uint64)
+        self._sums = np.empty(0, np.int64)
+        """The sum of all sizes up to and including each message's, also of those that were removed."""
+        self._first = self._end = 0
+        self._removed = 0
+        """The sum of the sizes of the removed ones."""
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    def position(self, row: int) -> int:
+        return int(self._positions[self._first + row])
+
+    def size(self, rows: int) -> int:
+        """Return the sum of the sizes of the first ``rows`` messages."""
+        return int(self._sums[self._first + rows - 1]) - self._removed if rows else 0
+
+    def upto(self, position: int) -> int:
+        """Return the number of messages up to and including a position."""
+        return int(np.searchsorted(self._positions[self._first : self._end], np.uint64(position), side="right"))
+
+    def reaching(self, size: int) -> int:
+        """Return the number of messages that together have at least a size; more than there are if all have less."""
+        return int(np.searchsorted(self._sums[self._first : self._end], size + self._removed)) + 1
+
+    def add(self, positions: npt.NDArray[np.uint64], sizes: npt.NDArray[np.int64]) -> None:
+        total = self._removed + self.size(len(self))
+        if self._end + len(positions) > len(self._positions):
+            room = np.empty(len(self) + len(positions), np.uint64)
+            there = slice(self._first, self._end)
+            self._positions = np.concatenate((self._positions[there], room))
+            self._sums = np.concatenate((self._sums[there], room.view(np.int64)))
+            self._first, self._end = 0, len(self)
+        end = self._end + len(positions)
+        self._positions[self._end : end] = positions
+        self._sums[self._end : end] = total + np.cumsum(sizes)
+        self._end = end
+
+    def remove(self, rows: int) -> None:
+        """Remove the oldest ``rows`` messages."""
+        self._removed += self.size(rows)
+        self._first += rows
+
+
 class Queue:
     """One queue, as returned by `Queues.open`. All methods may be called from any thread."""
 
@@ -78,9 +129,7 @@ class Queue:
         self._record = record
         self._read = record.head
         """The position after which `read` goes on."""
-        self._positions: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
-        """The positions of the first messages after the head, as far as their sizes are known."""
-        self._sizes: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._known = _Known()
         if storage.mode is None:
             self._drop_passed()
 
@@ -214,7 +263,7 @@ class Queue:
         with self._lock:
             while self._looked < upto and self._look():
                 pass
-            count = int(np.searchsorted(self._positions, np.uint64(upto), side="right"))
+            count = self._known.upto(upto)
             if count:
                 self._save(self._without(count), count)
                 self._drop_passed()
@@ -252,7 +301,7 @@ class Queue:
     @property
     def _looked(self) -> int:
         """The position up to which sizes are known."""
-        return int(self._positions[-1]) if len(self._positions) else self._record.head
+        return self._known.position(len(self._known) - 1) if len(self._known) else self._record.head
 
     def _behind(self, position: int, limit: int) -> MessageBatch:
         """Return at most ``limit`` messages after a position, in order, as they are stored."""
@@ -271,17 +320,14 @@ class Queue:
         if len(batch):
             new = batch[int(np.searchsorted(batch.positions, np.uint64(self._looked), side="right")) :]
             sizes = np.fromiter(map(len, to_iterable(new.payloads)), np.int64, len(new))
-            if len(new):
-                self._positions = np.concatenate((self._positions, new.positions))
-                self._sizes = np.concatenate((self._sizes, sizes))
+            self._known.add(new.positions, sizes)
 
     def _oldest(self, messages: int, size: int) -> int:
         """Return how many of the oldest messages are at least this many messages and this many bytes."""
         while True:
-            by_size = int(np.searchsorted(np.cumsum(self._sizes), size)) + 1 if size else 0
-            count = max(messages, by_size)
-            if count <= len(self._positions) or not self._look():
-                return min(count, len(self._positions))
+            count = max(messages, self._known.reaching(size) if size else 0)
+            if count <= len(self._known) or not self._look():
+                return min(count, len(self._known))
 
     def _without(self, count: int) -> QueueRecord:
         """Return the record without this many of the oldest messages."""
@@ -289,9 +335,9 @@ class Queue:
             return self._record
         return msgspec.structs.replace(
             self._record,
-            head=int(self._positions[count - 1]),
+            head=self._known.position(count - 1),
             messages=self._record.messages - count,
-            bytes=self._record.bytes - int(self._sizes[:count].sum()),
+            bytes=self._record.bytes - self._known.size(count),
         )
 
     def _save(self, record: QueueRecord, removed: int) -> None:
@@ -301,7 +347,7 @@ class Queue:
     def _adopt(self, record: QueueRecord, removed: int) -> None:
         """Take over a record that was committed."""
         self._record = record
-        self._positions, self._sizes = self._positions[removed:], self._sizes[removed:]
+        self._known.remove(removed)
         self._read = max(self._read, record.head)
 
     def _drop_passed(self) -> None:

@@ -139,10 +139,10 @@ class Queues:
         return info
 
     def _info_in(self, path: Path) -> QueueInfo | None:
-        """Return the figures of a queue that isn't open, or None if there is none in the directory."""
+        """Return the figures of a queue that isn't open, or None if there is none in the directory. Changes nothing."""
         with (
             contextlib.suppress(DatabaseNotFoundError),  # its making was interrupted, or has only begun
-            contextlib.closing(self._open_queue(path, read_only=self._read_only)) as storage,
+            contextlib.closing(self._open_queue(path, read_only=True)) as storage,
         ):
             record = load(storage.state(0))
             return None if record is None else Queue(storage, record).info()
