@@ -843,6 +843,26 @@ def test_an_empty_shard_is_lean(tmp_path: Path) -> None:
     assert (tmp_path / "shard" / "shard.duckdb").stat().st_size <= 2 * MEGABYTE
 
 
+@pytest.mark.parametrize("gone", ["a range", "keys", "a range, and reclaimed"])
+def test_the_room_of_what_was_deleted_is_used_again(tmp_path: Path, gone: str) -> None:
+    """The file stays a few times as large as what it held at once, also if its log never grows large."""
+    engine, chance = open_engine(tmp_path / "shard", log_bytes=1 << 30), random.Random(7)
+    for number in range(30):
+        keys = [(number, 0, position) for position in range(500)]
+        put(engine, DATA, [(key, chance.randbytes(3_000)) for key in keys])
+        batch = WriteBatch()
+        if gone == "keys":
+            batch.change_many(DATA, keys, [None] * len(keys))
+        else:
+            batch.delete_range(DATA, (number, 0, 0), (number + 1, 0, 0))
+        engine.write(batch)
+        if "reclaimed" in gone:
+            engine.reclaim(DATA, (number, 0, 0), (number + 1, 0, 0))
+    assert engine.info().disk_bytes <= 6 * 500 * 3_000  # 30 times as much was put
+    assert [] == everything(engine, DATA)
+    engine.close()
+
+
 @pytest.mark.slow
 def test_overwriting_one_key_costs_no_more_and_no_more(tmp_path: Path) -> None:
     """What is replaced doesn't pile up in the file: checkpoints drop it."""

@@ -13,6 +13,12 @@ Durability
     always survive power loss, and a commit costs a sync of the disk. A few large batches suit
     it better than many small ones.
 
+Disk space
+    The room of deleted rows is used again, and what lies at the end of the file is given back, once the log is
+    written into the file: by a write that deletes, after a quarter of the file's size was put; by `Engine.reclaim`, so
+    when a generation is dropped or archived and by `Database.compact`; and when the log is large. A file need not
+    shrink, so ``reclaims_disk`` isn't declared: it stays a small multiple of the most that it held at once.
+
 Other processes
     can't open a shard's file while it is open here, not even to read: DuckDB locks it
     (https://duckdb.org/docs/current/connect/concurrency). Within the process, open it through this backend

@@ -37,6 +37,8 @@ __all__ = ["FILE", "DuckdbEngine"]
 
 FILE = "shard.duckdb"
 _LISTED = "tables_of_rows"
+_SHARE_PUT, _LEAST_PUT = 0.25, 1 << 20
+"""The bytes put, as a share of the file and at least, after which the room of deleted rows is made free."""
 _COPIED = 2_048
 """Rows that a checkpoint copies at a time: as many as DuckDB reads at a time."""
 
@@ -99,6 +101,10 @@ class DuckdbEngine(Engine):
         self._closed = False
         self._detached = False
         """Whether the file could not be attached again after a failed write. Guarded by `_write_lock`."""
+        self._freed = False
+        """Whether rows were deleted since the log was last written into the file. Guarded by `_write_lock`."""
+        self._put = 0
+        """Bytes of values that were put since then. Guarded by `_write_lock`."""
         self._log: tuple[int, int] | None = None
         """The device and number of the log whose directory entry is on disk. Guarded by `_write_lock`."""
         self._open = contextlib.ExitStack()
@@ -176,6 +182,37 @@ class DuckdbEngine(Engine):
                 # If it matches, the batch is in the log and synced: only writing the log into the file failed.
                 if not LEFT_IN_LOG.search(str(error)):
                     raise
+            self._free_locked(batch)
+
+    def _free_locked(self, batch: WriteBatch) -> None:
+        """Write the log into the file if rows were deleted, and much was put: only then is their room free.
+
+        DuckDB does so by itself only when the log is large, but rows of large batches go past the log into the file.
+        """
+        self._put += batch.size
+        self._freed |= bool(batch.ranges) or any(None in values for _, _, values in batch.runs)
+        if self._freed and self._put >= max(_LEAST_PUT, _size(self._file) * _SHARE_PUT):
+            with suppress(duckdb.Error):  # the batch is in the log, and a later write tries again
+                self._write_log_locked()
+
+    def _write_log_locked(self) -> None:
+        try:
+            run(self._writer, f"CHECKPOINT {self._name}")
+        except duckdb.Error as error:
+            if INVALIDATED.search(str(error)):
+                self._attach_again_locked()
+            raise
+        self._freed, self._put = False, 0
+
+    def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
+        """Write the log into the file, so that later writes use the room of deleted rows again.
+
+        What lies at the end of the file is given back to the disk, and the rest is not.
+        """
+        with self._write_lock, self._translated:
+            self.check_open()
+            self._attach_if_detached_locked()
+            self._write_log_locked()
 
     def _sync_name_of_log(self) -> None:
         """Sync the directory entry of the log, which DuckDB doesn't do when it begins a new one."""
