@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -14,14 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.errors import QuotaExceededError
 from topicstore.lifecycle import retention
-from topicstore.lifecycle.retention import RetentionSettings
+from topicstore.lifecycle.quota import removing_bytes
+from topicstore.lifecycle.retention import Retention, RetentionSettings
 from topicstore.shard.locks import owned
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.generations import drop_generation
 from topicstore.storage.storage import Storage
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
+from topicstore_conformance.faults.threads import PATIENCE, begin, running, wait_until
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -459,8 +461,8 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """An event that is set when retention has dropped a generation."""
     event = threading.Event()
 
-    def tell(storage: Storage, generation: int) -> bool:
-        done = drop_generation(storage, generation)
+    def tell(storage: Storage, generation: int, *, remove: bool) -> bool:
+        done = drop_generation(storage, generation, remove=remove)
         event.set()
         return done
 
@@ -550,3 +552,35 @@ def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, run_until: Callabl
         assert [] == db.verify().damages
         again = db.retention.run()
         assert (None, ()) == (again.rotated, again.dropped)
+
+
+# --- when dropping is behind ---
+
+
+@pytest.mark.parametrize("behind", ["dropping", "removing"])
+def test_the_limit_on_bytes_holds_however_far_the_background_is_behind(
+    db: ts.Database, monkeypatch: pytest.MonkeyPatch, behind: str
+) -> None:
+    """What is stored or not removed yet is never more than half of it and a batch above it."""
+    limit, batch = 100_000, [ts.Message("a/b", random.Random(3).randbytes(5_000), "me")]
+    if behind == "dropping":  # nobody is woken, and reclaiming doesn't end before the database is closed
+        monkeypatch.setattr(db.retention._task, "wake", lambda: None)
+        monkeypatch.setattr(retention, "reclaim_removed", lambda _: db.retention._reclaiming.stopping.wait(PATIENCE))
+    else:  # nothing is removed before somebody has to wait for it
+
+        def remove_dropped(storage: Storage) -> None:
+            wait_until(
+                lambda: running(Retention._make_room) or db.retention._removal.stopping.is_set() or len(done) == 100,
+                "a store to wait",
+            )
+            remove(storage)
+
+        remove = retention.remove_dropped
+        monkeypatch.setattr(retention, "remove_dropped", remove_dropped)
+    db.retention.set(max_bytes=limit, when_full="drop")
+    done: list[int] = []
+    for _ in range(100):
+        db.store(batch)
+        done.append(live_bytes(db) + removing_bytes(db.storage.shards))
+    assert max(done) <= limit + limit // 2 + 2 * sum(len(one.payload) for one in batch)
+    assert db.retention.failure is None

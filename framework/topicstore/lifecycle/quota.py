@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from topicstore.contract.errors import QuotaExceededError
 from topicstore.shard.shard import Shard
 
-__all__ = ["Quota", "written_bytes"]
+__all__ = ["Quota", "removing_bytes", "written_bytes"]
 
 
 class Quota:
@@ -22,15 +22,30 @@ class Quota:
 
         A batch that begins below the limit is stored whole.
         """
+        held = self.reached(max_bytes, shards)
+        if held:
+            raise QuotaExceededError(
+                f"the database holds {held:,} bytes of values, and may hold {max_bytes:,}: "
+                "delete messages, drop generations, or raise the limit (retention, max_bytes)"
+            )
+
+    def reached(self, max_bytes: int, shards: Sequence[Shard], *, removing: bool = False) -> int:
+        """Return the bytes of values that the shards hold if there are at least ``max_bytes``, else 0. Cheap.
+
+        ``removing``: count those of dropped generations that were not removed yet, too.
+        """
         written = written_bytes(shards)
-        if written >= self._room_until:
-            live = sum(record.live_bytes for shard in shards for record in shard.generations())
-            if live >= max_bytes:
-                raise QuotaExceededError(
-                    f"the database holds {live:,} bytes of values, and may hold {max_bytes:,}: "
-                    "delete messages, drop generations, or raise the limit (retention, max_bytes)"
-                )
-            self._room_until = written + max_bytes - live
+        if written < self._room_until:
+            return 0
+        held = sum(record.live_bytes for shard in shards for record in shard.generations())
+        held += removing_bytes(shards) if removing else 0
+        self._room_until = written + max(max_bytes - held, 0)
+        return held if held >= max_bytes else 0
+
+
+def removing_bytes(shards: Sequence[Shard]) -> int:
+    """Return the bytes of values of dropped generations that were not removed yet."""
+    return sum(shard.removing_bytes() for shard in shards)
 
 
 def written_bytes(shards: Sequence[Shard]) -> int:

@@ -7,7 +7,11 @@ time, concurrently with readers and writers; the next run completes one that was
 A generation's age counts from its newest message, by positions; where those lie in the future, from
 the moment it was sealed. So messages stay for at least ``max_age``, and at most about ``rotate_every`` longer. Bytes
 are those of the values that layouts wrote (``live_bytes``), not the engine's files, and only of generations that are
-local. The limit on bytes has precedence over all others: the oldest generations are dropped whatever they hold.
+local. The limit on bytes has precedence over all others: the oldest generations are dropped whatever they hold. In the
+background a drop makes a generation invisible at once; another thread then removes its messages, and a third one frees
+their disk space. Where messages come faster than they are removed, storing waits: the bytes of all generations, and of
+dropped ones that are not removed yet, exceed the limit by half of it and one batch at most. This doesn't hold while
+dropping or archiving fails, nor after `stop`; and what an engine has yet to compact comes on top, on disk.
 
 With ``filters``, messages whose topics match a filter stay for its time instead, shorter or longer; if several filters
 match, for the longest. A generation is dropped as a whole when everything in it is too old, whatever its topics.
@@ -57,19 +61,27 @@ from topicstore.contract.errors import (
     InvalidArgumentError,
     ManifestMismatchError,
     QuotaExceededError,
+    TopicstoreError,
 )
 from topicstore.contract.forking import ProcessLock
+from topicstore.shard.locks import owned
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.state import FrameworkWrite
 from topicstore.shard.verification import Decoders
 from topicstore.storage.archive_locations import archive_directory, check_apart
-from topicstore.storage.generations import add_generation, drop_generation, live_records
+from topicstore.storage.generations import (
+    add_generation,
+    drop_generation,
+    live_records,
+    reclaim_removed,
+    remove_dropped,
+)
 from topicstore.storage.storage import Storage
 from topicstore.warning import warn_caller
 
 from .clock_guard import ClockGuard
 from .expiry import expire
-from .quota import Quota, written_bytes
+from .quota import Quota, removing_bytes, written_bytes
 from .retention_outlook import Departure, outlook, reasons
 from .retention_policy import (
     FOREVER,
@@ -91,6 +103,10 @@ _KEY = b"\1ps"
 _VERSION = 1
 _ARCHIVING_VERSION = 2
 _FILTERS_VERSION = 3
+_EXCESS = 2
+"""The part of the limit on bytes, as a divisor, by which it may be exceeded before who stores has to wait."""
+_PAUSE = 0.005
+"""Seconds between two looks at whether enough was removed."""
 _AGAIN = 60_000_000
 """Microseconds after which failed archiving is tried again."""
 
@@ -138,6 +154,10 @@ class Retention:
         self._storage_ref = weakref.ref(storage)  # otherwise a database without other references would not be closed
         self._expire = expire
         self._task = BackgroundTask("retention", self._work)
+        self._removal = BackgroundTask("removal", lambda _: self._remove())
+        """Removes the messages of generations that were dropped in the background."""
+        self._reclaiming = BackgroundTask("reclaiming", lambda _: self._reclaim())
+        """Frees their disk space, which may take long."""
         self._running = ProcessLock()
         """Held by a run. Guards the attributes below; each is replaced as a whole, so reading one needs no lock."""
         self._settings: RetentionSettings | None = None
@@ -158,7 +178,7 @@ class Retention:
     @property
     def failure(self) -> str | None:
         """Why the last run in the background failed; None if it did not."""
-        return self._task.failure
+        return self._task.failure or self._removal.failure or self._reclaiming.failure
 
     @property
     def clock_ahead(self) -> float:
@@ -229,14 +249,33 @@ class Retention:
     # --- beside every store ---
 
     def _admit(self) -> None:
-        """Raise `QuotaExceededError` if the database is full and the settings say to refuse. Cheap."""
+        """Raise `QuotaExceededError`, or make room, if the database is full and the settings say so. Cheap."""
         settings = self.settings
-        if settings.max_bytes is not None and settings.when_full == "refuse":
+        if settings.drops_bytes is not None:
+            self._make_room(settings.drops_bytes)
+        elif settings.max_bytes is not None:
             try:
                 self._quota.check(settings.max_bytes, self._storage().shards)
             except QuotaExceededError:
                 self._stored(0)  # removing expired messages may make room for the next
                 raise
+
+    def _make_room(self, most: int) -> None:
+        """Drop what is due, and wait until it is removed, if the background is far behind with that."""
+        storage, bound = self._storage(), most + most // _EXCESS
+        shards, failing = storage.shards, self._removal.failure is not None or self._task.stopping.is_set()
+        if failing or not self._quota.reached(bound, shards, removing=True):
+            return
+        if self._running.owned() or any(owned(shard.lock) for shard in shards):
+            return  # this is called within a run, or a signal handler is within a store: both would wait for themselves
+        try:
+            self._sweep(storage, None, at_once=False)
+        except (TopicstoreError, OSError):
+            self._task.wake()  # it finds the same error, and reports it
+            return
+        while self._quota.reached(bound, shards, removing=True) and removing_bytes(shards):
+            if self._removal.failure is not None or self._task.stopping.wait(_PAUSE):
+                return
 
     def _stored(self, _messages: int) -> None:
         """Wake the background task after a store, if there may be something to do. Cheap."""
@@ -289,8 +328,22 @@ class Retention:
 
     def stop(self) -> None:
         """Stop running in the background, and wait until it has stopped. May be called twice."""
-        self._task.stop()
-        self._task.join()
+        tasks = self._task, self._removal, self._reclaiming
+        for task in tasks:
+            task.stop()
+        for task in tasks:
+            task.join()
+
+    def _remove(self) -> None:
+        storage = self._storage_ref()
+        if storage is not None:
+            remove_dropped(storage)
+            self._reclaiming.wake()
+
+    def _reclaim(self) -> None:
+        storage = self._storage_ref()
+        if storage is not None:
+            reclaim_removed(storage)
 
     def _sweep(self, storage: Storage, given: int | None, *, at_once: bool) -> RetentionReport:
         with self._running:
@@ -308,11 +361,11 @@ class Retention:
             if archiving and old:  # before messages that expire by a filter are archived
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=True)
             self._refused = None
-            gone = self._let_go(storage, settings, old)
+            gone = self._let_go(storage, settings, old, remove=at_once)
             if not (archiving and old):  # after whole generations, from which nothing has to be deleted first
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=at_once)
             emptied = [one for one in self._in_turn(storage, now)[:-1] if is_emptied(settings, one)]
-            gone += self._let_go(storage, settings, emptied)
+            gone += self._let_go(storage, settings, emptied, remove=at_once)
             if self._refused is None:
                 wait, until = due(settings, self._in_turn(storage, now), now, held_back, written)
                 self._due = (passed + min(wait, expired.wait), until)
@@ -331,16 +384,21 @@ class Retention:
         )
 
     def _let_go(
-        self, storage: Storage, settings: RetentionSettings, generations: list[GenerationAge]
+        self, storage: Storage, settings: RetentionSettings, generations: list[GenerationAge], *, remove: bool
     ) -> list[GenerationAge]:
-        """Drop or archive generations; return those that are gone, without those that the archive can't take."""
+        """Drop or archive generations; return those that are gone, without those that the archive can't take.
+
+        Without ``remove``, the messages of dropped ones are removed in the background.
+        """
         gone = []
         for one in generations:
             try:
-                if _let_go(storage, settings, one):
+                if _let_go(storage, settings, one, remove=remove):
                     gone.append(one)
             except ManifestMismatchError as refused:
                 self._refused = refused
+        if gone and not remove:
+            self._removal.wake()
         return gone
 
     def _in_turn(self, storage: Storage, now: int) -> list[GenerationAge]:
@@ -370,10 +428,10 @@ class Retention:
             raise self._refused
 
 
-def _let_go(storage: Storage, settings: RetentionSettings, generation: GenerationAge) -> bool:
+def _let_go(storage: Storage, settings: RetentionSettings, generation: GenerationAge, *, remove: bool) -> bool:
     """Drop or archive a generation; return False if it was dropped before."""
     if settings.archive_to is None or is_emptied(settings, generation):
-        return drop_generation(storage, generation.number)
+        return drop_generation(storage, generation.number, remove=remove)
     from .exporting import archive  # with pyarrow, which takes longer to import than all else
 
     archive(storage, settings.archive_to, [generation.number])

@@ -56,6 +56,8 @@ class Generations:
         self.records = {record.number: record for record in load_generations(log.engine)}
         """The records of all generations, including tombstones, by number. Guarded by the log's lock; looking one up
         needs no lock."""
+        self._removed: set[int] = set()
+        """The generations that were removed, and whose disk space is not free yet. Guarded by the log's lock."""
         self.slabs: dict[int, Slab] = {}
         """The slabs of the live generations by number. Guarded by the log's lock; looking one up needs no lock."""
         self.live: list[tuple[GenerationRecord, Slab]] = []
@@ -69,6 +71,7 @@ class Generations:
                 self.slabs[number] = self._open_slab(record)
             elif not self._log.read_only:
                 self._remove(number)
+        self.reclaim_removed()
         self._list_live_locked()
 
     def _list_live_locked(self) -> None:
@@ -296,11 +299,19 @@ class Generations:
         self.reclaim(number)
 
     def remove_dropped(self) -> None:
-        """Remove the messages of dropped generations. It may be interrupted; the next open continues."""
+        """Remove the messages of dropped generations. It may be interrupted; the next open continues.
+
+        `reclaim_removed` then frees their disk space.
+        """
         with self._log.lock:
             dropped = [number for number, record in self.records.items() if record.dropped]
         for number in dropped:
             self._remove(number)
+
+    def removing_bytes(self) -> int:
+        """Return the bytes of values of dropped generations that were not removed yet."""
+        with self._log.lock:
+            return sum(record.live_bytes for record in self.records.values() if record.dropped)
 
     def _remove(self, number: int) -> None:
         for write in remove_messages(number):
@@ -308,7 +319,16 @@ class Generations:
                 self._log.commit_locked(write, self._log.tail)
         with self._log.lock:
             self.records.pop(number, None)
-        self.reclaim(number)
+            self._removed.add(number)
+
+    def reclaim_removed(self) -> None:
+        """Free the disk space of generations whose messages were removed. May take long."""
+        with self._log.lock:
+            removed = sorted(self._removed)
+        for number in removed:
+            self.reclaim(number)
+            with self._log.lock:
+                self._removed.discard(number)
 
     def reclaim(self, number: int) -> None:
         """Free the disk space of values that a generation has removed or replaced. May take long."""

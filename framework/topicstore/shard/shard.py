@@ -257,6 +257,14 @@ class Shard:
         """Remove the messages of dropped generations. It may be interrupted; the next open continues."""
         self._generations.remove_dropped()
 
+    def reclaim_removed(self) -> None:
+        """Free the disk space of generations whose messages were removed. May take long."""
+        self._generations.reclaim_removed()
+
+    def removing_bytes(self) -> int:
+        """Return the bytes of values of dropped generations that were not removed yet."""
+        return self._generations.removing_bytes()
+
     # --- maintenance ---
 
     def delete(self, topic_filter: TopicFilter, first: int, last: int) -> int:

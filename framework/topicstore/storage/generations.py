@@ -21,6 +21,8 @@ __all__ = [
     "drop_generation",
     "generation_infos",
     "live_records",
+    "reclaim_removed",
+    "remove_dropped",
 ]
 
 
@@ -83,6 +85,7 @@ def complete_generations(shards: Sequence[Shard], layout: str, options: Mapping[
             if record.number not in live:
                 shard.drop_generation(record.number)
         shard.remove_dropped()
+        shard.reclaim_removed()
 
 
 def add_generation(storage: Storage, layout: str | None = None, options: Mapping[str, Any] | None = None) -> int:
@@ -109,8 +112,12 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
     return number
 
 
-def drop_generation(storage: Storage, generation: int) -> bool:
-    """Drop a sealed generation with all its messages; see `Database.drop_generation`."""
+def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -> bool:
+    """Drop a sealed generation with all its messages; see `Database.drop_generation`.
+
+    Without ``remove`` it only becomes invisible, which is quick. The caller then calls `remove_dropped` and
+    `reclaim_removed` later.
+    """
     storage.check_may_write()
 
     def drop() -> list[bool]:
@@ -124,8 +131,23 @@ def drop_generation(storage: Storage, generation: int) -> bool:
         if storage.listener is not None and any(dropped):
             storage.listener.dropped()
         storage.flush()
-        for shard in storage.shards:
+        for shard in storage.shards if remove else ():
             shard.remove_dropped()
+            shard.reclaim_removed()
     if any(dropped):
         storage.hooks.topicstore_generation_dropped(db=storage, generation=generation)
     return any(dropped)
+
+
+def remove_dropped(storage: Storage) -> None:
+    """Remove the messages of dropped generations; `reclaim_removed` frees their disk space."""
+    with storage.ballast.given_up(storage.shards):
+        for shard in storage.shards:
+            shard.remove_dropped()
+
+
+def reclaim_removed(storage: Storage) -> None:
+    """Free the disk space of generations whose messages were removed. May take long."""
+    with storage.ballast.given_up(storage.shards):
+        for shard in storage.shards:
+            shard.reclaim_removed()
