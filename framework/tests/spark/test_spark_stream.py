@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,46 @@ def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
         db.store(numbered(50, 450))
         copy(spark, source, target)
         assert numbers(target) == list(range(500))
+
+
+@pytest.mark.slow
+def test_a_place_in_another_database_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """One that was made anew at the same path, with older messages; the stream doesn't wait for newer ones."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with ts.open(source, timestamps="message") as db:
+        db.store(numbered(10, 1_000))
+    copy(spark, source, target)
+    shutil.rmtree(source)
+    with ts.open(source, timestamps="message") as db:
+        db.store(numbered(10))
+    with pytest.raises(Exception, match=r"WrongDatabaseError.*new checkpoint"):
+        copy(spark, source, target)
+    assert numbers(target) == list(range(1_000, 1_010))
+
+
+def test_an_offset_names_its_database(tmp_path: Path) -> None:
+    """It is refused by another one in every call that takes it, as is one that names none."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+    from topicstore.spark import TopicstoreSource
+
+    offsets = []
+    for name in ("one", "other"):
+        with ts.open(tmp_path / name, shards=2) as db:
+            db.store(numbered(10))
+        source = TopicstoreSource({"path": str(tmp_path / name)})
+        reader = source.streamReader(source.schema())
+        begin = reader.initialOffset()
+        end = reader.latestOffset(begin, ReadAllAvailable())
+        assert len(reader.partitions(begin, end)) == 2
+        offsets += [begin, end]
+    without = {number: place for number, place in offsets[3].items() if number != "database"}
+    for wrong in (offsets[1], without):
+        with pytest.raises(ts.WrongDatabaseError):
+            reader.latestOffset(wrong, ReadAllAvailable())
+        with pytest.raises(ts.WrongDatabaseError):
+            reader.partitions(offsets[2], wrong)
+        with pytest.raises(ts.WrongDatabaseError):
+            reader.partitions(wrong, offsets[3])
 
 
 @pytest.mark.slow

@@ -34,7 +34,8 @@ Streaming, ``spark.readStream.format("topicstore")``
                    most messages of a micro-batch, taken in order of positions over all shards.
 
     Offsets are positions, one for each shard: a restart from the checkpoint continues exactly where the last
-    batch ended, whatever was compacted or begun since. If retention dropped unread messages, the query fails
+    batch ended, whatever was compacted or begun since. They have the database's id: if another database lies at the
+    path by then, the query fails with `WrongDatabaseError`. If retention dropped unread messages, the query fails
     with `GenerationDroppedError`. Within a batch a shard's messages come in the order of `Database.replay`.
 
 Writing, ``df.write.format("topicstore").mode("append")``

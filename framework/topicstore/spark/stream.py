@@ -1,4 +1,9 @@
-"""The reader of streaming queries, whose offsets are positions, one for each shard."""
+"""The reader of streaming queries, whose offsets are positions, one for each shard, and the database's id.
+
+::
+
+    {"database": "<32 hexadecimal digits>", "0": 3481600000000000000, "1": …}
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.errors import InvalidArgumentError, WrongDatabaseError
 from topicstore.contract.positions import Positions
 from topicstore.storage.storage import Storage
 
@@ -22,8 +27,11 @@ from .settings import ReadSettings
 
 __all__ = ["TopicstoreStreamReader"]
 
-Offset = dict[str, int]
-"""The last position that was read, by shard."""
+Offset = dict[str, int | str]
+"""The last position that was read, by shard, and the id of the database."""
+Places = dict[str, int]
+"""The positions of an offset."""
+_DATABASE = "database"
 
 
 class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -38,24 +46,28 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._selection = settings.selection
         self._most = settings.most_messages
         self._shape = Shape(schema)
-        self._target: Offset | None = None
+        self._target: Places | None = None
         """The offset at which a query with the trigger ``availableNow`` ends."""
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Return the place before the first message at ``start``, or the oldest there is."""
         with open_to_read(self._path) as storage:
             oldest = {str(shard.number): shard.generations()[0].first_position for shard in storage.shards}
-        return {number: max(first, self._selection.first) - 1 for number, first in oldest.items()}
+            places = {number: max(first, self._selection.first) - 1 for number, first in oldest.items()}
+            return _offset(storage, places)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
-        """Return the end of the next batch: everything there is, or its first messages."""
+        """Return the end of the next batch: everything there is, or its first messages.
+
+        Raises `WrongDatabaseError` if the offset is of another database, such as one that was at this path before.
+        """
         with open_to_read(self._path) as storage:
-            latest = self._target or _latest(storage)
+            begin, latest = _places(storage, start), self._target or _latest(storage)
             # A position never goes back, but this process may see less than its predecessor did.
-            end = {number: max(last, latest.get(number, last)) for number, last in start.items()}
+            end = {number: max(last, latest.get(number, last)) for number, last in begin.items()}
             if isinstance(limit, ReadMaxRows):
-                return self._limited(storage, start, end, limit.max_rows)
-        return end
+                end = self._limited(storage, begin, end, limit.max_rows)
+            return _offset(storage, end)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return the limit of the option ``maxMessagesPerTrigger``."""
@@ -69,7 +81,7 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return a piece for each shard that has messages between the offsets."""
         with open_to_read(self._path) as storage:
-            pieces = _pieces(start, end)
+            pieces = _pieces(_places(storage, start), _places(storage, end))
             for piece in pieces[:1]:
                 storage.shards[piece.shard].reader()  # opens the shard, which shows how the database can be read
             return partitions_of(storage, pieces, self._selection)
@@ -78,25 +90,40 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """Yield the rows of a partition."""
         return rows_of(self._path, partition, self._shape)
 
-    def _limited(self, storage: Storage, start: Offset, end: Offset, rows: int) -> Offset:
+    def _limited(self, storage: Storage, start: Places, end: Places, rows: int) -> Places:
         """Return the end of the first ``rows`` messages, in order of positions over all shards."""
         ahead = {str(p.shard): _positions(storage, p, self._selection, rows) for p in _pieces(start, end)}
         numbers = np.repeat(np.arange(len(ahead)), [len(positions) for positions in ahead.values()])
         positions = np.concatenate([*ahead.values(), np.empty(0, dtype=np.uint64)])
         chosen = np.bincount(numbers[np.lexsort((numbers, positions))[:rows]], minlength=len(ahead)).tolist()
-        offset = dict(end)
+        places = dict(end)
         for (number, there), count in zip(ahead.items(), chosen, strict=True):
             # There is nothing after the last one that matches, up to the end.
             if count < len(there) or count == rows:
-                offset[number] = int(there[count - 1]) if count else start[number]
-        return offset
+                places[number] = int(there[count - 1]) if count else start[number]
+        return places
 
 
-def _latest(storage: Storage) -> Offset:
+def _offset(storage: Storage, places: Places) -> Offset:
+    return {_DATABASE: storage.manifest.id, **places}
+
+
+def _places(storage: Storage, offset: Offset) -> Places:
+    """Return the positions of an offset. Raises `WrongDatabaseError` if it is of another database."""
+    database = offset.get(_DATABASE)
+    if database != storage.manifest.id:
+        raise WrongDatabaseError(
+            f"the stream's offset is of database {database}, and {storage.path} is database {storage.manifest.id} now: "
+            "begin with a new checkpoint"
+        )
+    return {number: int(last) for number, last in offset.items() if number != _DATABASE}
+
+
+def _latest(storage: Storage) -> Places:
     return {str(shard.number): shard.watermark for shard in storage.shards}
 
 
-def _pieces(start: Offset, end: Offset) -> list[Piece]:
+def _pieces(start: Places, end: Places) -> list[Piece]:
     return [Piece(int(n), None, last + 1, end[n]) for n, last in start.items() if last < end[n]]
 
 
