@@ -205,6 +205,25 @@ def test_a_snapshot_of_hard_links_keeps_its_notes(tmp_path: Path, backend: str, 
         assert [b"1", b"2", b"3"] == payloads(db)
 
 
+@pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
+def test_a_checkpoint_that_is_put_back(tmp_path: Path, backend: str) -> None:
+    """Its notes and its list of files take the place of those of what was stored later."""
+    need(backend)
+    with ts.open(tmp_path / "db", backend=backend, durability="sync") as db:
+        db.store([Message("t", b"1")])
+        if "checkpoint" not in db.storage.capabilities:
+            pytest.skip(f"{backend} makes no checkpoints")
+        db.checkpoint(tmp_path / "copy")
+        db.store([Message("t", b"2")])
+    shutil.rmtree(tmp_path / "db" / "shard-0000")
+    shutil.copytree(tmp_path / "copy", tmp_path / "db", dirs_exist_ok=True)
+    with ts.open(tmp_path / "db") as db:
+        assert [b"1"] == payloads(db)
+    reached = SyncedWrites(tmp_path / "copy", db.storage.id, 1).read(0)
+    assert reached is not None
+    assert reached.writes < db.storage.shards[0].log.tail.writes + 1
+
+
 @pytest.mark.parametrize("stored", [True, False])
 def test_writes_of_a_release_that_does_not_number_them(tmp_path: Path, stored: bool) -> None:
     """Its writes count as present, though they begin again at 0."""

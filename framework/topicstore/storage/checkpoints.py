@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from topicstore.contract.errors import NotADatabaseError, UnsupportedError
+from topicstore.shard.records import Tail
+from topicstore.shard.shard import Shard
 from topicstore.warning import warn_caller
 
 from .archive_locations import archive_directory
@@ -18,6 +20,7 @@ from .drafts import draft, sweep_drafts
 from .durable_files import permissions_of, sync_directory
 from .manifest import write_manifest
 from .storage import Storage
+from .synced_writes import SyncedWrites
 
 __all__ = ["checkpoint", "write_copy"]
 
@@ -49,18 +52,30 @@ def checkpoint(storage: Storage, target: Path, write_others: Callable[[Path], ob
 def write_copy(storage: Storage, copy: Path) -> None:
     """Write a copy, consistent over all shards, into the new directory ``copy``. Writers only wait for the snapshot."""
     copy.mkdir(permissions_of(storage.path))
-    with ExitStack() as closing:
+    with ExitStack() as stack:
         copies = []
         for shard in storage.shards:
             steps = shard.engine().checkpoint_steps(copy / f"shard-{shard.number:04}")
-            closing.callback(steps.close)
+            stack.callback(steps.close)
             copies.append(steps)
             next(steps)
-        storage.locked(lambda: deque(map(next, copies), maxlen=0))
+        tails = storage.locked(
+            lambda: [_taken(steps, shard) for steps, shard in zip(copies, storage.shards, strict=True)]
+        )
         for steps in copies:
             deque(steps, maxlen=0)
+    # If the copy is put back where the database was, its notes replace later ones.
+    with closing(SyncedWrites(copy, storage.id, len(storage.shards))) as synced:
+        for number, tail in enumerate(tails):
+            synced.note(number, tail.writes, tail.last_position)
     ClosedFiles(copy, storage.id, len(storage.shards), storage.unneeded).write()
     write_manifest(copy, storage.manifest)
+
+
+def _taken(steps: Iterator[None], shard: Shard) -> Tail:
+    """Take the snapshot of a shard, whose lock is held, and return its tail."""
+    next(steps)
+    return shard.log.tail
 
 
 def _warn_of_other_archives(storage: Storage, copy: Path) -> None:
