@@ -4,33 +4,35 @@ Each is a keyed message (`topicstore.storage.keyed_messages`) under the key ``"r
 `Database.publish` sets and clears them. Later subscriptions get them, whether or not the message was also stored in the
 streams. `topicstore.pubsub.retained_lookup` finds them.
 
-A message with an expiry interval (MQTT 5, section 3.3.2.3.3) is returned until the interval has passed since its
-position's time, with the rest of the interval. Both times are by the wall clock: while it is wrong, too few or too many
-messages are returned. `remove_expired` removes messages that have expired; retention, which calls it, doesn't count
-jumps of the clock, so a wrong clock removes none.
+A message with an expiry interval is returned until the interval is over, with the rest of it
+(`topicstore.pubsub.message_expiry`): while the wall clock is wrong, too few or too many messages are returned.
+`remove_expired` removes messages that have expired; retention, which calls it, doesn't count jumps of the clock, so a
+wrong clock removes none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import Constant, to_iterable, to_list
 from topicstore.contract.errors import StateConflictError
-from topicstore.contract.positions import COUNTER_BITS
+from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import batches_between, state_key
 from topicstore.storage.storage import Storage
 
-__all__ = ["AFTER_ALL", "key_of", "remove_expired", "retained_rows", "seconds_left", "topic_at"]
+from .message_expiry import Expiry
+
+__all__ = ["AFTER_ALL", "current", "key_of", "remove_expired", "retained_rows", "topic_at"]
 
 _PREFIX = b"r"
 AFTER_ALL = b"s"
 """The key that follows those of all retained messages."""
-_SECOND = 1_000_000
 
 
 _Keyed = dict[int, tuple[int, bytes]]
@@ -100,21 +102,24 @@ def _remove_expired(storage: Storage, shard: int, topic: str, now: int) -> bool:
 
 def _expired(batch: MessageBatch, now: int) -> list[str]:
     """Return the topics of the messages of a batch that have expired."""
-    left = seconds_left(batch, now)
-    return [
-        topic
-        for topic, seconds in zip(to_iterable(batch.topics), left, strict=True)
-        if seconds is not None and seconds <= 0
-    ]
+    expiry = Expiry.of(batch.properties, batch.positions)
+    if expiry is None:
+        return []
+    left = expiry.left(slice(None), now)
+    return [topic for topic, seconds in zip(to_iterable(batch.topics), left, strict=True) if seconds == 0]
 
 
-def seconds_left(batch: MessageBatch, now: int) -> list[int | None]:
-    """Return for each message the seconds until it expires, rounded up; None if it never does."""
-    intervals = [None if p is None else p.message_expiry_interval for p in to_iterable(batch.properties)]
-    if not any(interval is not None for interval in intervals):
-        return intervals
-    times = (batch.positions >> np.uint64(COUNTER_BITS)).tolist()
-    return [
-        None if interval is None else -((now - time) // _SECOND - interval)
-        for time, interval in zip(times, intervals, strict=True)
-    ]
+def current(batch: MessageBatch, now: int) -> list[Message]:
+    """Return the messages of a batch that have not expired, with the rest of their intervals."""
+    messages, expiry = batch.to_messages(), Expiry.of(batch.properties, batch.positions)
+    if expiry is None:
+        return messages
+    left = zip(messages, expiry.left(slice(None), now), strict=True)
+    return [_with_interval(message, seconds) for message, seconds in left if seconds != 0]
+
+
+def _with_interval(message: Message, seconds: int | None) -> Message:
+    if message.properties is None or seconds is None:
+        return message
+    properties = msgspec.structs.replace(message.properties, message_expiry_interval=seconds)
+    return msgspec.structs.replace(message, properties=properties)

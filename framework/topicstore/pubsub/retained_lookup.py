@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 import attrs
-import msgspec
 import numpy as np
 
 from topicstore.contract.arguments import check_count
@@ -27,7 +26,7 @@ from topicstore.contract.topics import TopicFilter, check_utf8
 from topicstore.storage.keyed_messages import read_between
 from topicstore.storage.storage import Storage
 
-from .retained import AFTER_ALL, key_of, seconds_left, topic_at
+from .retained import AFTER_ALL, current, key_of, topic_at
 from .topic_leaps import TopicLeaps
 
 __all__ = ["PAGE", "RetainedPage", "any_retained", "retained", "retained_of", "retained_page"]
@@ -86,7 +85,7 @@ def retained_of(storage: Storage, topics: Sequence[str], now: int) -> list[Messa
     for topic in topics:
         key = key_of(topic)
         batch = read_between(storage, storage.shard_of(topic), key, key + b"\0", 1).batch
-        found.append(next(iter(_current(batch, now)), None))
+        found.append(next(iter(current(batch, now)), None))
     return found
 
 
@@ -166,7 +165,7 @@ class _ShardPage:
     def _take(self, batch: MessageBatch) -> tuple[int, str | None]:
         """Take the messages of a batch that match; return how many were compared, and where the next may lie."""
         if self._leaps.every or not len(batch):
-            self._found += _current(batch, self._now)
+            self._found += current(batch, self._now)
             return len(batch), ""
         topics, matches, after = to_list(batch.topics), self._filter.matches, self._leaps.after
         matching: list[int] = []
@@ -180,25 +179,5 @@ class _ShardPage:
                 break
             row = bisect_left(topics, leap, row + 1)
         if matching:
-            self._found += _current(batch.take(np.array(matching, np.intp)), self._now)
+            self._found += current(batch.take(np.array(matching, np.intp)), self._now)
         return looked_at, leap
-
-
-def _current(batch: MessageBatch, now: int) -> list[Message]:
-    """Return the messages of a batch that have not expired, with the rest of their intervals."""
-    messages = batch.to_messages()
-    left = seconds_left(batch, now)
-    if not any(seconds is not None for seconds in left):
-        return messages
-    return [
-        message if seconds is None else _with_interval(message, seconds)
-        for message, seconds in zip(messages, left, strict=True)
-        if seconds is None or seconds > 0
-    ]
-
-
-def _with_interval(message: Message, seconds: int) -> Message:
-    if message.properties is None:
-        return message
-    properties = msgspec.structs.replace(message.properties, message_expiry_interval=seconds)
-    return msgspec.structs.replace(message, properties=properties)

@@ -16,6 +16,7 @@ import msgspec
 from topicstore.contract.errors import SessionEndedError, SessionTakenOverError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
+from topicstore.pubsub.message_expiry import seconds_left
 
 from .credit import Allow, allowed, likely, only_allowed
 from .database_parts import RetainedMessages
@@ -39,8 +40,6 @@ _READS = 256
 _EFFORT = 20
 """Number of messages that take as long as one read."""
 _NOTHING = SubscribeOptions()
-_SECOND = 1_000_000
-"""Microseconds."""
 _RESENT = 1_000
 """Number of messages read at a time to be sent again."""
 
@@ -391,14 +390,14 @@ class LiveSession:
 
     def _unexpired(self, packets: Sequence[Packet], now: int) -> list[Publish | PubRel]:
         """Return packets that waited in the outbox, with what is left of their expiry, without those that expired."""
-        past, left = now - self._read_at, []
+        left: list[Publish | PubRel] = []
         for packet in single(packets):
             if isinstance(packet, PubRel) or packet.expiry is None:
                 left.append(packet)
                 continue
-            expiry = -((past - packet.expiry * _SECOND) // _SECOND)
+            expiry = seconds_left(packet.expiry, self._read_at, now)
             if expiry > 0:
-                left.append(msgspec.structs.replace(packet, expiry=min(expiry, packet.expiry)))
+                left.append(msgspec.structs.replace(packet, expiry=expiry))
             elif packet.packet_id:
                 self.window.vanished(packet.packet_id)
                 self.touched()

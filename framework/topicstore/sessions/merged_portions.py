@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions, time_of
+from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.read_cache import Run
 
 from .inflight import Flight
 from .model import SubscribeOptions
-from .portions import Portion, Traits, expiry_of, rows_in
+from .portions import Portion, Traits, rows_in
 from .records import Matched
 
 __all__ = ["Matching", "MergedPortion", "Part", "merged", "merged_live"]
@@ -87,9 +88,9 @@ def merged(parts: Sequence[Part], shard: int, client_id: str, now: int) -> Merge
         tuple(part.matching for number, part in enumerate(parts) if mask >> number & 1) for mask in different.tolist()
     ]
     expiry = None
-    if any(one.expires is not None for one in traits):
+    if any(one.expiry is not None for one in traits):
         expiry = [
-            expiry_of(message, time_of(position), now)
+            left_of(message, time_of(position), now)
             for message, position in zip(messages, positions.tolist(), strict=True)
         ]
     return _portion(shard, messages, sets, which.tolist(), positions, expiry)

@@ -31,6 +31,7 @@ from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.read_cache import Run
 
 from .dispatch import Channels
@@ -38,7 +39,7 @@ from .filter_overlaps import FilterOverlaps
 from .live_messages import LIVE, LiveMessages
 from .merged_portions import Matching, Part, merged, merged_live
 from .model import SubscribeOptions
-from .portions import Portion, Traits, expiry_of, portion_of, rows_until
+from .portions import Portion, Traits, portion_of, rows_until
 from .records import Era
 from .sources import FeedSource, Source
 
@@ -257,7 +258,7 @@ class OverlappingSources(Source):
         expiry: list[int | None] = []
         while self._live and len(rows) < limit and self._hindrance(self._live.first) is None:
             waiting = self._live.take()
-            left = expiry_of(waiting.message, waiting.time, now)
+            left = left_of(waiting.message, waiting.time, now)
             if waiting.matching and left != 0:
                 matching = tuple((member.topic_filter.text, options) for member, options in waiting.matching.items())
                 rows.append((waiting.message, matching))

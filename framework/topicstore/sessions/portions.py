@@ -3,7 +3,7 @@
 The traits that decide this (their QoS, when they expire, who published them) are determined once for all sessions that
 read the same stretch.
 
-Messages expire by the wall clock, like the times of their positions, because their expiry has to go on across a
+Messages expire by the wall clock (`topicstore.pubsub.message_expiry`), because their expiry has to go on across a
 restart. While the clock is ahead, messages are left out too early, and while it is behind, expired ones are delivered.
 """
 
@@ -16,21 +16,20 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.contract.columns import Constant, fold, to_iterable, to_list
+from topicstore.contract.columns import Constant, fold, to_list
 from topicstore.contract.model import Message
-from topicstore.contract.positions import COUNTER_BITS, Positions
+from topicstore.contract.positions import Positions
+from topicstore.pubsub.message_expiry import Expiry
 from topicstore.pubsub.read_cache import Run, Stretch
 
 from .inflight import Flight
 from .model import SubscribeOptions
 from .records import PackedPositions, pack_positions
 
-__all__ = ["Portion", "Traits", "expiry_of", "portion_at", "portion_of", "rows_in", "rows_until"]
+__all__ = ["Portion", "Traits", "portion_at", "portion_of", "rows_in", "rows_until"]
 
-_SECOND = 1_000_000
 _FEW = 64
 """Number of messages up to which their traits are taken from the objects, which are delivered anyway."""
-_NEVER = (1 << 63) - 1
 
 Rows = npt.NDArray[np.intp]
 
@@ -96,7 +95,7 @@ class Portion:
 class Traits:
     """Traits of a stretch's messages on which their delivery depends, determined once."""
 
-    __slots__ = ("_clients", "_packed", "expires", "portions", "positions", "qos", "retain")
+    __slots__ = ("_clients", "_packed", "expiry", "portions", "positions", "qos", "retain")
 
     def __init__(self, stretch: Stretch) -> None:
         self.positions: Positions = stretch.positions
@@ -116,8 +115,8 @@ class Traits:
         else:
             self.qos, self.retain = _folded(stretch.batch.qos), _folded(stretch.batch.retain)
             properties = stretch.batch.properties
-        self.expires = _expiries(properties, self.positions)
-        """By row, the time in microseconds from which on the message is not delivered; None if no message expires."""
+        self.expiry = Expiry.of(properties, self.positions)
+        """When the messages expire; None if none of them does."""
         self._clients: npt.NDArray[np.object_] | None = None
         self.portions: dict[tuple[int, int, str, SubscribeOptions], Portion] = {}
         """The portions that all sessions get alike, by their rows, filter and options."""
@@ -154,7 +153,7 @@ def portion_of(
     if start >= stop:
         return Portion(topic_filter, shard, options, (), 0, None)
     traits = Traits.of(run.stretch)
-    shared = None if options.no_local or traits.expires is not None else (start, stop, topic_filter, options)
+    shared = None if options.no_local or traits.expiry is not None else (start, stop, topic_filter, options)
     if shared is not None and shared in traits.portions:
         return traits.portions[shared]
     rows = _wanted(run.stretch, traits, start, stop, options, client_id, now)
@@ -166,7 +165,7 @@ def portion_of(
     if qos:
         positions, packed = traits.positions[start:stop], traits.packed(start, stop)
     retain = _rows_of(traits.retain, start, stop) if options.retain_as_published else False
-    expiry = None if traits.expires is None else _left(traits.expires[start:stop], now)
+    expiry = None if traits.expiry is None else traits.expiry.left(slice(start, stop), now)
     portion = Portion(topic_filter, shard, options, messages, qos, positions, packed, retain, expiry)
     if shared is not None:
         traits.portions[shared] = portion
@@ -190,19 +189,13 @@ def portion_at(
         return Portion(topic_filter, shard, options, (), 0, None)
     traits = Traits.of(stretch)
     expiry = None
-    if traits.expires is not None:
-        rows = rows[traits.expires[rows] > now]
-        expiry = _left(traits.expires[rows], now)
+    if traits.expiry is not None:
+        rows = rows[traits.expiry.ends[rows] > now]
+        expiry = traits.expiry.left(rows, now)
     messages = list(map(stretch.messages.__getitem__, rows.tolist()))
     qos = _at_most(_rows_at(traits.qos, rows), options.qos)
     retain = _rows_at(traits.retain, rows) if options.retain_as_published else False
     return Portion(topic_filter, shard, options, messages, qos, traits.positions[rows], None, retain, expiry)
-
-
-def expiry_of(message: Message, since: int, now: int) -> int | None:
-    """Return the seconds until a message of this time expires, rounded up; 0 if it has; None if it never does."""
-    interval = None if message.properties is None else message.properties.message_expiry_interval
-    return None if interval is None else max(0, -((now - since) // _SECOND - interval))
 
 
 def _wanted(
@@ -210,31 +203,14 @@ def _wanted(
 ) -> Rows | None:
     """Return the rows from ``start`` to before ``stop`` that are to be delivered; None means all of them."""
     wanted = None
-    if traits.expires is not None:
-        wanted = traits.expires[start:stop] > now
+    if traits.expiry is not None:
+        wanted = traits.expiry.ends[start:stop] > now
     if options.no_local:
         others = traits.of_others(stretch, client_id)[start:stop]
         wanted = others if wanted is None else wanted & others
     if wanted is None or wanted.all():
         return None
     return np.flatnonzero(wanted) + start
-
-
-def _expiries(properties: Any, positions: Positions) -> npt.NDArray[np.int64] | None:
-    if isinstance(properties, Constant) and (
-        properties.value is None or properties.value.message_expiry_interval is None
-    ):
-        return None
-    intervals = [None if p is None else p.message_expiry_interval for p in to_iterable(properties)]
-    if all(interval is None for interval in intervals):
-        return None
-    times = (positions >> np.uint64(COUNTER_BITS)).tolist()
-    ends = (_NEVER if i is None else time + i * _SECOND for time, i in zip(times, intervals, strict=True))
-    return np.fromiter(ends, np.int64, len(intervals))
-
-
-def _left(expires: npt.NDArray[np.int64], now: int) -> list[int | None]:
-    return [None if end == _NEVER else -((now - end) // _SECOND) for end in expires.tolist()]
 
 
 def _folded(column: Any) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from topicstore.contract.model import Message
 from topicstore.contract.positions import time_of
 from topicstore.pubsub.hub import Hub
+from topicstore.pubsub.message_expiry import left_of
 
 from .database_parts import RetainedMessages
 from .inflight import Flight
 from .model import Publish
-from .portions import expiry_of
 from .shared.filters import read_filter
 
 __all__ = ["delivery_again", "read_again"]
@@ -27,7 +27,7 @@ def read_again(
         fetched = hub.feed(read_filter(topic_filter)).fetch(flight.shard, positions)
         for row, position in zip(some, positions, strict=True):
             message = fetched.get(position)
-            expired = message is not None and expiry_of(message, time_of(position), now) == 0
+            expired = message is not None and left_of(message, time_of(position), now) == 0
             found[row] = None if expired else message
     return found
 
@@ -57,5 +57,5 @@ def delivery_again(flight: Flight, packet_id: int, row: int, message: Message, n
         dup=True,
         retain=retained or (as_published and message.retain),
         subscription_identifiers=identifiers,
-        expiry=expiry_of(message, since, now),
+        expiry=left_of(message, since, now),
     )

@@ -17,10 +17,11 @@ import collections
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
+from topicstore.pubsub.message_expiry import left_of
 from topicstore.shard.state import FrameworkWrite
 
 from .database_parts import RetainedMessages
-from .portions import Portion, expiry_of
+from .portions import Portion
 from .records import VERSION, Keys, put
 from .sources import FeedSource, Source
 
@@ -122,7 +123,7 @@ class RetainedSource(Source):
 
     def _portion(self, taken: list[Message], now: int) -> Portion:
         options = self._options
-        left = [expiry_of(message, self._since, now) for message in taken]  # lowered when found
+        left = [left_of(message, self._since, now) for message in taken]  # lowered when found
         messages = [message for message, seconds in zip(taken, left, strict=True) if seconds != 0]
         qos = [min(message.qos, options.qos) for message in messages]
         expiry = [seconds for seconds in left if seconds != 0]

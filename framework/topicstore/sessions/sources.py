@@ -14,12 +14,13 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.read_cache import Run
 
 from .dispatch import Channel, Channels
 from .live_messages import LiveMessages
 from .model import SubscribeOptions
-from .portions import Portion, expiry_of, portion_of, rows_until
+from .portions import Portion, portion_of, rows_until
 from .records import VERSION, Era, Keys, SubscriptionRecord, put
 
 __all__ = ["FeedSource", "Live", "Source", "Union"]
@@ -351,7 +352,7 @@ class FeedSource(Source):
             if then is not options or (self._places[shard] < marks[shard] and shard in self._behind):
                 break
             live.take()
-            left = expiry_of(message, came, now)
+            left = left_of(message, came, now)
             if left != 0:
                 messages.append(message)
                 expiry.append(left)

@@ -11,9 +11,10 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.positions import time_of
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.read_cache import Run
 from topicstore.sessions.model import SubscribeOptions
-from topicstore.sessions.portions import Portion, expiry_of, portion_at
+from topicstore.sessions.portions import Portion, portion_at
 from topicstore.sessions.records import VERSION, Era, Keys, SubscriptionRecord, put
 from topicstore.sessions.sources import Source
 
@@ -167,7 +168,7 @@ class SharedSource(Source):
         self._moved = True
         kept, messages, expiry = [], [], []
         for position, message in sorted(found.items()):
-            left = expiry_of(message, time_of(position), now)
+            left = left_of(message, time_of(position), now)
             if left != 0:
                 kept.append(position)
                 messages.append(message)
