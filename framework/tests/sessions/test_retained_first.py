@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.sessions import Publish, PubRel, Session, Sessions
+from topicstore.sessions.records import FlightRecord, StoredFlight, decode, put
 from topicstore.shard.state import OWN, FrameworkWrite
 from topicstore.storage.keyed_messages import state_key
 from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.faults.clock import Clock
 
 
 def retain(db: ts.Database, topic: str, payload: bytes, qos: int = 1) -> None:
@@ -161,12 +164,52 @@ def test_newer_messages_come_when_all_that_was_to_be_sent_again_has_vanished(
     db: ts.Database, sessions: Sessions, *, together: bool
 ) -> None:
     """With the same call, as there is room for them."""
-    retain(db, "a/1", b"old")
-    assert [b"old"] == payloads(opened(sessions, 1, receive_maximum=1).deliver())
-    retain(db, "a/1", b"")
+    session = opened(sessions, 1, receive_maximum=1)
+    live(db, "a/1", b"old")
+    assert [b"old"] == payloads(session.deliver())
+    db.delete("a/1")
+    live(db, "a/1", b"new")
     subscriber = sessions.open("subscriber", expiry_interval=None, receive_maximum=1)
     items = [item for _, some in sessions.deliver() for item in some] if together else subscriber.deliver()
-    assert [b""] == payloads(items)
+    assert [b"new"] == payloads(items)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_the_same_retained_message_is_sent_again(
+    db: ts.Database, sessions: Sessions, clock: Clock, crash: Callable[[], Sessions], qos: int
+) -> None:
+    """Though it was replaced, cleared or has expired by then [MQTT-4.4.0-1], also when others were acknowledged."""
+    properties = ts.Properties(message_expiry_interval=10, content_type="text/plain")
+    old = [ts.Message(f"a/{number}", b"old", "publisher", 2, True, 7, properties) for number in range(4)]
+    db.publish(old)
+    session = opened(sessions, qos)
+    sent = [item for item in session.deliver() if isinstance(item, Publish)]
+    assert [message.topic for message in old] == [item.message.topic for item in sent]
+    if qos == 1:
+        session.puback(sent[0].packet_id)
+    else:
+        session.pubrec(sent[0].packet_id, accepted=False)
+    session.checkpoint()
+    retain(db, "a/1", b"new")
+    retain(db, "a/2", b"")
+    clock.now += 11_000_000
+    session = crash().open("subscriber", expiry_interval=None)
+    again = [item for item in session.deliver() if isinstance(item, Publish) and item.dup]
+    assert [msgspec.structs.replace(item, dup=True, expiry=0) for item in sent[1:]] == again
+
+
+def test_retained_messages_in_flight_of_an_older_topicstore_are_looked_up(
+    db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
+) -> None:
+    """It stored their topics only."""
+    retain(db, "a/1", b"1")
+    opened(sessions, 1).deliver()
+    state = db.state(db.storage.shard_of("subscriber"))
+    ((key, stored),) = state.scan(OWN + b"sf")
+    flight = decode(key, stored, StoredFlight)
+    state.write([put(key, FlightRecord(*(getattr(flight, name) for name in FlightRecord.__struct_fields__)))])
+    session = crash().open("subscriber", expiry_interval=None)
+    assert [b"1"] == payloads(session.deliver())
 
 
 TOPICS = ("a/1", "a/2", "a/3")

@@ -1,10 +1,10 @@
 """Durable sessions: a client that was away gets every message that it missed, in order (MQTT 5, section 4).
 
 A session keeps its subscriptions, one place in each shard for each of them, and the packet ids and positions of
-messages in flight, but never copies of messages. The package implements no network protocol: a broker opens sessions,
-sends the packets that `Sessions.deliver` returns and passes on its clients' acknowledgements. Terms and rules are those
-of MQTT 5 (OASIS Standard), section 4: session state is section 4.1, the QoS exchanges 4.3, resending 4.4, message
-ordering 4.6.
+messages in flight. It keeps no copies of messages, except of retained messages in flight, which may be replaced before
+they are sent again. The package implements no network protocol: a broker opens sessions, sends the packets that
+`Sessions.deliver` returns and passes on its clients' acknowledgements. Terms and rules are those of MQTT 5 (OASIS
+Standard), section 4: session state is section 4.1, the QoS exchanges 4.3, resending 4.4, message ordering 4.6.
 
 Effects of a crash: packet ids are committed before their messages are handed out, PUBRECs before their PUBRELs, and
 incoming messages of QoS 2 together with their packet ids. PUBACKs and PUBCOMPs are committed with the next write after

@@ -23,6 +23,7 @@ from itertools import chain, islice, repeat
 import attrs
 import numpy as np
 
+from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite
@@ -36,6 +37,8 @@ from .records import (
     Matched,
     MergedFlightRecord,
     PackedPositions,
+    StoredFlight,
+    copy_of,
     decode,
     pack_ids,
     pack_positions,
@@ -58,6 +61,7 @@ class Flight:
     """
 
     __slots__ = (
+        "copies",
         "ids",
         "left",
         "matched",
@@ -67,6 +71,7 @@ class Flight:
         "positions",
         "qos",
         "shard",
+        "since",
         "topic_filter",
         "topics",
         "unsent",
@@ -87,6 +92,8 @@ class Flight:
         packed: PackedPositions | None = None,
         matched: tuple[Matched, ...] = (),
         which: Sequence[int] = (),
+        copies: Sequence[Message] = (),
+        since: int = 0,
     ) -> None:
         self.number = number
         self.topic_filter = topic_filter
@@ -97,6 +104,11 @@ class Flight:
         self.positions = positions
         self.topics = topics
         """The topics of retained messages, in place of positions."""
+        self.copies = copies
+        """The retained messages, which may be replaced while they are in flight; empty if the flight was stored by a
+        topicstore that kept no copies."""
+        self.since = since
+        """The time at which the rest of the copies' expiry intervals was counted."""
         self.packed = packed
         """The positions as they are stored, if they are packed already."""
         self.matched = matched
@@ -127,9 +139,10 @@ class Flight:
         """Return a flight with only these rows, under the same number."""
         qos = self.qos if isinstance(self.qos, int) else [self.qos[row] for row in rows]
         ids = [self.ids[row] for row in rows]
-        positions, topics = self.positions, self.topics
+        positions, topics, copies = self.positions, self.topics, self.copies
         if topics:
             topics = [topics[row] for row in rows]
+            copies = [copies[row] for row in rows] if copies else ()
         else:
             positions = positions[np.fromiter(rows, np.intp, len(rows))]
         which = [self.which[row] for row in rows] if self.matched else ()
@@ -144,6 +157,8 @@ class Flight:
             topics,
             matched=self.matched,
             which=which,
+            copies=copies,
+            since=self.since,
         )
 
     def record(self) -> FlightRecord:
@@ -152,6 +167,22 @@ class Flight:
         qos = self.qos if isinstance(self.qos, int) else bytes(self.qos)
         ids = pack_ids(self.ids)
         shard, options, topics = self.shard, self.options, tuple(self.topics)
+        if self.copies:
+            copies = tuple(map(copy_of, self.copies))
+            return StoredFlight(
+                VERSION,
+                self.topic_filter,
+                shard,
+                options,
+                ids,
+                qos,
+                first,
+                steps,
+                width,
+                topics,
+                copies=copies,
+                since=self.since,
+            )
         if not self.matched:
             return FlightRecord(VERSION, self.topic_filter, shard, options, ids, qos, first, steps, width, topics)
         which = np.fromiter(self.which, "<u2", len(self.which)).tobytes()
@@ -160,7 +191,7 @@ class Flight:
         )
 
     @classmethod
-    def of(cls, number: int, record: MergedFlightRecord) -> Flight:
+    def of(cls, number: int, record: StoredFlight) -> Flight:
         """Return the flight of a record."""
         positions = unpack_positions(record.first, record.steps, record.width)
         ids = unpack_ids(record.ids, len(record.topics) or len(positions))
@@ -176,6 +207,8 @@ class Flight:
             record.topics,
             matched=record.matched,
             which=np.frombuffer(record.which, "<u2").tolist(),
+            copies=[copy.message(topic) for topic, copy in zip(record.topics, record.copies, strict=False)],
+            since=record.since,
         )
 
 
@@ -489,7 +522,7 @@ class InflightWindow:
     def load(self, flights: Iterator[tuple[bytes, bytes]], released: Iterator[tuple[bytes, bytes]]) -> None:
         """Load the stored flights and ids into an empty window; all of them are to be sent again."""
         found: list[Flight | Released] = [
-            Flight.of(_number_of(key), decode(key, value, MergedFlightRecord)) for key, value in flights
+            Flight.of(_number_of(key), decode(key, value, StoredFlight)) for key, value in flights
         ]
         for key, value in released:
             _, ids = decode(key, value, tuple[int, bytes])

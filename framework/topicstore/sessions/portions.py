@@ -55,6 +55,8 @@ class Portion:
     """The RETAIN flag of delivery, one value for all messages or one for each."""
     expiry: list[int | None] | None = None
     """The rest of each message's expiry interval in seconds; None if no message has one."""
+    since: int = 0
+    """The time at which the rest of retained messages' expiry intervals was counted."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -78,18 +80,28 @@ class Portion:
 
     def flight(self, ids: Sequence[int]) -> Flight:
         """Return the messages that need a packet id as a flight with these ids, which has no number yet."""
-        qos, positions, topics, packed = self.qos, self.positions, self.topics(), self.packed
+        qos, positions, packed = self.qos, self.positions, self.packed
+        retained = self.messages if positions is None else ()
         if not isinstance(qos, int):
             rows = [row for row, needed in enumerate(qos) if needed]
             qos = _value(fold([qos[row] for row in rows]))
-            topics = [topics[row] for row in rows] if topics else topics
+            retained = [retained[row] for row in rows] if retained else ()
             positions, packed = None if positions is None else positions[rows], None
         places = np.empty(0, np.uint64) if positions is None else positions
-        return Flight(0, self.topic_filter, self.shard, self.options, ids, qos, places, topics, packed)
-
-    def topics(self) -> list[str]:
-        """Return the topics of retained messages, which identify them; an empty list for other messages."""
-        return [] if self.positions is not None else [message.topic for message in self.messages]
+        topics = [message.topic for message in retained]
+        return Flight(
+            0,
+            self.topic_filter,
+            self.shard,
+            self.options,
+            ids,
+            qos,
+            places,
+            topics,
+            packed,
+            copies=retained,
+            since=self.since,
+        )
 
 
 class Traits:

@@ -12,8 +12,8 @@ that begins with the version, which is 1 unless something else is said::
     "sc" client 00 number:4   its place: [1, [position by shard]]: everything up to it was delivered
     "sn" client 00 number:4   it is being sent retained messages: [1, topic]: those up to this topic were delivered
     "sg" client 00 number:4   its places, of a shared subscription (`topicstore.sessions.shared.records`)
-    "sf" client 00 number:8   a flight, in the order sent: messages whose PUBACK or PUBREC is due: `FlightRecord`, or
-                              in version 2 `MergedFlightRecord`
+    "sf" client 00 number:8   a flight, in the order sent: messages whose PUBACK or PUBREC is due: `FlightRecord`,
+                              of retained messages `StoredFlight`, or in version 2 `MergedFlightRecord`
     "sp" client 00 number:8   packet ids whose PUBCOMP is due, in the order of PUBRECs: [1, 2 bytes each, little-endian]
     "i"  client 00 id:2       an incoming QoS 2 packet id whose PUBREL is due: [1]
     "t"  time:8 kind:1 client a timer, by the session clock: [1]; kind "e" the session ends, "w" its will is due.
@@ -38,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topicstore.contract.checksums import add_checksum, add_checksums
+from topicstore.contract.model import Message, Properties
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.shard.record_codec import RecordCodec
@@ -67,10 +68,13 @@ __all__ = [
     "Matched",
     "MergedFlightRecord",
     "PackedPositions",
+    "RetainedCopy",
     "SessionRecord",
+    "StoredFlight",
     "SubscriptionRecord",
     "Timer",
     "client_of",
+    "copy_of",
     "decode",
     "decoder",
     "pack_ids",
@@ -201,13 +205,41 @@ class MergedFlightRecord(FlightRecord, frozen=True, array_like=True):
     """A flight of several overlapping subscriptions, each message once (`topicstore.sessions.overlapping`).
 
     It has version 2, so that an older topicstore refuses it, which would not find all its messages. The flights of one
-    subscription stay in version 1; they are read as this, with nothing in the fields below.
+    subscription stay in version 1.
     """
 
     matched: tuple[Matched, ...] = ()
     """The sets of subscriptions that messages of the flight matched."""
     which: bytes = b""
     """By message, the number of its set in `matched`, as two little-endian bytes."""
+
+
+class RetainedCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A retained message in flight, without its topic."""
+
+    payload: bytes
+    client_id: str
+    qos: int
+    retain: bool
+    timestamp: int | None
+    properties: Properties | None
+
+    def message(self, topic: str) -> Message:
+        """Return the message."""
+        return Message(topic, self.payload, self.client_id, self.qos, self.retain, self.timestamp, self.properties)
+
+
+class StoredFlight(MergedFlightRecord, frozen=True, array_like=True):
+    """A flight of retained messages; every other flight is read as this, with nothing in its fields.
+
+    A flight holds copies of its retained messages, because the same PUBLISH is sent again [MQTT-4.4.0-1] though another
+    message is retained by then, or none. In a version 1 without copies they are looked up by their topics.
+    """
+
+    copies: tuple[RetainedCopy, ...] = ()
+    """The messages of `topics`."""
+    since: int = 0
+    """The time in microseconds since the epoch at which the rest of their expiry intervals was counted."""
 
 
 class Keys:
@@ -280,6 +312,12 @@ class Keys:
         return {name: b"%b%b\0" % (kind, self._client) for name, kind in names.items()}
 
 
+def copy_of(message: Message) -> RetainedCopy:
+    """Return the copy of a retained message."""
+    m = message
+    return RetainedCopy(m.payload, m.client_id, m.qos, m.retain, m.timestamp, m.properties)
+
+
 def timer_key(time: int, kind: bytes = b"") -> bytes:
     """Return the prefix of the keys of a time's timers."""
     return TIMER + time.to_bytes(8, "big") + kind
@@ -309,7 +347,7 @@ def decode(key: bytes, stored: bytes, kind: type[T]) -> T:
     """Return a stored value. Raises `CorruptionError` or `NewerFormatError`, naming the key."""
     codec = _CODECS.get(kind)
     if codec is None:
-        codec = _CODECS[kind] = RecordCodec(kind, MERGED if kind is MergedFlightRecord else VERSION)
+        codec = _CODECS[kind] = RecordCodec(kind, MERGED if kind is StoredFlight else VERSION)
     found: T = codec.decode(key, stored, f"state {key!r}")
     return found
 
@@ -325,7 +363,7 @@ DECODERS: Decoders = {
     SUBSCRIPTION: decoder(SubscriptionRecord),
     PLACE: decoder(tuple[int, list[int]]),
     _RETAINED: decoder(tuple[int, str]),
-    _FLIGHT: decoder(MergedFlightRecord),
+    _FLIGHT: decoder(StoredFlight),
     _RELEASED: decoder(tuple[int, bytes]),
     INCOMING: decoder(tuple[int]),
     TIMER: decoder(tuple[int]),

@@ -19,7 +19,9 @@ def read_again(
     flight: Flight, rows: list[int], hub: Hub, retained: RetainedMessages, now: int
 ) -> dict[int, Message | None]:
     """Return the messages of these rows of a flight; None for those that were removed or have expired."""
-    if flight.topics:
+    if flight.copies:
+        return {row: flight.copies[row] for row in rows}
+    if flight.topics:  # stored without copies
         return dict(zip(rows, retained.of([flight.topics[row] for row in rows]), strict=True))
     found: dict[int, Message | None] = {}
     for topic_filter, some in _by_filter(flight, rows).items():
@@ -49,7 +51,7 @@ def delivery_again(flight: Flight, packet_id: int, row: int, message: Message, n
     identifiers: tuple[int, ...] = (options.identifier,) if options.identifier else ()
     if matched is not None:
         as_published, identifiers = matched.retain_as_published, matched.identifiers
-    since = now if retained else time_of(int(flight.positions[row]))
+    since = (flight.since or now) if retained else time_of(int(flight.positions[row]))
     return Publish(
         packet_id,
         message,

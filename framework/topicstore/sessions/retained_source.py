@@ -127,7 +127,7 @@ class RetainedSource(Source):
         messages = [message for message, seconds in zip(taken, left, strict=True) if seconds != 0]
         qos = [min(message.qos, options.qos) for message in messages]
         expiry = [seconds for seconds in left if seconds != 0]
-        return Portion(self.topic_filter.text, 0, options, messages, qos, None, None, True, expiry)
+        return Portion(self.topic_filter.text, 0, options, messages, qos, None, None, True, expiry, self._since)
 
     @property
     def urgent(self) -> bool:
