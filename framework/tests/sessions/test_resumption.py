@@ -128,35 +128,50 @@ def test_an_acknowledgement_may_overtake_the_repetition(sessions: Sessions, publ
 def test_messages_that_were_deleted_do_not_come_again(
     db: ts.Database, sessions: Sessions, publish: Publishing, crash: Crash
 ) -> None:
-    """At QoS 1 their id is free; at QoS 2, where the client may hold it, it is released first. Others keep theirs."""
+    """Their id is free at QoS 1. At QoS 2 the client may hold it: it stays in use, without a PUBREL or room."""
     session = opened(sessions, qos=2)
     publish("1", "2", qos=1)
     publish("3", qos=2)
     db.publish([ts.Message("a/kept", b"4", "publisher", 1)])
     session.deliver()
     assert 3 == db.delete("a/b")
-    session = opened(crash())
-    found = session.deliver()
-    assert [("4", 4, True)] == seen(found)
+    session = opened(crash(), receive_maximum=2)
+    assert [("4", 4, True)] == seen(session.deliver())
+    publish("5", "6", qos=2)
+    assert [("5", 5, False)] == seen(session.deliver())
+    assert (3, "acknowledgements") == (session.status().in_flight, session.status().waits_for)
+    assert session.pubrec(3)  # late, of what was sent before
     assert [PubRel(3)] == session.deliver()
-    assert 2 == session.status().in_flight
     assert session.pubcomp(3)
     assert session.puback(4)
+    assert [("6", 6, False)] == seen(session.deliver())
 
 
-def test_messages_that_expired_in_flight_do_not_come_again(
-    db: ts.Database, sessions: Sessions, clock: Clock, crash: Crash
+@pytest.mark.parametrize("most", [None, 1])
+def test_messages_in_flight_do_not_expire(
+    db: ts.Database, sessions: Sessions, clock: Clock, crash: Crash, most: int | None
 ) -> None:
-    """What is left of the interval goes with those that do."""
-    session = opened(sessions)
-    for seconds in (10, 100):
+    """[MQTT-4.3.3-7], also while they wait for bytes; what was never sent does. No PUBREL is sent without a PUBREC."""
+
+    def publish(qos: int, seconds: int) -> None:
         properties = ts.Properties(message_expiry_interval=seconds)
-        db.publish([ts.Message("a/b", b"%d" % seconds, "publisher", 1, properties=properties)])
+        db.publish([ts.Message("a/b", b"%d" % seconds, "publisher", qos, properties=properties)])
+
+    session = opened(sessions, qos=2)
+    for qos, seconds in ((1, 10), (2, 11), (1, 100)):
+        publish(qos, seconds)
     session.deliver()
-    clock.now += 10 * SECOND
+    publish(1, 12)
+    clock.now += 12 * SECOND
     session = opened(crash())
-    assert [("100", 90)] == [(i.message.payload.decode(), i.expiry) for i in session.deliver()]  # type: ignore[union-attr]
-    assert 1 == session.status().in_flight
+    again = session.deliver(max_bytes=most)
+    clock.now += SECOND
+    while items := session.deliver(max_bytes=most):
+        again += items
+    expected = [("10", 1, 0), ("11", 2, 0), ("100", 3, 88 if most is None else 87)]
+    assert expected == [(i.message.payload.decode(), i.packet_id, i.expiry) for i in again if isinstance(i, Publish)]
+    assert 3 == len(again)
+    assert 3 == session.status().in_flight
 
 
 def test_a_dropped_generation_is_told_and_blocks_nothing(

@@ -252,6 +252,7 @@ class InflightWindow:
         "_finished",
         "_received",
         "_stored",
+        "_vanished",
         "awaiting_puback",
         "awaiting_pubcomp",
         "awaiting_pubrec",
@@ -284,6 +285,8 @@ class InflightWindow:
         """The ids whose PUBREL is to be sent again."""
         self.resend: list[Flight] = []  # a deque takes 760 bytes, also in an idle session
         """The flights of earlier connections with ids that were not sent again yet, oldest first."""
+        self._vanished: frozenset[int] = frozenset()
+        """The ids of QoS 2 whose messages couldn't be sent again on this connection."""
 
     # --- packet ids ---
 
@@ -297,11 +300,13 @@ class InflightWindow:
         """Return how many ids in use were not sent on this connection yet."""
         return sum(len(flight.unsent or ()) for flight in list(self.resend))
 
-    def sent(self) -> int:
-        """Return how many ids in use were sent on this connection."""
+    def room(self, receive_maximum: int) -> int:
+        """Return how many messages may be sent until so many are in flight on this connection."""
         with self.lock:
             used = len(self.awaiting_puback) + len(self.awaiting_pubrec) + len(self._received)
-            return used + len(self.awaiting_pubcomp) - (self.unsent() if self.resend else 0)
+            vanished = len(self._vanished)
+            sent = used + len(self.awaiting_pubcomp) - vanished - (self.unsent() if self.resend else 0)
+            return max(0, min(receive_maximum, MAX_PACKET_ID - vanished) - sent)
 
     def free_ids(self, count: int) -> Sequence[int]:
         """Return ``count`` ids that are not in use, in the order they were found. This doesn't reserve them.
@@ -354,6 +359,8 @@ class InflightWindow:
         causes that to be sent again.
         """
         with self.lock:
+            if packet_id in self._vanished:
+                self._vanished -= {packet_id}
             flight = self.awaiting_pubrec.pop(packet_id, None)
             if flight is None:
                 if packet_id in self.awaiting_pubcomp:
@@ -554,11 +561,22 @@ class InflightWindow:
     def vanished(self, packet_id: int) -> None:
         """Note that a message that was to be sent again can't be read any more.
 
-        At QoS 1 its exchange ends. At QoS 2 the client may have received the message and still hold its id: a PUBREL is
-        sent, as if the PUBREC had been received.
+        At QoS 1 its exchange ends. At QoS 2 the client may hold the id and would take another message with it for a
+        repetition, and a PUBREL may only follow a PUBREC [MQTT-4.3.3-4]. So the id stays in use, and takes no room
+        on this connection. If half of all ids have stayed in use that way, their exchanges end all the same.
         """
-        if not self.puback(packet_id):
-            self.pubrec(packet_id)
+        with self.lock:
+            if not self.puback(packet_id) and packet_id in self.awaiting_pubrec:
+                self.awaiting_pubrec[packet_id].sent(packet_id)
+                self._vanished |= {packet_id}
+                for gone in self._vanished if len(self._vanished) > MAX_PACKET_ID // 2 else ():
+                    self.cancel(gone)
+
+    def cancel(self, packet_id: int) -> None:
+        """End the exchange of a message that was never sent: its id is free."""
+        with self.lock:
+            if not self.puback(packet_id):
+                self.pubrec(packet_id, accepted=False)
 
 
 def _number_of(key: bytes) -> int:

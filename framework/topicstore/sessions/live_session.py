@@ -389,17 +389,20 @@ class LiveSession:
             self.ask()
 
     def _unexpired(self, packets: Sequence[Packet], now: int) -> list[Publish | PubRel]:
-        """Return packets that waited in the outbox, with what is left of their expiry, without those that expired."""
+        """Return packets that waited in the outbox, with what is left of their expiry, without those that expired.
+
+        Those that may have been sent on an earlier connection don't expire [MQTT-4.3.3-7].
+        """
         left: list[Publish | PubRel] = []
         for packet in single(packets):
             if isinstance(packet, PubRel) or packet.expiry is None:
                 left.append(packet)
                 continue
             expiry = seconds_left(packet.expiry, self._read_at, now)
-            if expiry > 0:
+            if expiry > 0 or packet.dup:
                 left.append(msgspec.structs.replace(packet, expiry=expiry))
             elif packet.packet_id:
-                self.window.vanished(packet.packet_id)
+                self.window.cancel(packet.packet_id)
                 self.touched()
         return left
 
@@ -416,10 +419,10 @@ class LiveSession:
         window = self.window
         self._read_at = self._dispatcher.clock()
         while room > 0 and window.resend:
-            flight, now = window.resend[0], self._dispatcher.clock()
+            flight = window.resend[0]
             with window.lock:
                 rows = list(islice((flight.unsent or {}).items(), min(room, _RESENT)))
-            found = read_again(flight, [row for _, row in rows], self._dispatcher.hub, self._read_retained, now)
+            found = read_again(flight, [row for _, row in rows], self._dispatcher.hub, self._read_retained)
             if self.allow is not None:
                 self._refuse(self.allow, found)
             with window.lock:
@@ -450,7 +453,7 @@ class LiveSession:
 
     def _room(self) -> int:
         """Return how many messages may be sent before the client's receive maximum is reached (MQTT 5, section 4.9)."""
-        return max(0, self.receive_maximum - self.window.sent())
+        return self.window.room(self.receive_maximum)
 
     def ask(self) -> None:
         """Become ready if there is something to do and room for it; otherwise wait for an event that changes this."""

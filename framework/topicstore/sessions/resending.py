@@ -15,10 +15,11 @@ from .shared.filters import read_filter
 __all__ = ["delivery_again", "read_again"]
 
 
-def read_again(
-    flight: Flight, rows: list[int], hub: Hub, retained: RetainedMessages, now: int
-) -> dict[int, Message | None]:
-    """Return the messages of these rows of a flight; None for those that were removed or have expired."""
+def read_again(flight: Flight, rows: list[int], hub: Hub, retained: RetainedMessages) -> dict[int, Message | None]:
+    """Return the messages of these rows of a flight; None for those that were removed.
+
+    They don't expire any more [MQTT-4.3.3-7].
+    """
     if flight.copies:
         return {row: flight.copies[row] for row in rows}
     if flight.topics:  # stored without copies
@@ -27,10 +28,7 @@ def read_again(
     for topic_filter, some in _by_filter(flight, rows).items():
         positions = [int(flight.positions[row]) for row in some]
         fetched = hub.feed(read_filter(topic_filter)).fetch(flight.shard, positions)
-        for row, position in zip(some, positions, strict=True):
-            message = fetched.get(position)
-            expired = message is not None and left_of(message, time_of(position), now) == 0
-            found[row] = None if expired else message
+        found.update((row, fetched.get(position)) for row, position in zip(some, positions, strict=True))
     return found
 
 
