@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import shutil
 import sys
@@ -435,3 +436,59 @@ def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
         assert 0 < sessions.tick()
     with pytest.raises(ts.SessionNotFoundError):
         sessions["client-1"]
+
+
+def test_failing_timers_keep_no_later_one_waiting(
+    sessions: Sessions, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many fail: each tick goes on behind those that the one before tried."""
+    monkeypatch.setattr("topicstore.sessions.timers._CHUNK", 3)
+    damaged = [f"client-{number}" for number in range(16)]
+    for client_id in (*damaged, *"abcdefgh"):
+        sessions.open(client_id, expiry_interval=5 if client_id in damaged else 6).lost()
+    states = sessions._states
+    whole = {client_id: states.states[states.shard_of(client_id)].get(Keys(client_id).session) for client_id in damaged}
+    for client_id in damaged:
+        states.write_for(client_id, [FrameworkWrite(Keys(client_id).session, b"\xff")])
+    clock.now += 6 * SECOND
+    for _ in range(len(damaged)):
+        with contextlib.suppress(ts.CorruptionError, ExceptionGroup):
+            sessions.tick()
+        clock.now += SECOND
+    assert set(damaged) == set(states.clients())
+    for client_id, stored in whole.items():
+        states.write_for(client_id, [FrameworkWrite(Keys(client_id).session, stored)])
+    for _ in range(len(damaged)):
+        clock.now += SECOND
+        sessions.tick()
+    assert [] == list(sessions)
+
+
+@pytest.mark.parametrize(("method", "left_open"), [("timers", False), ("left_open", True), ("write", True)])
+def test_what_is_due_is_done_after_an_error_of_the_engine(
+    sessions: Sessions, clock: Clock, crash: Crash, monkeypatch: pytest.MonkeyPatch, method: str, *, left_open: bool
+) -> None:
+    """Of reading timers or sessions that a crash left open, or of writing: the next tick does it."""
+    session = sessions.open("client", expiry_interval=5)
+    if left_open:
+        sessions = crash()
+    else:
+        session.lost()
+        clock.now += 5 * SECOND
+    works = getattr(SessionState, method)
+    failing = [EngineError("the disk is gone")] * 2
+
+    def fail(*arguments: Any) -> Any:
+        if failing:
+            raise failing.pop()
+        return works(*arguments)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(SessionState, method, fail)
+        with pytest.raises((EngineError, ExceptionGroup)):
+            sessions.tick()
+        failing.clear()
+        for _ in range(2):
+            clock.now += 5 * SECOND
+            sessions.tick()
+    assert [] == list(sessions)

@@ -62,6 +62,8 @@ class Timers:
         """The sessions left open, by shard; None: all were recovered."""
         self._next_timer: list[int | None] = [0 for _ in shards]
         """By shard, the earliest time at which a stored timer may be due; None: there is no timer."""
+        self._passed: list[Timer | None] = [None for _ in shards]
+        """By shard, the timer behind which the next call of `run` begins; None: with the earliest."""
         self._checkpoint_due: int | None = None
 
     def tick(self, now: int) -> float:
@@ -185,27 +187,40 @@ class Timers:
     def run(self, shard: int, now: int) -> list[TopicstoreError]:
         """Fire the stored timers of a shard that are due, and find the next one.
 
-        Returns the errors; `tick` raises them, and tries again.
+        Returns the errors of timers; `tick` raises them, and tries again. Raises the errors of reading timers.
         """
         following = self._next_timer[shard]
         if following is None or following > now:
             return []
         self._next_timer[shard] = None
+        try:
+            return self._run(shard, now)
+        except BaseException:  # the timers can't be read
+            self._expect_at(shard, now + _AGAIN)
+            raise
+
+    def _run(self, shard: int, now: int) -> list[TopicstoreError]:
+        """Fire a bounded number of timers, behind those that the call before ended with."""
         failures: list[TopicstoreError] = []
-        timers = self._states.timers(shard)
+        passed, self._passed[shard] = self._passed[shard], None
+        timers = (timer for timer in self._states.timers(shard) if passed is None or timer > passed)
+        last = passed
         for timer in islice(timers, _CHUNK):
             if timer.time > now:
                 self._expect_at(shard, timer.time)
                 break
+            last = timer
             try:
                 self._fire(timer)
             except TopicstoreError as failure:  # the others go on
                 failures.append(failure)
         else:
             for timer in timers:
-                self._expect_at(shard, timer.time)
+                self._passed[shard] = last  # else so many failing timers would keep the others from their turn
+                if len(failures) < _CHUNK:
+                    self._expect_at(shard, timer.time)
                 break
-        if failures:
+        if failures or passed is not None:
             self._expect_at(shard, now + _AGAIN)
         return failures
 
