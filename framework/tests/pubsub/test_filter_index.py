@@ -93,6 +93,20 @@ def test_routes_of_a_hundred_thousand_topics_are_kept(monkeypatch: pytest.Monkey
     assert len(routes._memo._younger.routes) + len(routes._memo._older.routes) <= 2 * 131_072
 
 
+def test_routes_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of long topics, and those that many filters match, are forgotten sooner, and stay right."""
+    monkeypatch.setattr("topicstore.pubsub.route_memo._BYTES", 1 << 20)
+    routes: FilterIndex[int] = FilterIndex()
+    for number in range(1_000):
+        routes.add(TopicFilter("many/#"), number)
+    for number in range(20_000):
+        assert () == routes.match(f"{number}/".ljust(500, "x"))
+        assert len(routes._memo._younger.routes) <= (1 << 20) // 500
+    for number in range(1_000):
+        assert 1_000 == len(routes.match(f"many/{number}"))
+        assert len(routes._memo._younger.routes) <= (1 << 20) // 500
+
+
 @pytest.mark.parametrize("form", ["{}", "{}/#", "{}/+/x"])
 def test_a_filter_that_comes_or_goes_costs_other_topics_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While clients subscribe to topics of their own, the routes of the other topics stay known."""

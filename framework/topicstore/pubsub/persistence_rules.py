@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.arguments import check_within
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable, to_list
@@ -36,7 +37,7 @@ _PREFIX = b"\1pr"
 _VERSION = 1
 _NEVER = 3
 """A number above every QoS."""
-_REMEMBERED = 65_536
+_REMEMBERED, _BYTES = 65_536, 16 << 20
 
 
 @attrs.frozen
@@ -73,7 +74,7 @@ class _Decisions:
     """The decisions of the rules that were asked for recently. Replaced as a whole when rules change."""
 
     by_client: bool
-    least_qos: dict[_Asked, int] = attrs.field(factory=dict)
+    least_qos: BoundedCache[_Asked, int] = attrs.field(factory=lambda: BoundedCache(_REMEMBERED, _BYTES))
     """The lowest QoS at which messages are stored."""
 
 
@@ -144,15 +145,12 @@ class PersistenceRules:
         asked: list[_Asked] = to_list(batch.topics)
         if decisions.by_client:
             asked = list(zip(asked, to_iterable(batch.client_ids), strict=True))  # type: ignore[arg-type]
-        try:
-            return np.fromiter(map(known.__getitem__, asked), np.int8, len(asked))
-        except KeyError:
-            known.update({one: self._decide(one) for one in set(asked) if one not in known})
-        if len(known) > _REMEMBERED:
-            with self._changing:
-                if self._decisions is decisions:  # otherwise rules have changed since
-                    self._decisions = _Decisions(decisions.by_client)
-        return np.fromiter(map(known.__getitem__, asked), np.int8, len(asked))
+        least = list(map(known.get, asked))
+        if None in least:
+            missing = {one for one, qos in zip(asked, least, strict=True) if qos is None}
+            decided = {one: known.keep(one, self._decide(one)) for one in missing}
+            least = [decided[one] if qos is None else qos for one, qos in zip(asked, least, strict=True)]
+        return np.array(least, np.int8)
 
     def _decide(self, asked: _Asked) -> int:
         topic, client_id = asked if isinstance(asked, tuple) else (asked, None)

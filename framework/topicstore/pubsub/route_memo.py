@@ -11,6 +11,7 @@ for each topic that is looked up again. So a change costs a bounded amount, howe
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import Generic, TypeVar
 
 from topicstore.contract.topics import TopicFilter
@@ -18,9 +19,13 @@ from topicstore.contract.topics import TopicFilter
 __all__ = ["RouteMemo"]
 
 _HALF = 131_072
-"""Number of routes that are put into one half: so many live topics are never forgotten."""
+"""Number of routes that are put into one half: so many live topics are never forgotten if their bytes permit it."""
+_BYTES = 48 << 20
+"""About how many bytes the topics and routes of one half take at most."""
+_ROUTE, _BEGINNING = 200, 400
+"""About how many bytes the dictionaries take for a route, and for a beginning of topics, without the texts."""
 _LONGEST = 512
-"""Characters of a topic that is remembered: longer ones, of 65,535 bytes each, would fill gigabytes."""
+"""Characters of a topic that is remembered."""
 _MANY = 256
 """Largest number of routes that a change of filters removes one by one."""
 
@@ -30,25 +35,32 @@ V = TypeVar("V")
 class _Half(Generic[V]):
     """Some of the routes."""
 
-    __slots__ = ("beginning", "count", "routes")
+    __slots__ = ("beginning", "count", "routes", "size")
 
     def __init__(self) -> None:
         self.routes: dict[str, tuple[int, tuple[V, ...]]] = {}
         """By topic, the number of the state of the filters for which its route holds, and the route."""
         self.count = 0
         """How many routes were put in; some may have been removed."""
+        self.size = 0
+        """About how many bytes were put in."""
         self.beginning: dict[str, set[str]] = {}
         """By first level, and by the first two levels, the topics that continue with another level."""
 
     def put(self, topic: str, state: int, route: tuple[V, ...]) -> None:
         self.routes[topic] = state, route
         self.count += 1
+        self.size += getsizeof(topic) + getsizeof(route) + _ROUTE
         end = topic.find("/")
-        if end >= 0:
-            self.beginning.setdefault(topic[:end], set()).add(topic)
+        for _ in range(2):
+            if end < 0:
+                break
+            topics = self.beginning.get(topic[:end])
+            if topics is None:
+                topics = self.beginning[topic[:end]] = set()
+                self.size += getsizeof(topic[:end]) + _BEGINNING
+            topics.add(topic)
             end = topic.find("/", end + 1)
-            if end >= 0:
-                self.beginning.setdefault(topic[:end], set()).add(topic)
 
     def remove(self, start: str) -> bool:
         """Remove the routes of topics that begin with these one or two levels; return False if they are too many."""
@@ -89,7 +101,7 @@ class RouteMemo(Generic[V]):
         """Keep the route of a topic, unless it is a very long one."""
         if len(topic) > _LONGEST:
             return
-        if self._younger.count >= _HALF:
+        if self._younger.count >= _HALF or self._younger.size >= _BYTES:
             self._older, self._younger = self._younger, _Half()
         self._younger.put(topic, self._state, route)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.model import Message
 from topicstore.sessions import Session
 
@@ -14,7 +15,7 @@ from .reserved_topics import may_be_published
 
 __all__ = ["Inbound", "Pending", "UndecidedError"]
 
-_VERDICTS, _LONGEST = 1_000, 200
+_VERDICTS, _VERDICT_BYTES = 1_000, 256 << 10
 """Topics of which is remembered whether the client may publish them, and how many characters these have at most, so
 that a client can't fill much memory with them."""
 _ALLOWED = 0
@@ -81,7 +82,7 @@ class Inbound:
         self._quota = quota if version == 5 else None
         self._decided = decided
         self._aliases: dict[int, str] | None = None
-        self._verdicts: dict[str, int] = {}
+        self._verdicts: BoundedCache[str, int] = BoundedCache(_VERDICTS, _VERDICT_BYTES)
         self.unanswered = 0
         """How many messages of QoS 1 were not answered yet."""
         self.exchanges: dict[int, None] | None = None
@@ -157,17 +158,12 @@ class Inbound:
     def _judge(self, topic: str) -> int:
         """Return 0 if a topic may be published, or the reason why not."""
         if not may_be_published(topic, self._levels):
-            return self._keep(topic, ReasonCode.TOPIC_NAME_INVALID)
+            return self._verdicts.keep(topic, ReasonCode.TOPIC_NAME_INVALID)
         if self._decided is None:
-            return self._keep(topic, _ALLOWED)
+            return self._verdicts.keep(topic, _ALLOWED)
         allowed = self._decided(topic)
         if allowed is None:
             raise UndecidedError(topic)
-        return self._keep(topic, _ALLOWED) if allowed else ReasonCode.NOT_AUTHORIZED  # a no may be of a failure
-
-    def _keep(self, topic: str, verdict: int) -> int:
-        if len(topic) <= _LONGEST:
-            if len(self._verdicts) >= _VERDICTS:
-                self._verdicts.clear()
-            self._verdicts[topic] = verdict
-        return verdict
+        return (
+            self._verdicts.keep(topic, _ALLOWED) if allowed else ReasonCode.NOT_AUTHORIZED
+        )  # a no may be of a failure

@@ -30,6 +30,8 @@ __all__ = ["Portion", "Traits", "portion_at", "portion_of", "rows_in", "rows_unt
 
 _FEW = 64
 """Number of messages up to which their traits are taken from the objects, which are delivered anyway."""
+_SHARED = 256
+"""Number of portions of a stretch that are kept for others who get them alike."""
 
 Rows = npt.NDArray[np.intp]
 
@@ -107,7 +109,7 @@ class Portion:
 class Traits:
     """Traits of a stretch's messages on which their delivery depends, determined once."""
 
-    __slots__ = ("_clients", "_packed", "expiry", "portions", "positions", "qos", "retain")
+    __slots__ = ("_clients", "_packed", "expiry", "portions", "positions", "qos", "retain", "slices")
 
     def __init__(self, stretch: Stretch) -> None:
         self.positions: Positions = stretch.positions
@@ -133,6 +135,8 @@ class Traits:
         self.portions: dict[tuple[int, int, str, SubscribeOptions], Portion] = {}
         """The portions that all sessions get alike, by their rows, filter and options."""
         self._packed: dict[tuple[int, int], PackedPositions] = {}
+        self.slices: npt.NDArray[np.uint8] | None = None
+        """By row, the slice of its topic (`topicstore.sessions.shared.slices`), once a group has read the stretch."""
 
     @classmethod
     def of(cls, stretch: Stretch) -> Traits:
@@ -146,7 +150,9 @@ class Traits:
         """Return the positions of these rows, packed."""
         found = self._packed.get((start, stop))
         if found is None:
-            found = self._packed[start, stop] = pack_positions(self.positions[start:stop])
+            found = pack_positions(self.positions[start:stop])
+            if len(self._packed) < _SHARED:
+                self._packed[start, stop] = found
         return found
 
     def of_others(self, stretch: Stretch, client_id: str) -> npt.NDArray[np.bool_]:
@@ -179,7 +185,7 @@ def portion_of(
     retain = _rows_of(traits.retain, start, stop) if options.retain_as_published else False
     expiry = None if traits.expiry is None else traits.expiry.left(slice(start, stop), now)
     portion = Portion(topic_filter, shard, options, messages, qos, positions, packed, retain, expiry)
-    if shared is not None:
+    if shared is not None and len(traits.portions) < _SHARED:
         traits.portions[shared] = portion
     return portion
 

@@ -7,7 +7,6 @@ import topicstore as ts
 from ohmqtt import mqtt_spec
 from topicstore.server.protocol import encoding, reason_tables
 from topicstore.server.protocol.decoding import decode
-from topicstore.server.protocol.known import Known
 from topicstore.server.protocol.reason import ReasonCode
 from topicstore.sessions import Publish
 from topicstore_conformance.mqtt import wire
@@ -109,13 +108,3 @@ def test_a_connect_shows_no_secret() -> None:
     packet = wire.connect("me", user_name="hidden user", password=b"hidden password", will=will)
     found = decode(5, packet[0], packet[2:])
     assert repr(found) == "ConnectPacket(version=5, client_id='me', …)"
-
-
-def test_what_is_known_stays_small() -> None:
-    known: Known[bytes, int] = Known(entries=3, longest=4)
-    for number in range(100):
-        assert known.remember(b"%d" % number, number, 2) == number
-        assert len(known) <= 3
-        assert known[b"%d" % number] == number
-    assert known.remember(b"12345", 5, 5) == 5
-    assert b"12345" not in known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.access import Action, Question
 from topicstore.contract.errors import InvalidFilterError
 from topicstore.contract.topics import TopicFilter
@@ -14,7 +15,7 @@ from .batches import Batches
 
 __all__ = ["Permissions"]
 
-_REMEMBERED = 256
+_REMEMBERED, _BYTES = 256, 256 << 10
 """Decisions that a connection keeps of each action."""
 
 _log = logging.getLogger("topicstore.server.access")
@@ -39,8 +40,8 @@ class Permissions:
         self, user: str | None, client_id: str, rules: ClientRules, plugins: Batches[Question, bool | None] | None
     ) -> None:
         self._user, self._client_id, self._rules, self._plugins = user, client_id, rules, plugins
-        self._publish: dict[str, bool] = {}
-        self._subscribe: dict[str, bool] = {}
+        self._publish: BoundedCache[str, bool] = BoundedCache(_REMEMBERED, _BYTES)
+        self._subscribe: BoundedCache[str, bool] = BoundedCache(_REMEMBERED, _BYTES)
         self._unanswered: set[str] = set()
         self.unrestricted = plugins is None and rules.everything
         """Whether nothing has to be asked."""
@@ -58,7 +59,7 @@ class Permissions:
         found = known.get(topic)
         if found is None and self._plugins is None:
             found = self._listed(action, topic)
-            _keep(known, topic, found)
+            known.keep(topic, found)
         if found is None and action == "publish" and topic in self._unanswered:
             self._unanswered.discard(topic)
             return False
@@ -88,7 +89,7 @@ class Permissions:
                 return [found[topic] for topic in topics]
             for topic, answer in zip(asked, answers, strict=True):
                 found[topic] = self._listed(action, topic) if answer is None else answer
-                _keep(known, topic, found[topic] is True)
+                known.keep(topic, found[topic] is True)
         return [found[topic] for topic in topics]
 
     def _listed(self, action: Action, topic: str) -> bool:
@@ -98,9 +99,3 @@ class Permissions:
             return self._rules.may_subscribe(TopicFilter(topic))
         except InvalidFilterError:
             return False
-
-
-def _keep(known: dict[str, bool], topic: str, decision: bool) -> None:
-    if len(known) >= _REMEMBERED:
-        known.clear()
-    known[topic] = decision

@@ -25,9 +25,9 @@ from ohmqtt.property import (
 )
 from ohmqtt.serialization import encode_varint
 
+from topicstore.bounded_cache import BoundedCache
 from topicstore.sessions import Publish
 
-from .known import Known
 from .properties import encode_publish_properties
 from .reason import ReasonCode
 from .reason_tables import (
@@ -64,7 +64,7 @@ _ACKS = {4: 0x40, 5: 0x50, 6: 0x62, 7: 0x70}
 """The first bytes of acknowledgements, by packet type."""
 _PLAIN_ACK = struct.Struct(">BBH").pack
 
-_TOPICS: Known[str, bytes] = Known(entries=32_768, longest=200)
+_TOPICS: BoundedCache[str, bytes] = BoundedCache(entries=32_768, size=8 << 20)
 """Topics with their length, as a packet has them."""
 
 
@@ -105,7 +105,7 @@ def publish_parts(version: int, publish: Publish, topic: str, alias: int) -> tup
 
 def _new_topic(topic: str) -> bytes:
     raw = topic.encode()
-    return _TOPICS.remember(topic, len(raw).to_bytes(2, "big") + raw, len(raw))
+    return _TOPICS.keep(topic, len(raw).to_bytes(2, "big") + raw, len(raw))
 
 
 def puback(version: int, kind: int, packet_id: int, reason: int = 0) -> bytes:

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 from ohmqtt.property import MQTTWillProps
 from ohmqtt.serialization import encode_varint
 
+from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.model import Properties
 
 from .bounds import MOST_USER_PROPERTIES
-from .known import Known
 from .reason import PacketError, ReasonCode
 
 __all__ = ["decode_publish_properties", "encode_publish_properties", "pairs", "will_properties"]
@@ -24,7 +24,7 @@ _FORMAT, _EXPIRY, _CONTENT_TYPE, _RESPONSE, _CORRELATION = 0x01, 0x02, 0x03, 0x0
 _IDENTIFIER, _ALIAS, _USER = 0x0B, 0x23, 0x26
 """Identifiers of properties (section 2.2.2.2)."""
 
-_KNOWN: Known[bytes, tuple[Properties | None, int]] = Known(entries=4_096, longest=256)
+_KNOWN: BoundedCache[bytes, tuple[Properties | None, int]] = BoundedCache(entries=4_096, size=2 << 20)
 """Properties that were read before: those of one client are often the same."""
 
 
@@ -84,7 +84,7 @@ def decode_publish_properties(data: bytes) -> tuple[Properties | None, int]:
             found.get(_CORRELATION),
             tuple(user_properties),
         )
-    return _KNOWN.remember(data, (properties, alias or 0), len(data))
+    return _KNOWN.keep(data, (properties, alias or 0), 4 * len(data))
 
 
 def _check_response_topic(topic: str) -> None:

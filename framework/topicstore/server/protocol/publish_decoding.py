@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from topicstore.bounded_cache import BoundedCache
 from topicstore.contract.model import Message
 
-from .known import Known
 from .properties import decode_publish_properties
 from .reason import PacketError, ReasonCode
 
@@ -24,7 +24,7 @@ _FLAGS = {
 }
 """QoS and RETAIN by the first byte of a PUBLISH, for all that are valid."""
 
-_TOPICS: Known[bytes, str] = Known(entries=32_768, longest=200)
+_TOPICS: BoundedCache[bytes, str] = BoundedCache(entries=32_768, size=8 << 20)
 """Topics that were checked before, so that each is checked and made once."""
 
 
@@ -80,7 +80,7 @@ def _new_topic(raw: bytes) -> str:
         _malformed("the topic of a PUBLISH has a NUL [MQTT-1.5.4-2]")
     if "+" in topic or "#" in topic:
         raise PacketError(ReasonCode.TOPIC_NAME_INVALID, "the topic of a PUBLISH has a wildcard [MQTT-3.3.2-2]")
-    return _TOPICS.remember(raw, topic, len(raw)) if topic else ""
+    return _TOPICS.keep(raw, topic, len(raw)) if topic else ""
 
 
 def _properties_of(body: bytes, at: int) -> tuple[int, int]:

@@ -5,14 +5,13 @@ The slice of a topic is xxh64 of its UTF-8, modulo 64; that is part of the store
 
 from __future__ import annotations
 
-import weakref
-
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from topicstore.contract.columns import to_iterable, to_list
+from topicstore.contract.columns import to_list
 from topicstore.pubsub.read_cache import Stretch
+from topicstore.sessions.portions import Traits
 
 from .records import PackedPlaces
 
@@ -22,15 +21,11 @@ ABOVE_ALL = np.uint64((1 << 64) - 1)
 """A number above every position."""
 SLICES = 64
 """Number of slices in each shard."""
-_CACHED = 65_536
 
 Places = npt.NDArray[np.uint64]
 """By shard and slice, the position up to which everything is read."""
 Slices = npt.NDArray[np.bool_]
 """A selection of the slices of a shard or, with one more dimension, of all shards."""
-
-_known: dict[str, int] = {}
-_of_stretches: weakref.WeakKeyDictionary[Stretch, npt.NDArray[np.uint8]] = weakref.WeakKeyDictionary()
 
 
 def slice_of(topic: str) -> int:
@@ -40,20 +35,12 @@ def slice_of(topic: str) -> int:
 
 def slices_of_locked(stretch: Stretch) -> npt.NDArray[np.uint8]:
     """Return the slice of each row, which is computed once for all readers of the stretch."""
-    slices = _of_stretches.get(stretch)
-    if slices is None:
-        slices = _of_stretches[stretch] = _slices_of_topics(to_list(stretch.batch.topics))
-    return slices
-
-
-def _slices_of_topics(topics: list[str]) -> npt.NDArray[np.uint8]:
-    try:
-        return np.fromiter(map(_known.__getitem__, topics), np.uint8, len(topics))
-    except KeyError:
-        if len(_known) > _CACHED:
-            _known.clear()
-        _known.update({topic: slice_of(topic) for topic in set(to_iterable(topics))})
-        return np.fromiter(map(_known.__getitem__, topics), np.uint8, len(topics))
+    traits = Traits.of(stretch)
+    if traits.slices is None:
+        topics = to_list(stretch.batch.topics)
+        slices = {topic: slice_of(topic) for topic in set(topics)}
+        traits.slices = np.fromiter(map(slices.__getitem__, topics), np.uint8, len(topics))
+    return traits.slices
 
 
 # --- places ---
