@@ -8,9 +8,9 @@ import pytest
 import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
+from topicstore.pubsub.live_messages import LIVE, LIVE_BYTES
 from topicstore.sessions import Overlapping, Publish, PubRel, Session, Sessions
 from topicstore.sessions.credit import fitting
-from topicstore.sessions.live_messages import LIVE, LIVE_BYTES
 from topicstore_conformance.faults.clock import Clock
 
 Publishing = Callable[..., None]
@@ -98,6 +98,29 @@ def test_what_is_stored_nowhere_waits_within_bounds(sessions: Sessions, db: ts.D
         found += [payload for _, items in sessions.deliver() for payload in payloads(items)]
     assert list(map(str, range(10, LIVE + 10))) == found
     assert 10 == session.status().missed
+
+
+@pytest.mark.parametrize("overlapping", ["each", "once"])
+@pytest.mark.parametrize("size", [1, 2_000])
+def test_every_message_that_is_dropped_is_counted(
+    sessions: Sessions, db: ts.Database, overlapping: Overlapping, size: int
+) -> None:
+    """Also before anybody has looked at it, for each session that would have got it."""
+    clients = [sessions.open(name, expiry_interval=None, overlapping=overlapping) for name in ("a", "b")]
+    for session in clients:
+        session.subscribe("a/#", 0)
+    clients[1].subscribe("a/+", 0, no_local=True)
+    for _ in range(1_200):
+        db.publish([ts.Message("a/b", bytes(size), client) for client in "aaaabbbbcc"])
+    assert 0 < min(session.status().missed for session in clients)
+    delivered = {"a": 0, "b": 0}
+    while sessions.wait(0):
+        for session, items in sessions.deliver():
+            delivered[session.client_id] += len(items)
+    missed = {session.client_id: session.status().missed for session in clients}
+    copies = 12_000 + 1_200 * 6 if overlapping == "each" else 12_000
+    assert (12_000, copies) == (delivered["a"] + missed["a"], delivered["b"] + missed["b"])
+    assert sum(missed.values()) == sessions.counts().missed
 
 
 @pytest.mark.parametrize("overlapping", ["each", "once"])

@@ -34,12 +34,10 @@ from topicstore.storage.storage import Storage
 from .bell import Bell, ListeningTask, ListeningThread
 from .feed import Feed
 from .hub import Hub
+from .live_messages import LiveMessages
 from .read_cache import Run
 
 __all__ = ["Place", "Subscription", "SubscriptionBatch", "SubscriptionStatus"]
-
-LIVE_ONLY = 10_000
-"""Largest number of messages stored nowhere that wait for a consumer; when more come, the oldest are dropped."""
 
 Place = Mapping[int, int]
 """The position up to which everything was read, by shard."""
@@ -99,7 +97,8 @@ class _Inbox:
         """Guards the attributes below and the subscription's place. Held briefly, never while messages are read."""
         self.ready: dict[int, None] = dict.fromkeys(range(shards))
         """The shards with something to read, as far as is known, in the order of their turns."""
-        self.live: collections.deque[Message] = collections.deque()
+        self.live: LiveMessages[Message] = LiveMessages(lambda message: len(message.payload))
+        """The messages stored nowhere that wait; when too many come, the oldest are dropped."""
         self.missed = 0
         self.ended: Exception | None = None
         self.bell = Bell()
@@ -112,10 +111,9 @@ class _Inbox:
 
     def routed(self, feed: Feed, messages: list[Message]) -> None:
         with self.lock:
-            self.live.extend(messages)
-            while len(self.live) > LIVE_ONLY:
-                self.live.popleft()
-                self.missed += 1
+            for message in messages:
+                self.live.append(message)
+            self.missed += sum(1 for _ in self.live.drop())
         self.bell.ring()
 
     def closed(self) -> None:
@@ -314,7 +312,7 @@ class Subscription:
     def _take_live(self, most: int) -> SubscriptionBatch | None:
         live = self._inbox.live
         with self._lock:
-            messages = [live.popleft() for _ in range(min(most, len(live), self._room_locked()))]
+            messages = [live.take() for _ in range(min(most, len(live), self._room_locked()))]
             return self._deliver_locked(messages, None, None) if messages else None
 
     def _take_stored(self, most: int) -> SubscriptionBatch | None:

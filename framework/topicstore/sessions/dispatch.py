@@ -28,6 +28,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.bell import Bell, ListeningTask, ListeningThread
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
+from topicstore.pubsub.live_messages import LIVE, LIVE_BYTES
 
 from .entrance import Entrance
 from .session_clock import SessionClock
@@ -47,9 +48,6 @@ class Attentive(Protocol):
 
 R = TypeVar("R", bound=Attentive)
 
-_ROUTED = 1_024
-"""Batches of messages that are stored nowhere which a channel keeps until they are taken."""
-
 
 class Follower(Protocol):
     """A source of messages that follows a filter."""
@@ -60,6 +58,9 @@ class Follower(Protocol):
     def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
         """Take messages stored nowhere, published at ``now``; ``marks``: the shards' highest visible positions."""
 
+    def miss_live(self, messages: list[Message]) -> None:
+        """Count those of messages stored nowhere that it would have taken. Needs no lock."""
+
 
 @attrs.frozen
 class _Routed:
@@ -69,12 +70,14 @@ class _Routed:
     marks: list[int]
     """The shards' highest visible positions when the messages were published."""
     time: int
+    size: int
+    """How many bytes the payloads have."""
 
 
 class Channel:
     """One filter, and the sources in this process that follow it."""
 
-    __slots__ = ("_channels", "_noted", "_routed", "_waiting", "feed", "live", "users")
+    __slots__ = ("_bytes", "_channels", "_count", "_noted", "_routed", "_waiting", "feed", "live", "users")
 
     def __init__(self, channels: Channels, feed: Feed, shards: int) -> None:
         self.feed = feed
@@ -83,11 +86,16 @@ class Channel:
         """The followers that take messages that are stored nowhere."""
         self._channels = channels
         self._waiting: list[dict[Follower, None]] = [{} for _ in range(shards)]
-        """By shard, the followers that wait for something to read. The dispatcher's lock guards these three."""
+        """By shard, the followers that wait for something to read. The dispatcher's lock guards these three, though the
+        storing thread reads `live`."""
         self._noted: dict[int, None] = {}
         """The shards with something to read. The storing thread adds to it without a lock."""
-        self._routed: list[_Routed] = []
-        """The published messages that are stored nowhere. The storing thread adds to it without a lock."""
+        self._routed: collections.deque[_Routed] = collections.deque()
+        """The published messages that are stored nowhere. `Channels.counting` guards it, and the next two."""
+        self._count = 0
+        """How many messages these are."""
+        self._bytes = 0
+        """How many bytes their payloads have."""
 
     def wait_locked(self, follower: Follower, shard: int) -> None:
         """Let a follower wait: it is woken when there is something to read in a shard."""
@@ -110,9 +118,30 @@ class Channel:
     def routed(self, feed: Feed, messages: list[Message]) -> None:
         """Note messages that are stored nowhere, if a follower takes them."""
         if self.live:
-            self._routed.append(_Routed(messages, self._channels.hub.watermarks(), self._channels.clock()))
-            del self._routed[:-_ROUTED]
+            size = sum(len(message.payload) for message in messages)
+            routed = _Routed(messages, self._channels.hub.watermarks(), self._channels.clock(), size)
+            dropped = []
+            with self._channels.counting:
+                self._routed.append(routed)
+                self._count += len(messages)
+                self._bytes += size
+                while self._follow_enough(self._routed[0]):
+                    dropped.append(self._take())
+            for gone in dropped:
+                for follower in list(self.live):
+                    follower.miss_live(gone.messages)
             self._channels.note(self)
+
+    def _follow_enough(self, oldest: _Routed) -> bool:
+        """Return whether so many messages follow these that no follower will keep one of them."""
+        return self._count - len(oldest.messages) >= LIVE or self._bytes - oldest.size >= LIVE_BYTES
+
+    def _take(self) -> _Routed:
+        """Remove the oldest messages that are stored nowhere. The caller holds `Channels.counting`."""
+        routed = self._routed.popleft()
+        self._count -= len(routed.messages)
+        self._bytes -= routed.size
+        return routed
 
     def closed(self) -> None:
         """Wake the threads and tasks that wait for something to do."""
@@ -127,8 +156,11 @@ class Channel:
             waiting, self._waiting[shard] = self._waiting[shard], {}
             for follower in waiting:
                 follower.wake(shard)
-        while self._routed:
-            routed = self._routed.pop(0)
+        while True:
+            with self._channels.counting:
+                if not self._routed:
+                    break
+                routed = self._take()
             for follower in list(self.live):
                 follower.take_live(routed.messages, routed.marks, routed.time)
 
@@ -155,9 +187,11 @@ class Channels:
         """Rings when there may be something to do."""
         self.entrance = Entrance(self.lock)
         """The way to the lock for calls that wait for it, and what they do after it."""
+        self.counting = ProcessLock()
+        """Held for microseconds, with or without `lock`. Whoever holds it takes no other lock."""
         self.missed = 0
         """How many messages of QoS 0 were dropped because their sessions did not fetch them in time. Guarded by
-        `lock`; it can be read without it."""
+        `counting`; it can be read without it."""
         self.closed = False
         """Set once, by `close` or in a forked child; reading it needs no lock."""
         self._inherited = False

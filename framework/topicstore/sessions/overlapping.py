@@ -31,12 +31,12 @@ from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.live_messages import LIVE, LiveMessages
 from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.read_cache import Run
 
 from .dispatch import Channels
 from .filter_overlaps import FilterOverlaps
-from .live_messages import LIVE, LiveMessages
 from .merged_portions import Matching, Part, merged, merged_live
 from .model import SubscribeOptions
 from .portions import Portion, Traits, portion_of, rows_until
@@ -208,9 +208,8 @@ class OverlappingSources(Source):
             else:
                 self._take(source, message, marks, now)
         for dropped in self._live.drop():
-            self._channels.missed += 1
             for member in dropped.matching:
-                member.missed += 1
+                member.count_missed(1)
                 break
         while len(self._copies) > LIVE:  # of a channel that was left, or had too many
             del self._copies[next(iter(self._copies))]
@@ -237,6 +236,11 @@ class OverlappingSources(Source):
     def _wait(self, waiting: _Waiting) -> None:
         """Let a message wait, before those that were published after later stored messages."""
         self._live.insert(waiting, lambda other: other.order > waiting.order)
+
+    def counts_for(self, source: FeedSource, message: Message) -> bool:
+        """Say whether a dropped message stored nowhere counts as one that this one of them missed. Needs no lock."""
+        getting = (one for one in list(self._members) if one.gets(message) and one.topic_filter.matches(message.topic))
+        return min(getting, key=_number, default=None) is source
 
     def forget_live(self, source: FeedSource) -> None:
         """Forget that waiting messages stored nowhere match one of the subscriptions."""

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.live_messages import LiveMessages
 from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.read_cache import Run
 
 from .dispatch import Channel, Channels
-from .live_messages import LiveMessages
 from .model import SubscribeOptions
 from .portions import Portion, portion_of, rows_until
 from .records import VERSION, Era, Keys, SubscriptionRecord, put
@@ -91,6 +92,9 @@ class Union(Protocol):
 
     def take_live(self, source: FeedSource, messages: list[Message], marks: list[int], now: int) -> None:
         """Take messages stored nowhere that one of them matches."""
+
+    def counts_for(self, source: FeedSource, message: Message) -> bool:
+        """Say whether a dropped message stored nowhere counts as one that this one of them missed. Needs no lock."""
 
     def forget_live(self, source: FeedSource) -> None:
         """Forget that waiting messages stored nowhere match this one."""
@@ -260,18 +264,34 @@ class FeedSource(Source):
         if self._live is None:
             self._live = LiveMessages(_payload_size)
         shard_of, options = self._channels.shard_of, self.options
-        for message in messages:
-            if self.takes(message) and not (options.no_local and message.client_id == self._keys.client_id):
-                shard = shard_of(message.client_id)
-                self._live.append((shard, marks, now, message, options))
-        dropped = sum(1 for _ in self._live.drop())
-        self.missed += dropped
-        self._channels.missed += dropped
+        every, own = options.qos == 0, self._keys.client_id if options.no_local else None
+        for message in messages:  # as `gets` says
+            if (every or message.qos == 0) and message.client_id != own:
+                self._live.append((shard_of(message.client_id), marks, now, message, options))
+        self.count_missed(sum(1 for _ in self._live.drop()))
         self._ready(self)
 
+    def miss_live(self, messages: list[Message]) -> None:
+        """Count those of messages stored nowhere that it would have taken. Needs no lock.
+
+        A message that overlapping subscriptions would have taken once counts for one of them.
+        """
+        gets = self.gets if self._union is None else partial(self._union.counts_for, self)
+        self.count_missed(sum(map(gets, messages)))
+
+    def count_missed(self, count: int) -> None:
+        """Count dropped messages. Needs no lock."""
+        with self._channels.counting:
+            self.missed += count
+            self._channels.missed += count
+
     def takes(self, message: Message) -> bool:
-        """Say whether a message that is stored nowhere is delivered here: as one of QoS 0."""
+        """Say whether a message that is stored nowhere is delivered here, as one of QoS 0, if its client may get it."""
         return message.qos == 0 or self.options.qos == 0
+
+    def gets(self, message: Message) -> bool:
+        """Say whether a message that is stored nowhere is delivered here."""
+        return self.takes(message) and not (self.options.no_local and message.client_id == self._keys.client_id)
 
     def _wake_all(self) -> None:
         self._behind = dict.fromkeys(range(len(self._places)))

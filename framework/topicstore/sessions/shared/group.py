@@ -329,6 +329,9 @@ class Group:
     def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
         """Do nothing: all of the group's messages are stored, and `wake` finds them."""
 
+    def miss_live(self, messages: list[Message]) -> None:
+        """Do nothing, for the same reason."""
+
     def _concerned(self, shard: int, run: Run) -> list[Member]:
         """Return the resting members that a run has messages for."""
         if not len(run):

@@ -9,7 +9,7 @@ import collections
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["LiveMessages"]
+__all__ = ["LIVE", "LIVE_BYTES", "LiveMessages"]
 
 LIVE = 10_000
 """The messages that wait at most."""
