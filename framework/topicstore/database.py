@@ -36,6 +36,7 @@ from .lifecycle.archives import Archives
 from .lifecycle.retention import Retention
 from .pubsub.publishing import PublishResult, publish
 from .pubsub.retained import remove_expired
+from .pubsub.retained_expiry import RetainedExpiry
 from .pubsub.retained_lookup import retained
 from .queues.queues import Queues
 from .releasing import release_all
@@ -94,6 +95,7 @@ class Database:
         """The limits on the age of messages and on the bytes that they take."""
         self._compaction: CompactionScheduler | None = None
         self._counting: CountingScheduler | None = None
+        self._retained_expiry = RetainedExpiry(storage)
         self._made_hub: Hub | None = None
         self._sessions: Sessions | None = None
         self._rules: PersistenceRules | None = None
@@ -553,8 +555,8 @@ class Database:
 
     def info(self) -> DatabaseInfo:
         """Return sizes, generations and counters. This is cheap: it reads no messages."""
-        visibility_failure = None if self._made_hub is None else self._made_hub.reads.failure
-        return database_info(self.storage, self.retention, self._compaction, self._counting, visibility_failure)
+        expiry, hub = self._retained_expiry, self._made_hub
+        return database_info(self.storage, self.retention, self._compaction, self._counting, expiry, hub)
 
     # --- the end ---
 

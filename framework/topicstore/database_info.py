@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
 from .lifecycle.retention import Retention
@@ -12,6 +14,10 @@ from .storage.counting import CountingScheduler
 from .storage.generations import GenerationInfo, generation_infos
 from .storage.reports import ShardInfo, shard_info
 from .storage.storage import Storage
+
+if TYPE_CHECKING:
+    from .pubsub.hub import Hub
+    from .pubsub.retained_expiry import RetainedExpiry
 
 __all__ = ["DatabaseInfo", "database_info"]
 
@@ -39,6 +45,8 @@ class DatabaseInfo:
     """Why counting in the background failed the last time; None if it did not."""
     visibility_failure: str | None
     """Why waiting for stored messages to become visible failed the last time; None if it did not."""
+    retained_failure: str | None
+    """Why removing expired retained messages failed the last time; None if it did not."""
     ballast_failure: str | None
     """Why no disk space could be reserved for the case of a full disk; None if it could, or none is needed."""
     notes_failure: str | None
@@ -63,7 +71,8 @@ def database_info(
     retention: Retention,
     compaction: CompactionScheduler | None,
     counting: CountingScheduler | None,
-    visibility_failure: str | None,
+    expiry: RetainedExpiry,
+    hub: Hub | None,
 ) -> DatabaseInfo:
     """Return the figures of a database. Cheap: reads no messages."""
     generations, manifest = generation_infos(storage), storage.manifest
@@ -82,7 +91,8 @@ def database_info(
         disk_bytes=sum(shard.disk_bytes for shard in shards),
         compaction_failure=None if compaction is None else compaction.task.failure,
         counting_failure=None if counting is None else counting.task.failure,
-        visibility_failure=visibility_failure,
+        visibility_failure=None if hub is None else hub.reads.failure,
+        retained_failure=expiry.task.failure,
         ballast_failure=storage.ballast.failure,
         notes_failure=None if storage.notes is None else storage.notes.failure,
         retention=retention.settings,

@@ -31,6 +31,7 @@ def test_info(run: Run, document: Document, db: Path) -> None:
         "compaction_failure",
         "counting_failure",
         "visibility_failure",
+        "retained_failure",
         "ballast_failure",
         "notes_failure",
         "retention",

@@ -9,13 +9,16 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from topicstore.contract.errors import EngineError
 from topicstore.pubsub.retained import remove_expired
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import state_key
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.faults.clock import START, Clock
+from topicstore_conformance.faults.threads import wait_until
 
 SECOND = 1_000_000
+DAY = 24 * 3_600 * SECOND
 
 
 @pytest.fixture
@@ -155,12 +158,59 @@ def test_its_time_counts_from_the_last_one(db: ts.Database, clock: Clock) -> Non
 
 def test_an_expired_one_is_removed(db: ts.Database, clock: Clock) -> None:
     """By a run of the retention, those and no others; a second run finds nothing."""
-    db.publish([retain("a", expiry=3), retain("b", expiry=4), retain("c"), retain("d", expiry=0)])
+    db.publish([retain("a", expiry=3), retain("b", expiry=4), retain("c"), retain("d", expiry=3)])
     clock.now += 3 * SECOND
     assert 2 == db.retention.run().expired
     assert 0 == db.retention.run().expired
     kept = [key for shard in range(3) for key, _ in db.state(shard).scan(state_key(b"r"))]
     assert [state_key(b"rb"), state_key(b"rc")] == sorted(kept)
+
+
+def kept(db: ts.Database) -> list[bytes]:
+    return [key for shard in range(3) for key, _ in db.state(shard).scan(state_key(b"r"))]
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_expired_ones_are_removed_when_something_is_stored(tmp_path: Path, clock: Clock, *, reopened: bool) -> None:
+    """Without a limit on age, after each end and after an opening; not before the time has really passed."""
+    db = ts.open(tmp_path / "db", shards=3, clock=clock, monotonic=clock.monotonic)
+    db.publish([retain(f"short/{number}", expiry=60) for number in range(3_000)])
+    db.publish([retain("long", expiry=3_600), retain("endless")])
+    if not reopened:
+        clock.jump(DAY)
+        db.store([ts.Message("other", b"")])
+        assert [] == db.retained("short/#")
+        clock.jump(-DAY)
+    assert 3_000 == len(db.retained("short/#"))
+    clock.now += 61 * SECOND
+    if reopened:
+        db.close()
+        db = ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic)
+    db.store([ts.Message("other", b"")])
+    wait_until(lambda: len(kept(db)) == 2, "the first ones are removed")
+    clock.now += 3_600 * SECOND
+    with db:
+        db.store([ts.Message("other", b"")])
+        wait_until(lambda: kept(db) == [state_key(b"rendless")], "the next one is removed")
+        assert db.info().retained_failure is None
+
+
+def test_removing_expired_ones_is_tried_again(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error, which is told until then; nothing that is stored meanwhile fails."""
+
+    def fail(*_: object) -> None:
+        raise EngineError("the disk is gone")
+
+    with ts.open(tmp_path / "db", backend="memory", shards=3, clock=clock) as db:
+        db.publish([retain("a", expiry=60)])
+        clock.now += 61 * SECOND
+        with monkeypatch.context() as patches:
+            patches.setattr("topicstore.pubsub.retained_expiry.remove_expired_until", fail)
+            db.store([ts.Message("other", b"")])
+            wait_until(lambda: db.info().retained_failure == "the disk is gone", "removing fails")
+        clock.now += 61 * SECOND
+        db.store([ts.Message("other", b"")])
+        wait_until(lambda: kept(db) == [] and db.info().retained_failure is None, "it is removed")
 
 
 def test_one_that_was_replaced_meanwhile_is_not_removed(

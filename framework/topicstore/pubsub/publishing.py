@@ -26,6 +26,7 @@ from topicstore.storage.storage import Storage
 from .hub import Hub
 from .persistence_rules import PersistenceRules
 from .retained import retained_rows
+from .retained_expiry import EarliestEnd
 
 __all__ = ["PERSIST", "PublishResult", "publish", "store_retaining"]
 
@@ -116,7 +117,12 @@ def _store(
     if not keyed and stored.all():
         return storage.write(batch, state)
     if keyed or stored.any():
-        return storage.write(batch, state, Destinations(stored=stored, keyed=keyed))
+        earliest = storage.kept(EarliestEnd)
+        if keyed:
+            earliest.look(storage)
+        result = storage.write(batch, state, Destinations(stored=stored, keyed=keyed))
+        earliest.expect(batch, keyed, storage.clock())
+        return result
     if state:
         return storage.write(MessageBatch.empty(), state)
     return StoreResult(count=0, rejoin=MessageBatch.empty)

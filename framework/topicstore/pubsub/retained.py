@@ -6,14 +6,15 @@ streams. `topicstore.pubsub.retained_lookup` finds them.
 
 A message with an expiry interval is returned until the interval is over, with the rest of it
 (`topicstore.pubsub.message_expiry`): while the wall clock is wrong, too few or too many messages are returned.
-`remove_expired` removes messages that have expired; retention, which calls it, doesn't count jumps of the clock, so a
-wrong clock removes none.
+`remove_expired` removes messages that have expired. It is called by retention and, when something is stored, by
+`topicstore.pubsub.retained_expiry`; neither counts jumps of the clock, so a wrong clock removes none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import msgspec
 import numpy as np
 
@@ -28,12 +29,26 @@ from topicstore.storage.storage import Storage
 
 from .message_expiry import Expiry
 
-__all__ = ["AFTER_ALL", "current", "key_of", "remove_expired", "retained_rows", "topic_at"]
+__all__ = [
+    "AFTER_ALL",
+    "FOREVER",
+    "Removed",
+    "any_kept",
+    "current",
+    "key_of",
+    "remove_expired",
+    "remove_expired_until",
+    "retained_rows",
+    "topic_at",
+]
 
 _PREFIX = b"r"
 AFTER_ALL = b"s"
 """The key that follows those of all retained messages."""
 
+
+FOREVER = (1 << 63) - 1
+"""A time that never comes."""
 
 _Keyed = dict[int, tuple[int, bytes]]
 _Writes = dict[int, list[StateWrite]]
@@ -74,14 +89,38 @@ def retained_rows(batch: MessageBatch, shard_of: Callable[[str], int]) -> tuple[
     return keyed, cleared
 
 
+@attrs.frozen
+class Removed:
+    """The result of removing expired messages."""
+
+    count: int
+    earliest: int
+    """The time in microseconds since the epoch at which the first of the others expires, or `FOREVER`."""
+
+
 def remove_expired(storage: Storage, now: int) -> int:
     """Remove the retained messages that have expired; return how many. One that was replaced meanwhile stays."""
-    return sum(
-        _remove_expired(storage, shard, topic, now)
-        for shard in range(len(storage.shards))
-        for batch in batches_between(storage, shard, _PREFIX, AFTER_ALL)
-        for topic in _expired(batch, now)
-    )
+    return remove_expired_until(storage, now, lambda: False).count
+
+
+def remove_expired_until(storage: Storage, now: int, stop: Callable[[], bool]) -> Removed:
+    """Remove expired messages as `remove_expired` does, until ``stop`` returns True."""
+    count, earliest = 0, FOREVER
+    for shard in range(len(storage.shards)):
+        for batch in batches_between(storage, shard, _PREFIX, AFTER_ALL):
+            if stop():
+                return Removed(count, earliest)
+            expiry = Expiry.of(batch.properties, batch.positions)
+            if expiry is not None:
+                earliest = min(earliest, int(expiry.ends[expiry.ends > now].min(initial=FOREVER)))
+                count += sum(_remove_expired(storage, shard, topic, now) for topic in _expired(batch, now))
+    return Removed(count, earliest)
+
+
+def any_kept(storage: Storage) -> bool:
+    """Return whether a retained message is stored at all, expired or not. Reads past plugins, one key of each shard."""
+    states = map(storage.state, range(len(storage.shards)))
+    return any(next(state.scan(state_key(_PREFIX)), None) is not None for state in states)
 
 
 def _remove_expired(storage: Storage, shard: int, topic: str, now: int) -> bool:
