@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .contract.cursors import Cursor
     from .contract.hookspecs import hookimpl
     from .contract.model import MAX_PAYLOAD, Message, MessageId, Properties
+    from .contract.places import Place
     from .contract.requests import ReadResult, StoreResult, Stream
     from .contract.state import ANY, StateWrite
     from .contract.times import Time
@@ -64,6 +65,7 @@ __all__ = [
     "ReadResult",
     "Properties",
     "PersistenceRule",
+    "Place",
     "PublishResult",
     "Queue",
     "QueueBatch",
@@ -98,6 +100,7 @@ _MODULES = {
     "AsyncDatabase": "aio",
     "ClientTally": "storage.contents",
     "Cursor": "contract.cursors",
+    "Place": "contract.places",
     "Database": "database",
     "Departure": "lifecycle.retention_outlook",
     "Lag": "storage.lag",

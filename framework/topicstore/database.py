@@ -405,12 +405,13 @@ class Database:
     ) -> Subscription:
         """Follow a filter: first the messages stored from ``start`` on, then new ones live, none lost or repeated.
 
-        start:      a time (0 for the beginning); a place, as returned by `Subscription.place` and
-                    `Subscription.acknowledged`; or None, which means from now on.
+        start:      a time (0 for the beginning); a `Place`, as returned by `Subscription.place` and
+                    `Subscription.acknowledged`, or positions by shard; or None, which means from now on.
         window:     how many messages may be delivered and not acknowledged (`Subscription.acknowledge`); None: any.
         batch_size: the most messages of a batch.
 
-        Each shard's messages come in order of positions. Raises `InvalidFilterError`, `InvalidArgumentError`.
+        Each shard's messages come in order of positions. Raises `InvalidFilterError`, `InvalidArgumentError`, and
+        `WrongDatabaseError` for a place of another database, or of one that was made anew since.
         """
         from .pubsub.subscription import Subscription
 

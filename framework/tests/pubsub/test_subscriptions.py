@@ -220,6 +220,49 @@ def test_what_was_not_delivered_cannot_be_acknowledged(plain: ts.Database, seque
 # --- what it costs -----------------------------------------------------------------------
 
 
+def test_a_place_of_another_database_is_refused(tmp_path: Path) -> None:
+    """Also of the same database made anew, by subscriptions and sessions, as an object and as text.
+
+    There, with older messages, nothing would come, without a word.
+    """
+    stored = [[ts.Message("a", b"", "c", timestamp=day * 86_400_000_000) for _ in range(10)] for day in (30, 0)]
+    places: list[ts.Place] = []
+    for messages in stored:
+        with ts.open(tmp_path / f"db{len(places)}", timestamps="message", allow_ancient=True) as db:
+            db.store(messages)
+            with db.subscribe("a", 0) as subscription:
+                subscription.fetch()
+                places.append(subscription.place)
+    with ts.open(tmp_path / "db1", allow_ancient=True) as db:
+        session = db.sessions.open("client")
+        for begin_at in (db.subscribe, lambda text, start: session.subscribe(text, start=start)):
+            for start in (places[0], dict(places[0]), ts.Place.parse(str(places[0]))):
+                with pytest.raises(ts.WrongDatabaseError):
+                    begin_at("a", start)
+        for start in (str(places[0]), f"0:{places[0][0]}"):
+            with pytest.raises(ts.WrongDatabaseError):
+                session.subscribe("a", start=start)
+        session.subscribe("a", 1, start=str(places[1]))
+        db.store([ts.Message("a", b"new", "c", timestamp=86_400_000_000)])
+        assert [b"new"] == [item.message.payload for item in session.deliver()]  # type: ignore[union-attr]
+        with db.subscribe("a", dict(places[1])) as subscription:
+            assert [b"new"] == [message.payload for message in subscription.fetch().messages]
+
+
+def test_a_place_in_what_was_lost_counts_as_the_end(tmp_path: Path) -> None:
+    """A database that was restored from a copy has its id: what is stored from then on comes."""
+    with ts.open(tmp_path / "db", timestamps="message", allow_ancient=True) as db:
+        db.store([ts.Message("a", b"1", "c", timestamp=1_000_000)])
+        db.checkpoint(tmp_path / "copy")
+        db.store([ts.Message("a", b"lost", "c", timestamp=9_000_000)])
+        with db.subscribe("a", 0) as subscription:
+            assert 2 == len(subscription.fetch())
+            place = subscription.place
+    with ts.open(tmp_path / "copy", allow_ancient=True) as db, db.subscribe("a", place) as subscription:
+        db.store([ts.Message("a", b"new", "c", timestamp=5_000_000)])
+        assert [b"new"] == [message.payload for message in subscription.fetch().messages]
+
+
 def test_who_stands_at_the_same_place_shares_a_scan(plain: ts.Database) -> None:
     """A thousand subscribers of a filter that keep together cost the engine as many reads as one."""
     for first in range(0, 2_000, 200):

@@ -273,8 +273,9 @@ def test_a_start_is_a_time_as_a_replay_has_it(
     assert found == {None: 20, 1: 18, 1.5: 17, 10: 10, 100: 0}[seconds]
 
 
-def test_a_place_may_be_text(sessions: Sessions) -> None:
+def test_a_place_may_be_text(db: ts.Database, sessions: Sessions) -> None:
     """As a user property has it."""
+    db.store([ts.Message("a", b"", f"publisher {number}") for number in range(10)])  # in both shards
     session = sessions.open("late", expiry_interval=None)
     session.subscribe("a", 1, start=" 0:5,1:7 ")
     assert (5, 7) == session.status().subscriptions[0].places[:2]

@@ -120,11 +120,11 @@ class InvalidOptionError(InvalidArgumentError):
 
 
 class InvalidCursorError(InvalidArgumentError):
-    """The bytes are not a cursor: garbled, truncated, or of a newer version. Nothing was read."""
+    """The bytes are not a cursor, or the text no place: garbled, truncated, or of a newer version. Nothing was read."""
 
 
 class WrongDatabaseError(InvalidCursorError):
-    """The cursor belongs to another database. Nothing was read; use it where it was made."""
+    """The cursor or place belongs to another database. Nothing was read; use it where it was made."""
 
 
 class ImportSourceError(InvalidArgumentError):

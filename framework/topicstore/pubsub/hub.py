@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import collections
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import cast
 
+from topicstore.contract.arguments import check_within
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable
-from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.errors import DatabaseClosedError, WrongDatabaseError
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
+from topicstore.contract.places import Place
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage.storage import Storage
 
@@ -34,6 +37,7 @@ class Hub:
         self.reads = ReadCache(storage)
         """The stretches that were read recently, shared by all followers."""
         self._shards = storage.shards
+        self._database = storage.id
         self._recent = RecentCommits()
         self._scans_only = len(storage.hooks.topicstore_read.get_hookimpls()) > 1
         """Whether a plugin wraps reading, so that messages may be read otherwise than they were stored."""
@@ -100,6 +104,35 @@ class Hub:
     def watermarks(self) -> list[int]:
         """Return each shard's highest visible position, at which "from now on" begins."""
         return [shard.watermark for shard in self._shards]
+
+    def place(self, positions: Sequence[int]) -> Place:
+        """Return the place of these positions, by shard."""
+        return Place(self._database, dict(enumerate(positions)))
+
+    def after(self, place: Mapping[int, int]) -> list[int]:
+        """Return, by shard, the position after which to begin at a place; shards that are left out begin at 0.
+
+        A place in a part of the database that was lost since counts as its end.
+
+        Raises `WrongDatabaseError` for a place of another database. A mapping that isn't a `Place` counts as such if
+        one of its positions lies after everything that the database has. Raises `InvalidArgumentError` for shards that
+        there are not, and for what is no position.
+        """
+        known = isinstance(place, Place)
+        if isinstance(place, Place) and place.database != self._database:
+            raise WrongDatabaseError(f"{str(place)!r} is a place in another database")
+        found = [0] * len(self._shards)
+        for number, position in place.items():
+            check_within("a shard", number, 0, len(found) - 1)
+            check_within("a position", position, 0, (1 << 64) - 1)
+            last = self._shards[number].last_position
+            if position > last and not known:
+                raise WrongDatabaseError(
+                    f"position {position} of shard {number} lies after everything in this database: the place is "
+                    "probably of another one"
+                )
+            found[number] = min(position, last)
+        return found
 
     # --- telling ---
 

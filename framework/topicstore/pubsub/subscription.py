@@ -20,11 +20,12 @@ from typing import Self
 
 import attrs
 
-from topicstore.contract.arguments import check_count, check_within, seconds
+from topicstore.contract.arguments import check_count, seconds
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, SubscriptionClosedError
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
+from topicstore.contract.places import Place
 from topicstore.contract.positions import first_position
 from topicstore.contract.times import Time, instant
 from topicstore.contract.topics import TopicFilter
@@ -37,10 +38,7 @@ from .hub import Hub
 from .live_messages import LiveMessages
 from .read_cache import Run
 
-__all__ = ["Place", "Subscription", "SubscriptionBatch", "SubscriptionStatus"]
-
-Place = Mapping[int, int]
-"""The position up to which everything was read, by shard."""
+__all__ = ["Subscription", "SubscriptionBatch", "SubscriptionStatus"]
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -77,7 +75,7 @@ class SubscriptionStatus:
     """The status of a subscription at one moment."""
 
     topic_filter: str
-    place: dict[int, int]
+    place: Place
     lagging: bool
     """Whether there is something to read, as far as is known; `Subscription.lag` returns how much."""
     unacknowledged: int
@@ -143,7 +141,7 @@ class Subscription:
         storage: Storage,
         hub: Hub,
         topic_filter: TopicFilter,
-        start: Time | Place | None,
+        start: Time | Mapping[int, int] | None,
         *,
         window: int | None,
         batch_size: int,
@@ -178,7 +176,7 @@ class Subscription:
         """Sequence, shard and position of each batch that waits to be acknowledged."""
         self._gone = frozenset() if isinstance(start, Mapping) else hub.reads.gone()  # a start at a place misses none
         """The generations whose dropping was reported or is irrelevant."""
-        place = None if start is None else _place(start, storage)
+        place = None if start is None else _place(start, storage, hub)
         hub.listen(self._feed, self._inbox)
         self._end = weakref.finalize(self, hub.abandon, self._feed, self._inbox)
         self._end.atexit = False
@@ -193,19 +191,19 @@ class Subscription:
         return self._feed.topic_filter.text
 
     @property
-    def place(self) -> dict[int, int]:
+    def place(self) -> Place:
         """Return the place up to which messages were fetched, from which another subscription can start."""
         with self._lock:
-            return dict(enumerate(self._before_held_locked(self._place)))
+            return self._hub.place(self._before_held_locked(self._place))
 
     @property
-    def acknowledged(self) -> dict[int, int]:
+    def acknowledged(self) -> Place:
         """Return the place up to which messages were acknowledged, from which another subscription can start.
 
         A batch of which only a part was acknowledged doesn't count.
         """
         with self._lock:
-            return dict(enumerate(self._before_held_locked(self._done)))
+            return self._hub.place(self._before_held_locked(self._done))
 
     def _before_held_locked(self, places: list[int]) -> list[int]:
         """Return places, by shard, with those moved back that lie after a batch which nobody has got yet."""
@@ -476,14 +474,9 @@ class Subscription:
         return f"<Subscription {self.topic_filter!r}{' closed' * (self._inbox.ended is not None)}>"
 
 
-def _place(start: Time | Place, storage: Storage) -> list[int]:
+def _place(start: Time | Mapping[int, int], storage: Storage, hub: Hub) -> list[int]:
     """Return, by shard, the position after which to begin."""
-    shards = len(storage.shards)
-    if not isinstance(start, Mapping):
-        time = instant(start, storage.clock, allow_ancient=storage.allow_ancient)
-        return [max(first_position(time) - 1, 0)] * shards
-    for shard, position in start.items():
-        if type(shard) is not int or not 0 <= shard < shards:
-            raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {shards - 1}")
-        check_within("a position", position, 0, (1 << 64) - 1)
-    return [start.get(shard, 0) for shard in range(shards)]
+    if isinstance(start, Mapping):
+        return hub.after(start)
+    time = instant(start, storage.clock, allow_ancient=storage.allow_ancient)
+    return [max(first_position(time) - 1, 0)] * len(storage.shards)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from topicstore.contract.arguments import check_within
 from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.places import Place
 from topicstore.contract.positions import first_position
 from topicstore.contract.times import Time
+from topicstore.pubsub.hub import Hub
 
 __all__ = ["START_PROPERTY", "Start", "places_of"]
 
@@ -17,16 +18,18 @@ START_PROPERTY = "topicstore-start"
 
 Start = Time | Mapping[int, int] | None
 """Where a subscription begins. None: from now on. A time, inclusive, as `Database.replay` takes it; 0: the beginning.
-A place: by shard, the position after which to begin; shards that are left out begin at 0. Or text: ``now``, which is
-from now on, ``beginning``, a time as `Database.replay` takes it, or a place, ``0:3481600000000,1:3481600002048``."""
+A `topicstore.Place`, or by shard the position after which to begin; shards that are left out begin at 0. Or text:
+``now``, which is from now on, ``beginning``, a time as `Database.replay` takes it, or a place as text, with the
+database's id, or without it as in ``0:3481600000000,1:3481600002048``."""
 
-_PLACE = re.compile(r"[0-9]+:[0-9]+(,[0-9]+:[0-9]+)*")
+_PLACE = re.compile(r"[0-9a-f]{32}(-[0-9a-f]+)+")
+_POSITIONS = re.compile(r"[0-9]+:[0-9]+(,[0-9]+:[0-9]+)*")
 
 
-def places_of(start: Start, marks: list[int], instant: Callable[[Time], int]) -> list[int]:
+def places_of(start: Start, marks: list[int], hub: Hub, instant: Callable[[Time], int]) -> list[int]:
     """Return, by shard, the position up to which a subscription with this start has nothing to deliver.
 
-    Raises `InvalidArgumentError`.
+    Raises `InvalidArgumentError`, and `WrongDatabaseError` for a place of another database.
 
     marks:   the shards' watermarks.
     instant: returns a time as microseconds since the epoch.
@@ -36,10 +39,7 @@ def places_of(start: Start, marks: list[int], instant: Callable[[Time], int]) ->
     if start is None:
         return marks
     if isinstance(start, Mapping):
-        for shard, position in start.items():
-            check_within("a shard", shard, 0, len(marks) - 1)
-            check_within("a position", position, 0, (1 << 64) - 1)
-        return [start.get(shard, 0) for shard in range(len(marks))]
+        return hub.after(start)
     try:
         return [max(first_position(instant(start)) - 1, 0)] * len(marks)
     except InvalidArgumentError as bad:
@@ -53,5 +53,7 @@ def _parsed(text: str) -> Start:
     if text == "beginning":
         return 0
     if _PLACE.fullmatch(text):
+        return Place.parse(text)
+    if _POSITIONS.fullmatch(text):
         return {int(shard): int(position) for shard, _, position in (pair.partition(":") for pair in text.split(","))}
     return text

@@ -239,7 +239,7 @@ def _change(
     eras, was_limited = source.eras, source.limited
     marks = context.dispatcher.hub.watermarks()
     if start is not None:
-        source.restart(options, places_of(start, marks, context.instant))
+        source.restart(options, places_of(start, marks, context.dispatcher.hub, context.instant))
     elif options != source.options:
         source.change(options, marks)
 
@@ -288,7 +288,8 @@ def _nothing() -> None:
 
 
 def _places(context: SessionContext, start: Start) -> list[int]:
-    return places_of(start, context.dispatcher.hub.watermarks(), context.instant)
+    hub = context.dispatcher.hub
+    return places_of(start, hub.watermarks(), hub, context.instant)
 
 
 def _stored(

@@ -5,7 +5,6 @@ The format is that of the HTML standard, section 9.2 (https://html.spec.whatwg.o
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Annotated, Any
@@ -15,14 +14,9 @@ from litestar import Response, get
 from litestar.params import HeaderParameter, QueryParameter
 
 import topicstore as ts
-from topicstore.contract.errors import (
-    DatabaseClosedError,
-    InvalidCursorError,
-    SubscriptionClosedError,
-    WrongDatabaseError,
-)
+from topicstore.contract.errors import DatabaseClosedError, SubscriptionClosedError
 from topicstore.files.formats import encode_lines
-from topicstore.pubsub.subscription import Place, Subscription, SubscriptionBatch
+from topicstore.pubsub.subscription import Subscription, SubscriptionBatch
 from topicstore.server.http.context import Context, TheContext
 from topicstore.server.http.guards import needs
 from topicstore.server.http.problems import document_of
@@ -37,7 +31,6 @@ _PIECE = 1 << 18
 """Bytes of payloads that are written as events at once: a client that reads slowly has few of them in memory. The
 messages themselves are shared by all who follow the same filter."""
 _HEARTBEAT = 15.0
-_POSITION = re.compile("[0-9a-f]{1,16}")
 
 
 @get("/messages/tail", guards=[needs("read")], tags=["messages"], media_type="text/event-stream", sync_to_thread=True)
@@ -66,7 +59,7 @@ def tail(
     """
     db = context.db
     last = last_event_id or after
-    place: Place | int | None = time_asked(db, start) if last is None else _place(db, last)
+    place = time_asked(db, start) if last is None else ts.Place.parse(last)
     subscription = db.subscribe(topic_filter, place, batch_size=_BATCH)
     return Streamed(_Events(context, subscription, heartbeat), "text/event-stream", {"Cache-Control": "no-store"})
 
@@ -79,7 +72,6 @@ class _Events:
         self._subscription = subscription
         self._heartbeat = heartbeat
         self._place = subscription.place
-        self._database = context.db.id.hex()
         self._pieces = iter((self._here(),))
         """What is still to be sent of the messages that were taken last."""
         self._failure: Exception | None = None
@@ -112,7 +104,7 @@ class _Events:
 
         An event without data sets the last id and is not dispatched.
         """
-        return f"id: {self._id()}\n\n".encode()
+        return f"id: {self._place}\n\n".encode()
 
     def _written(self, batch: SubscriptionBatch) -> Iterator[bytes]:
         """Yield the events of a batch, in pieces."""
@@ -128,17 +120,13 @@ class _Events:
             held = []
             for line, position in zip(lines, run.positions[done : done + len(part)], strict=True):
                 self._place[shard] = position
-                held.append(b"id: %b\ndata: %b\n\n" % (self._id().encode(), line))
+                held.append(b"id: %b\ndata: %b\n\n" % (str(self._place).encode(), line))
             done += len(part)
             yield b"".join(held)
         if run is not None and shard is not None:
             self._place[shard] = run.position
             if batch.dropped and not batch.messages:  # or it would be told again to who connects again
                 yield self._here()
-
-    def _id(self) -> str:
-        positions = "-".join(f"{position:x}" for _, position in sorted(self._place.items()))
-        return f"{self._database}-{positions}"
 
     async def aclose(self) -> None:
         """End the subscription."""
@@ -157,16 +145,6 @@ def _parts(messages: list[ts.Message]) -> Iterator[list[ts.Message]]:
             first, size = number + 1, 0
     if first < len(messages):
         yield messages[first:]
-
-
-def _place(db: ts.Database, text: str) -> dict[int, int]:
-    """Return the place that an event's ``id`` tells, by shard. Raises `InvalidCursorError`."""
-    database, *positions = text.split("-")
-    if database != db.id.hex():
-        raise WrongDatabaseError(f"{text[:80]!r} is not the id of an event of this database")
-    if len(positions) != len(db.storage.shards) or not all(map(_POSITION.fullmatch, positions)):
-        raise InvalidCursorError(f"{text[:80]!r} is not the id of an event")
-    return {shard: int(position, 16) for shard, position in enumerate(positions)}
 
 
 ROUTES = [tail]
