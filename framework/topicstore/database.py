@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from .pubsub.hub import Hub
     from .pubsub.persistence_rules import PersistenceRules
-    from .pubsub.subscription import Subscription
+    from .pubsub.subscription import OnDropped, Subscription
     from .sessions import Sessions
     from .storage.explain import Explanation
 
@@ -402,25 +402,23 @@ class Database:
         *,
         window: int | None = None,
         batch_size: int = BATCH_SIZE,
+        on_dropped: OnDropped = "warn",
     ) -> Subscription:
         """Follow a filter: first the messages stored from ``start`` on, then new ones live, none lost or repeated.
 
-        start:      a time (0 for the beginning); a `Place`, as returned by `Subscription.place` and
-                    `Subscription.acknowledged`, or positions by shard; or None, which means from now on.
+        start:      a time (0 for the beginning), a `Place` of this database, positions by shard, or None: from now on.
         window:     how many messages may be delivered and not acknowledged (`Subscription.acknowledge`); None: any.
         batch_size: the most messages of a batch.
+        on_dropped: what iterating does if generations are dropped unread: "warn", "raise", or a function that is called
+                    with their numbers. `fetch` tells them in `SubscriptionBatch.dropped`.
 
         Each shard's messages come in order of positions. Raises `InvalidFilterError`, `InvalidArgumentError`, and
-        `WrongDatabaseError` for a place of another database, or of one that was made anew since.
+        `WrongDatabaseError` for a place of another database.
         """
         from .pubsub.subscription import Subscription
 
         self.storage.check_open()
-        parsed = TopicFilter(topic_filter)
-        check_count("batch_size", batch_size)
-        if window is not None:
-            check_count("window", window)
-        return Subscription(self.storage, self._hub, parsed, start, window=window, batch_size=batch_size)
+        return Subscription(self.storage, self._hub, TopicFilter(topic_filter), start, window, batch_size, on_dropped)
 
     @property
     def sessions(self) -> Sessions:

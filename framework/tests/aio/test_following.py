@@ -53,6 +53,23 @@ def test_following(tmp_path: Path) -> None:
     with_database(tmp_path, main)
 
 
+def test_who_iterates_is_told_of_dropped_generations(tmp_path: Path) -> None:
+    """By an error, if that is wanted; the next message comes then."""
+
+    async def main(db: ts.AsyncDatabase) -> None:
+        async with db.subscribe("a/+", start=0, on_dropped="raise") as subscription:
+            await db.store(numbered(0, 3))
+            await db.add_generation()
+            await db.store(numbered(3, 6))
+            await db.drop_generation(1)
+            with pytest.raises(ts.GenerationDroppedError):
+                await anext(subscription)
+            assert [3, 4, 5] == await some(subscription, 3)
+            assert 1 == (await subscription.status()).dropped
+
+    with_database(tmp_path, main)
+
+
 def test_a_subscription_begins_when_it_is_needed(tmp_path: Path) -> None:
     """When it is entered, awaited or asked for a message; many tasks begin one."""
 

@@ -330,6 +330,33 @@ def test_dropped_generations_are_told(db: ts.Database) -> None:
         assert told == [1]
 
 
+@pytest.mark.parametrize("wanted", ["warn", "raise", "call"])
+def test_who_iterates_is_told_of_dropped_generations(plain: ts.Database, wanted: str) -> None:
+    """By a warning, an error or a call, once, and by the status; no message that is left is lost for it."""
+    called: list[tuple[int, ...]] = []
+    on_dropped: Any = called.append if wanted == "call" else wanted
+    with plain.subscribe("a/+", 0, on_dropped=on_dropped) as subscription:
+        plain.store(numbered(0, 3))
+        plain.add_generation()
+        plain.store(numbered(3, 3))
+        plain.drop_generation(1)
+        taken: list[int] = []
+        if wanted == "warn":
+            with pytest.warns(RuntimeWarning, match=r"generations 1 .*'a/\+'.*lost"):
+                taken.append(int(next(iter(subscription)).payload))
+        elif wanted == "raise":
+            with pytest.raises(ts.GenerationDroppedError, match="generations 1 "):
+                next(iter(subscription))
+        taken += [int(message.payload) for message in itertools.islice(subscription, 3 - len(taken))]
+        assert ([3, 4, 5], 1) == (taken, subscription.status().dropped)
+        assert ([(1,)] if wanted == "call" else []) == called
+
+
+def test_what_is_no_way_to_tell_of_dropped_generations_is_refused(plain: ts.Database) -> None:
+    with pytest.raises(ts.InvalidArgumentError, match="on_dropped"):
+        plain.subscribe("#", on_dropped="ignore")  # type: ignore[arg-type]
+
+
 def test_a_generation_that_was_read_is_not_missed(plain: ts.Database) -> None:
     """Dropping what was read, or what did not match, is nobody's loss."""
     plain.store([*numbered(0, 20), ts.Message("other", b"x")])

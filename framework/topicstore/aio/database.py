@@ -23,6 +23,7 @@ from .threads import Threads
 from .writer import AsyncWriter
 
 if TYPE_CHECKING:
+    from topicstore.pubsub.subscription import OnDropped
     from topicstore.storage.manifest import Manifest
 
 __all__ = ["AsyncDatabase"]
@@ -125,6 +126,7 @@ class AsyncDatabase(Face[Database]):
         *,
         window: int | None = None,
         batch_size: int = BATCH_SIZE,
+        on_dropped: OnDropped = "warn",
     ) -> AsyncSubscription:
         """Follow a filter: first the messages stored from ``start`` on, then new ones live, none lost or repeated.
 
@@ -133,6 +135,7 @@ class AsyncDatabase(Face[Database]):
         window:     how many messages may be delivered but not acknowledged (`AsyncSubscription.acknowledge`)
                     before no more are delivered; None means any number.
         batch_size: the maximum number of messages in a batch.
+        on_dropped: what iterating does if generations were dropped unread; see `Database.subscribe`.
 
         It begins when it is entered, awaited, or asked for the first message; errors in the arguments are raised there.
         Each shard's messages come in order of positions.
@@ -141,7 +144,10 @@ class AsyncDatabase(Face[Database]):
         return AsyncSubscription(
             self._threads,
             topic_filter,
-            lambda: database.subscribe(topic_filter, start, window=window, batch_size=batch_size),
+            lambda: database.subscribe(
+                topic_filter, start, window=window, batch_size=batch_size, on_dropped=on_dropped
+            ),
+            on_dropped,
         )
 
     refresh = threaded(Database.refresh)

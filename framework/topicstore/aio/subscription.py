@@ -9,7 +9,14 @@ from typing import Self
 
 from topicstore.contract.errors import SubscriptionClosedError
 from topicstore.contract.model import Message
-from topicstore.pubsub.subscription import Subscription, SubscriptionBatch, SubscriptionStatus
+from topicstore.contract.places import Place
+from topicstore.pubsub.subscription import (
+    OnDropped,
+    Subscription,
+    SubscriptionBatch,
+    SubscriptionStatus,
+    report_dropped,
+)
 from topicstore.storage.lag import Lag
 
 from .beginning import Beginning
@@ -33,22 +40,25 @@ class AsyncSubscription(Beginning[Subscription], AsyncIterator[Message]):
     ends.
     """
 
-    def __init__(self, threads: Threads, topic_filter: str, make: Callable[[], Subscription]) -> None:
+    def __init__(
+        self, threads: Threads, topic_filter: str, make: Callable[[], Subscription], on_dropped: OnDropped
+    ) -> None:
         super().__init__(threads, make, Subscription.close, _closed)
         self.topic_filter = topic_filter
         """The filter that it follows."""
+        self._on_dropped = on_dropped
         self._batch: collections.deque[Message] = collections.deque()
         """The rest of the batch that is iterated over."""
         self._sequence = 0
         """The sequence of that batch."""
 
     @property
-    def place(self) -> dict[int, int]:
+    def place(self) -> Place:
         """Return the place up to which messages were fetched, from which another subscription can start."""
         return self._there().place
 
     @property
-    def acknowledged(self) -> dict[int, int]:
+    def acknowledged(self) -> Place:
         """Return the place up to which messages were acknowledged, from which another subscription can start.
 
         A batch of which only a part was acknowledged doesn't count.
@@ -86,6 +96,7 @@ class AsyncSubscription(Beginning[Subscription], AsyncIterator[Message]):
                 batch = await self.fetch()
                 self._batch.extend(batch.messages)
                 self._sequence = batch.sequence
+                report_dropped(batch, self.topic_filter, self._on_dropped)
         except SubscriptionClosedError:
             raise StopAsyncIteration from None
         return self._batch.popleft()

@@ -12,17 +12,22 @@ import collections
 import time
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import attrs
 
 from topicstore.contract.arguments import check_count, seconds
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, SubscriptionClosedError
+from topicstore.contract.errors import (
+    DatabaseClosedError,
+    GenerationDroppedError,
+    InvalidArgumentError,
+    SubscriptionClosedError,
+)
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
 from topicstore.contract.places import Place
@@ -31,6 +36,7 @@ from topicstore.contract.times import Time, instant
 from topicstore.contract.topics import TopicFilter
 from topicstore.storage.lag import Lag, LagCounter
 from topicstore.storage.storage import Storage
+from topicstore.warning import warn_caller
 
 from .bell import Bell, ListeningTask, ListeningThread
 from .feed import Feed
@@ -38,7 +44,12 @@ from .hub import Hub
 from .live_messages import LiveMessages
 from .read_cache import Run
 
-__all__ = ["Subscription", "SubscriptionBatch", "SubscriptionStatus"]
+__all__ = ["OnDropped", "Subscription", "SubscriptionBatch", "SubscriptionStatus", "report_dropped"]
+
+
+OnDropped = Literal["warn", "raise"] | Callable[[tuple[int, ...]], object]
+"""What iterating does when generations were dropped before the subscription had read them: it warns, raises
+`GenerationDroppedError`, or calls a function with their numbers."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -85,6 +96,8 @@ class SubscriptionStatus:
     """Seconds since the window filled up; 0 if it isn't full."""
     missed: int
     """How many messages stored nowhere were dropped because too many waited."""
+    dropped: int
+    """How many generations were dropped before the subscription had read them; their unread messages are lost."""
 
 
 class _Inbox:
@@ -128,8 +141,9 @@ class Subscription:
 
     Iterating over it, with ``for`` or ``async for``, returns each message, stored ones first, until it is closed; with
     a ``window``, a batch counts as acknowledged when the first message after it is asked for. Alternatively, `fetch`
-    batches and `acknowledge` them. Methods may be called from any thread; threads that fetch at the same time get
-    different batches.
+    batches and `acknowledge` them. If retention overtakes it, batches name the generations that were dropped unread,
+    and iterating does what ``on_dropped`` says; after an error, another iteration goes on. Methods may be called from
+    any thread; threads that fetch at the same time get different batches.
 
     After an error of `fetch`, another call goes on at the same place. When the database is closed,
     `DatabaseClosedError` is raised. When the subscription is closed, `SubscriptionClosedError` is raised, and iterating
@@ -142,13 +156,19 @@ class Subscription:
         hub: Hub,
         topic_filter: TopicFilter,
         start: Time | Mapping[int, int] | None,
-        *,
         window: int | None,
         batch_size: int,
+        on_dropped: OnDropped,
     ) -> None:
+        check_count("batch_size", batch_size)
+        if window is not None:
+            check_count("window", window)
+        if on_dropped not in ("warn", "raise") and not callable(on_dropped):
+            raise InvalidArgumentError(f'on_dropped is "warn", "raise" or a function, not {on_dropped!r}')
         self._storage = storage  # the database stays open as long as a subscription exists
         self._window = window
         self._batch_size = batch_size
+        self._on_dropped = on_dropped
         self._hub = hub
         self._feed = hub.feed(topic_filter)
         self._inbox = _Inbox(len(storage.shards))
@@ -174,6 +194,8 @@ class Subscription:
         """When the window filled up; None if it is not full."""
         self._delivered: collections.deque[tuple[int, int, int]] = collections.deque()
         """Sequence, shard and position of each batch that waits to be acknowledged."""
+        self._dropped = 0
+        """How many generations were dropped before they were read."""
         self._gone = frozenset() if isinstance(start, Mapping) else hub.reads.gone()  # a start at a place misses none
         """The generations whose dropping was reported or is irrelevant."""
         place = None if start is None else _place(start, storage, hub)
@@ -353,6 +375,7 @@ class Subscription:
             self._full_since = time.monotonic()
         dropped = () if run is None else tuple(gone for gone in run.dropped if gone not in self._gone)
         self._gone = self._gone.union(dropped)  # each is reported once, not for every shard
+        self._dropped += len(dropped)
         batch = SubscriptionBatch(
             messages=messages,
             sequence=self._sequence,
@@ -396,6 +419,7 @@ class Subscription:
                 stuck=full is not None,
                 stuck_for=0.0 if full is None else time.monotonic() - full,
                 missed=self._inbox.missed,
+                dropped=self._dropped,
             )
 
     def lag(self) -> Lag:
@@ -447,6 +471,7 @@ class Subscription:
         with self._lock:
             self._iterated.extend(batch.messages)
             self._iterated_to = batch.sequence
+        report_dropped(batch, self.topic_filter, self._on_dropped)
 
     # --- the end ---
 
@@ -472,6 +497,23 @@ class Subscription:
 
     def __repr__(self) -> str:
         return f"<Subscription {self.topic_filter!r}{' closed' * (self._inbox.ended is not None)}>"
+
+
+def report_dropped(batch: SubscriptionBatch, topic_filter: str, on_dropped: OnDropped) -> None:
+    """Do what ``on_dropped`` says if generations were dropped before a subscription had read them."""
+    if not batch.dropped:
+        return
+    if callable(on_dropped):
+        on_dropped(batch.dropped)
+        return
+    numbers = ", ".join(map(str, batch.dropped))
+    text = (
+        f"generations {numbers} were dropped before the subscription to {topic_filter!r} had read them: their unread "
+        "messages are lost"
+    )
+    if on_dropped == "raise":
+        raise GenerationDroppedError(text)
+    warn_caller(text)
 
 
 def _place(start: Time | Mapping[int, int], storage: Storage, hub: Hub) -> list[int]:
