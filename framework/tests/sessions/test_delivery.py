@@ -193,8 +193,17 @@ def test_unsubscribing_ends_deliveries_but_not_exchanges(sessions: Sessions, pub
     assert [] == session.deliver()
 
 
-@pytest.mark.parametrize("arguments", [{"qos": 3}, {"retain_handling": 3}, {"subscription_identifier": -1}])
-def test_options_out_of_range_are_refused(sessions: Sessions, arguments: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"qos": 3},
+        {"retain_handling": 3},
+        {"subscription_identifier": -1},
+        {"no_local": "yes"},
+        {"retain_as_published": 1},
+    ],
+)
+def test_options_out_of_range_are_refused(sessions: Sessions, arguments: dict[str, object]) -> None:
     """And nothing is subscribed."""
     session = sessions.open("subscriber")
     with pytest.raises(ts.InvalidArgumentError):

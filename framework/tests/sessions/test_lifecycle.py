@@ -20,6 +20,7 @@ from topicstore.sessions import (
     SubscribeOptions,
     Will,
 )
+from topicstore.sessions.session_state import SessionState
 from topicstore.shard.state import OWN
 from topicstore_conformance.faults.clock import START, Clock
 
@@ -93,6 +94,19 @@ def test_a_session_without_expiry_ends_with_its_connection(db: ts.Database, sess
     assert not sessions.open("client").present
 
 
+@pytest.mark.parametrize("longest", [0xFFFFFFFF, float(0xFFFFFFFF), timedelta(seconds=0xFFFFFFFF)])
+def test_the_longest_expiry_of_mqtt_is_never(sessions: Sessions, clock: Clock, longest: Any) -> None:
+    """At opening and by a DISCONNECT (MQTT 5, section 3.1.2.11.2)."""
+    sessions.open("opened", expiry_interval=longest).lost()
+    sessions.open("changed", expiry_interval=1).disconnect(expiry_interval=longest)
+    sessions.open("ends", expiry_interval=0xFFFFFFFE).lost()
+    clock.now += 150 * 365 * 24 * 3_600 * SECOND
+    sessions.tick()
+    assert ["changed", "opened"] == sessions.clients()
+    for client_id in sessions.clients():
+        assert (None, None) == (sessions[client_id].expiry_interval, sessions[client_id].expires)
+
+
 def test_a_disconnect_may_change_the_expiry(sessions: Sessions) -> None:
     """But not from 0 to anything else (MQTT 5, section 3.14.2.2.2): then nothing has changed."""
     session = sessions.open("client")
@@ -121,6 +135,11 @@ def test_a_disconnect_may_change_the_expiry(sessions: Sessions) -> None:
         {"client_id": "x", "keep_alive": float("nan")},
         {"client_id": "x", "will": Will(ts.Message("w", b""), delay=-1)},
         {"client_id": "x", "will": Will(ts.Message("w/+", b""))},
+        {"client_id": "x", "will": Will(ts.Message("w", b""), delay=2**32)},
+        {"client_id": "x", "will": Will(ts.Message("w", bytes(2**16)))},
+        {"client_id": "x", "expiry_interval": 2**32},
+        {"client_id": "x", "expiry_interval": timedelta(seconds=2**32)},
+        {"client_id": "x", "keep_alive": 2**16},
     ],
 )
 def test_openings_that_make_no_sense_are_refused(sessions: Sessions, arguments: dict[str, object]) -> None:
@@ -521,6 +540,27 @@ def test_a_session_that_a_crash_left_open_can_be_kicked(
 
 
 # --- closing ---
+
+
+def test_closing_commits_once_for_each_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many sessions there are."""
+    db = ts.open(tmp_path / "db", backend="memory", shards=2)
+    for number in range(50):
+        session = db.sessions.open(f"client-{number}", expiry_interval=10)
+        session.subscribe("a", 1)
+    db.publish([ts.Message("a", b"", "publisher", 1)])
+    for session, items in db.sessions.deliver():
+        session.puback(*[item.packet_id for item in items])
+    written: list[int] = []
+    write = SessionState.write
+
+    def counted(self: SessionState, shard: int, writes: Sequence[StateWrite]) -> None:
+        written.append(shard)
+        write(self, shard, writes)
+
+    monkeypatch.setattr(SessionState, "write", counted)
+    db.close()
+    assert [0, 1] == sorted(written)
 
 
 def test_closing_the_database_ends_connections_and_commits(tmp_path: Path, clock: Clock) -> None:

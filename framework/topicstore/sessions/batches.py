@@ -28,7 +28,7 @@ class Connect(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str
     clean_start: bool = False
     expiry_interval: timedelta | float | None = 0.0
-    """A timedelta or seconds; None: the session never expires."""
+    """A timedelta or seconds; None or 0xFFFFFFFF: the session never expires."""
     receive_maximum: int = MAX_PACKET_ID
     keep_alive: timedelta | float = 0
     """A timedelta or seconds; 0: no limit."""

@@ -23,7 +23,10 @@ from .takeover import Connections
 from .timers import Timers
 from .wills import disconnected
 
-__all__ = ["Leaving", "interval_of"]
+__all__ = ["Leaving", "check_four_bytes", "interval_of"]
+
+_MOST_SECONDS = 0xFFFF_FFFF
+"""The largest number of seconds that MQTT has four bytes for."""
 
 
 class Leaving:
@@ -121,5 +124,19 @@ def _interval(session: LiveSession, expiry_interval: timedelta | float | Keep | 
 
 
 def interval_of(expiry_interval: timedelta | float | None) -> int:
-    """Return the microseconds that a session lasts after its connection, as they are stored."""
-    return NEVER if expiry_interval is None else microseconds(check_length("expiry_interval", expiry_interval))
+    """Return the microseconds that a session lasts after its connection, as they are stored.
+
+    The largest number of MQTT means that it never expires (MQTT 5, section 3.1.2.11.2). Raises `InvalidArgumentError`.
+    """
+    if expiry_interval is None:
+        return NEVER
+    length = check_four_bytes("expiry_interval", expiry_interval)
+    return NEVER if length == _MOST_SECONDS else microseconds(length)
+
+
+def check_four_bytes(name: str, length: object) -> float:
+    """Return a length of time in seconds. Raises `InvalidArgumentError` if MQTT has no number for it."""
+    found = check_length(name, length)
+    if found > _MOST_SECONDS:
+        raise InvalidArgumentError(f"{name} is at most {_MOST_SECONDS:,} seconds, not {length!r}")
+    return found

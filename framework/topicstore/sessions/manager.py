@@ -147,7 +147,7 @@ class Sessions:
 
         clean_start:     end an existing session, and begin a new one (section 3.1.2.4).
         expiry_interval: how long the session lasts after this connection, as a timedelta or in seconds; 0: it ends with
-                         the connection; None: it never expires (section 3.1.2.11.2).
+                         the connection; None or 0xFFFFFFFF: it never expires (section 3.1.2.11.2).
         receive_maximum: how many messages of QoS 1 and 2 may be sent but not acknowledged (section 3.1.2.11.3).
         keep_alive:      a timedelta or seconds; the connection of a client that is silent for one and a half times
                          as long counts as lost; 0: there is no limit (section 3.1.2.10).

@@ -10,6 +10,7 @@ import attrs
 import msgspec
 
 from topicstore.contract.arguments import check_within
+from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.model import Message
 
 __all__ = [
@@ -54,6 +55,10 @@ class SubscribeOptions(msgspec.Struct, frozen=True, gc=False, array_like=True):
         check_within("qos", self.qos, 0, 2)
         check_within("retain_handling", self.retain_handling, 0, 2)
         check_within("a subscription identifier", self.identifier, 0, MAX_IDENTIFIER)
+        for name in ("no_local", "retain_as_published"):
+            value = getattr(self, name)
+            if type(value) is not bool:  # it is stored, and could not be read back
+                raise InvalidArgumentError(f"{name} is True or False, not {value!r}")
         return self
 
 

@@ -25,7 +25,7 @@ from topicstore.shard.state import FrameworkWrite
 from .batches import Connect
 from .context import SessionContext
 from .inflight import MAX_PACKET_ID, InflightWindow
-from .leaving import Leaving, interval_of
+from .leaving import Leaving, check_four_bytes, interval_of
 from .live_session import LiveSession
 from .model import Ended
 from .records import NEVER, VERSION, Keys, SessionRecord
@@ -39,6 +39,9 @@ from .timers import Timers
 from .wills import Wills
 
 __all__ = ["Opening", "checked"]
+
+_TWO_BYTES = 0xFFFF
+"""The largest keep-alive in seconds, and the largest payload of a will (MQTT 5, sections 3.1.2.10 and 3.1.3.4)."""
 
 OnEnd = Callable[[Session, Ended], None] | None
 _Outcome = dict[int, Session | TopicstoreError]
@@ -267,10 +270,13 @@ def _check(how: Connect) -> None:
             "a session that is kept in memory ends with its connection: it has an expiry_interval of 0, clean_start "
             "and no will"
         )
-    check_length("keep_alive", how.keep_alive)
+    if check_length("keep_alive", how.keep_alive) > _TWO_BYTES:
+        raise InvalidArgumentError(f"keep_alive is at most {_TWO_BYTES:,} seconds, not {how.keep_alive!r}")
     if how.will is not None:
         _delay(how)
         MessageBatch.from_messages([how.will.message])
+        if len(how.will.message.payload) > _TWO_BYTES:
+            raise InvalidMessageError(f"the payload of a will has at most {_TWO_BYTES:,} bytes", 0)
 
 
 def _same(found: Found | None) -> Found | None:
@@ -278,7 +284,7 @@ def _same(found: Found | None) -> Found | None:
 
 
 def _delay(how: Connect) -> int:
-    return NEVER if how.will is None else microseconds(check_length("a will's delay", how.will.delay))
+    return NEVER if how.will is None else microseconds(check_four_bytes("a will's delay", how.will.delay))
 
 
 def checked(
