@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.contract.errors import NewerFormatError
 from topicstore.pubsub.feed import Feed
+from topicstore.pubsub.live_messages import LIVE_BYTES
 from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
 from topicstore.sessions.filter_overlaps import FilterOverlaps, _Node
 from topicstore.sessions.records import FlightRecord, Keys, Matched, MergedFlightRecord, StoredFlight, decode, put
@@ -212,6 +213,19 @@ def test_what_is_stored_of_them_stays_readable_and_older_versions_refuse_it() ->
     alone = FlightRecord(1, "a/+", 0, SubscribeOptions(2), 7, 1, 1_234, b"\0\1", 1)
     found = decode(key, put(key, alone).value, StoredFlight)  # type: ignore[arg-type]
     assert StoredFlight(*msgspec.structs.astuple(alone)) == found
+
+
+def test_copies_that_never_come_take_bounded_memory(sessions: Sessions) -> None:
+    """As when the channel of one subscription had too many messages, and that of another had not."""
+    session = sessions.open("client", overlapping="once")
+    for text in ("a/#", "a/+"):
+        session.subscribe(text, 0)
+    union, source = session._live.overlapping, session._live.sources["a/#"]
+    assert union is not None
+    for _ in range(100):
+        message = ts.Message("a/b", bytes(LIVE_BYTES // 8), "publisher")
+        source.take_live([message], [0, 0], 0)  # type: ignore[union-attr]
+        assert sum(len(one.payload) for one, _ in union._copies.values()) == union._copied <= 2 * LIVE_BYTES
 
 
 LEVELS = st.sampled_from(["a", "b", "+", "$s", ""])

@@ -31,7 +31,7 @@ from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
-from topicstore.pubsub.live_messages import LIVE, LiveMessages
+from topicstore.pubsub.live_messages import LIVE, LIVE_BYTES, LiveMessages
 from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.read_cache import Run
 
@@ -67,7 +67,18 @@ class _Waiting:
 class OverlappingSources(Source):
     """Those subscriptions of a session that overlap with another one. Used under the dispatcher's lock."""
 
-    __slots__ = ("_apart", "_behind", "_channels", "_copies", "_failing", "_filters", "_live", "_members", "_ready")
+    __slots__ = (
+        "_apart",
+        "_behind",
+        "_channels",
+        "_copied",
+        "_copies",
+        "_failing",
+        "_filters",
+        "_live",
+        "_members",
+        "_ready",
+    )
 
     def __init__(self, channels: Channels, ready: Callable[[Source], None]) -> None:
         self._channels = channels
@@ -84,6 +95,8 @@ class OverlappingSources(Source):
         self._live: LiveMessages[_Waiting] = LiveMessages(lambda waiting: len(waiting.message.payload))
         self._copies: dict[int, tuple[Message, set[FeedSource]]] = {}
         """By `id` of a message that is stored nowhere, the subscriptions whose copy of it is still to come."""
+        self._copied = 0
+        """How many bytes the payloads of these have."""
 
     # --- its members ---
 
@@ -122,6 +135,7 @@ class OverlappingSources(Source):
             self._behind.clear()
             self._live.clear()
             self._copies.clear()
+            self._copied = 0
 
     @property
     def topic_filter(self) -> TopicFilter:  # type: ignore[override]
@@ -204,16 +218,22 @@ class OverlappingSources(Source):
             if source in expected:
                 expected.discard(source)
                 if not expected:
-                    del self._copies[id(message)]
+                    self._forget_copies(message)
             else:
                 self._take(source, message, marks, now)
         for dropped in self._live.drop():
             for member in dropped.matching:
                 member.count_missed(1)
                 break
-        while len(self._copies) > LIVE:  # of a channel that was left, or had too many
-            del self._copies[next(iter(self._copies))]
+        most = LIVE_BYTES + sum(len(message.payload) for message in messages)
+        while len(self._copies) > LIVE or self._copied > most:  # of a channel that was left, or had too many
+            self._forget_copies(next(iter(self._copies.values()))[0])
         self._ready(self)
+
+    def _forget_copies(self, message: Message) -> None:
+        """Expect no copies of a message any more."""
+        del self._copies[id(message)]
+        self._copied -= len(message.payload)
 
     def _take(self, source: FeedSource, message: Message, marks: list[int], now: int) -> None:
         matching = [
@@ -223,6 +243,8 @@ class OverlappingSources(Source):
         ]
         matching.sort(key=_number)
         if len(matching) > 1:
+            if id(message) not in self._copies:  # else the same object was published twice
+                self._copied += len(message.payload)
             self._copies[id(message)] = message, {member for member in matching if member is not source}
         taken = {
             member: member.options
