@@ -11,7 +11,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.positions import first_position
 from topicstore.sessions import Publish, PubRel, Session, Sessions, Start
-from topicstore.shard.state import OWN
+from topicstore.shard.state import OWN, FrameworkWrite
 from topicstore_conformance.faults.clock import START, Clock
 
 Publishing = Callable[..., None]
@@ -300,6 +300,34 @@ def test_a_start_that_is_none_is_refused(sessions: Sessions, start: Start) -> No
     with pytest.raises(ts.InvalidArgumentError):
         session.subscribe("a", start=start)
     assert () == session.status().subscriptions
+
+
+@pytest.mark.parametrize("text", ["a", "$share/group/a"])
+def test_a_stored_place_in_what_was_lost_counts_as_the_end(tmp_path: Path, text: str) -> None:
+    """As when one shard lost its last writes and the session's has not: what is stored from then on comes."""
+
+    def stored(db: ts.Database, payload: bytes, second: int) -> None:
+        db.store([ts.Message("a", payload, "publisher", 1, timestamp=second * SECOND)])
+
+    with ts.open(tmp_path / "db", timestamps="message", allow_ancient=True) as db:
+        session = db.sessions.open("client", expiry_interval=None)
+        session.subscribe(text, 1)
+        stored(db, b"1", 1)
+        assert ["1"] == [payload for payload, _, _ in seen(session.deliver())]
+        session.puback(1)
+        session.disconnect()
+        db.checkpoint(tmp_path / "copy")
+        session = db.sessions.open("client", expiry_interval=None)
+        stored(db, b"lost", 9)
+        session.puback(*[item.packet_id for item in session.deliver()])
+        session.disconnect()
+        places = [*db.state(0).scan(OWN + b"sc"), *db.state(0).scan(OWN + b"sg"), *db.state(0).scan(OWN + b"g")]
+    with ts.open(tmp_path / "copy", allow_ancient=True) as db:
+        db.state(0).write([FrameworkWrite(key, value) for key, value in places])
+    with ts.open(tmp_path / "copy", allow_ancient=True) as db:
+        session = db.sessions.open("client", expiry_interval=None)
+        stored(db, b"new", 5)
+        assert ["new"] == [payload for payload, _, _ in seen(session.deliver())]
 
 
 # --- after a kill ---

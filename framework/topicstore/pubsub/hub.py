@@ -105,6 +105,10 @@ class Hub:
         """Return each shard's highest visible position, at which "from now on" begins."""
         return [shard.watermark for shard in self._shards]
 
+    def last_positions(self) -> list[int]:
+        """Return each shard's last position. A stored place that lies after it is in what the database has lost."""
+        return [shard.last_position for shard in self._shards]
+
     def place(self, positions: Sequence[int]) -> Place:
         """Return the place of these positions, by shard."""
         return Place(self._database, dict(enumerate(positions)))

@@ -328,6 +328,7 @@ def _send(session: LiveSession, sending: RetainedSource) -> None:
 def resume(context: SessionContext, session: LiveSession) -> None:
     """Load the stored subscriptions, once, when the session is opened."""
     states, marks = context.states, context.dispatcher.hub.watermarks()
+    ends = context.dispatcher.hub.last_positions()
     places, sent = states.places(session.client_id), states.retained(session.client_id)
     for number, record in states.subscriptions(session.client_id):
         session.numbers = number + 1
@@ -338,7 +339,8 @@ def resume(context: SessionContext, session: LiveSession) -> None:
             shared.group.attach(shared)
             continue
         source = _source(context, session, number, TopicFilter(text), record.eras)
-        source.start(places.get(number, marks) if source.limited else marks)
+        place = places.get(number, marks) if source.limited else marks
+        source.start(list(map(min, place, ends)))
         source.settled()
         session.sources[text] = source
         session.merge_overlapping(source)

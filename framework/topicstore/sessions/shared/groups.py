@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 import msgspec
+import numpy as np
 
 from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
@@ -76,7 +77,8 @@ class Groups:
                 self._load_lease(group, client_id, number, taken)
             else:
                 group.dismiss(client_id)
-        group.settled[:] = group.places
+        ends = np.array(self._channels.hub.last_positions(), np.uint64)
+        group.places[:] = group.settled[:] = np.minimum(group.places, ends[:, None])
         if not group.members:
             group.remove()
             return None
