@@ -76,6 +76,20 @@ def test_json_lines_keep_messages(rows: list[ts.Message]) -> None:
     assert [decode_line(line) for line in lines.splitlines(keepends=False)] == rows
 
 
+@given(st.lists(st.tuples(st.sampled_from([None, 1]), st.sampled_from(["", "\n", "\r\n", " ", "\n \n"])), max_size=4))
+def test_a_line_is_one_object(objects: list[tuple[int | None, str]]) -> None:
+    """Two objects in a line, or one in several lines, are refused, however many objects and lines there are."""
+    row = {"topic": "a", "payload": "}{", "properties": {}}
+    text = "".join(json.dumps(row, indent=indent) + end for indent, end in objects).encode()
+    try:
+        expected = [json.loads(line) for line in text.split(b"\n") if line.strip()]
+    except ValueError:
+        with pytest.raises(ValueError):  # noqa: PT011 - msgspec's own, which has no narrower one here
+            decode_lines(text)
+    else:
+        assert [ts.Message("a", b"}{", properties=ts.Properties())] * len(expected) == decode_lines(text)
+
+
 @given(st.lists(messages, max_size=5))
 def test_csv_keeps_messages(rows: list[ts.Message]) -> None:
     written = io.StringIO(newline="")
@@ -92,7 +106,7 @@ def original(tmp_path: Path) -> Path:
     return tmp_path / "original"
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.csv", "x.csv.gz", "x.parquet"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.json", "x.csv", "x.csv.gz", "x.parquet"])
 def test_every_format_brings_back_what_was_written(original: Path, tmp_path: Path, name: str) -> None:
     run("replay", original, "--output", tmp_path / name)
     run("replay", original, "$SYS/#", "--output", tmp_path / f"system-{name}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
 import re
+import select
 import subprocess
 import sys
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,10 @@ import pytest
 import topicstore as ts
 import xxhash
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 from topicstore.cli import cli
+from topicstore.cli.files.json_documents import split_objects
 from topicstore.cli.files.progress import Progress
 from topicstore.cli.files.source_detection import open_source
 from topicstore.files.formats import decode_lines, encode_lines
@@ -232,20 +240,150 @@ def test_parquet_goes_on_in_the_middle_of_a_row_group(db: Path, tmp_path: Path) 
     assert by_client(stored(db)) == by_client(ROWS)
 
 
-def test_damaged_gzip(db: Path, tmp_path: Path) -> None:
-    """What could be unpacked is stored; the whole file then goes on."""
-    import gzip
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+@pytest.mark.parametrize("damage", ["half", "end", "garbage", "changed"])
+def test_damaged_gzip(db: Path, tmp_path: Path, ending: str, damage: str) -> None:
+    """Every whole row that can be unpacked before the damage is stored; the whole file then goes on."""
+    rows = [ts.Message("a/b", xxhash.xxh3_128_hexdigest(b"%d" % n).encode(), timestamp=n) for n in range(3_000)]
+    text = encode_lines(rows)
+    if ending == "csv":
+        text = b"topic,payload,timestamp\n" + b"".join(b"a/b,%b,%016d\n" % (row.payload, row.timestamp) for row in rows)
+    whole = gzip.compress(text)
+    packed = {
+        "half": whole[: len(whole) // 2],
+        "end": whole[:-4],
+        "garbage": whole + b"\x07 and more",
+        "changed": whole[: len(whole) // 2] + b"\xff" * 99 + whole[len(whole) // 2 + 99 :],
+    }[damage]
+    file = tmp_path / f"x.{ending}.gz"
+    file.write_bytes(packed)
+    unpacker, unpacked = zlib.decompressobj(31), b""
+    with contextlib.suppress(zlib.error):
+        for byte in packed:
+            unpacked += unpacker.decompress(bytes([byte]))
+    good = 0  # the rows before the damage, which may also be unpacked to something else
+    for good, (found, expected) in enumerate(zip(unpacked.splitlines(), text.splitlines(), strict=False), 1):
+        if found != expected:
+            good -= 1
+            break
+    good -= ending == "csv"
+    result = run("import", db, file, "--batch-size", 1_000_000, code=2)
+    assert good == len(stored(db)) > 1_000
+    assert f"row {good + 1:,}: " in result.stderr
+    file.write_bytes(whole)
+    assert imported(db, file)["sources"][0]["resumed"] == good
+    assert rows == stored(db)
 
-    whole = gzip.compress(encode_lines(ROWS * 50), compresslevel=1)
-    packed = tmp_path / "x.jsonl.gz"
-    packed.write_bytes(whole[: len(whole) // 2])
-    result = run("import", db, packed, "--late", "lift", code=2)
-    before = len(stored(db))
-    assert 0 < before < 10_000
-    assert f"row {before + 1:,}: " in result.stderr
-    packed.write_bytes(whole)
-    assert imported(db, packed)["sources"][0]["resumed"] == before
-    assert len(stored(db)) == 10_000
+
+def array(rows: list[dict[str, Any]]) -> str:
+    return json.dumps(rows)
+
+
+def indented_array(rows: list[dict[str, Any]]) -> str:
+    return "\ufeff" + json.dumps(rows, indent=1)
+
+
+def indented(rows: list[dict[str, Any]]) -> str:
+    return "\n".join(json.dumps(row, indent=2) for row in rows)
+
+
+def together(rows: list[dict[str, Any]]) -> str:
+    return "".join(map(json.dumps, rows))
+
+
+@pytest.mark.parametrize("form", [array, indented_array, indented, together])
+def test_json_that_is_not_lines(db: Path, tmp_path: Path, form: Callable[[list[dict[str, Any]]], str]) -> None:
+    """Objects anywhere are rows, at which an import goes on, also when one was corrected, or the file grew."""
+    rows = [{"topic": f"t{n}", "payload": 'a "}{][" \\', "properties": {}, "timestamp": n} for n in range(30)]
+    file = tmp_path / "x.json"
+    for end, limit, seen in ((20, 7, 0), (20, 8, 7), (29, 10, 15)):
+        file.write_text(form(rows[:end]))
+        [source] = imported(db, file, "--limit", limit, "--batch-size", 3, "--shards", 2)["sources"]
+        assert (seen, limit) == (source["resumed"], source["messages"])
+    file.write_text(form([*rows[:27], {**rows[27], "qos": 7}, *rows[28:]]))
+    assert "row 28: " in run("import", db, file, code=2).stderr
+    file.write_text(form(rows))
+    assert 3 == imported(db, file)["messages"]
+    assert [f"t{n}" for n in range(30)] == [message.topic for message in stored(db)]
+    lines = tmp_path / "x.jsonl"
+    lines.write_text(form(rows))
+    told = run("import", tmp_path / "other", lines, code=2).stderr
+    assert f"{lines}, row 1: " in told
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("{}{}]", 3),
+        ("[{},]", 2),
+        ("[{}{}]", 2),
+        ("[{}", 2),
+        ("[{}, 7, {}]", 2),
+        ("[{}][{}]", 2),
+        ("[[{}]]", 1),
+        ("{} {", 2),
+        ("{},{}", 2),
+        ("7", 1),
+        ('{} "text', 2),
+    ],
+)
+def test_json_that_is_no_objects(db: Path, text: str, row: int) -> None:
+    text = text.replace("{}", '{"topic":"t","payload":{"a":[1]}}')
+    assert f"row {row}: " in run("import", db, "-", "--format", "json", stdin=text.encode(), code=2).stderr
+    if row > 1:
+        assert row - 1 == len(stored(db))
+
+
+@given(st.lists(st.integers(0, 400)), st.sampled_from([array, indented_array, indented, together]))
+def test_json_in_pieces(cuts: list[int], form: Callable[[list[dict[str, Any]]], str]) -> None:
+    """Objects are the same wherever a piece ends, be it in a text or in an escape."""
+    rows = [{"topic": '\\"{[', "payload": n, "é": [{"\\": "\\\\"}]} for n in range(4)]
+    text = form(rows).encode()
+    ends = sorted({0, *cuts, len(text)})
+    found = list(split_objects(filter(None, (text[a:b] for a, b in pairwise(ends))), 1_000))
+    assert rows == [json.loads(one[one.index(b"{") :]) for one in found]
+    assert text.startswith(b"".join(found))
+
+
+PIPED = {
+    "jsonl": (b"", b'{"topic":"a","payload":"two\\n%d"}\n'),
+    "json": (b"[", b'{"topic":"a","payload":\n"two\\n%d"},'),
+    "csv": (b"topic,payload\n", b'a,"two\n%d"\n'),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("file_format", list(PIPED))
+def test_rows_of_a_pipe_are_stored_while_it_is_open(file_format: str, packed: bool) -> None:
+    """Though no batch is full; so is what came when the wait for more is interrupted, but no half row."""
+    head, row = PIPED[file_format]
+    packer = zlib.compressobj(wbits=31)
+
+    def put(text: bytes) -> None:
+        os.write(end, packer.compress(text) + packer.flush(zlib.Z_SYNC_FLUSH) if packed else text)
+
+    @contextlib.contextmanager
+    def interrupted() -> Iterator[None]:
+        """Wait as long as there is something, and then be interrupted."""
+        if not select.select([begin], [], [], 0)[0]:
+            raise KeyboardInterrupt
+        yield
+
+    begin, end = os.pipe()
+    try:
+        with open_source(Path(f"/dev/fd/{begin}"), file_format) as source:
+            read = source.read(0, 4_096)
+            put(head + b"".join(row % n for n in range(300)) + (row % 300)[:-4])  # the last one is not complete
+            assert 300 == len(next(read))
+            put((row % 300)[-4:] + row % 301 + (row % 302)[:-4])
+            source.waiting = interrupted
+            assert [b"two\n300", b"two\n301"] == [message.payload for rows in [next(read)] for message in rows.messages]
+            with pytest.raises(KeyboardInterrupt):
+                next(read)
+    finally:
+        os.close(end)
+        os.close(begin)
 
 
 @pytest.mark.parametrize("name", [(), ("--source", "log")])

@@ -49,7 +49,7 @@ CSV_COLUMNS = COLUMNS
 PLAIN = ColumnMap()
 """The mapping that takes each column under its own name."""
 
-_ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+_ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 def format_of_name(path: Path) -> str | None:
@@ -90,13 +90,27 @@ _fields = msgspec.structs.astuple
 
 
 def decode_lines(lines: bytes, mapping: ColumnMap = PLAIN) -> list[Message]:
-    """Return the messages of JSON lines, skipping blank lines. Raises `ValueError` if one is bad."""
+    """Return the messages of JSON lines, skipping blank lines. Raises `ValueError` if one is not one message."""
     if mapping.plain:
         try:
-            return list(map(_message, _decoder.decode_lines(lines)))
+            plain = _decoder.decode_lines(lines)
+            _check_lines(lines, len(plain))
+            return list(map(_message, plain))
         except ValueError:  # not in the form that `encode_lines` writes
             pass
-    return [_mapped(row, mapping) for row in _row_decoder.decode_lines(lines)]
+    rows = _row_decoder.decode_lines(lines)
+    _check_lines(lines, len(rows))
+    return [_mapped(row, mapping) for row in rows]
+
+
+def _check_lines(text: bytes, objects: int) -> None:
+    """Raise `ValueError` unless each line has one of the JSON objects that were decoded, or is blank."""
+    if text.count(b"}\n{") == text.count(b"\n") - text.endswith(b"\n") == objects - 1:  # in each break, an object ends
+        return
+    lines = [line for line in map(bytes.strip, text.split(b"\n")) if line]
+    # An object that goes on in the next line neither ends before the break, nor begins behind it.
+    if len(lines) != objects or not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+        raise ValueError("a line is not one JSON object")
 
 
 def decode_list(rows: bytes) -> list[Message]:

@@ -89,8 +89,9 @@ def import_(
 ) -> None:
     """Store the messages of FILES, in their order, in the database PATH, which is created if missing.
 
-    JSON lines, CSV and Parquet; the first two also gzipped. Without FILES, or for "-", standard input:
-    JSON lines, or CSV with --format csv.
+    JSON lines (.jsonl, .ndjson), other JSON (.json: objects, or an array of them), CSV and Parquet; all but the
+    last also gzipped. Without FILES, or for "-", standard input: JSON lines, or what --format says. What comes
+    through a pipe is stored within a tenth of a second.
 
     A directory that `export` wrote is put back, generation by generation, its rows in order of positions;
     then every row is looked for in PATH, and compared except for its position, which is a new one. A new

@@ -99,8 +99,10 @@ class Transfer:
 
     def _guarded(self, source: Source, progress: Progress) -> Literal["imported", "limit reached"]:
         with Interrupts() as interrupts:
+            source.waiting = interrupts.let_through
             try:
-                return self._store_all(source, progress, interrupts)
+                with interrupts.held() if source.live else contextlib.nullcontext():
+                    return self._store_all(source, progress, interrupts)
             except BadRowError as bad:
                 raise ImportSourceError(self._explain(source, bad)) from bad
             except KeyboardInterrupt:
@@ -140,7 +142,8 @@ class Transfer:
         if self.acknowledge is not None:
             report_to, answers = self.acknowledge
             os.write(report_to, b"%d\n" % progress.start)
-            os.read(answers, 1)
+            with interrupts.let_through():
+                os.read(answers, 1)
         self.observe(source, self._stored)
         if bad is not None:
             raise bad

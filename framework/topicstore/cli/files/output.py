@@ -41,7 +41,8 @@ def format_of(output: Path | None, *, terminal: bool) -> str:
     """Return the format for an output's name, or for a terminal."""
     if output is None:
         return "table" if terminal else "jsonl"
-    return format_of_name(output) or "jsonl"
+    found = format_of_name(output)
+    return found if found in FORMATS else "jsonl"
 
 
 @contextlib.contextmanager

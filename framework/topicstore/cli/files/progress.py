@@ -74,7 +74,7 @@ class Progress:
         self._db = db
         self._name = source.name
         self._retain = retain
-        self._how = " ".join(filter(None, (source.mapping.told, "--retain" if retain else "")))
+        self._how = " ".join(filter(None, (source.options, source.mapping.told, "--retain" if retain else "")))
         self._key = _key_of(source.id)
         self._shards = range(db.manifest.shards)
         markers = self._load(self._key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Self
 
@@ -31,6 +31,10 @@ class Source(ABC):
     """A file or stream to import."""
 
     format: str
+    options = ""
+    """Options that decide how it is read, beyond those of its mapping."""
+    live = False
+    """Whether its rows come while they are read, from a pipe or a device, and can't be read again."""
     corrected_goes_on = False
     """Whether the import of a corrected copy continues by itself, because text has prefixes."""
 
@@ -42,6 +46,8 @@ class Source(ABC):
         self.named = named
         """Whether the source is known by a name from a person, not by content, so that it may grow."""
         self._identify = identify
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What it enters while it only waits for text of a stream, and may be interrupted without losing any."""
 
     @cached_property
     def id(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Files to import, known by their content: JSON lines, CSV, Parquet; the first two also gzipped.
+"""Files to import, known by their content: JSON lines, JSON, CSV, Parquet; all but the last also gzipped.
 
 A file is known by its content, not by its name: its source id is its size and the XXH3 of all its bytes. So a file
 that was renamed or moved is still the same source; one in which a byte changed is another. A stream
@@ -28,12 +28,17 @@ from topicstore.files.formats import format_of_name
 from topicstore.files.mapping import ColumnMap
 
 from .source import Source, opening
-from .text import CsvSource, JsonLinesSource
+from .text import CsvSource, JsonLinesSource, JsonSource
 
 __all__ = ["FORMATS", "STANDARD_INPUT", "open_source"]
 
-FORMATS = ("jsonl", "csv", "parquet")
+FORMATS = ("jsonl", "json", "csv", "parquet")
 STANDARD_INPUT = Path("-")
+_OF_TEXT: dict[str, type[JsonLinesSource | JsonSource | CsvSource]] = {
+    "jsonl": JsonLinesSource,
+    "json": JsonSource,
+    "csv": CsvSource,
+}
 
 
 def open_source(
@@ -61,8 +66,7 @@ def open_source(
         from .parquet import ParquetSource
 
         return ParquetSource(path, shown, identify, named=name is not None, mapping=mapping)
-    kind = JsonLinesSource if chosen == "jsonl" else CsvSource
-    return kind(file, path, size, shown, identify, named=name is not None, mapping=mapping)
+    return _OF_TEXT[chosen](file, path, size, shown, identify, named=name is not None, mapping=mapping)
 
 
 def _is_regular(path: Path) -> bool:

@@ -1,15 +1,17 @@
-"""Sources of text: JSON lines and CSV, packed by gzip or not, read line by line with the hash of all text before."""
+"""Sources of text, packed by gzip or not: JSON lines, JSON and CSV, with the hash of all text before a row."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import gzip
 import io
+import select
+import time
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Self
 
 import xxhash
 
@@ -17,23 +19,30 @@ from topicstore import MAX_PAYLOAD, ImportSourceError, Message
 from topicstore.files.formats import csv_parser, decode_line, decode_lines
 from topicstore.files.mapping import ColumnMap
 
+from .json_documents import split_objects
 from .rows import BadRowError, Prefix, RawRows, Rows
 from .source import Source, opening
 
-__all__ = ["CsvSource", "JsonLinesSource"]
+__all__ = ["CsvSource", "JsonLinesSource", "JsonSource"]
 
 _BLOCK_BYTES = 16 << 20
 """The bytes of text after which a batch ends, however few its rows, so that long lines don't fill memory."""
+_BLOCK_SECONDS = 0.1
+"""The longest time that rows of a stream wait for further rows of their batch."""
 _LONGEST_LINE = MAX_PAYLOAD * 4 // 3 + (16 << 20)
-"""The most bytes of a line of JSON: the largest payload in base64, a topic, and properties."""
+"""The most bytes of a row of JSON: the largest payload in base64, a topic, and properties."""
 _LONGEST_FIELD = 64 << 20
 """The most characters of a CSV field, and bytes of a line; Python's csv takes four to eight bytes a character."""
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 _BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+
+_PAUSE = b""
+"""What an iterator of pieces or rows yields where the rows so far are stored before it waits for more text."""
 
 
 class _TextSource(Source):
-    """The base of both kinds of text: packing, lines, prefixes."""
+    """The base of the kinds of text: packing, rows of text, prefixes."""
 
     corrected_goes_on = True
     longest_line = _LONGEST_LINE
@@ -55,8 +64,7 @@ class _TextSource(Source):
         self._size = size
         self._hasher = xxhash.xxh3_128()
         self._hashed = 0
-        with opening(name):
-            self._file = _unpacked(raw)
+        self.live = size is None and _has_descriptor(raw)
 
     def progress(self) -> tuple[float, float | None]:
         return (float(self._raw.tell()), self._size) if self._size is not None else (0.0, None)
@@ -65,44 +73,76 @@ class _TextSource(Source):
         found: list[Prefix] = []
         if self._size is None:
             return found
-        hasher, hashed, ends_line = xxhash.xxh3_128(), 0, True
+        hasher, hashed, last, rest = xxhash.xxh3_128(), 0, b"\n", b""
         with (
             opening(self.name),
             self._path.open("rb", buffering=0) as raw,
-            contextlib.suppress(EOFError, OSError, zlib.error),  # of a damaged file, the readable prefixes are returned
+            contextlib.suppress(ImportSourceError),  # of a damaged file, the readable prefixes are returned
         ):
-            file = _unpacked(raw)
+            pieces = _text_of(iter(lambda: raw.read(_PIECE), b""))
             for size, digest in sorted(prefixes):
-                while hashed < size and (data := file.read(min(1 << 20, size - hashed))):
+                while hashed < size and (rest := rest or next(pieces, b"")):
+                    data, rest = rest[: size - hashed], rest[size - hashed :]
                     hasher.update(data)
                     hashed += len(data)
-                    ends_line = data.endswith(b"\n")
-                # A last line without an end may have become longer, and thus another row.
-                whole = ends_line or file.peek(1)[:1] in (b"", b"\n", b"\r")
-                if hashed == size and whole and hasher.digest() == digest:
+                    last = data[-1:]
+                rest = rest or next(pieces, b"")
+                if hashed == size and self._ends_row(last, rest[:1]) and hasher.digest() == digest:
                     found.append(Prefix(size, digest))
         return found
 
+    def _ends_row(self, last: bytes, following: bytes) -> bool:
+        # A last line without an end may have become longer, and thus another row.
+        return last == b"\n" or following in (b"", b"\n", b"\r")
+
     def close(self) -> None:
-        self._file.close()
         self._raw.close()
 
-    def _lines(self) -> Iterator[bytes]:
-        readline = self._file.readline
-        try:
-            while line := readline(_PIECE):
-                yield line if len(line) < _PIECE else self._long_line(line)
-        except (OSError, EOFError, zlib.error) as bad:
-            raise ImportSourceError(str(bad)) from bad
+    def _pieces(self) -> Iterator[bytes]:
+        """Yield the text, unpacked, as it comes; of a stream also `_PAUSE`. Raises `ImportSourceError`."""
+        return _text_of(self._stream() if self.live else iter(lambda: self._raw.read(_PIECE), b""))
 
-    def _long_line(self, begun: bytes) -> bytes:
-        """Return a line that is longer than a piece. A line that is too long takes no more memory than others."""
-        line = bytearray(begun)
-        while not line.endswith(b"\n") and (piece := self._file.readline(_PIECE)):
-            line += piece
-            if len(line) > self.longest_line:
+    def _stream(self) -> Iterator[bytes]:
+        """Yield what comes, and `_PAUSE` before a wait that is too long for rows that came, or that is interrupted."""
+        poll = select.poll()
+        poll.register(self._raw.fileno(), select.POLLIN)
+        due: float | None = None
+        while True:
+            try:
+                with self.waiting():  # here only, and not where something was read that would be lost
+                    came = poll.poll(None if due is None else max(0.0, due - time.monotonic()) * 1e3)
+            except KeyboardInterrupt:
+                yield _PAUSE
+                raise
+            if due is not None and (not came or time.monotonic() >= due):
+                due = None
+                yield _PAUSE
+            data = self._raw.read(_PIECE) if came else None
+            if data == b"":
+                return
+            if data is not None:
+                due = due or time.monotonic() + _BLOCK_SECONDS
+                yield data
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield lines with their ends, and `_PAUSE`."""
+        begun: list[bytes] = []
+        size = 0
+        for piece in self._pieces():
+            if piece == _PAUSE:
+                yield _PAUSE
+                continue
+            begun.append(piece)
+            size += len(piece)
+            if b"\n" in piece:
+                lines = io.BytesIO(b"".join(begun)).readlines()
+                begun = [] if lines[-1].endswith(b"\n") else [lines.pop()]
+                size = sum(map(len, begun))
+                yield from lines
+            if size > self.longest_line:
                 raise ImportSourceError(f"a line is longer than {self.longest_line:,} bytes")
-        return bytes(line)
+        if begun:
+            yield b"".join(begun)
 
     def _take(self, raw: list[bytes]) -> tuple[bytes, RawRows]:
         """Return rows as one piece, and include them in the prefix."""
@@ -113,70 +153,169 @@ class _TextSource(Source):
         return data, text
 
 
-def _unpacked(raw: IO[bytes]) -> io.BufferedReader[io.RawIOBase]:
-    file = io.BufferedReader(cast("io.RawIOBase", raw), 1 << 18)
-    if file.peek(2)[:2] != b"\x1f\x8b":
-        return file
-    return io.BufferedReader(cast("io.RawIOBase", gzip.GzipFile(fileobj=file)), 1 << 18)
+def _has_descriptor(raw: IO[bytes]) -> bool:
+    try:
+        raw.fileno()
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
-class JsonLinesSource(_TextSource):
-    """A source of JSON lines, each of which is a message."""
+def _text_of(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield text, unpacked if it is packed. Raises `ImportSourceError`, after all that could be read before."""
+    try:
+        head = b""
+        for piece in pieces:
+            head += piece
+            if len(head) >= len(_GZIP):
+                break
+        rest = _chained(head, pieces)
+        yield from _unpacked(rest) if head.startswith(_GZIP) else rest
+    except OSError as bad:
+        raise ImportSourceError(bad.strerror or str(bad)) from bad
 
-    format = "jsonl"
+
+def _chained(head: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    if head:
+        yield head
+    yield from pieces
+
+
+def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield what is packed in gzip's members, with zeros behind them. Raises `ImportSourceError` for damage."""
+    unpacker = None
+    for packed in pieces:
+        if packed == _PAUSE:
+            yield _PAUSE
+            continue
+        piece, more = packed, True
+        while more:
+            if unpacker is None:
+                unpacker = zlib.decompressobj(31)
+            before = unpacker.copy()
+            try:
+                text = unpacker.decompress(piece, _PIECE)
+            except zlib.error as bad:
+                yield from _before_damage(before, piece)
+                raise ImportSourceError(f"the gzip is damaged: {bad}") from bad
+            if text:
+                yield text
+            piece = unpacker.unconsumed_tail
+            more = bool(piece) or len(text) == _PIECE
+            if unpacker.eof:
+                piece, unpacker = unpacker.unused_data.lstrip(b"\0"), None
+                more = bool(piece)
+    if unpacker is not None:
+        raise ImportSourceError("the gzip is damaged: it ends early")
+
+
+def _before_damage(unpacker: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
+    """Yield what can be unpacked of a piece before its damage, which one call for all of it doesn't return."""
+    with contextlib.suppress(zlib.error):
+        for at in range(len(piece)):
+            if text := unpacker.decompress(piece[at : at + 1]):
+                yield text
+
+
+class _JsonSource(_TextSource):
+    """The base of the kinds of JSON: text is split into rows, which are then decoded."""
 
     def read(self, skip: int, size: int) -> Generator[Rows]:
         """Yield the rows from ``skip`` on; those before it are only hashed."""
-        at, lines = 0, self._lines()
-        for block, trouble in _blocks(lines, skip, size):
+        at = 0
+        for block, trouble in _blocks(self._split(), skip, size):
             first, at = at, at + len(block)
             data, text = self._take(block)
-            if first >= skip:
+            if first >= skip and block:
                 yield from self._decoded(data, block, first, text)
             if trouble is not None:
                 raise BadRowError(at, str(trouble)) from trouble
 
-    def _decoded(self, data: bytes, lines: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
-        end = first + len(lines)
-        try:
-            messages = decode_lines(data.removeprefix(_BOM) if first == 0 else data, self.mapping)
-        except ValueError:  # a search for the bad line, which the common case needn't do
-            messages = []
-        else:
-            numbers = None
-            if len(messages) != len(lines):
-                numbers = [first + i for i, line in enumerate(lines) if line.strip()]
-            yield Rows(messages, first, end, numbers, text)
-            return
+    @abstractmethod
+    def _split(self) -> Iterator[bytes]:
+        """Yield the text of each row, with what separates it from the row before, and `_PAUSE`."""
+
+    @abstractmethod
+    def _document(self, row: bytes) -> bytes:
+        """Return the JSON in a row's text; empty if there is none. Raises `ValueError` for other text."""
+
+    def _decoded(self, _: bytes, block: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
+        messages: list[Message] = []
         numbers = []
-        for row, line in enumerate(lines, first):
+        for number, row in enumerate(block, first):
             try:
-                if line.strip():
-                    messages.append(decode_line(line.removeprefix(_BOM) if row == 0 else line, self.mapping))
-                    numbers.append(row)
+                if document := self._document(row.removeprefix(_BOM) if number == 0 else row):
+                    messages.append(decode_line(document, self.mapping))
+                    numbers.append(number)
             except ValueError as bad:
-                yield Rows(messages, first, row, numbers, text)
-                raise BadRowError(row, str(bad)) from bad
-        yield Rows(messages, first, end, numbers, text)
+                yield Rows(messages, first, number, numbers, text)
+                raise BadRowError(number, str(bad)) from bad
+        yield Rows(messages, first, first + len(block), numbers, text)
 
 
-def _blocks(lines: Iterator[bytes], skip: int, size: int) -> Iterator[tuple[list[bytes], ImportSourceError | None]]:
-    """Yield lines in blocks of ``size``, with a boundary at ``skip``; with the last, the error that ended it."""
+def _blocks(rows: Iterator[bytes], skip: int, size: int) -> Iterator[tuple[list[bytes], ImportSourceError | None]]:
+    """Yield rows in blocks of ``size``, with a boundary at ``skip``; with the last, the error that ended it."""
     block: list[bytes] = []
     seen = held = 0
     trouble = None
     try:
-        for line in lines:
-            block.append(line)
-            seen += 1
-            held += len(line)
-            if len(block) >= size or held >= _BLOCK_BYTES or seen == skip:
+        for row in rows:
+            if row != _PAUSE:
+                block.append(row)
+                seen += 1
+                held += len(row)
+            if len(block) >= size or held >= _BLOCK_BYTES or row == _PAUSE or seen == skip:
                 yield block, None
                 block, held = [], 0
     except ImportSourceError as bad:
         trouble = bad
     if block or trouble is not None:
         yield block, trouble
+
+
+class JsonLinesSource(_JsonSource):
+    """A source of JSON lines, each of which is a message."""
+
+    format = "jsonl"
+
+    def _split(self) -> Iterator[bytes]:
+        return self._lines()
+
+    def _document(self, row: bytes) -> bytes:
+        line = row.strip()
+        if line and not (line.startswith(b"{") and line.endswith(b"}")):
+            shown = line[:80].decode(errors="replace")
+            raise ValueError(f"{shown!r} is not a JSON object; --format json takes objects that are not lines")
+        return line
+
+    def _decoded(self, data: bytes, block: list[bytes], first: int, text: RawRows) -> Iterator[Rows]:
+        try:
+            messages = decode_lines(data.removeprefix(_BOM) if first == 0 else data, self.mapping)
+        except ValueError:  # a search for the bad line, which the common case needn't do
+            yield from super()._decoded(data, block, first, text)
+            return
+        numbers = None
+        if len(messages) != len(block):
+            numbers = [
+                n for n, line in enumerate(block, first) if (line.removeprefix(_BOM) if n == 0 else line).strip()
+            ]
+        yield Rows(messages, first, first + len(block), numbers, text)
+
+
+class JsonSource(_JsonSource):
+    """A source of JSON objects, each of which is a message: one after the other, or the elements of an array."""
+
+    format = "json"
+    options = "--format json"
+
+    def _split(self) -> Iterator[bytes]:
+        return split_objects(self._pieces(), self.longest_line)
+
+    def _document(self, row: bytes) -> bytes:
+        return row[row.index(b"{") :]
+
+    def _ends_row(self, last: bytes, following: bytes) -> bool:
+        return last == b"}" or super()._ends_row(last, following)
 
 
 class CsvSource(_TextSource):
@@ -188,32 +327,41 @@ class CsvSource(_TextSource):
     def read(self, skip: int, size: int) -> Generator[Rows]:
         """Yield the rows from ``skip`` on; those before it are split, but not parsed."""
         csv.field_size_limit(_LONGEST_FIELD)
-        used = bytearray()  # the text of the current record, which may have many lines
-        records = csv.reader(self._text(used), strict=True)
+        lines = _CsvLines(self._lines())
+        records = _records(lines)
         try:
-            header = next((record for record in records if record), [])
-            parse = csv_parser(header, self.mapping) if header else None
-        except (ValueError, csv.Error) as bad:
+            header = next((record for record in records if record), None)
+            parse = None if header is None else csv_parser(header, self.mapping)
+        except (ValueError, csv.Error, ImportSourceError) as bad:
             raise ImportSourceError(f"{self.name}: {bad}") from bad
-        self._take([bytes(used)])
-        used.clear()
+        self._take([lines.taken()])
+        if parse is not None:
+            yield from self._parsed(lines, records, parse, skip, size)
+
+    def _parsed(
+        self,
+        lines: _CsvLines,
+        records: Iterator[list[str] | None],
+        parse: Callable[[Sequence[str]], Message],
+        skip: int,
+        size: int,
+    ) -> Iterator[Rows]:
         messages: list[Message] = []
         raw: list[bytes] = []
         first = held = 0
         trouble: Exception | None = None
         try:
-            for record in records if parse is not None else ():
-                if not record:  # a blank line counts with the next row, unless there are very many
-                    if len(used) >= _BLOCK_BYTES and not raw:
-                        self._take([bytes(used)])
-                        used.clear()
+            for record in records:
+                if record:
+                    if first + len(raw) >= skip:
+                        messages.append(parse(record))
+                    raw.append(lines.taken())
+                    held += len(raw[-1])
+                elif record is not None:  # a blank line counts with the next row, unless there are very many
+                    if lines.size >= _BLOCK_BYTES and not raw:
+                        self._take([lines.taken()])
                     continue
-                if first + len(raw) >= skip:
-                    messages.append(parse(record))  # type: ignore[misc]
-                raw.append(bytes(used))
-                used.clear()
-                held += len(raw[-1])
-                if len(raw) >= size or held >= _BLOCK_BYTES or first + len(raw) == skip:
+                if len(raw) >= size or held >= _BLOCK_BYTES or record is None or first + len(raw) == skip:
                     yield from self._rows(messages, first, raw)
                     messages, raw, first, held = [], [], first + len(raw), 0
         except (ValueError, csv.Error, ImportSourceError) as bad:
@@ -228,7 +376,53 @@ class CsvSource(_TextSource):
         if messages:
             yield Rows(messages, first, first + len(raw), None, text)
 
-    def _text(self, used: bytearray) -> Iterator[str]:
-        for number, line in enumerate(self._lines()):
-            used += line
-            yield (line.removeprefix(_BOM) if number == 0 else line).decode()
+
+class _PausedError(Exception):
+    """There are no further lines for now. Those of a record that isn't complete are read again."""
+
+
+class _CsvLines:
+    """Lines as csv reads them; those since the last call of `taken` are kept."""
+
+    def __init__(self, lines: Iterator[bytes]) -> None:
+        self._lines = lines
+        self._again: Iterator[bytes] = iter(())
+        self._kept: list[bytes] = []
+        self._begun = False
+        self.size = 0
+        """The bytes that are kept."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        """Return the next line. Raises `_PausedError`."""
+        line = next(self._again, None)
+        if line is None:
+            line = next(self._lines)
+            if line == _PAUSE:
+                self._again, self._kept, self.size = iter(self._kept), [], 0
+                raise _PausedError
+        first = not self._begun and not self._kept
+        self._kept.append(line)
+        self.size += len(line)
+        return (line.removeprefix(_BOM) if first else line).decode()
+
+    def taken(self) -> bytes:
+        """Return the text that was kept, and keep no more of it."""
+        kept, self._kept, self.size, self._begun = b"".join(self._kept), [], 0, True
+        return kept
+
+
+def _records(lines: _CsvLines) -> Iterator[list[str] | None]:
+    """Yield the records of CSV, those of blank lines are empty; None at a pause."""
+    records = csv.reader(lines, strict=True)
+    while True:
+        try:
+            record = next(records, None)
+        except _PausedError:  # the reader begins the record anew
+            yield None
+            continue
+        if record is None:
+            return
+        yield record

@@ -40,11 +40,23 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Run a block to its end, then raise the KeyboardInterrupt that came meanwhile."""
-        self._held = True
+        """Run a block to its end, then raise the KeyboardInterrupt that came meanwhile, unless an outer block does."""
+        outer, self._held = self._held, True
         try:
             yield
         finally:
-            self._held = False
-        if self._pending:
+            self._held = outer
+        if self._pending and not outer:
             raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def let_through(self) -> Iterator[None]:
+        """Within a `held` block, raise the KeyboardInterrupt that came before or comes during this one."""
+        outer, self._held = self._held, False
+        try:
+            if self._pending:
+                self._pending = False
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._held = outer

@@ -1,0 +1,96 @@
+"""Splitting JSON into objects: one after the other, over any number of lines, or as the elements of an array."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import cast
+
+from topicstore import ImportSourceError
+
+__all__ = ["split_objects"]
+
+_OUTSIDE = re.compile(rb'(?:[^"{}\[\]]|"(?:[^"\\]|\\.)*+")*+(["{}\[\]]?)', re.DOTALL)
+"""All up to a bracket, or to the quotation mark of a string that has not ended yet. It matches any text."""
+_IN_STRING = re.compile(rb'(?:[^"\\]|\\.)*+("?)', re.DOTALL)
+
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def split_objects(pieces: Iterator[bytes], longest: int) -> Iterator[bytes]:
+    """Yield each object with the text between it and the one before, and the empty pieces, of a text in pieces.
+
+    What is in an object is not checked. Raises `ImportSourceError` for anything else than objects, and for an object
+    of more than ``longest`` bytes.
+    """
+    splitter = _Splitter()
+    for piece in pieces:
+        if piece:
+            yield from splitter.objects(piece)
+            if len(splitter.text) > longest:
+                raise ImportSourceError(f"an object is longer than {longest:,} bytes")
+        else:
+            yield piece
+    splitter.end()
+
+
+class _Splitter:
+    def __init__(self) -> None:
+        self.text = bytearray()
+        """The text behind the last object."""
+        self._at = 0
+        """Where scanning of it goes on."""
+        self._string = False
+        self._depth = 0
+        """How many brackets are open within an object."""
+        self._listed = False
+        """Whether the array is open."""
+        self._before: bytes | None = None
+        """What has to stand before an object; None at the beginning."""
+
+    def objects(self, piece: bytes) -> Iterator[bytes]:
+        self.text += piece
+        while self._at < len(self.text):
+            found = cast("re.Match[bytes]", (_IN_STRING if self._string else _OUTSIDE).match(self.text, self._at))
+            self._at, mark = found.end(), found[1]
+            if not mark:
+                break
+            if mark == b'"':
+                self._string = not self._string
+            elif not self._depth:
+                self._between(mark)
+            else:
+                self._depth += 1 if mark in b"{[" else -1
+                if not self._depth:
+                    self._before = b"," if self._listed else b""
+                    yield self._taken()
+
+    def _between(self, mark: bytes) -> None:
+        """Take a bracket that is not in an object."""
+        before = bytes(self.text[: self._at - 1]).removeprefix(_BOM).strip()
+        if mark == b"{" and before == (self._before or b""):
+            self._depth = 1
+        elif mark == b"[" and before == b"" and self._before is None:
+            self._listed, self._before = True, b"["
+        elif mark == b"]" and self._listed and before in (b"[", b""):
+            self._listed, self._before = False, b"]"  # before which no object stands any more
+            self._taken()
+        else:
+            raise ImportSourceError(self._told())
+
+    def _taken(self) -> bytes:
+        taken = bytes(self.text[: self._at])
+        del self.text[: self._at]
+        self._at = 0
+        return taken
+
+    def end(self) -> None:
+        if self._depth or self._listed:
+            raise ImportSourceError(f"the {'object' if self._depth else 'array'} is not complete")
+        if self.text.strip():
+            raise ImportSourceError(self._told())
+
+    def _told(self) -> str:
+        shown = bytes(self.text.strip()[:80]).decode(errors="replace")
+        return f"{shown!r} is not a JSON object, or an array of such"
