@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import json
 import os
@@ -29,7 +30,7 @@ from topicstore.cli import cli
 from topicstore.cli.files.json_documents import split_objects
 from topicstore.cli.files.progress import Progress
 from topicstore.cli.files.source_detection import open_source
-from topicstore.files.formats import decode_lines, encode_lines
+from topicstore.files.formats import CSV_COLUMNS, csv_record, decode_lines, encode_lines
 
 ROWS = [ts.Message(f"a/{n % 7}", b"%d" % n, f"client-{n % 13}", n % 3, timestamp=1_000 + n // 2) for n in range(200)]
 
@@ -401,6 +402,45 @@ def test_a_file_that_grew(db: Path, tmp_path: Path, name: tuple[str, ...]) -> No
     assert imported(db, file, *name)["messages"] == 0
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
+def test_another_file_under_the_name_of_a_source(db: Path, tmp_path: Path, ending: str) -> None:
+    """As a log that was rotated: it is read from its first row, be it longer or shorter, and that is said.
+
+    After one without rows, any file is the same.
+    """
+    file = tmp_path / f"log.{ending}"
+    stored_rows: list[ts.Message] = []
+    for day, count in enumerate((10, 15, 8, 0, 5)):
+        rows = [ts.Message("t", b"%d" % n, timestamp=1_000 * day + n) for n in range(count)]
+        write(file, rows)
+        other = run("import", db, file, "--source", "log", "--limit", 4, "--batch-size", 3, "--shards", 2)
+        assert (0 < day < 4) == ("is another, and read from its first row" in other.stderr)
+        again = run("import", db, file, "--source", "log")
+        assert "" == again.stderr
+        stored_rows += rows
+        assert stored_rows == stored(db)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_another_stream_under_the_name_of_a_source(db: Path, tmp_path: Path, ending: str) -> None:
+    """It is refused, because what is passed over of it can't be read again."""
+    file = tmp_path / f"log.{ending}"
+    how = ("--format", ending, "--source", "log")
+    write(file, ROWS[:20])
+    run("import", db, "-", *how, stdin=file.read_bytes())
+    for rows in (ROWS[100:150], ROWS[100:110], ROWS[:19], ROWS[:12]):
+        write(file, rows)
+        assert (
+            "were imported under its name before"
+            in run("import", db, "-", *how, stdin=file.read_bytes(), code=2).stderr
+        )
+    write(file, [])
+    run("import", db, "-", *how, stdin=file.read_bytes())
+    write(file, ROWS[:30])
+    assert 10 == imported(db, "-", *how, stdin=file.read_bytes())["messages"]
+    assert ROWS[:30] == stored(db)
+
+
 def test_a_file_that_begins_otherwise_is_another(db: Path, tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
     file.write_bytes(encode_lines(ROWS[:100]))
@@ -418,6 +458,11 @@ MANY = [ts.Message("a", b"%08d" % n * 32, timestamp=1_000 + n) for n in range(12
 def write(path: Path, rows: list[ts.Message]) -> None:
     if path.suffix == ".jsonl":
         path.write_bytes(encode_lines(rows))
+    elif path.suffix == ".json":
+        path.write_bytes(b"[" + b",\n".join(encode_lines([row]).strip() for row in rows) + b"]")
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([CSV_COLUMNS, *map(csv_record, rows)])
     else:
         with ts.open("nowhere", backend="memory", timestamps="message") as other:
             table = pa.Table.from_batches([other.store(rows).batch.to_arrow()])

@@ -125,7 +125,9 @@ def import_(
     Where a server has PATH open, the rows are sent to it; an export is put back where no server has.
 
     A stream can continue only if --source gives it a name: then as many rows as were stored under that
-    name are passed over at its beginning.
+    name are passed over at its beginning; if they are others, it is refused. A file that --source names, and
+    that begins with other rows than those stored under the name, as a log that was rotated does, is imported
+    from its first row.
     """  # noqa: D301 - click wants the character
     from topicstore.cli.terminal import display
 

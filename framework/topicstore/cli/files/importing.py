@@ -81,6 +81,11 @@ class Transfer:
         started = time.perf_counter()
         before, self._lifted, self._retain_flags = self._stored, 0, 0
         progress = Progress(self.db, source, again=self.again, skip=self.skip, retain=self.retain)
+        if progress.other:
+            self.note(
+                f"{source.name} does not begin with the rows that were imported under its --source name before: it is "
+                "another, and read from its first row"
+            )
         resumed = progress.start
         outcome: Literal["imported", "already imported", "limit reached"] = "already imported"
         if not progress.finished or source.named or self.again:

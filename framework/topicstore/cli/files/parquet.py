@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +14,8 @@ from topicstore.files.mapping import ColumnMap
 from topicstore.storage.disk_errors import shortage_told
 
 from .arrow_mapping import ArrowMapping
-from .rows import BadRowError, Rows
-from .source import Source
+from .rows import NO_PREFIX, BadRowError, Prefix, Rows
+from .source import Source, whole_file
 
 __all__ = ["ParquetSource"]
 
@@ -35,6 +36,7 @@ class ParquetSource(Source):
     ) -> None:
         super().__init__(name, identify, named=named, mapping=mapping)
         self._read = 0
+        self._path = path
         try:
             with shortage_told():
                 self._file = pq.ParquetFile(path)
@@ -64,10 +66,19 @@ class ParquetSource(Source):
     def _rows(self, batch: pa.RecordBatch, first: int) -> Generator[Rows]:
         good = batch.num_rows
         try:
-            yield Rows(self._mapped(batch), first, first + good)
+            yield Rows(self._mapped(batch), first, first + good, text=self._prefix)
         except BadRowError as bad:
-            yield Rows(self._mapped(batch.slice(0, bad.row)), first, first + bad.row)
+            yield Rows(self._mapped(batch.slice(0, bad.row)), first, first + bad.row, text=self._prefix)
             raise BadRowError(first + bad.row, bad.reason) from bad
+
+    @cached_property
+    def _prefix(self) -> Prefix:
+        """The whole file, if it is known by a name, under which another file may come."""
+        return whole_file(self._path, self.name) if self.named else NO_PREFIX
+
+    def begins_with(self, prefix: Prefix) -> bool:
+        """Return whether the prefix is the whole file."""
+        return prefix == self._prefix
 
     def progress(self) -> tuple[float, float | None]:
         """Return how many rows were read, and how many there are."""

@@ -84,6 +84,9 @@ class Progress:
         self._rows = [0] * len(markers)
         self._prefix = NO_PREFIX
         adopted = False
+        self.other = source.named and not again and not self._is_same(source, markers)
+        """Whether the source is another than the one that was imported under its name before."""
+        again = again or self.other
         if again:
             self._run += any(marker is not None for marker in markers)
         else:
@@ -94,12 +97,20 @@ class Progress:
                     self._check_options(marker)
                     self._rows[shard] = marker.rows if marker.run == self._run else 0
             self._prefix = _furthest(markers, self._prefix)
+            if source.named and skip <= self.start:
+                prefixes = [NO_PREFIX if marker is None else marker.prefix for marker in markers]
+                source.passed = min(zip(self._rows, prefixes, strict=True))[1]
         if skip > self.start:
             self._rows = [max(rows, skip) for rows in self._rows]
             self._prefix = NO_PREFIX
         if again or skip or adopted:
             # This is in all shards before the first row, so that a crash can't mix this import with an earlier one.
             self._commit_all(done=False)
+
+    def _is_same(self, source: Source, markers: list[Marker | None]) -> bool:
+        current = [marker for marker in markers if marker is not None and marker.run == self._run]
+        prefix = _furthest(current, NO_PREFIX)
+        return prefix == NO_PREFIX or source.begins_with(prefix)
 
     def _load(self, key: bytes | None) -> list[Marker | None]:
         if key is None:

@@ -46,7 +46,8 @@ class Rows:
     """Consecutive rows of a source as messages, in a form that `Database.store` takes.
 
     ``first`` is the number, from 0, of the first row, ``end`` that of the row after the last.
-    Blank lines are rows without a message; ``numbers`` then has each message's row.
+    Blank lines are rows without a message; ``numbers`` then has each message's row. ``text`` is that of the rows, or
+    the same prefix for all rows of the source.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Rows:
         first: int,
         end: int,
         numbers: list[int] | None = None,
-        text: RawRows | None = None,
+        text: RawRows | Prefix | None = None,
     ) -> None:
         self.messages = messages
         self.first = first
@@ -120,7 +121,9 @@ class Rows:
 
     def prefix(self) -> Prefix:
         """Return the prefix that ends with these rows."""
-        return NO_PREFIX if self._text is None else self._text.prefix(self.end - self.first)
+        if isinstance(self._text, RawRows):
+            return self._text.prefix(self.end - self.first)
+        return self._text or NO_PREFIX
 
 
 class RawRows:

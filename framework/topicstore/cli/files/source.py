@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
+from pathlib import Path
 from typing import Self
+
+import xxhash
 
 from topicstore import ImportSourceError
 from topicstore.files.mapping import ColumnMap
 from topicstore.storage.disk_errors import shortage_told
 
-from .rows import Prefix, Rows
+from .rows import NO_PREFIX, Prefix, Rows
 
-__all__ = ["Source", "opening"]
+__all__ = ["Source", "opening", "whole_file"]
 
 
 @contextmanager
@@ -25,6 +29,13 @@ def opening(source: str) -> Iterator[None]:
             yield
     except OSError as bad:
         raise ImportSourceError(f"{source}: {bad.strerror or bad}") from bad
+
+
+def whole_file(path: Path, source: str) -> Prefix:
+    """Return the size and the XXH3 of all bytes of a file, as they are. Raises as `opening` does."""
+    with opening(source), path.open("rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, xxhash.xxh3_128).digest()
+        return Prefix(file.tell(), digest)
 
 
 class Source(ABC):
@@ -47,7 +58,10 @@ class Source(ABC):
         """Whether the source is known by a name from a person, not by content, so that it may grow."""
         self._identify = identify
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-        """What it enters while it only waits for text of a stream, and may be interrupted without losing any."""
+        """What is entered for waits for a stream, which may be interrupted without losing what was read."""
+
+        self.passed = NO_PREFIX
+        """The prefix of the rows that `read` passes over, of a stream; it raises `ImportSourceError` for other ones."""
 
     @cached_property
     def id(self) -> str | None:
@@ -65,6 +79,13 @@ class Source(ABC):
     @abstractmethod
     def progress(self) -> tuple[float, float | None]:
         """Return how much was read, and how much there is, if that is known."""
+
+    def begins_with(self, prefix: Prefix) -> bool:
+        """Return whether rows with this prefix came from the source. A stream does, and is checked by `read`.
+
+        Raises `ImportSourceError` if it can't be read so far.
+        """
+        return True
 
     def has_prefixes(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
         """Return the prefixes, of these, with which the source begins, in rising order of size."""

@@ -6,7 +6,10 @@ that was renamed or moved is still the same source; one in which a byte changed 
 
 Text also has *prefixes*: the bytes (unpacked) that its first rows came from, by their number and
 XXH3. A text file that begins with all that an earlier import has stored continues after it: that is
-how an import continues when a bad row was corrected, or when the file grew. Parquet has no prefixes.
+how an import continues when a bad row was corrected, or when the file grew. Parquet has no prefixes but the whole file.
+
+Under a name that a person gives, a file is the same source if it begins with the rows that were imported under the
+name; a log that was rotated doesn't, and is read from its first row. A stream that doesn't is refused.
 
 The output of `topicstore export` is a directory; each generation in it is a source of its own, known by the
 database that it was exported from, its number, and the digests of its files: `exported`.
@@ -15,19 +18,16 @@ database that it was exported from, its number, and the digests of its files: `e
 from __future__ import annotations
 
 import functools
-import hashlib
 import stat
 import sys
 from pathlib import Path
 from typing import IO, cast
 
-import xxhash
-
 from topicstore import ImportSourceError
 from topicstore.files.formats import format_of_name
 from topicstore.files.mapping import ColumnMap
 
-from .source import Source, opening
+from .source import Source, opening, whole_file
 from .text import CsvSource, JsonLinesSource, JsonSource
 
 __all__ = ["FORMATS", "STANDARD_INPUT", "open_source"]
@@ -87,6 +87,5 @@ def _standard_input() -> IO[bytes]:
 
 
 def _content_id(path: Path, shown: str) -> str:
-    with opening(shown), path.open("rb", buffering=0) as file:
-        digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-        return f"whole:{file.tell()}:{digest}"
+    whole = whole_file(path, shown)
+    return f"whole:{whole.size}:{whole.digest.hex()}"

@@ -20,7 +20,7 @@ from topicstore.files.formats import csv_parser, decode_line, decode_lines
 from topicstore.files.mapping import ColumnMap
 
 from .json_documents import split_objects
-from .rows import BadRowError, Prefix, RawRows, Rows
+from .rows import NO_PREFIX, BadRowError, Prefix, RawRows, Rows
 from .source import Source, opening
 
 __all__ = ["CsvSource", "JsonLinesSource", "JsonSource"]
@@ -71,14 +71,18 @@ class _TextSource(Source):
 
     def has_prefixes(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
         found: list[Prefix] = []
-        if self._size is None:
-            return found
+        if self._size is not None:
+            with contextlib.suppress(ImportSourceError):  # of a damaged file, the readable prefixes are returned
+                found.extend(prefix for prefix, ends_row in self._begins_with(prefixes) if ends_row)
+        return found
+
+    def begins_with(self, prefix: Prefix) -> bool:
+        return self._size is None or any(self._begins_with([prefix]))
+
+    def _begins_with(self, prefixes: Sequence[Prefix]) -> Iterator[tuple[Prefix, bool]]:
+        """Yield the prefixes with which the file begins, and whether a row ends with them. Raises as `read` does."""
         hasher, hashed, last, rest = xxhash.xxh3_128(), 0, b"\n", b""
-        with (
-            opening(self.name),
-            self._path.open("rb", buffering=0) as raw,
-            contextlib.suppress(ImportSourceError),  # of a damaged file, the readable prefixes are returned
-        ):
+        with opening(self.name), self._path.open("rb", buffering=0) as raw:
             pieces = _text_of(iter(lambda: raw.read(_PIECE), b""))
             for size, digest in sorted(prefixes):
                 while hashed < size and (rest := rest or next(pieces, b"")):
@@ -87,9 +91,8 @@ class _TextSource(Source):
                     hashed += len(data)
                     last = data[-1:]
                 rest = rest or next(pieces, b"")
-                if hashed == size and self._ends_row(last, rest[:1]) and hasher.digest() == digest:
-                    found.append(Prefix(size, digest))
-        return found
+                if hashed == size and hasher.digest() == digest:
+                    yield Prefix(size, digest), self._ends_row(last, rest[:1])
 
     def _ends_row(self, last: bytes, following: bytes) -> bool:
         # A last line without an end may have become longer, and thus another row.
@@ -143,6 +146,15 @@ class _TextSource(Source):
                 raise ImportSourceError(f"a line is longer than {self.longest_line:,} bytes")
         if begun:
             yield b"".join(begun)
+
+    def _check_passed(self, rows: int, skip: int) -> None:
+        """Raise `ImportSourceError` if the rows that were passed over, or all that there are, are others."""
+        if self.passed != NO_PREFIX and rows and self.passed != (self._hashed, self._hasher.digest()):
+            rather = f"its first {skip:,} rows are" if rows == skip else f"its {rows:,} rows are all, and"
+            raise ImportSourceError(
+                f"{self.name}: {rather} not the {skip:,} that were imported under its name before; give it another "
+                "--source name, or import it with --again"
+            )
 
     def _take(self, raw: list[bytes]) -> tuple[bytes, RawRows]:
         """Return rows as one piece, and include them in the prefix."""
@@ -230,6 +242,10 @@ class _JsonSource(_TextSource):
                 yield from self._decoded(data, block, first, text)
             if trouble is not None:
                 raise BadRowError(at, str(trouble)) from trouble
+            if at == skip:
+                self._check_passed(at, skip)
+        if at < skip:
+            self._check_passed(at, skip)
 
     @abstractmethod
     def _split(self) -> Iterator[bytes]:
@@ -335,46 +351,53 @@ class CsvSource(_TextSource):
         except (ValueError, csv.Error, ImportSourceError) as bad:
             raise ImportSourceError(f"{self.name}: {bad}") from bad
         self._take([lines.taken()])
-        if parse is not None:
-            yield from self._parsed(lines, records, parse, skip, size)
+        if parse is None:
+            return
+        first = 0
+        for messages, raw, trouble in _csv_blocks(lines, records, parse, skip, size):
+            start, first = first, first + len(raw)
+            _, text = self._take(raw if raw or not lines.many_are_blank else [lines.taken()])
+            if messages:
+                yield Rows(messages, start, first, None, text)
+            if trouble is not None:
+                raise BadRowError(first, str(trouble)) from trouble
+            if first == skip:
+                self._check_passed(first, skip)
+        if first < skip:
+            self._check_passed(first, skip)
 
-    def _parsed(
-        self,
-        lines: _CsvLines,
-        records: Iterator[list[str] | None],
-        parse: Callable[[Sequence[str]], Message],
-        skip: int,
-        size: int,
-    ) -> Iterator[Rows]:
-        messages: list[Message] = []
-        raw: list[bytes] = []
-        first = held = 0
-        trouble: Exception | None = None
-        try:
-            for record in records:
-                if record:
-                    if first + len(raw) >= skip:
-                        messages.append(parse(record))
-                    raw.append(lines.taken())
-                    held += len(raw[-1])
-                elif record is not None:  # a blank line counts with the next row, unless there are very many
-                    if lines.size >= _BLOCK_BYTES and not raw:
-                        self._take([lines.taken()])
-                    continue
-                if len(raw) >= size or held >= _BLOCK_BYTES or record is None or first + len(raw) == skip:
-                    yield from self._rows(messages, first, raw)
-                    messages, raw, first, held = [], [], first + len(raw), 0
-        except (ValueError, csv.Error, ImportSourceError) as bad:
-            trouble = bad
-        if raw:
-            yield from self._rows(messages, first, raw)
-        if trouble is not None:
-            raise BadRowError(first + len(raw), str(trouble)) from trouble
 
-    def _rows(self, messages: list[Message], first: int, raw: list[bytes]) -> Iterator[Rows]:
-        _, text = self._take(raw)
-        if messages:
-            yield Rows(messages, first, first + len(raw), None, text)
+_CsvBlock = tuple[list[Message], list[bytes], Exception | None]
+
+
+def _csv_blocks(
+    lines: _CsvLines,
+    records: Iterator[list[str] | None],
+    parse: Callable[[Sequence[str]], Message],
+    skip: int,
+    size: int,
+) -> Iterator[_CsvBlock]:
+    """Yield the messages and the text of records, as `_blocks` does; of those before ``skip`` no messages."""
+    messages: list[Message] = []
+    raw: list[bytes] = []
+    seen = held = 0
+    trouble = None
+    try:
+        for record in records:
+            if record:
+                if seen >= skip:
+                    messages.append(parse(record))
+                raw.append(lines.taken())
+                seen += 1
+                held += len(raw[-1])
+            elif record is not None and (raw or not lines.many_are_blank):  # a blank line counts with the next row
+                continue
+            if len(raw) >= size or held >= _BLOCK_BYTES or not record or seen == skip:
+                yield messages, raw, None
+                messages, raw, held = [], [], 0
+    except (ValueError, csv.Error, ImportSourceError) as bad:
+        trouble = bad
+    yield messages, raw, trouble
 
 
 class _PausedError(Exception):
@@ -382,15 +405,13 @@ class _PausedError(Exception):
 
 
 class _CsvLines:
-    """Lines as csv reads them; those since the last call of `taken` are kept."""
+    """Lines as csv reads them; the text since the last call of `taken` is kept."""
 
     def __init__(self, lines: Iterator[bytes]) -> None:
         self._lines = lines
         self._again: Iterator[bytes] = iter(())
-        self._kept: list[bytes] = []
+        self._kept = bytearray()
         self._begun = False
-        self.size = 0
-        """The bytes that are kept."""
 
     def __iter__(self) -> Self:
         return self
@@ -401,17 +422,24 @@ class _CsvLines:
         if line is None:
             line = next(self._lines)
             if line == _PAUSE:
-                self._again, self._kept, self.size = iter(self._kept), [], 0
+                self._again = iter(io.BytesIO(self._kept).readlines())
+                self._kept.clear()
                 raise _PausedError
         first = not self._begun and not self._kept
-        self._kept.append(line)
-        self.size += len(line)
+        self._kept += line
         return (line.removeprefix(_BOM) if first else line).decode()
 
     def taken(self) -> bytes:
         """Return the text that was kept, and keep no more of it."""
-        kept, self._kept, self.size, self._begun = b"".join(self._kept), [], 0, True
+        kept = bytes(self._kept)
+        self._kept.clear()
+        self._begun = True
         return kept
+
+    @property
+    def many_are_blank(self) -> bool:
+        """Whether lines that are no record yet are so many that they shouldn't be kept."""
+        return len(self._kept) >= _BLOCK_BYTES
 
 
 def _records(lines: _CsvLines) -> Iterator[list[str] | None]:
