@@ -37,6 +37,7 @@ import duckdb
 from topicstore_backends.duckdb import DuckdbBackend, DuckdbEngine, DuckdbOptions
 from topicstore_backends.duckdb import engine as engine_module
 from topicstore_backends.duckdb import instance as instance_module
+from topicstore_backends.duckdb.errors import StatementRefused
 from topicstore_backends.duckdb.instance import View, run
 
 if TYPE_CHECKING:
@@ -261,6 +262,11 @@ def test_several_shards_are_one_table(tmp_path: Path) -> None:
         "SELECT * FROM nothing",
         "SELECT 'a'::INTEGER",
         "SELECT ? + ?",
+        "SELECT * FROM 'missing.parquet'",
+        "SELECT * FROM read_csv('missing.csv')",
+        "SELECT * FROM read_json('missing*.json')",
+        "SELECT * FROM 's3://bucket/x.parquet'",
+        "SELECT nextval('missing')",
     ],
 )
 def test_statements_that_are_not_reads_are_refused(
@@ -274,6 +280,16 @@ def test_statements_that_are_not_reads_are_refused(
         engine.sql(statement)
     assert before == sorted(tmp_path.iterdir())
     assert [1, 2] == positions(engine)
+
+
+def test_a_damaged_file_in_a_statement_is_a_mistake_of_the_statement(engine: DuckdbEngine, tmp_path: Path) -> None:
+    """The engine's own files are not, nor is a failure that names no file."""
+    (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(90) + b"\xff\0\0\0PAR1")
+    with pytest.raises(InvalidArgumentError, match=r"x\.parquet"):
+        engine.sql(f"SELECT * FROM '{tmp_path}/x.parquet'")
+    for text in (f'Could not read from file "{tmp_path}/shard/shard.duckdb"', "Could not write all bytes"):
+        with pytest.raises(duckdb.IOException), StatementRefused([tmp_path / "shard"]):
+            raise duckdb.IOException(text)
 
 
 # --- files and locks --------------------------------------------------------------------------

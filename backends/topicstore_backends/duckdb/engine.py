@@ -411,7 +411,7 @@ class DuckdbEngine(Engine):
                 self._unite(connection, engines)
             else:
                 run(connection, f"USE {self._name}.main")
-            with StatementRefused():
+            with StatementRefused(engine._file.parent for engine in engines):  # noqa: SLF001 - of this class
                 return connection.sql(parsed, params=list(parameters)).to_arrow_table()
 
     def _sibling(self, other: Engine) -> DuckdbEngine:

@@ -17,6 +17,7 @@ from topicstore.contract.errors import (
 from topicstore_backends.files import shortage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
     from types import TracebackType
 
@@ -43,6 +44,17 @@ _INTERRUPTED = re.compile(
 The last alternative comes when the handler raised while DuckDB looked for the caller's variable ``rows``, which always
 exists.
 """
+
+
+_MISTAKES = (
+    duckdb.DataError,
+    duckdb.DependencyException,
+    duckdb.NotSupportedError,
+    duckdb.PermissionException,
+    duckdb.ProgrammingError,
+    duckdb.SequenceException,
+)
+_NAMES_FILE = re.compile(r"""["'][^"']+["']|\bFile \S+ requires""")
 
 
 class WalDamagedError(LogDamagedError):
@@ -93,7 +105,14 @@ class Translated:
 
 
 class StatementRefused:
-    """A context that raises `InvalidArgumentError` for mistakes in a caller's statement."""
+    """A context that raises `InvalidArgumentError` for mistakes in a caller's statement.
+
+    A failure to read a file that the statement names is one, such as a missing or damaged file. A failure that names
+    one of the ``directories`` of the engines, names no file, or comes of a full disk or of memory, is none.
+    """
+
+    def __init__(self, directories: Iterable[Path] = ()) -> None:
+        self._own = [*map(str, directories), "duckdb_temp"]
 
     def __enter__(self) -> None:
         pass
@@ -101,10 +120,16 @@ class StatementRefused:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, (duckdb.ProgrammingError, duckdb.DataError, duckdb.NotSupportedError)):
+        if isinstance(error, _MISTAKES) or self._is_of_named_file(error):
             raise InvalidArgumentError(str(error)) from error
         if isinstance(error, duckdb.TransactionException) and "read-only" in str(error):
             raise InvalidArgumentError(f"the statement writes, and only reading is allowed: {error}") from error
+
+    def _is_of_named_file(self, error: BaseException | None) -> bool:
+        if not isinstance(error, duckdb.IOException) and type(error) is not duckdb.Error:
+            return False
+        text = str(error)
+        return _NAMES_FILE.search(text) is not None and not any(own in text for own in self._own)
 
 
 def _first_paragraph(error: BaseException) -> str:
