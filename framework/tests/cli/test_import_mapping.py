@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.cli.files.progress import Progress
 from topicstore.cli.files.source_detection import open_source
+from topicstore.files.formats import decode_lines
 from topicstore.files.time_units import AUTO, UNITS, to_microseconds
 from topicstore.pubsub.publishing import store_retaining
 
@@ -109,6 +110,39 @@ def test_the_unit_may_be_said(run: Run, write: Write, target: Path) -> None:
     assert "seconds" in run("import", target, file, code=2).stderr
     run("import", target, file, "--time-unit", "s")
     assert [message.timestamp for message in stored(target)] == [1_700_000_000_000_000, 1_700_000_001_000_000]
+
+
+@pytest.mark.parametrize(
+    ("name", "time", "unit"),
+    [
+        ("timestamp", "2023-11-14T22:13:20.123456789Z", "us"),
+        ("ts", "2023-11-14T22:13:20.123456789+00:00", "us"),
+        ("ts", "1700000000.123456789", "s"),
+        ("ts", 1_700_000_000_123_456_789, "ns"),
+        ("timestamp", "2023-11-14T22:13:20,123456000Z", ""),
+        ("ts", 1_700_000_000_123_456_000, ""),
+        ("ts", 1_700_000_000.123456, ""),
+        ("ts", "1700000000.123456000", ""),
+    ],
+)
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_digits_of_a_time_are_not_cut_in_silence(
+    run: Run, tmp_path: Path, target: Path, name: str, time: object, unit: str, ending: str
+) -> None:
+    """A note tells it, unless a unit is given; HTTP, which has no notes, refuses such a time."""
+    file = tmp_path / f"x.{ending}"
+    row = {"topic": "a", "payload": "x", name: time}
+    text = json.dumps(row)
+    if ending == "jsonl" and str(time)[:2] == "17":
+        text = text.replace(f'"{time}"', f"{time}")  # a number, of which a float cuts digits
+    csv_text = ",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values())
+    file.write_text(text if ending == "jsonl" else csv_text)
+    assert bool(unit) == ("were rounded down" in run("import", target, file).stderr)
+    if unit:
+        assert "" == run("import", target, file, "--again", "--time-unit", unit).stderr
+        with pytest.raises(ValueError, match="finer than microseconds"):
+            decode_lines(text.encode())
+    assert {TIME} == {message.timestamp for message in stored(target)}
 
 
 def test_two_names_of_the_time_are_one_too_many(run: Run, write: Write, target: Path) -> None:

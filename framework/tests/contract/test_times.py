@@ -96,6 +96,11 @@ def test_numbers_that_are_hardly_microseconds(text: str) -> None:
         (1_700_000_000, "seconds"),
         (1_700_000_000_000, "milliseconds"),
         (1_700_000_000_000_000, None),
+        (20_231_114_221_320, "a date written as a number"),
+        (202_311_142_213, "a date written as a number"),
+        (20_231_114, "a date written as a number"),
+        (20_231_314_221_320, None),
+        (99_231_114_221_320, None),
         (999_999_999, None),
         (5_000_000_000, None),
     ],
@@ -106,10 +111,26 @@ def test_other_units_are_suspected(timestamp: int, unit: str | None) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["@", "@-1", "@1.", "@1.0000001", "", "-", "-2", "2h", "-2y", "yesterday", "12345678", "--2h", "-1h ", "٣٣٣٣٣٣٣٣٣"],
+    [
+        "2023-11-14T22:13:20.123456789Z",
+        "@",
+        "@-1",
+        "@1.",
+        "@1.0000001",
+        "",
+        "-",
+        "-2",
+        "2h",
+        "-2y",
+        "yesterday",
+        "12345678",
+        "--2h",
+        "-1h ",
+        "٣٣٣٣٣٣٣٣٣",
+    ],
 )
 def test_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a time"):
+    with pytest.raises(ValueError, match=r"is not a time|is finer than microseconds"):
         parse_when(text, NOW)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,16 @@ from .columns import Column, Constant, to_iterable
 from .errors import InvalidArgumentError, InvalidMessageError
 from .positions import to_microseconds
 
-__all__ = ["Time", "check_recent", "format_time", "instant", "parse_timestamp", "parse_when", "suspected_unit"]
+__all__ = [
+    "Time",
+    "check_recent",
+    "format_time",
+    "instant",
+    "is_finer",
+    "parse_timestamp",
+    "parse_when",
+    "suspected_unit",
+]
 
 Time = int | datetime | timedelta | str
 """A time to read from: microseconds since the epoch, a datetime with a time zone, a negative timedelta relative to now,
@@ -24,19 +34,22 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _RELATIVE = re.compile(r"-(?:[0-9]{1,9}[smhdw])+")
 _PART = re.compile(r"([0-9]+)([smhdw])")
 _MICROSECONDS = re.compile(r"[0-9]{9,17}")
+_FINER = re.compile(r"[.,][0-9]{6}0*[1-9]")
 _AT_SECONDS = re.compile(r"@([0-9]{1,11})(?:\.([0-9]{1,6}))?")
 _LEAST_MICROSECONDS = 10**14
 """The lowest number that is taken for microseconds, a time in 1973. A lower one is probably seconds or milliseconds."""
 
 
-def parse_timestamp(text: str) -> int:
+def parse_timestamp(text: str, *, rounded: bool = False) -> int:
     """Return microseconds since the epoch of a text: a time in ISO 8601, or a number of microseconds.
 
     A time without a zone is in UTC. A number has nine digits or more, because ``20240131`` is a day. Raises
-    `ValueError` for any other text.
+    `ValueError` for any other text, and for a time that is finer than microseconds unless it is to be ``rounded`` down.
     """
     if _MICROSECONDS.fullmatch(text):
         return int(text)
+    if not rounded and is_finer(text):
+        raise ValueError(f"{text[:80]!r} is finer than microseconds")
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -46,6 +59,11 @@ def parse_timestamp(text: str) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - _EPOCH) // _MICROSECOND
+
+
+def is_finer(text: str) -> bool:
+    """Return whether a time in ISO 8601 has digits beyond those of microseconds that are not zero."""
+    return _FINER.search(text) is not None
 
 
 def parse_when(text: str, now: int) -> int:
@@ -66,11 +84,15 @@ def parse_when(text: str, now: int) -> int:
     return parse_timestamp(text)
 
 
+_LEAST_SECONDS, _MOST_SECONDS = 10**9, 5 * 10**9
+"""The years 2001 to 2128."""
 _HARDLY = (
     "is hardly in microseconds, as which it would be {time}: it seems to be {unit}. "
     "If it is meant, allow it with allow_ancient"
 )
-_MOST_SUSPECTED = 5 * 10**12
+_DATES = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+"""Dates that are written as a number, by how many digits they have."""
+_MOST_SUSPECTED = 22 * 10**12
 
 
 def suspected_unit(timestamp: int) -> str | None:
@@ -78,9 +100,15 @@ def suspected_unit(timestamp: int) -> str | None:
 
     Returns None if it may be in microseconds.
     """
-    if 10**9 <= timestamp < 5 * 10**9:
-        return "seconds"
-    return "milliseconds" if 10**12 <= timestamp < _MOST_SUSPECTED else None
+    for unit, each in (("seconds", 1), ("milliseconds", 1_000)):
+        if _LEAST_SECONDS * each <= timestamp < _MOST_SECONDS * each:
+            return unit
+    digits = str(timestamp)
+    if digits[:2] in ("19", "20", "21") and len(digits) in _DATES:
+        with contextlib.suppress(ValueError):
+            datetime.strptime(digits, _DATES[len(digits)]).replace(tzinfo=UTC)
+            return "a date written as a number"
+    return None
 
 
 def instant(when: Time, now: Callable[[], int], *, allow_ancient: bool = False) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
+from collections.abc import Callable
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,6 +44,8 @@ class JsonProperties(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
 
 
 _FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
+_FRACTION = re.compile(r"-?[0-9]+(\.[0-9]+|(\.[0-9]+)?[eE][+-]?[0-9]{1,3})")
+"""A number of JSON that is no integer, and that a float may cut."""
 _decode = msgspec.json.decode
 
 
@@ -126,13 +131,14 @@ def flag_of(value: Any) -> bool:
     return flag
 
 
-def time_of(value: Any, unit: str | None) -> int | None:
-    """Return a value as microseconds since the epoch; None if it is absent."""
+def time_of(value: Any, unit: str | None, finer: Callable[[object], None]) -> int | None:
+    """Return a value as microseconds since the epoch; None if it is absent. The rest as `to_microseconds`."""
     if isinstance(value, Raw):
-        value = _decode(value)
+        number = bytes(value).decode()
+        value = Decimal(number) if _FRACTION.fullmatch(number) else _decode(value)
     if isinstance(value, datetime):
         return exact(value)
-    return None if value is None else to_microseconds(value, unit)
+    return None if value is None else to_microseconds(value, unit, finer)
 
 
 def properties_of(value: Any) -> Properties | None:

@@ -207,6 +207,13 @@ def csv_parser(header: Sequence[str], mapping: ColumnMap = PLAIN) -> Callable[[S
     if not mapping.plain or not set(COLUMNS).issuperset(header):
         return _mapping_parser(header, mapping)
     width = len(header)
+
+    def time_in(text: str) -> int | None:
+        try:
+            return parse_timestamp(text)
+        except ValueError:
+            return mapping.timestamp({"timestamp": text}, "")
+
     places = [header.index(name) if name in header else width for name in COLUMNS]
 
     def parse(record: Sequence[str]) -> Message:
@@ -221,7 +228,7 @@ def csv_parser(header: Sequence[str], mapping: ColumnMap = PLAIN) -> Callable[[S
             client_id,
             qos_of(qos),
             flag_of(retain),
-            parse_timestamp(timestamp) if timestamp else None,
+            time_in(timestamp) if timestamp else None,
             properties_of(properties),
         )
 

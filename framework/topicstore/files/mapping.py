@@ -136,6 +136,10 @@ class ColumnMap:
     """The columns of the file that are ignored."""
     time_unit: str | None = None
     """The unit of times that are numbers. None: microseconds under the name ``timestamp``, else by their size."""
+    rounds: bool = False
+    """Whether times that are finer than microseconds are rounded down; else they are errors, unless a unit is given."""
+    rounded: list[object] = attrs.field(factory=list, init=False, eq=False)
+    """The first of those that were rounded down without a unit."""
     told: str = ""
     """The options that decide what messages are like, as they are written on a command line."""
 
@@ -165,7 +169,7 @@ class ColumnMap:
                 told += [option, text]
         if time_unit is not None:
             told += ["--time-unit", time_unit]
-        return cls(sources, frozenset(ignored), time_unit, shlex.join(told))
+        return cls(sources, frozenset(ignored), time_unit, rounds=True, told=shlex.join(told))
 
     @property
     def plain(self) -> bool:
@@ -264,14 +268,21 @@ class ColumnMap:
     def timestamp(self, row: Row, topic: str) -> int | None:
         """Return the time of a row's message, whose topic is given, in microseconds; None if it has none."""
         if "timestamp" in self.sources:
-            return time_of(self._value("timestamp", row, topic), self.time_unit or AUTO)
+            return time_of(self._value("timestamp", row, topic), self.time_unit or AUTO, self._finer)
         there = [name for name in TIME_NAMES if row.get(name) is not None]
         if len(there) > 1:
             raise ValueError(f"it has both {' and '.join(there)}; --map timestamp=… says which counts")
         if not there:
             return None
         unit = self.time_unit or (None if there[0] == "timestamp" else AUTO)
-        return time_of(row[there[0]], unit)
+        return time_of(row[there[0]], unit, self._finer)
+
+    def _finer(self, time: object) -> None:
+        if self.time_unit is None:
+            if not self.rounds:
+                raise ValueError(f"{time} is finer than microseconds")
+            if not self.rounded:
+                self.rounded.append(time)
 
     def _value(self, column: str, row: Row, topic: str) -> Any:
         source = self.sources.get(column)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 
-from topicstore.contract.times import parse_timestamp
+from topicstore.contract.times import is_finer, parse_timestamp
 
 __all__ = ["AUTO", "UNITS", "to_microseconds"]
 
@@ -16,33 +18,47 @@ UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 _FROM, _TO = 10**9, 5 * 10**9
 """The seconds of the years 2001 to 2128: no two units have a number in common for them."""
+_NO_TIME = 10**24
 _NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
 _LEAST_DIGITS = 9
 """The least digits of a text that is a number: a shorter one is a day, as ``20240131``, unless the unit is known."""
 
 
-def to_microseconds(time: object, unit: str | None) -> int:
-    """Return a time as microseconds since the epoch, rounded down from nanoseconds. Raises `ValueError`.
+def to_microseconds(time: object, unit: str | None, finer: Callable[[object], None] = lambda _: None) -> int:
+    """Return a time as microseconds since the epoch, rounded down. Raises `ValueError`.
 
     ``unit``: that of a number, or of a text that is one. With `AUTO` it is known by the size of the number, for times
-    from 2001 to 2128. With None a number is whole microseconds, as `replay` writes it.
+    from 2001 to 2128. With None a number is whole microseconds, as `replay` writes it. ``finer`` is called with a time
+    that has to be rounded.
     """
     if isinstance(time, str):
-        found = _NUMBER.fullmatch(time)
-        if unit is None or not found or (unit == AUTO and len(time) < _LEAST_DIGITS):
-            return parse_timestamp(time)
-        time = Decimal(time) if found[1] else int(time)
-    if isinstance(time, bool) or not isinstance(time, (int, float, Decimal)) or not math.isfinite(time):
+        if unit is None or not _NUMBER.fullmatch(time) or (unit == AUTO and len(time) < _LEAST_DIGITS):
+            if is_finer(time):
+                finer(time)
+            return parse_timestamp(time, rounded=True)
+        time = Decimal(time) if "." in time else int(time)
+    if isinstance(time, bool) or not isinstance(time, (int, float, Decimal)) or not -_NO_TIME < time < _NO_TIME:
         raise ValueError(f"{time!r:.80} is not a time")
     if unit is None:
         if not isinstance(time, int):
             raise ValueError(f"{time} is not whole microseconds; say in which unit it is with --time-unit")
         return time
-    each = UNITS[_unit_of(time) if unit == AUTO else unit]
+    return _scaled(time, UNITS[_unit_of(time) if unit == AUTO else unit], finer)
+
+
+def _scaled(time: float | Decimal, each: int, finer: Callable[[object], None]) -> int:
     if isinstance(time, int):
-        return time * 10**6 // each
-    # A float of seconds until 2242 is exact to half a microsecond, so the nearest one is meant; a product is not.
-    return round(Decimal(time) * 10**6 / each)
+        whole, rest = divmod(time * 10**6, each)
+        if rest:
+            finer(time)
+        return whole
+    exact = Fraction(time) * 10**6 / each
+    if each <= UNITS["ms"] and (isinstance(time, float) or time == Decimal(repr(float(time)))):
+        # A float is exact to half a microsecond until 2242, so the nearest one is meant.
+        return round(exact)
+    if exact.denominator > 1:
+        finer(time)
+    return math.floor(exact)
 
 
 def _unit_of(time: float | Decimal) -> str:

@@ -100,7 +100,8 @@ def import_(
     Columns: timestamp, topic, client_id, qos, retain, payload (or payload_base64), properties; only topic
     and a payload are needed. A payload that is not text, such as a JSON object, is stored as compact JSON.
     A timestamp is ISO 8601 or microseconds since the epoch, a number. It may also be named ts or time; a number
-    is then in s, ms, us or ns, which is known by its size from 2001 to 2128. Nanoseconds are rounded down.
+    is then in s, ms, us or ns, which is known by its size from 2001 to 2128. What is finer
+    than microseconds is rounded down, with a note unless --time-unit is given.
     `import` reads the output of `replay` unchanged. Any other column ends the import, unless it is named:
 
     \b

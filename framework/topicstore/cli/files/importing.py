@@ -89,7 +89,10 @@ class Transfer:
         resumed = progress.start
         outcome: Literal["imported", "already imported", "limit reached"] = "already imported"
         if not progress.finished or source.named or self.again:
-            outcome = self._guarded(source, progress)
+            try:
+                outcome = self._guarded(source, progress)
+            finally:
+                self._note_rounded(source)
         return Imported(
             name=source.name,
             format=source.format,
@@ -162,6 +165,14 @@ class Transfer:
             return self.db.imports.store(rows.batch(), progress.state(rows), stored=stored, retained=retained)
         self.db.storage.check_may_write()
         return store_retaining(self.db.storage, rows.batch(), progress.state(rows), stored=stored, retained=retained)
+
+    def _note_rounded(self, source: Source) -> None:
+        if source.mapping.rounded:
+            first = source.mapping.rounded.pop()
+            self.note(
+                f"times of {source.name} that are finer than microseconds, such as {first}, were rounded down; "
+                "--time-unit says that it is meant"
+            )
 
     @staticmethod
     def _explain(source: Source, bad: BadRowError) -> str:
