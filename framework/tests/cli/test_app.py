@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,7 @@ from click.testing import CliRunner, Result
 from topicstore.cli import cli
 from topicstore.cli.terminal.exits import failure
 from topicstore.contract import errors
+from topicstore_conformance.faults.threads import PATIENCE
 
 Run = Callable[..., Result]
 
@@ -164,3 +168,15 @@ def test_names_that_are_too_long(run: Run, tmp_path: Path) -> None:
 
 def test_a_size_that_no_disk_has(run: Run, db: Path) -> None:
     assert "more than any disk" in run("retention", "set", db, "--max-bytes", "9" * 400, code=2).stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_end_a_command(db: Path, number: int) -> None:
+    """SIGTERM does as Ctrl-C: one line, and the exit code of what was interrupted."""
+    command = [sys.executable, "-m", "topicstore.cli", "replay", str(db), "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(number)
+        _, error = process.communicate(timeout=PATIENCE)
+    assert (130, "error: interrupted\n") == (process.returncode, error)

@@ -131,15 +131,16 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(
     assert rows(db) == clean[shards]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(
-    tmp_path: Path, file: Path, clean: dict[int, list[list[ts.Message]]]
+    tmp_path: Path, file: Path, clean: dict[int, list[list[ts.Message]]], number: int
 ) -> None:
     """What it says is stored is what is stored: what it reported, and maybe one batch it had no time to."""
     with Import(tmp_path / "db", file, "--shards", "4") as child:
         for safe in child.reports():
             child.let_on()
             if safe == 10 * BATCH:
-                child.process.send_signal(signal.SIGINT)
+                child.process.send_signal(number)
         code, out, error = child.end()
     assert (code, out) == (130, "")
     stored = sum(map(len, rows(tmp_path / "db")))

@@ -16,6 +16,7 @@ import click
 from topicstore import __version__
 
 from .terminal.exits import DONE, EPILOG, USAGE, Failure, failure
+from .terminal.interrupts import interrupt_on_sigterm
 
 __all__ = ["FOREIGN", "ForeignCommand", "cli", "foreign_commands", "main"]
 
@@ -158,4 +159,5 @@ def cli() -> None:
 
 def main() -> None:
     """Run the program with the process's arguments and exit."""
+    interrupt_on_sigterm()
     cli(prog_name="topicstore")
