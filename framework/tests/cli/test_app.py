@@ -180,3 +180,28 @@ def test_signals_that_end_a_command(db: Path, number: int) -> None:
         process.send_signal(number)
         _, error = process.communicate(timeout=PATIENCE)
     assert (130, "error: interrupted\n") == (process.returncode, error)
+
+
+OUTPUTS = {
+    "closed": ('"$@" >&-', 0),
+    "all closed": ('"$@" <&- >&- 2>&-', 0),
+    "full": ('"$@" >/dev/full', 5),
+    "read by nobody": ('"$@" | true', 0),
+    "Latin-1": ('PYTHONIOENCODING=latin-1 "$@"', 0),
+    "ASCII": ('PYTHONIOENCODING=ascii "$@"', 0),
+}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["replay", "--help"], ["topics"], ["replay"], ["info", "--json"]])
+@pytest.mark.parametrize("output", list(OUTPUTS))
+def test_output_that_cannot_be_written_is_no_damage(tmp_path: Path, arguments: list[str], output: str) -> None:
+    """Exit code 1 is for damage; a reader that ends early is fine, and what a terminal lacks is escaped."""
+    with ts.open(tmp_path / "db", shards=1) as db:
+        db.store([ts.Message("straße/→", b"1")])
+    form, code = OUTPUTS[output]
+    program = ["-m", "topicstore.cli", *arguments, *([] if "--help" in arguments else [str(tmp_path / "db")])]
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", form, "bash", sys.executable, *program], capture_output=True, check=False
+    )
+    expected = "error: [Errno 28] No space left on device\n" if code else ""
+    assert (code, expected) == (done.returncode, done.stderr.decode())

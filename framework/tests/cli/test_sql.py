@@ -101,6 +101,37 @@ def test_times_have_a_zone(path: Path) -> None:
     assert [["2024-01-01T12:00:00Z", "2024-01-01T10:00:00Z", "2024-01-01"]] == found["rows"]
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("'infinity'::timestamp", "infinity"),
+        ("'-infinity'::timestamptz", "-infinity"),
+        ("'infinity'::date", "infinity"),
+        ("'infinity'::timestamp_ns", "infinity"),
+        ("date '0044-03-15 (BC)'", "0044-03-15 (BC)"),
+        ("date '0001-12-31 (BC)'", "0001-12-31 (BC)"),
+        ("timestamp '0044-03-15 (BC) 01:02:03.5'", "0044-03-15T01:02:03.500000Z (BC)"),
+        ("timestamp '2025-01-01' + interval 9000 year", "11025-01-01T00:00:00Z"),
+        ("timestamp_ns '2025-01-01 00:00:00.123456789'", "2025-01-01T00:00:00.123456789Z"),
+        ("time '24:00:00'", "24:00:00"),
+        ("time '12:00:00.5'", "12:00:00.500000"),
+        ("[date 'infinity', date '2020-01-01', null]", ["infinity", "2020-01-01", None]),
+        ("{'a': {'b': 'infinity'::date}, 'c': 1}", {"a": {"b": "infinity"}, "c": 1}),
+        ("map {'k': 'infinity'::date}", [["k", "infinity"]]),
+        ("union_value(k := 'infinity'::date)", "infinity"),
+        ("'-inf'::double", "-inf"),
+        ("['nan'::float]", ["nan"]),
+    ],
+)
+def test_values_that_python_or_json_lacks(path: Path, value: str, expected: object) -> None:
+    """They are text, in every form, beside values that both have."""
+    query = f"SELECT {value} AS x UNION ALL SELECT NULL ORDER BY 1 NULLS LAST"
+    assert [[expected], [None]] == json.loads(run(str(path), query, "--json").stdout)["rows"]
+    flat = expected if isinstance(expected, str) else json.dumps(expected, separators=(",", ":"))
+    assert [["x"], [flat], [""]] == list(csv.reader(io.StringIO(run(str(path), query, "--csv").stdout)))
+    assert flat in run(str(path), query).stdout
+
+
 def ts_sql(path: Path, statement: str) -> list[object]:
     with ts.open(path) as db:
         found: list[object] = db.sql(statement).column(0).to_pylist()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
+import io
 import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -115,24 +118,32 @@ class _Program(click.Group):
         for argument in args:
             if _NO_TEXT.search(argument):
                 raise Failure(f"the argument {argument[:80]!a} is not UTF-8 text without NUL", USAGE)
-        return super().parse_args(ctx, args)
+        with _ended(ctx):  # which --help and --version end
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn an exception into one line and an exit code."""
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _ended(ctx):
             warnings.showwarning = _show_warning  # type: ignore[assignment]
-            try:
-                return super().invoke(ctx)
-            except BrokenPipeError:
-                _forget_stdout()
-                ctx.exit(DONE)
-            except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
-                raise
-            except (Exception, KeyboardInterrupt) as error:
-                end = failure(error)
-                if end is None:
-                    raise
-                raise end from error
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _ended(ctx: click.Context) -> Iterator[None]:
+    """Turn an exception, also one of writing the last output, into the end of the program."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        ctx.exit(DONE)
+    except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        end = failure(error)
+        if end is None:
+            raise
+        raise end from error
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
@@ -140,10 +151,26 @@ def _show_warning(message: Warning | str, *_: object) -> None:
 
 
 def _forget_stdout() -> None:
-    """Discard the interpreter's last flush: the reader of standard output has gone."""
+    """Discard the interpreter's last flush: nothing more can be written to standard output."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def _prepare_streams() -> None:
+    """Make the standard streams take all text; in place of closed ones, nothing is read, and written to nowhere.
+
+    Otherwise a file of the database would get the descriptor of a closed stream, and what is printed with it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @click.group(cls=_Program, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -160,4 +187,5 @@ def cli() -> None:
 def main() -> None:
     """Run the program with the process's arguments and exit."""
     interrupt_on_sigterm()
+    _prepare_streams()
     cli(prog_name="topicstore")

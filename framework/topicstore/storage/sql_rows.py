@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,10 +18,67 @@ __all__ = ["rows"]
 
 
 def rows(found: pa.Table) -> Iterator[list[Any]]:
-    """Yield the rows: bytes as text, or in hexadecimal after 0x; times as ISO 8601, in UTC."""
+    """Yield the rows: bytes as text, or in hexadecimal after 0x; times as ISO 8601, in UTC.
+
+    Times that Python lacks are text too: infinity, with nanoseconds, before our era ``(BC)``, after the year 9999.
+    Numbers that JSON lacks are ``inf``, ``-inf`` and ``nan``.
+    """
     for batch in found.to_batches():
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        for row in zip(*map(_values, batch.columns), strict=True):
             yield list(map(_plain, row))
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if "time32" not in (kind := str(column.type)) and "time64" not in kind:  # of which Python lacks 24:00
+        with contextlib.suppress(ValueError, OverflowError):  # another time that Python lacks
+            return column.to_pylist()  # type: ignore[no-any-return]
+    return list(map(_value, column))
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    import pyarrow as pa
+
+    if scalar.is_valid:
+        if isinstance(scalar, pa.StructScalar):
+            return {name: _value(inner) for name, inner in scalar.items()}
+        if isinstance(scalar, pa.MapScalar):
+            return [(_value(entry["key"]), _value(entry["value"])) for entry in scalar.values]
+        if isinstance(scalar, pa.ListScalar):
+            return list(map(_value, scalar.values))
+        if isinstance(scalar, pa.UnionScalar):
+            return _value(scalar.value)
+        if isinstance(scalar, (pa.Date32Scalar, pa.TimestampScalar)):
+            return _time(scalar.value, getattr(scalar.type, "unit", "D"), largest=2 ** (scalar.type.bit_width - 1) - 1)
+        if isinstance(scalar, (pa.Time32Scalar, pa.Time64Scalar)):
+            return _time_of_day(scalar.value, scalar.type.unit)
+    return scalar.as_py()
+
+
+def _time(value: int, unit: str, *, largest: int) -> str:
+    """Return days, or another unit, since the epoch as text."""
+    if abs(value) >= largest:
+        return "infinity" if value > 0 else "-infinity"
+    text = str(
+        np.asarray(value, np.int64).astype(f"datetime64[{unit}]")
+    )  # its years are astronomical: 0 is the first before our era
+    sign, (year, rest) = text[:1] == "-", text.removeprefix("-").split("-", 1)
+    zone = "" if unit == "D" else "Z"
+    rest, _, fraction = rest.partition(".")
+    rest = f"{rest}{_fraction(fraction)}{zone}"
+    return f"{int(year) + 1:04}-{rest} (BC)" if sign or int(year) == 0 else f"{year}-{rest}"
+
+
+def _time_of_day(value: int, unit: str) -> str:
+    """Return a time of the day, which may also be 24:00:00, as text."""
+    second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    seconds, fraction = divmod(value, second)
+    digits = _fraction(f"{fraction:0{len(str(second)) - 1}}")
+    return f"{seconds // 3_600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{digits}"
+
+
+def _fraction(digits: str) -> str:
+    """Return the digits of a fraction of a second as `datetime.isoformat` does: none, six, or nine."""
+    return f".{digits:0<6}" if digits.strip("0") else ""
 
 
 def _plain(value: Any) -> Any:
@@ -32,6 +93,8 @@ def _plain(value: Any) -> Any:
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return list(map(_plain, value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, datetime):  # a time without a zone is in UTC, as all times of messages are

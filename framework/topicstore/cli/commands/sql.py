@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import sys
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,11 @@ def sql(path: Path, statement: str, *, as_json: bool, as_csv: bool) -> None:
     if as_json:
         _print_json(found)
     elif as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
         writer.writerow(found.column_names)
         writer.writerows(map(_flat, row) for row in rows(found))
+        click.echo(text.getvalue().encode(), nl=False)  # in UTF-8 everywhere, as other data
     else:
         _print_table(found)
 

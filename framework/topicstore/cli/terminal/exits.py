@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import IO, Any
 
 import click
@@ -19,7 +20,7 @@ Exit codes:
     2  wrong usage, or bad input
     3  no such database, not a database, or one that was created differently
     4  the database is open elsewhere, and no server of it does what was asked
-    5  storage failed: the engine, a full disk, corruption
+    5  storage failed: the engine, a full disk, corruption; or output can't be written
   130  interrupted, by Ctrl-C or SIGTERM; the server then ends in order, with 0
 
 \b
@@ -63,8 +64,9 @@ class Failure(click.ClickException):
         self.exit_code = code  # type: ignore[misc]
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the line on standard error."""
-        click.echo(f"error: {self.format_message()}", file=file, err=file is None)
+        """Print the line on standard error; where that can't be written, the exit code has to do."""
+        with contextlib.suppress(OSError):
+            click.echo(f"error: {self.format_message()}", file=file, err=file is None)
 
 
 def failure(error: BaseException) -> Failure | None:
