@@ -302,6 +302,18 @@ def test_a_shard_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["a?b", "a\\b"])
+def test_a_path_that_duckdb_takes_for_another_is_refused(engine: DuckdbEngine, tmp_path: Path, name: str) -> None:
+    """For a checkpoint too, of which nothing is made; other characters are taken."""
+    with pytest.raises(InvalidArgumentError, match=r"no \? and no backslash"):
+        DuckdbBackend(DuckdbOptions()).check_path(tmp_path / name / "db")
+    with pytest.raises(InvalidArgumentError, match=r"no \? and no backslash"):
+        engine.checkpoint(tmp_path / name)
+    assert not (tmp_path / name).exists()
+    engine.checkpoint(tmp_path / "a'*[1]{}%20;#~\n\"é")
+    open_engine(tmp_path / "a'*[1]{}%20;#~\n\"é", create=False).close()
+
+
 def test_other_keyspaces_are_refused(tmp_path: Path) -> None:
     """Of another name or shape."""
     open_engine(tmp_path / "shard").close()

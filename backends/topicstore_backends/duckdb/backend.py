@@ -27,7 +27,7 @@ from topicstore_backends.options import whole_number
 
 from .engine import FILE, DuckdbEngine
 from .errors import Translated, WalDamagedError
-from .instance import Instance
+from .instance import Instance, check_path
 
 __all__ = ["DuckdbBackend", "DuckdbOptions"]
 
@@ -66,6 +66,10 @@ class DuckdbBackend(Backend):
         self._instance = Instance(
             threads=options.threads, memory_bytes=options.memory_bytes, log_bytes=options.log_bytes
         )
+
+    def check_path(self, path: Path) -> None:
+        """Raise `InvalidArgumentError` for a path that DuckDB takes for another one."""
+        check_path(path)
 
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> DuckdbEngine:
         """Open the file in the directory ``path``; with ``create`` make it if it doesn't exist.

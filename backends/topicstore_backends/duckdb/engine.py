@@ -27,7 +27,7 @@ from topicstore_backends.files import make_directory, sync
 from topicstore_backends.keyspaces import ByKeyspace
 
 from .errors import INVALIDATED, LEFT_IN_LOG, StatementRefused, Translated
-from .instance import Instance, View, fetch, quoted, run
+from .instance import Instance, View, check_path, fetch, quoted, run
 from .tables import FIRST_KEYS, GROWTH, Columns, Span, Table, lists
 
 if TYPE_CHECKING:
@@ -467,6 +467,7 @@ class DuckdbEngine(Engine):
 
     def checkpoint_steps(self, path: Path) -> Generator[None]:
         """Make the new file; begin a transaction; copy what it sees."""
+        check_path(path)
         with Translated(path):
             if path.exists():
                 raise EngineError(f"{path}: a checkpoint needs a new directory, and this exists")

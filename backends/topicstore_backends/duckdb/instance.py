@@ -28,7 +28,7 @@ from .errors import Translated
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Instance", "View", "fetch", "quoted", "run"]
+__all__ = ["Instance", "View", "check_path", "fetch", "quoted", "run"]
 
 # DuckDB rewrites and skips whole row groups; small ones cost scans nothing measurable.
 # https://duckdb.org/docs/2.0/sql/statements/attach
@@ -61,6 +61,15 @@ def fetch(
     """Return all rows of a query's result. It may read ``rows``, as with `run`."""
     found: list[tuple[Any, ...]] = connection.execute(statement, list(parameters)).fetchall()
     return found
+
+
+def check_path(path: Path) -> None:
+    """Raise `InvalidArgumentError` for a path that DuckDB takes for another one.
+
+    It puts the ending of the log's name before a ``?``, as in a URL, and takes a backslash for a slash.
+    """
+    if set("?\\").intersection(str(path)):
+        raise InvalidArgumentError(f"{path}: the path of a database on DuckDB has no ? and no backslash")
 
 
 def _reading(connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.Statement:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import Result
 
 Run = Callable[..., Result]
@@ -58,3 +59,11 @@ def test_a_backend_that_keeps_nothing_is_warned_of(run: Run, tmp_path: Path) -> 
     assert warning == run("create", tmp_path / "db", "--backend", "memory").stderr
     assert warning == run("import", tmp_path / "db", tmp_path / "x.jsonl", "--backend", "memory").stderr
     assert "" == run("create", tmp_path / "kept", "--backend", "rocksdb").stderr
+
+
+def test_a_path_that_the_backend_refuses(run: Run, tmp_path: Path) -> None:
+    """Nothing is made there."""
+    pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
+    told = run("create", tmp_path / "a?b", "--backend", "duckdb", "--layout", "table", code=2).stderr
+    assert "no ? and no backslash" in told
+    assert [] == list(tmp_path.iterdir())

@@ -374,6 +374,12 @@ class Backend(ABC):
         """
         return 0
 
+    def check_path(self, path: Path) -> None:  # noqa: B027 - most engines take every path
+        """Raise `InvalidArgumentError` if the engine can't keep shards below the directory ``path``.
+
+        It is called before anything is made there. By default every path is taken.
+        """
+
     @abstractmethod
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> Engine:
         """Open the shard kept in the directory ``path``; with ``create``, make it if it doesn't exist.

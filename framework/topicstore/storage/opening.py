@@ -75,6 +75,7 @@ def open_storage(
     _check_option_names(manifest, options)
     target: type[Backend] = load_target(spec)
     backend = target(make_options(manifest.backend, target.Options, options.get(manifest.backend, {})))
+    backend.check_path(path)
     make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuse bad options before a file is made
     shard_map = ShardMap(manifest.shards)
     implementation = DataPath(bytes.fromhex(manifest.id), shard_map, clocks.wall)
