@@ -556,3 +556,25 @@ def test_killed_at_any_moment_it_holds_what_it_said(tmp_path: Path, run_until: R
             assert [] == queue.damages()
             appended = found[-1] + 1
     assert appended > 1_000
+
+
+def test_files_of_operating_systems_are_no_queues(tmp_path: Path) -> None:
+    """They are neither listed nor called damage, and stay; a queue that lost its files is damage."""
+    with ts.open(tmp_path / "db") as db:
+        for name in ("a", "x" * 300, "lost+found"):
+            db.queues.open(name).append([ts.Message("t", b"1")])
+    directory = tmp_path / "db" / "queues"
+    for name in (".DS_Store", "Thumbs.db", "README"):
+        (directory / name).write_bytes(b"1")
+    for name in ("lost+found", "@eaDir", "__MACOSX", ".Trash-1000"):
+        (directory / name).mkdir()
+        (directory / name / "._a").write_bytes(b"1")
+    with ts.open(tmp_path / "db") as db:
+        assert ["a", "lost+found", "x" * 300] == [queue.name for queue in db.queues]
+        assert db.verify().ok
+        assert db.queues.drop("lost+found")
+        assert 2 == len(db.queues)
+    (directory / "a" / "topicstore.json").unlink()
+    with ts.open(tmp_path / "db") as db:
+        assert not db.verify().ok
+    assert 7 + 2 == len(list(directory.iterdir()))

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import xxhash
 
@@ -40,6 +40,7 @@ from topicstore.storage.checkpoints import write_copy
 from topicstore.storage.creation import finished_manifest
 from topicstore.storage.disk_errors import shortage_told
 from topicstore.storage.durable_files import permissions_of, sync_directory
+from topicstore.storage.manifest import MANIFEST
 from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
 
@@ -51,6 +52,7 @@ __all__ = ["DIRECTORY", "Queues"]
 DIRECTORY = "queues"
 """Name of the directory of queues in a database's directory."""
 _LONGEST, _HEAD = 200, 150
+_HASHED = "%%"
 _GONE = ".dropped-"
 
 
@@ -240,7 +242,7 @@ class Queues:
     def _directories(self) -> Sequence[Path]:
         if not self._directory.is_dir():
             return []
-        return [path for path in self._directory.iterdir() if not path.name.startswith(_GONE)]
+        return [path for path in self._directory.iterdir() if _is_file_name(path.name) and _has_shards(path)]
 
     def _sweep(self) -> None:
         """Remove the directories of dropped queues, also if an earlier removal was interrupted."""
@@ -264,9 +266,19 @@ class Queues:
             return Queue(storage, record)
 
 
+def _is_file_name(name: str) -> bool:
+    """Return whether `_file_name` may have made a name; operating systems make others, such as ``lost+found``."""
+    return not name.startswith(_GONE) and (_HASHED in name or _file_name(unquote(name)) == name)
+
+
+def _has_shards(path: Path) -> bool:
+    """Return whether a directory holds a queue, be it a damaged one."""
+    return (path / MANIFEST).exists() or any(path.glob("shard-*"))
+
+
 def _file_name(name: str) -> str:
     """Return the name of a queue's directory."""
     quoted = quote(name, safe="").replace(".", "%2E")
     if len(quoted) <= _LONGEST:
         return quoted
-    return f"{quoted[:_HEAD]}%%{xxhash.xxh3_128_hexdigest(name.encode())}"
+    return f"{quoted[:_HEAD]}{_HASHED}{xxhash.xxh3_128_hexdigest(name.encode())}"
