@@ -17,7 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.cli import cli
 from topicstore.contract.positions import MAX_TIME
-from topicstore.files.formats import CSV_COLUMNS, csv_parser, csv_record, decode_line, decode_lines, encode_lines
+from topicstore.files.formats import (
+    CSV_COLUMNS,
+    PLAIN,
+    csv_parser,
+    csv_record,
+    decode_line,
+    decode_lines,
+    decode_list,
+    encode_lines,
+)
+from topicstore.files.mapping import ColumnMap
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 topics = text.map(lambda t: t.replace("#", "").replace("+", "") or "/")
@@ -88,6 +98,29 @@ def test_a_line_is_one_object(objects: list[tuple[int | None, str]]) -> None:
             decode_lines(text)
     else:
         assert [ts.Message("a", b"}{", properties=ts.Properties())] * len(expected) == decode_lines(text)
+
+
+FIELDS = {"topic": "é", "payload": 'a, "b": 1', "qos": 1, "client_id": "", "properties": {"content_type": "é"}}
+
+
+@given(st.sampled_from([None, *FIELDS, "content_type"]), st.permutations(list(FIELDS)), st.booleans(), st.booleans())
+def test_a_name_twice_is_an_error(twice: str | None, names: list[str], escaped: bool, mapped: bool) -> None:
+    """In a message or its properties, wherever it is and however it is written; otherwise a value would be lost."""
+    written = {name: json.dumps(FIELDS[name], ensure_ascii=escaped) for name in names}
+    if twice == "content_type":
+        written["properties"] = '{"content_type": "a", "content_type": "b"}'
+    names += [twice] if twice in FIELDS else []
+    text = ("{" + ", ".join(f'"{name}":{written[name]}' for name in names) + "}").encode()
+    mapping = ColumnMap.given([], (), ["more"]) if mapped else PLAIN
+    if twice is None:
+        assert [decode_line(text, mapping)] == decode_lines(text, mapping) == decode_lines(text + b"\n" + text)[1:]
+        return
+    with pytest.raises(ValueError, match=f"'{twice}' twice"):
+        decode_lines(text, mapping)
+    with pytest.raises(ValueError, match=f"'{twice}' twice"):
+        decode_line(text, mapping)
+    with pytest.raises(ValueError, match="twice"):
+        decode_list(b"[" + text + b"]")
 
 
 @given(st.lists(messages, max_size=5))

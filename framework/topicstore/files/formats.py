@@ -19,6 +19,8 @@ an absent one, except for ``payload``.
 from __future__ import annotations
 
 import base64
+import contextlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -58,15 +60,17 @@ def format_of_name(path: Path) -> str | None:
     return _ENDINGS.get(endings[-1]) if endings else None
 
 
-class _In(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _In(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
+    """A message in the form, and with the order of fields, that `JsonMessage` has; what is absent stays so."""
+
+    timestamp: int | str | UnsetType | None = UNSET
     topic: str
-    payload: str | None = None
-    timestamp: int | str | None = None
-    client_id: str = ""
-    qos: int = 0
-    retain: bool = False
-    payload_base64: bytes | None = None
-    properties: JsonProperties | None = None
+    client_id: str | UnsetType = UNSET
+    qos: int | UnsetType = UNSET
+    retain: bool | UnsetType = UNSET
+    payload: str | UnsetType | None = UNSET
+    payload_base64: bytes | UnsetType | None = UNSET
+    properties: JsonProperties | UnsetType | None = UNSET
 
 
 class JsonMessage(msgspec.Struct, gc=False):
@@ -92,15 +96,55 @@ _fields = msgspec.structs.astuple
 def decode_lines(lines: bytes, mapping: ColumnMap = PLAIN) -> list[Message]:
     """Return the messages of JSON lines, skipping blank lines. Raises `ValueError` if one is not one message."""
     if mapping.plain:
-        try:
-            plain = _decoder.decode_lines(lines)
-            _check_lines(lines, len(plain))
-            return list(map(_message, plain))
-        except ValueError:  # not in the form that `encode_lines` writes
-            pass
+        with contextlib.suppress(ValueError):  # not in the form that `encode_lines` writes
+            return list(map(_message, _decode_plain(lines)))
+    return [_mapped(row, mapping) for row in _decode_rows(lines)]
+
+
+def _decode_plain(lines: bytes) -> list[_In]:
+    rows = _decoder.decode_lines(lines)
+    again = _encoder.encode_lines(rows)
+    if lines != again:
+        _check_lines(lines, len(rows))
+        if not _is_all(lines, again):
+            _decode_rows(lines)
+    return rows
+
+
+def _decode_rows(lines: bytes) -> list[dict[str, msgspec.Raw]]:
     rows = _row_decoder.decode_lines(lines)
     _check_lines(lines, len(rows))
-    return [_mapped(row, mapping) for row in rows]
+    for line, row in zip(filter(bytes.strip, lines.split(b"\n")), rows, strict=True):
+        _check_names(line, row)
+    return rows
+
+
+_SPACE = b" \t\r\n"
+
+
+def _is_all(text: bytes, again: bytes) -> bool:
+    """Return whether what was decoded from JSON, and encoded ``again``, is all of it: no name was there twice.
+
+    It may be all and yet the result be false, if texts have escapes that aren't needed, or values are the defaults.
+    """
+    return text == again or len(text.translate(None, _SPACE)) == len(again.translate(None, _SPACE))
+
+
+def _check_names(text: bytes, row: dict[str, msgspec.Raw]) -> None:
+    """Raise `ValueError` if a JSON object, or the properties in it, has a name twice, of which all but one are lost."""
+    parts = b"".join((*map(str.encode, row), *row.values())).translate(None, _SPACE)
+    if "properties" in row or len(text.translate(None, _SPACE)) != len(parts) + 4 * len(row) + 1:
+        fields: list[tuple[str, object]] = json.loads(text, object_pairs_hook=_Pairs)
+        inner = [value for name, value in fields if name == "properties" and isinstance(value, _Pairs)]
+        for pairs in (fields, *inner):
+            names = [name for name, _ in pairs]
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"it has {twice[:80]!r} twice")
+
+
+class _Pairs(list[tuple[str, object]]):
+    """The names and values of a JSON object."""
 
 
 def _check_lines(text: bytes, objects: int) -> None:
@@ -115,12 +159,17 @@ def _check_lines(text: bytes, objects: int) -> None:
 
 def decode_list(rows: bytes) -> list[Message]:
     """Return the messages of a JSON list in the form that `encode_lines` gives each. Raises `ValueError`."""
-    return list(map(_message, _list_decoder.decode(rows)))
+    found = _list_decoder.decode(rows)
+    if not _is_all(rows, _encoder.encode(found)):
+        raise ValueError("it may have a name twice")
+    return list(map(_message, found))
 
 
 def decode_line(line: bytes, mapping: ColumnMap = PLAIN) -> Message:
     """Return the message of one JSON line. Raises `ValueError`."""
-    return _mapped(_row_decoder.decode(line), mapping)
+    row = _row_decoder.decode(line)
+    _check_names(line, row)
+    return _mapped(row, mapping)
 
 
 def _mapped(row: dict[str, msgspec.Raw], mapping: ColumnMap) -> Message:
@@ -131,24 +180,27 @@ def _mapped(row: dict[str, msgspec.Raw], mapping: ColumnMap) -> Message:
 
 def _message(row: _In) -> Message:
     text, timestamp, properties = row.payload, row.timestamp, row.properties
-    payload = _binary(row) if text is None or row.payload_base64 is not None else text.encode()
+    # What is UNSET is false.
     return Message(
         row.topic,
-        payload,
-        row.client_id,
-        row.qos,
-        row.retain,
-        parse_timestamp(timestamp) if isinstance(timestamp, str) else timestamp,
-        None if properties is None else Properties(*_fields(properties)),
+        text.encode() if text and not row.payload_base64 else _binary(row),
+        row.client_id or "",
+        row.qos or 0,
+        row.retain or False,
+        parse_timestamp(timestamp) if isinstance(timestamp, str) else None if timestamp is UNSET else timestamp,
+        Properties(*_fields(properties)) if isinstance(properties, JsonProperties) else None,
     )
 
 
 def _binary(row: _In) -> bytes:
-    if row.payload_base64 is None:
+    text, binary = row.payload, row.payload_base64
+    if isinstance(text, str):
+        if isinstance(binary, bytes):
+            raise ValueError("it has both payload and payload_base64")
+        return text.encode()
+    if not isinstance(binary, bytes):
         raise ValueError("it has neither payload nor payload_base64")
-    if row.payload is not None:
-        raise ValueError("it has both payload and payload_base64")
-    return row.payload_base64
+    return binary
 
 
 def encode_lines(messages: Iterable[Message]) -> bytes:
