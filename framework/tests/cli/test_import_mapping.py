@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,111 @@ def test_times_of_arrow_are_what_they_are(run: Run, tmp_path: Path, target: Path
     assert [message.timestamp for message in stored(target)] == [1]
     run(*how, "--time-unit", "ns", "--again")
     assert [message.timestamp for message in stored(target)][-1] == TIME
+
+
+@pytest.mark.parametrize("name", ["timestamp", "ts"])
+@pytest.mark.parametrize(
+    ("times", "how"),
+    [
+        (pa.array([TIME], pa.uint64()), ()),
+        (pa.array([TIME * 1_000], pa.uint64()), ("--time-unit", "ns")),
+        (pa.array([TIME / 1e6]), ("--unit", "s")),
+        (pa.array([TIME / 1e3]), ("--time-unit", "ms")),
+        (pa.array([Decimal(TIME) / 10**6]), ("--time-unit", "s")),
+        (pa.array([TIME], pa.timestamp("us")), ()),
+        (pa.array([TIME * 1_000], pa.timestamp("ns")), ()),
+        (pa.array([TIME + 3_600_000_000], pa.timestamp("us")), ("--zone", "Europe/Berlin")),
+        (pa.array([TIME], pa.timestamp("us", "Europe/Berlin")), ("--zone", "Asia/Tokyo")),
+        (pa.array(["2023-11-14T23:13:20.123456"]), ("--zone", "Europe/Berlin")),
+        (pa.array(["2023-11-14T22:13:20.123456Z"]), ("--zone", "Europe/Berlin")),
+    ],
+)
+def test_types_of_times_in_parquet(
+    run: Run, tmp_path: Path, target: Path, name: str, times: pa.Array, how: tuple[str, ...]
+) -> None:
+    """Whatever the type is, with the unit and the zone that it lacks."""
+    pq.write_table(pa.table({"topic": ["a"], "payload": ["x"], name: times}), tmp_path / "x.parquet")
+    run("import", target, tmp_path / "x.parquet", *how)
+    assert [TIME] == [message.timestamp for message in stored(target)]
+
+
+def test_what_a_time_lacks_is_asked_for(run: Run, tmp_path: Path, target: Path) -> None:
+    """A number with a fraction has no unit; there are zones that don't exist."""
+    pq.write_table(pa.table({"topic": ["a"], "payload": ["x"], "timestamp": [TIME / 1e6]}), tmp_path / "x.parquet")
+    assert "row 1: " in (told := run("import", target, tmp_path / "x.parquet", code=2).stderr)
+    assert "--time-unit" in told
+    assert "no such time zone" in run("import", target, tmp_path / "x.parquet", "--zone", "Nowhere", code=2).stderr
+
+
+# --- what other programs write ---
+
+MOSQUITTO = r"""
+{"tst":"2023-11-14T23:13:20.123456+0100","topic":"a/b","qos":0,"retain":0,"payloadlen":2,"payload":"hi"}
+{"tst":"2023-11-14T23:13:20.123456Z+0100","topic":"a/b","qos":1,"retain":1,"mid":7,"payloadlen":9,"payload":{"x": 1.50}}
+{"tst":"2023-11-14T22:13:20.123456+0000","topic":"a/b","qos":2,"retain":1,"mid":8,"payloadlen":0,"payload":null}
+{"tst":"2023-11-14T22:13:20.123456Z","topic":"a/n","qos":0,"retain":0,"payloadlen":5,"payload":21.50,"properties":
+"""
+
+
+def test_what_mosquitto_sub_writes(run: Run, tmp_path: Path, target: Path) -> None:
+    """With -F %j and %J: its names of the time and of properties, flags as numbers, null for no payload."""
+    properties = {
+        "payload-format-indicator": 1,
+        "message-expiry-interval": 60,
+        "content-type": "text/plain",
+        "response-topic": "r/s",
+        "correlation-data": 'c"d',
+        "subscription-identifier": 3,
+        "user-properties": {"k": "v"},
+    }
+    written = json.dumps(properties).replace('{"k": "v"}', '{"k": "v", "k": "w"}') + "}"
+    (tmp_path / "x.jsonl").write_text(MOSQUITTO.strip() + written)
+    run("import", target, tmp_path / "x.jsonl")
+    assert [
+        ts.Message("a/b", b"hi", timestamp=TIME),
+        ts.Message("a/b", b'{"x":1.50}', "", 1, True, TIME),
+        ts.Message("a/b", b"", "", 2, True, TIME),
+        ts.Message(
+            "a/n",
+            b"21.50",
+            timestamp=TIME,
+            properties=ts.Properties(1, 60, "text/plain", "r/s", b'c"d', (("k", "v"), ("k", "w"))),
+        ),
+    ] == stored(target)
+    (tmp_path / "y.jsonl").write_text('{"topic":"a","payload":"x","mid":7}')
+    assert "no column mid" in run("import", target, tmp_path / "y.jsonl", code=2).stderr
+
+
+def test_null_in_optional_fields(run: Run, tmp_path: Path, target: Path) -> None:
+    names = ("timestamp", "client_id", "qos", "retain", "payload_base64", "properties")
+    (tmp_path / "x.jsonl").write_text(json.dumps({"topic": "a", "payload": "x", **dict.fromkeys(names)}))
+    run("import", target, tmp_path / "x.jsonl")
+    assert [("a", b"x", "", 0, False, None)] == [
+        (m.topic, m.payload, m.client_id, m.qos, m.retain, m.properties) for m in stored(target)
+    ]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "json", "csv.gz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_utf16_is_told(run: Run, tmp_path: Path, target: Path, ending: str, encoding: str) -> None:
+    text = "topic,payload\na,é\n" if "csv" in ending else '{"topic":"a","payload":"é"}'
+    data = text.encode(encoding)
+    (tmp_path / f"x.{ending}").write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
+    assert "seems to be in UTF-16" in run("import", target, tmp_path / f"x.{ending}", code=2).stderr
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("quoted", [False, True])
+def test_separators_of_csv(run: Run, tmp_path: Path, target: Path, separator: str, quoted: bool) -> None:
+    """The first record tells, in whose quotation marks may be anything; an import goes on with the same."""
+    with (tmp_path / "x.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        file.write("\n\n")
+        writer = csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL)
+        writer.writerows([("topic", "payload", ",;\t"), ("a", "1,5;\t\n", ""), ("b", "2;6", "")])
+    for _ in range(2):
+        run("import", target, tmp_path / "x.csv", "--ignore", ",;\t", "--limit", 1)
+    assert [("a", b"1,5;\t\n"), ("b", b"2;6")] == [(m.topic, m.payload) for m in stored(target)]
 
 
 # --- payloads ---

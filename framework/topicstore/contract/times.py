@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 
 import numpy as np
 
@@ -40,10 +40,10 @@ _LEAST_MICROSECONDS = 10**14
 """The lowest number that is taken for microseconds, a time in 1973. A lower one is probably seconds or milliseconds."""
 
 
-def parse_timestamp(text: str, *, rounded: bool = False) -> int:
+def parse_timestamp(text: str, *, rounded: bool = False, zone: tzinfo = UTC) -> int:
     """Return microseconds since the epoch of a text: a time in ISO 8601, or a number of microseconds.
 
-    A time without a zone is in UTC. A number has nine digits or more, because ``20240131`` is a day. Raises
+    A time without a zone is in ``zone``. A number has nine digits or more, because ``20240131`` is a day. Raises
     `ValueError` for any other text, and for a time that is finer than microseconds unless it is to be ``rounded`` down.
     """
     if _MICROSECONDS.fullmatch(text):
@@ -57,7 +57,7 @@ def parse_timestamp(text: str, *, rounded: bool = False) -> int:
             f"{text[:80]!r} is not a time: those are 2025-06-01T12:00, -2h, now, or @ with seconds"
         ) from None
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
+        moment = moment.replace(tzinfo=zone)
     return (moment - _EPOCH) // _MICROSECOND
 
 

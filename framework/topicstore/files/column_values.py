@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Callable
-from datetime import datetime
+from datetime import tzinfo
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -14,7 +15,6 @@ import msgspec
 from msgspec import Raw
 
 from topicstore import Properties
-from topicstore.contract.positions import to_microseconds as exact
 
 from .time_units import to_microseconds
 
@@ -124,29 +124,49 @@ def qos_of(value: Any) -> int:
 def flag_of(value: Any) -> bool:
     """Return a value as a flag; an absent one is false."""
     if not isinstance(value, str):
-        return _decoded("retain", value, bool) or False
+        value = str(_decoded("retain", value, bool | int) or False)  # type: ignore[arg-type]
     flag = _FLAGS.get(value.lower())
     if flag is None:
         raise ValueError(f"retain is true or false, not {value[:80]!r}")
     return flag
 
 
-def time_of(value: Any, unit: str | None, finer: Callable[[object], None]) -> int | None:
+def time_of(value: Any, unit: str | None, finer: Callable[[object], None], zone: tzinfo) -> int | None:
     """Return a value as microseconds since the epoch; None if it is absent. The rest as `to_microseconds`."""
     if isinstance(value, Raw):
         number = bytes(value).decode()
         value = Decimal(number) if _FRACTION.fullmatch(number) else _decode(value)
-    if isinstance(value, datetime):
-        return exact(value)
-    return None if value is None else to_microseconds(value, unit, finer)
+    return None if value is None else to_microseconds(value, unit, finer, zone)
 
 
 def properties_of(value: Any) -> Properties | None:
     """Return a value, a JSON object, as properties; None if it is absent."""
     if isinstance(value, str):
         value = Raw(value.encode()) if value else None
+    if isinstance(value, Raw) and _WITH_DASHES.search(bytes(value)):
+        value = _without_dashes(bytes(value))
     found = _decoded("properties", value, JsonProperties)
     return None if found is None else Properties(*msgspec.structs.astuple(found))
+
+
+_WITH_DASHES = re.compile(rb'"[a-z]+-[a-z-]+"\s*:')
+_OF_A_CONNECTION = {"subscription-identifier", "topic-alias"}
+
+
+def _without_dashes(text: bytes) -> dict[str, Any]:
+    """Return properties under our names, of JSON under the names that mosquitto's clients write.
+
+    There, correlation data is text, and user properties are an object, in which a name may be several times.
+    """
+    found: dict[str, Any] = {}
+    for name, value in json.loads(text, object_pairs_hook=list):
+        if name == "correlation-data":
+            value = str(value).encode()
+        elif name == "user-properties":
+            value = [pair for one in value for pair in ([one] if isinstance(one, tuple) else one)]
+        if name not in _OF_A_CONNECTION:
+            found[name.replace("-", "_")] = value
+    return found
 
 
 def _short(value: Any) -> str:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, tzinfo
 from functools import cached_property
 from string import Formatter
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import attrs
 
@@ -33,8 +35,12 @@ __all__ = ["COLUMNS", "SET_COLUMNS", "TIME_NAMES", "ColumnMap", "Row", "Template
 
 COLUMNS = ("timestamp", "topic", "client_id", "qos", "retain", "payload", "payload_base64", "properties")
 """The columns of messages in files."""
-TIME_NAMES = ("timestamp", "ts", "time")
-"""The names under which the time of a message is found if it isn't mapped."""
+TIME_NAMES = ("timestamp", "ts", "time", "tst")
+"""The names under which the time of a message is found if it isn't mapped. `mosquitto_sub -F %j` has the last."""
+_MOSQUITTO = frozenset(("payloadlen", "mid"))
+"""What `mosquitto_sub -F %j` writes besides: the size of the payload, and a packet id."""
+_Z_BEFORE_OFFSET = re.compile(r"Z(?=[+-][0-9]{2}:?[0-9]{2}$)")
+"""What some versions of it write in a local time."""
 SET_COLUMNS = ("topic", "client_id", "qos", "retain")
 """The columns that may be the same text for all messages."""
 
@@ -136,6 +142,8 @@ class ColumnMap:
     """The columns of the file that are ignored."""
     time_unit: str | None = None
     """The unit of times that are numbers. None: microseconds under the name ``timestamp``, else by their size."""
+    zone: tzinfo = UTC
+    """The zone of times that have none."""
     rounds: bool = False
     """Whether times that are finer than microseconds are rounded down; else they are errors, unless a unit is given."""
     rounded: list[object] = attrs.field(factory=list, init=False, eq=False)
@@ -145,7 +153,12 @@ class ColumnMap:
 
     @classmethod
     def given(
-        cls, maps: Iterable[str], fixed: Iterable[str] = (), ignored: Iterable[str] = (), time_unit: str | None = None
+        cls,
+        maps: Iterable[str],
+        fixed: Iterable[str] = (),
+        ignored: Iterable[str] = (),
+        time_unit: str | None = None,
+        zone: str | None = None,
     ) -> ColumnMap:
         """Return the map that texts COLUMN=SOURCE and COLUMN=TEXT describe. Raises `InvalidArgumentError`."""
         sources: dict[str, Template] = {}
@@ -169,12 +182,14 @@ class ColumnMap:
                 told += [option, text]
         if time_unit is not None:
             told += ["--time-unit", time_unit]
-        return cls(sources, frozenset(ignored), time_unit, rounds=True, told=shlex.join(told))
+        if zone is not None:
+            told += ["--zone", zone]
+        return cls(sources, frozenset(ignored), time_unit, _zone(zone), rounds=True, told=shlex.join(told))
 
     @property
     def plain(self) -> bool:
         """Whether every column comes from that of its own name, and numbers are microseconds."""
-        return not self.sources and not self.ignored and self.time_unit is None
+        return not self.sources and not self.ignored and self.time_unit is None and self.zone is UTC
 
     @cached_property
     def taken(self) -> frozenset[str]:
@@ -182,6 +197,8 @@ class ColumnMap:
         own = {column for column in COLUMNS if column not in self.sources}
         if "timestamp" in own:
             own.update(TIME_NAMES)
+        if "payload" in own:
+            own.add("payloadlen")
         topic = self.sources.get("topic")
         if topic is not None and topic.levels:
             own.add("topic")
@@ -196,14 +213,17 @@ class ColumnMap:
         source = self.sources.get(column)
         return column if source is None else source.column or ""
 
-    def check(self, names: Iterable[str]) -> None:
+    def check(self, names: Collection[str]) -> None:
         """Raise `ValueError` for a column that is neither used nor named to be ignored."""
         if not self._known.issuperset(names):
-            unknown, missing = sorted(set(names) - self._known), self._missing(names)
+            unknown, missing = set(names) - self._known, self._missing(names)
+            if "tst" in names:
+                unknown -= _MOSQUITTO
+            if not unknown:
+                return
             misspelt = f"; --map names {', '.join(missing)}, which is not there" if missing else ""
-            raise ValueError(
-                f"messages have no column {', '.join(unknown)}; --map takes it, --ignore passes over it{misspelt}"
-            )
+            told = ", ".join(sorted(unknown))
+            raise ValueError(f"messages have no column {told}; --map takes it, --ignore passes over it{misspelt}")
 
     def check_header(self, names: Sequence[str]) -> None:
         """Raise `ValueError` if rows under these names are not messages."""
@@ -261,6 +281,8 @@ class ColumnMap:
         if text is not None and binary is not None:
             raise ValueError("it has both payload and payload_base64")
         found = binary if text is None else text
+        if found is None and int(text_of(row.get("payloadlen")) or 1) == 0:
+            found = b""  # mosquitto_sub writes null for it
         if found is None:
             raise ValueError("it has neither payload nor payload_base64")
         return found
@@ -268,14 +290,17 @@ class ColumnMap:
     def timestamp(self, row: Row, topic: str) -> int | None:
         """Return the time of a row's message, whose topic is given, in microseconds; None if it has none."""
         if "timestamp" in self.sources:
-            return time_of(self._value("timestamp", row, topic), self.time_unit or AUTO, self._finer)
+            return time_of(self._value("timestamp", row, topic), self.time_unit or AUTO, self._finer, self.zone)
         there = [name for name in TIME_NAMES if row.get(name) is not None]
         if len(there) > 1:
             raise ValueError(f"it has both {' and '.join(there)}; --map timestamp=… says which counts")
         if not there:
             return None
         unit = self.time_unit or (None if there[0] == "timestamp" else AUTO)
-        return time_of(row[there[0]], unit, self._finer)
+        value = row[there[0]]
+        if there[0] == "tst" and (text := text_of(value)) is not None:
+            value = _Z_BEFORE_OFFSET.sub("", text)
+        return time_of(value, unit, self._finer, self.zone)
 
     def _finer(self, time: object) -> None:
         if self.time_unit is None:
@@ -289,6 +314,15 @@ class ColumnMap:
         if source is None:
             return row.get(column)
         return source.text(row, topic) if source.column is None else _there(row, source.column)
+
+
+def _zone(name: str | None) -> tzinfo:
+    if name is None:
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, ZoneInfoNotFoundError):
+        raise InvalidArgumentError(f"--zone {name}: there is no such time zone; one is Europe/Berlin") from None
 
 
 def _text(column: str, value: Any) -> str:

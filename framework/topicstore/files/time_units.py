@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
 from decimal import Decimal
 from fractions import Fraction
 
+from topicstore.contract.positions import to_microseconds as exact
 from topicstore.contract.times import is_finer, parse_timestamp
 
 __all__ = ["AUTO", "UNITS", "to_microseconds"]
@@ -24,19 +26,23 @@ _LEAST_DIGITS = 9
 """The least digits of a text that is a number: a shorter one is a day, as ``20240131``, unless the unit is known."""
 
 
-def to_microseconds(time: object, unit: str | None, finer: Callable[[object], None] = lambda _: None) -> int:
+def to_microseconds(
+    time: object, unit: str | None, finer: Callable[[object], None] = lambda _: None, zone: tzinfo = UTC
+) -> int:
     """Return a time as microseconds since the epoch, rounded down. Raises `ValueError`.
 
     ``unit``: that of a number, or of a text that is one. With `AUTO` it is known by the size of the number, for times
     from 2001 to 2128. With None a number is whole microseconds, as `replay` writes it. ``finer`` is called with a time
-    that has to be rounded.
+    that has to be rounded. ``zone`` is that of a text or datetime without one.
     """
     if isinstance(time, str):
         if unit is None or not _NUMBER.fullmatch(time) or (unit == AUTO and len(time) < _LEAST_DIGITS):
             if is_finer(time):
                 finer(time)
-            return parse_timestamp(time, rounded=True)
+            return parse_timestamp(time, rounded=True, zone=zone)
         time = Decimal(time) if "." in time else int(time)
+    if isinstance(time, datetime):
+        return exact(time if time.tzinfo is not None else time.replace(tzinfo=zone))
     if isinstance(time, bool) or not isinstance(time, (int, float, Decimal)) or not -_NO_TIME < time < _NO_TIME:
         raise ValueError(f"{time!r:.80} is not a time")
     if unit is None:

@@ -51,9 +51,11 @@ BATCH_SIZE = 4_096
 @click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Pass over a column of the files.")
 @click.option(
     "--time-unit",
+    "--unit",
     type=click.Choice([AUTO, *UNITS]),
     help="Of times that are numbers.  [default: us for timestamp; else by their size]",
 )
+@click.option("--zone", metavar="ZONE", help="Of times without one, such as Europe/Berlin.  [default: UTC]")
 @click.option("--retain", is_flag=True, help="Keep messages with the retain flag as retained messages, too.")
 @click.option("--batch-size", type=click.IntRange(1, 1_000_000), default=BATCH_SIZE, show_default=True, metavar="ROWS")
 @click.option(
@@ -78,6 +80,7 @@ def import_(
     fixed: tuple[str, ...],
     ignored: tuple[str, ...],
     time_unit: str | None,
+    zone: str | None,
     retain: bool,
     batch_size: int,
     limit: int | None,
@@ -100,9 +103,10 @@ def import_(
     Columns: timestamp, topic, client_id, qos, retain, payload (or payload_base64), properties; only topic
     and a payload are needed. A payload that is not text, such as a JSON object, is stored as compact JSON.
     A timestamp is ISO 8601 or microseconds since the epoch, a number. It may also be named ts or time; a number
-    is then in s, ms, us or ns, which is known by its size from 2001 to 2128. What is finer
-    than microseconds is rounded down, with a note unless --time-unit is given.
-    `import` reads the output of `replay` unchanged. Any other column ends the import, unless it is named:
+    is then in s, ms, us or ns, which is known by its size from 2001 to 2128. What is finer than microseconds is
+    rounded down, with a note unless --time-unit is given. CSV is separated by commas, semicolons or tabs, as its
+    first record is. `import` reads the output of `replay` and of `mosquitto_sub -F %j` unchanged. Any other column
+    ends the import, unless it is named:
 
     \b
       --map payload=data                      the column data
@@ -132,7 +136,7 @@ def import_(
     """  # noqa: D301 - click wants the character
     from topicstore.cli.terminal import display
 
-    mapping = ColumnMap.given(maps, fixed, ignored, time_unit)
+    mapping = ColumnMap.given(maps, fixed, ignored, time_unit, zone)
     files = files or (STANDARD_INPUT,)
     if name is not None and len(files) > 1:
         raise click.UsageError("--source names one file or stream, not several")
@@ -141,7 +145,9 @@ def import_(
     if name is not None and exports:
         raise click.UsageError("--source names a file or stream, not an export")
     if exports and (retain or not mapping.plain):
-        raise click.UsageError("--map, --set, --ignore, --time-unit and --retain are for files, not for an export")
+        raise click.UsageError(
+            "--map, --set, --ignore, --time-unit, --zone and --retain are for files, not for an export"
+        )
     if skip and exports:
         raise click.UsageError("--skip passes over rows of a file; of an export, every row is looked for at the end")
     warn_unless_kept(given["backend"])

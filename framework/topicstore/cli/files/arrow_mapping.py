@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC
 from typing import Any
 
 import pyarrow as pa
@@ -46,8 +47,11 @@ class ArrowMapping:
             return True
         names = self._mapping.taken.intersection(schema.names)
         if column == "timestamp":
-            unit = self._mapping.time_unit is not None
-            return not names.isdisjoint(TIME_NAMES if unit else TIME_NAMES[1:])
+            if self._mapping.time_unit is None and self._mapping.zone is UTC and "timestamp" in names:
+                kind = schema.field("timestamp").type
+                as_it_is = not (pa.types.is_uint64(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+                return not as_it_is or not names.isdisjoint(TIME_NAMES[1:])
+            return not names.isdisjoint(TIME_NAMES)
         if column == "payload":
             return "payload_base64" in names or ("payload" in names and not _is_bytes(schema.field("payload").type))
         return False
@@ -90,7 +94,7 @@ class ArrowMapping:
         """Return times in microseconds. Raises `BadRowError` for the first inexact one, unless rounding is allowed."""
         if not pa.types.is_timestamp(array.type):
             return array
-        kind = pa.timestamp("us", tz="UTC")
+        kind = pa.timestamp("us", tz="UTC" if array.type.tz is not None or self._mapping.zone is UTC else None)
         try:
             return array.cast(kind, safe=self._mapping.time_unit != "ns")
         except pa.ArrowInvalid:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import re
 import select
 import time
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Self
 
@@ -182,7 +184,7 @@ def _text_of(pieces: Iterator[bytes]) -> Iterator[bytes]:
             if len(head) >= len(_GZIP):
                 break
         rest = _chained(head, pieces)
-        yield from _unpacked(rest) if head.startswith(_GZIP) else rest
+        yield from _checked(_unpacked(rest) if head.startswith(_GZIP) else rest)
     except OSError as bad:
         raise ImportSourceError(bad.strerror or str(bad)) from bad
 
@@ -191,6 +193,18 @@ def _chained(head: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
     if head:
         yield head
     yield from pieces
+
+
+def _checked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield text. Raises `ImportSourceError` if it is not in UTF-8 from its beginning on."""
+    head = b""
+    for piece in pieces:
+        head = head or piece[:4]
+        if head.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in head:
+            raise ImportSourceError(
+                "it is not in UTF-8, but seems to be in UTF-16: iconv -f UTF-16 -t UTF-8 converts it"
+            )
+        yield piece
 
 
 def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -422,12 +436,16 @@ class _CsvLines:
         if line is None:
             line = next(self._lines)
             if line == _PAUSE:
-                self._again = iter(io.BytesIO(self._kept).readlines())
-                self._kept.clear()
+                self.again()
                 raise _PausedError
         first = not self._begun and not self._kept
         self._kept += line
         return (line.removeprefix(_BOM) if first else line).decode()
+
+    def again(self) -> None:
+        """Read the lines that are kept again."""
+        self._again = chain(io.BytesIO(self._kept).readlines(), self._again)
+        self._kept.clear()
 
     def taken(self) -> bytes:
         """Return the text that was kept, and keep no more of it."""
@@ -442,9 +460,24 @@ class _CsvLines:
         return len(self._kept) >= _BLOCK_BYTES
 
 
+_QUOTED = re.compile('"[^"]*"')
+
+
+def _delimiter(lines: _CsvLines) -> str:
+    """Return what is between the names of the first record, which is read again afterwards: , ; or a tab."""
+    line = ""
+    with contextlib.suppress(StopIteration):
+        while not line.strip():
+            with contextlib.suppress(_PausedError):
+                line = next(lines)
+    lines.again()
+    names = _QUOTED.sub("", line)
+    return next((one for one in ",;\t" if one in names), ",")
+
+
 def _records(lines: _CsvLines) -> Iterator[list[str] | None]:
     """Yield the records of CSV, those of blank lines are empty; None at a pause."""
-    records = csv.reader(lines, strict=True)
+    records = csv.reader(lines, delimiter=_delimiter(lines), strict=True)
     while True:
         try:
             record = next(records, None)
