@@ -13,13 +13,14 @@ SIZE = echo "$(VENV) has $$(du -sm $(VENV) | cut -f1) MB."
 # Tests start hundreds of processes: each would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-hard test-http test-replication conformance lint constraints bench bench-quick bench-figures clean
+.PHONY: help demo test test-all test-hard test-lowest test-http test-replication conformance lint constraints bench bench-quick bench-figures clean
 
 help:
 	@echo "make demo         fill a store, kill it in the middle, resume, replay; the same with an MQTT server (INPUT=file.parquet for your own messages)"
 	@echo "make test         run the tests, the same examples each time; some minutes (ARGS='-k name' for some of them)"
 	@echo "make test-all     run the slow ones too, with random examples; about a quarter of an hour"
 	@echo "make test-hard    run all of them on busy cores, on one core, in random order, with other Pythons …; hours"
+	@echo "make test-lowest  install the lowest versions that pyproject.toml allows into $(VENV)-lowest, and try them; minutes"
 	@echo "make test-http    try every route of the HTTP interface with many made-up requests (EXAMPLES=1000 for each)"
 	@echo "make test-replication  walk every interleaving of some sites that share a shard, in larger scopes; minutes"
 	@echo "make conformance  run the conformance suite for every backend and layout that is installed"
@@ -60,6 +61,9 @@ test-all: $(ALL)
 test-hard:
 	@$(PYTHON) .ci/hard.py $(RUNS)
 
+test-lowest:
+	@$(PYTHON) .ci/lowest.py $(VENV)-lowest
+
 test-http: $(ALL)
 	HTTP_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest --timeout 0 framework/tests/server/http/test_every_route.py
 
@@ -97,5 +101,5 @@ bench-figures: $(ALL)
 	$(BIN)/python -m topicstore.cli bench figures $(if $(JSON),--json "$(JSON)")
 
 clean:
-	rm -rf $(VENV) demo-data test-hard .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks dist build
+	rm -rf $(VENV) $(VENV)-lowest demo-data test-hard .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
