@@ -15,6 +15,7 @@ from topicstore_conformance.faults.threads import PATIENCE
 
 PROGRAM = """
 import asyncio, faulthandler, gc, inspect, os, sys, threading, types
+from pathlib import Path
 import topicstore as ts
 from topicstore.sessions import Connect, SubscribeOptions
 
@@ -52,7 +53,8 @@ inherited = {
 GIVEN = {  # where something takes an argument of that name
     "messages": [message], "message": message, "batch": ts.MessageBatch.of([message]), "topic_filter": "#",
     "topic": "a", "client_id": "me", "stream": stream, "cursor": db.cursor(stream, "#"), "generation": 1,
-    "path": "copy", "target": "export", "shard": 0, "statement": "select 1", "key": b"k", "keys": [b"k"], "writes": [],
+    "path": "copy", "copy": Path("copy"), "target": "export", "shard": 0, "statement": "select 1", "key": b"k",
+    "keys": [b"k"], "writes": [],
     "name": "q",
     "max_messages": 1, "max_bytes": 1, "overflow": None, "call": print, "sequence": 0, "upto": 1,
     "rule": rule, "interval": 1.0, "connects": [Connect(client_id="one")], "sessions": [session],

@@ -152,7 +152,9 @@ class Queues:
 
     def write_copies(self, copy: Path) -> None:
         """Write a copy of each queue into the copy of the database in the directory ``copy``."""
-        paths = sorted(self._directories())
+        with self._lock:
+            self._check_open()
+            paths = sorted(self._directories())
         if paths:
             (copy / DIRECTORY).mkdir(permissions_of(self._directory))
         for path in paths:

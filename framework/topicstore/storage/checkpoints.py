@@ -51,6 +51,7 @@ def checkpoint(storage: Storage, target: Path, write_others: Callable[[Path], ob
 
 def write_copy(storage: Storage, copy: Path) -> None:
     """Write a copy, consistent over all shards, into the new directory ``copy``. Writers only wait for the snapshot."""
+    storage.check_open()
     copy.mkdir(permissions_of(storage.path))
     with ExitStack() as stack:
         copies = []
