@@ -26,7 +26,7 @@ from .contract.forking import ProcessLock
 from .contract.layout import TopicNode
 from .contract.model import Message
 from .contract.positions import first_position
-from .contract.replay_plan import By, Order
+from .contract.replay_plan import By, Order, TimeRange
 from .contract.requests import ReadResult, ReplayRequest, StoreResult, Stream
 from .contract.state import StateWrite
 from .contract.times import Time, instant
@@ -47,7 +47,7 @@ from .storage.compaction import CompactionScheduler, CompactReport, compact
 from .storage.contents import ClientTally, TopicTally
 from .storage.counting import CountingScheduler
 from .storage.deletion import delete
-from .storage.own_times import judged_by
+from .storage.own_times import by_own_times
 from .storage.reversing import newest_first
 from .storage.sql import sql
 from .storage.storage import Storage
@@ -337,15 +337,18 @@ class Database:
         self.storage.check_open()
         if by not in get_args(By):
             raise InvalidArgumentError(f"by is 'position' or 'timestamp', not {by!r}")
+        times = TimeRange(self._instant(start), self._until(until))
+        positions = times if by == "position" else TimeRange()
         request = ReplayRequest(
             db=self.storage,
             topic_filter=TopicFilter(topic_filter),
-            start=self._instant(start),
-            until=self._until(until),
+            start=positions.start,
+            until=positions.until,
             order=order,
             batch_size=batch_size,
+            timestamps=times if by == "timestamp" else None,
         )
-        return judged_by(self.storage, request, by)
+        return by_own_times(self.storage, request)
 
     def _instant(self, when: Time) -> int:
         return instant(when, self.clock, allow_ancient=self.storage.allow_ancient)
@@ -463,8 +466,9 @@ class Database:
         """Delete the matching messages stored before the call, and return how many there were.
 
         ``start`` and ``until`` are compared as by `replay`. They are deleted in chunks, concurrently with readers and
-        writers: not atomically, but if a call is interrupted, another one deletes the rest. Batches fetched after it
-        hold none of them; cursors stay valid. Raises `GenerationError`, and deletes nothing, for archived messages.
+        writers: this is not atomic, but if it is interrupted, another call deletes the rest. Batches fetched after the
+        call returns hold none of them, and cursors stay valid.
+        Raises `GenerationError`, and deletes nothing, if the time range reaches into an archived generation.
         """
         self.storage.check_may_write()
         return delete(self.storage, TopicFilter(topic_filter), self._instant(start), self._until(until))

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from topicstore.contract.positions import first_position
-from topicstore.contract.replay_plan import By, TimeRange
+from topicstore.contract.replay_plan import TimeRange
 from topicstore.contract.requests import ReplayRequest
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.shard import Shard
@@ -22,7 +22,7 @@ from topicstore.shard.shard import Shard
 from .as_stored import plan_generation, run_as_stored
 from .storage import Storage
 
-__all__ = ["displacement", "judged_by", "runs_of"]
+__all__ = ["by_own_times", "displacement", "runs_of"]
 
 
 def displacement(storage: Storage) -> int:
@@ -33,17 +33,15 @@ def displacement(storage: Storage) -> int:
     return max(shard.displacement for shard in storage.shards)
 
 
-def judged_by(storage: Storage, request: ReplayRequest, by: By) -> ReplayRequest:
-    """Return a request whose range of time is compared with ``by``.
-
-    By position, messages are judged by their own times where some positions are later than those.
-    """
-    times, displaced = TimeRange(request.start, request.until), displacement(storage)
-    if by == "timestamp":
-        return attrs.evolve(request, start=0, until=None, timestamps=times)
-    if not displaced or times == TimeRange():
+def by_own_times(storage: Storage, request: ReplayRequest) -> ReplayRequest:
+    """Return a request by position that judges each message by its own time, if some positions are later."""
+    if request.timestamps is not None or (request.start <= 0 and request.until is None):
         return request
-    return attrs.evolve(request, until=None if times.until is None else times.until + displaced, timestamps=times)
+    displaced = displacement(storage)
+    if not displaced:
+        return request
+    until = None if request.until is None else request.until + displaced
+    return attrs.evolve(request, until=until, timestamps=TimeRange(request.start, request.until))
 
 
 def runs_of(
