@@ -25,7 +25,6 @@ from topicstore.contract.replay_plan import By, Order, TimeRange
 from topicstore.contract.requests import ReplayRequest
 from topicstore.contract.topics import TopicFilter
 
-from .own_times import displacement
 from .replays import run
 from .reversing import newest_first
 from .storage import Storage
@@ -86,8 +85,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             raise WrongDatabaseError("the place is one of another database")
         if len(self.bounds) != len(storage.shards):
             raise InvalidCursorError("the place has another number of shards than the database")
-        times, displaced = TimeRange(self.start, self.until), displacement(storage)
-        positions = self._positions(displaced)
+        times, positions = TimeRange(self.start, self.until), self._positions()
         request = ReplayRequest(
             db=storage,
             topic_filter=TopicFilter(self.topic_filter),
@@ -95,7 +93,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             until=positions.until,
             order=order,
             batch_size=batch_size,
-            timestamps=times if self.by == "timestamp" or displaced else None,
+            timestamps=times if self.by == "timestamp" else None,
         )
         found = newest_first(storage, request, None) if self.reverse else run(storage.plan(request), storage.fetch)
         bounds = np.array(self.bounds, np.uint64)
@@ -104,10 +102,9 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             if len(left):
                 yield left
 
-    def _positions(self, displaced: int) -> TimeRange:
+    def _positions(self) -> TimeRange:
         """Return the times in which the positions of the rest lie."""
         start, until = (self.start, self.until) if self.by == "position" else (0, None)
-        until = None if until is None else until + displaced
         if self.last is not None:
             time = time_of(self.last[0])
             if self.reverse:
