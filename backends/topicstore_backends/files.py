@@ -98,11 +98,8 @@ class ReaderDirectory:
         """Make it in the directory ``beside`` if that can be written, else where temporary files are made."""
         place = beside if beside is not None and os.access(beside, os.W_OK) else Path(tempfile.gettempdir())
         remove_abandoned(place)
-        self.path = Path(tempfile.mkdtemp(prefix=READER, dir=place))
         self._owner = os.getpid()
-        self._lock = -1
-        with suppress(OSError):  # without a lock, as on some network file systems, nobody will regard it as abandoned
-            self._lock = _locked(self.path)
+        self.path, self._lock = _make_locked(place)
 
     def remove(self) -> None:
         """Remove it with everything in it, but not in a fork, whose parent reads it. May be called twice."""
@@ -148,6 +145,21 @@ def remove_abandoned(place: Path) -> None:
                 shutil.rmtree(left)
             finally:
                 os.close(lock)
+
+
+def _make_locked(place: Path) -> tuple[Path, int]:
+    """Return a new directory and the descriptor that holds its lock; -1 on file systems that can't lock directories."""
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=READER, dir=place))
+        try:
+            lock = _locked(made)
+        except (BlockingIOError, FileNotFoundError):  # somebody takes it for abandoned
+            continue
+        except OSError:
+            return made, -1
+        if os.fstat(lock).st_nlink:
+            return made, lock
+        os.close(lock)  # somebody has removed it as abandoned before it was locked
 
 
 def _locked(directory: Path) -> int:

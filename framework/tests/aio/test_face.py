@@ -17,6 +17,8 @@ from topicstore import aio
 INTERNAL = {
     "Database": {"storage", "hub"},
     "Sessions": {"states", "dispatcher", "shared"},
+    "Queue": {"write_copy"},
+    "Queues": {"write_copies"},
     "Session": {"on_end"},
 }
 """Public in Python, and not for users."""

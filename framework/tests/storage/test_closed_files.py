@@ -97,7 +97,7 @@ def test_what_an_engine_does_without_may_go(closed: Path) -> None:
     with ts.open(closed) as db:
         unneeded = load_target(registry().backend(db.storage.manifest.backend)).unneeded
     gone = [path for pattern in (*unneeded, "LOCK") for path in closed.glob(f"shard-*/{pattern}")]
-    assert bool(gone) == bool(unneeded)
+    assert gone or not {*unneeded} - {"topicstore-reader-*", "*.cut-at-*"}
     for path in gone:
         path.unlink()
     assert EXPECTED == payloads(closed, mode="r")
