@@ -13,4 +13,4 @@ __all__ = ["topicstore_variables"]
 @hookimpl
 def topicstore_variables() -> list[str]:
     """Return the variables that choose a mode, and that name sets of real messages."""
-    return [modes.VARIABLE, datasets.VARIABLE]
+    return [modes.VARIABLE, modes.EXAMPLES, datasets.VARIABLE]

@@ -178,12 +178,15 @@ def test_a_plugin_to_disable_that_is_none_is_warned_of() -> None:
     ("name", "help_"),
     [
         ("TOPICSTORE_DISABLE_PLUGIN", "is TOPICSTORE_DISABLE_PLUGINS meant?"),
-        ("TOPICSTORE_BACKEND", "there are: TOPICSTORE_CONFORMANCE, TOPICSTORE_DATA, TOPICSTORE_DISABLE_PLUGINS"),
+        (
+            "TOPICSTORE_BACKEND",
+            "there are: TOPICSTORE_CONFORMANCE, TOPICSTORE_DATA, TOPICSTORE_DISABLE_PLUGINS, TOPICSTORE_HYPOTHESIS",
+        ),
     ],
 )
 def test_a_variable_that_nothing_reads_is_warned_of(name: str, help_: str) -> None:
     """Once a process; those of plugins, a server's settings, and variables with other beginnings, are not."""
-    read = {"TOPICSTORE_CONFORMANCE": "quick", "TOPICSTORE__LIMITS__CONNECTIONS": "5", "MY_TOPICSTORE_X": "1"}
+    read = {"TOPICSTORE_HYPOTHESIS": "random", "TOPICSTORE__LIMITS__CONNECTIONS": "5", "MY_TOPICSTORE_X": "1"}
     done = registered("r(); r()", **{name: "", **read})
     assert 1 == done.stderr.count("Warning")
     assert f"RuntimeWarning: nothing reads the environment variable {name}; {help_}\n" in done.stderr

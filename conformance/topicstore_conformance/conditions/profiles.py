@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
-from .modes import MODES, VARIABLE
+from .modes import EXAMPLES, MODES, VARIABLE
 
 __all__ = ["COSTLY", "MACHINE", "MODE", "PROFILE", "RANDOM", "full", "tries"]
 
@@ -42,9 +42,9 @@ def tries(quick: int, full: int, capabilities: Collection[str] = ("fast_seek",))
 full = pytest.mark.skipif(MODE == "quick", reason="only in the full mode")
 """A mark for tests that take long however few tries they make."""
 
-_CHOICE = os.environ.get("TOPICSTORE_HYPOTHESIS", "")
+_CHOICE = os.environ.get(EXAMPLES, "")
 if _CHOICE not in ("", "random"):
-    raise ValueError(f"TOPICSTORE_HYPOTHESIS must be random or unset, not {_CHOICE!r}")
+    raise ValueError(f"{EXAMPLES} must be random or unset, not {_CHOICE!r}")
 RANDOM = _CHOICE == "random"
 """Whether this run draws new examples."""
 
