@@ -26,7 +26,7 @@ from .contract.forking import ProcessLock
 from .contract.layout import TopicNode
 from .contract.model import Message
 from .contract.positions import first_position
-from .contract.replay_plan import By, Order, TimeRange
+from .contract.replay_plan import By, Order
 from .contract.requests import ReadResult, ReplayRequest, StoreResult, Stream
 from .contract.state import StateWrite
 from .contract.times import Time, instant
@@ -47,6 +47,7 @@ from .storage.compaction import CompactionScheduler, CompactReport, compact
 from .storage.contents import ClientTally, TopicTally
 from .storage.counting import CountingScheduler
 from .storage.deletion import delete
+from .storage.own_times import judged_by
 from .storage.reversing import newest_first
 from .storage.sql import sql
 from .storage.storage import Storage
@@ -254,9 +255,10 @@ class Database:
     ) -> Iterator[Message]:
         """Iterate over the matching messages stored before the call, at most ``limit`` of them.
 
-        ``start`` and ``until`` are compared with the times of positions; with ``by="timestamp"``, with the messages'
-        own times, in whatever order they were stored: every stored message is found. Stretches of about 65,000
-        consecutive messages that are known to hold none are skipped.
+        ``start`` and ``until`` are compared with the times of positions. Where those go by the messages' own times
+        (``timestamps="message"``), each message is judged by its own, exactly. With ``by="timestamp"`` it always is, in
+        whatever order messages were stored: every stored message is found. Stretches of about 65,000 consecutive
+        messages that are known to hold none are skipped.
 
         They come in order of positions, which is the order of time, and at equal positions in order of shards. With
         ``reverse`` that order is reversed: the newest comes first, and hardly any message older than the last of
@@ -335,17 +337,15 @@ class Database:
         self.storage.check_open()
         if by not in get_args(By):
             raise InvalidArgumentError(f"by is 'position' or 'timestamp', not {by!r}")
-        times = TimeRange(self._instant(start), self._until(until))
-        positions = times if by == "position" else TimeRange()
-        return ReplayRequest(
+        request = ReplayRequest(
             db=self.storage,
             topic_filter=TopicFilter(topic_filter),
-            start=positions.start,
-            until=positions.until,
+            start=self._instant(start),
+            until=self._until(until),
             order=order,
             batch_size=batch_size,
-            timestamps=times if by == "timestamp" else None,
         )
+        return judged_by(self.storage, request, by)
 
     def _instant(self, when: Time) -> int:
         return instant(when, self.clock, allow_ancient=self.storage.allow_ancient)
@@ -462,9 +462,9 @@ class Database:
     def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None) -> int:
         """Delete the matching messages stored before the call, and return how many there were.
 
-        They are deleted in chunks, concurrently with readers and writers: this is not atomic, but if it is interrupted,
-        another call deletes the rest. Batches fetched after the call returns hold none of them, and cursors stay valid.
-        Raises `GenerationError`, and deletes nothing, if the time range reaches into an archived generation.
+        ``start`` and ``until`` are compared as by `replay`. They are deleted in chunks, concurrently with readers and
+        writers: not atomically, but if a call is interrupted, another one deletes the rest. Batches fetched after it
+        hold none of them; cursors stay valid. Raises `GenerationError`, and deletes nothing, for archived messages.
         """
         self.storage.check_may_write()
         return delete(self.storage, TopicFilter(topic_filter), self._instant(start), self._until(until))

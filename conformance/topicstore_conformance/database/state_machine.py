@@ -264,8 +264,8 @@ class DatabaseMachine(RuleBasedStateMachine):
     def replay_around_a_message(self, data: st.DataObject, order: Order) -> None:
         """Replay from and to exactly the time of a message: inclusive and exclusive."""
         topic_filter = self._filter(data)
-        position = data.draw(st.sampled_from(self.model.rows)).position
-        time = position >> 11
+        row = data.draw(st.sampled_from(self.model.rows))
+        time = data.draw(st.sampled_from((row.position >> 11, row.message.timestamp or 0)))
         check_replay(self.db, self.model, topic_filter, time, None, order)
         check_replay(self.db, self.model, topic_filter, 0, time, order)
         check_replay(self.db, self.model, topic_filter, time, time + 1, order)
@@ -341,7 +341,7 @@ class DatabaseMachine(RuleBasedStateMachine):
             self._take(consumer, place, rows)
             assert self.model.generations[place[1]].sealed == ended
             consumer.places[place] = cursor.to_bytes()
-        expected = {row.id for row in self.model.find(consumer.topic_filter, consumer.start)}
+        expected = {row.id for row in self.model.find_from(consumer.topic_filter, consumer.start)}
         assert expected <= set(consumer.seen)
 
     # --- maintenance ---

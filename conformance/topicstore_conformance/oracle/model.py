@@ -163,14 +163,23 @@ class Model:
     # --- asking ---
 
     def find(self, topic_filter: str, start: int = 0, until: int | None = None) -> list[Row]:
-        """Return the matching rows in order of position, then of shard."""
+        """Return the matching rows of a range of times in order of position, then of shard.
+
+        Where positions go by the messages' own times, those are compared, and the times of positions otherwise.
+        """
+        own = self.timestamps == "message"
         found = [
             row
-            for row in self.rows
-            if row.position >= first_of(start)
-            and (until is None or row.position < first_of(until))
+            for row, time in ((row, first_of(row.message.timestamp or 0) if own else row.position) for row in self.rows)
+            if time >= first_of(start)
+            and (until is None or time < first_of(until))
             and match(topic_filter, row.message.topic)
         ]
+        return sorted(found, key=lambda row: (row.position, row.shard))
+
+    def find_from(self, topic_filter: str, start: int) -> list[Row]:
+        """Return the matching rows whose positions begin at a time, as cursors do, in order of position and shard."""
+        found = [row for row in self.rows if row.position >= first_of(start) and match(topic_filter, row.message.topic)]
         return sorted(found, key=lambda row: (row.position, row.shard))
 
     def live_generations(self) -> dict[int, Generation]:

@@ -14,6 +14,7 @@ from topicstore.contract.replay_plan import TimeRange
 from topicstore.shard import zones
 from topicstore.spark import access
 from topicstore.spark.selection import Selection
+from topicstore.spark.settings import ReadSettings
 
 FIRST = 1_700_000_000_000_000
 
@@ -71,6 +72,23 @@ def test_a_plan_that_is_kept_reads_what_comes_later(
             for pieces in plans
         ]
     assert [list(range(1_100)), list(range(900))] == found
+
+
+def test_ranges_of_time_judge_each_message_by_its_own(tmp_path: Path) -> None:
+    """Where positions go by it: also beyond the 2,048 messages that have positions in one microsecond."""
+    path = tmp_path / "db"
+    with ts.open(path, timestamps="message") as db:
+        db.store([ts.Message("a", b"%d" % n, timestamp=FIRST) for n in range(5_000)])
+        db.store([ts.Message("a", b"later", timestamp=FIRST + 9)])
+    found = []
+    at, after, end = f"{FIRST}", f"{FIRST + 1}", f"{FIRST + 9}"
+    for bounds in ({"start": at, "until": after}, {"start": after}, {"start": after, "until": end}):
+        selection = ReadSettings.of({"path": str(path), **bounds}).selection
+        with access.open_to_read(str(path)) as storage:
+            pieces = access.pieces_of(storage, selection)
+            times = selection.timestamps
+            found.append(sum(len(b) for piece in pieces for b in access.read(storage, piece, ("#",), timestamps=times)))
+    assert [5_000, 1, 0] == found
 
 
 def test_what_has_other_timestamps_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

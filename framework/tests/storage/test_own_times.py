@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.engine import STATE, WriteBatch
 from topicstore.shard import zones
+from topicstore.storage.replay_places import ReplayPlace
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.clock import Clock
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -48,6 +51,7 @@ steps = st.one_of(
     st.tuples(st.just("store"), some),
     st.tuples(st.just("store"), some),
     st.tuples(st.just("delete"), st.sampled_from("ab")),
+    st.tuples(st.just("delete between"), st.tuples(times, times)),
     st.tuples(st.sampled_from(["generation", "drop", "compact", "reopen"]), st.none()),
 )
 questions = st.lists(st.tuples(st.sampled_from(["#", "a", "+"]), times, times), min_size=1, max_size=4)
@@ -79,6 +83,13 @@ class History:
             case "delete":
                 db.delete(argument)
                 self.held = [(number, m) for number, m in self.held if m.topic != argument]
+            case "delete between" if db.manifest.timestamps == "message":
+                start, until = argument
+                there = [
+                    (number, m) for number, m in self.held if not (m.topic == "b" and start <= m.timestamp < until)
+                ]
+                assert len(self.held) - len(there) == db.delete("b", start, until)
+                self.held = there
             case "generation":
                 db.add_generation()
             case "drop" if len(generations) > 1:
@@ -91,8 +102,12 @@ class History:
                 self.db = ts.open(self.path)
 
     def check(self, db: ts.Database, topic_filter: str, start: int, until: int) -> None:
-        """Ask in every way."""
-        bounds = {"start": start, "until": until, "by": "timestamp"}
+        """Ask in every way, and also without saying by which time if positions go by the messages' own."""
+        for how in ({"by": "timestamp"}, {}) if db.manifest.timestamps == "message" else ({"by": "timestamp"},):
+            self.check_by(db, topic_filter, {"start": start, "until": until, **how})
+
+    def check_by(self, db: ts.Database, topic_filter: str, bounds: dict[str, Any]) -> None:
+        start, until, by = bounds["start"], bounds["until"], bounds.get("by", "position")
         everything = list(db.replay(topic_filter, order="time"))
         wanted = [m for m in everything if start <= m.timestamp < until]
         assert sorted(m.payload for m in wanted) == sorted(
@@ -105,6 +120,14 @@ class History:
         assert wanted[:3] == list(db.replay(topic_filter, order="time", limit=3, **bounds))
         assert len(wanted) == sum(batch.num_rows for batch in db.replay_arrow(topic_filter, **bounds))
         assert len(wanted) == db.explain(topic_filter, **bounds).messages
+        for reverse in (False, True):
+            place, found = ReplayPlace.beginning(db.storage, topic_filter, start, until, by=by, reverse=reverse), []
+            for _ in range(len(wanted) + 1):  # a page of one message each
+                page = next(ReplayPlace.from_bytes(place.to_bytes()).batches(db.storage, 1), None)
+                if page is not None:
+                    found += page[:1].to_messages()
+                    place = place.after(page[:1])
+            assert found == (wanted[::-1] if reverse else wanted)
 
 
 @pytest.mark.usefixtures("small_zones")
@@ -131,6 +154,62 @@ def test_any_history(backend: str, layout: str, options: dict[str, Any], timesta
                     both.check(db, *asked[0])
 
     any_history()
+
+
+@pytest.mark.parametrize(("backend", "layout", "options"), PAIRS[1:4])
+def test_more_messages_of_one_microsecond_than_positions_have(
+    tmp_path: Path, backend: str, layout: str, options: dict[str, Any]
+) -> None:
+    """Each is found, and deleted, at its own time; also in a later opening, and beside those of the next one."""
+    need(backend)
+    how = {"backend": backend, "layout": layout, "options": {layout: options}, "timestamps": "message"}
+    with ts.open(tmp_path / "db", **how) as db:
+        for first in range(0, 6_000, 2_000):
+            db.store([ts.Message("meter", b"%d" % n, timestamp=START) for n in range(first, first + 2_000)])
+        db.store([ts.Message("valve", b"open", timestamp=START + 20)])
+
+        def found(db: ts.Database) -> list[int]:
+            ranges = [(START, START + 1), (START + 1, START + 20), (START + 20, None), (0, START), (0, None)]
+            return [len(list(db.replay("#", start, until))) for start, until in ranges]
+
+        assert [6_000, 0, 1, 0, 6_001] == found(db)
+        assert 0 == db.delete("#", START + 1, START + 20)
+        if backend != "memory":
+            db.close()
+            db = ts.open(tmp_path / "db")
+        assert [6_000, 0, 1, 0, 6_001] == found(db)
+        assert 1 == db.delete("#", START + 20)
+        assert 6_000 == db.delete("#", START, START + 1)
+        assert [0, 0, 0, 0, 0] == found(db)
+        db.close()
+
+
+def test_where_no_position_is_displaced_nothing_else_is_read(tmp_path: Path) -> None:
+    """A range by position then reads what lies between positions, without looking at times."""
+    with ts.open(tmp_path / "db", backend="memory", timestamps="message", auto_compact=False) as db:
+        db.store([ts.Message("a", b"%d" % n, timestamp=START + n) for n in range(10_000)])
+        before = messages_read(db)
+        assert 10 == len(list(db.replay("a", START + 5_000, START + 5_010)))
+        assert 10 == messages_read(db) - before
+
+
+def test_a_clock_that_was_set_back_is_told_at_once(tmp_path: Path) -> None:
+    """By the first store that notices it, and once until the clock has caught up; everything is stored."""
+    clock = Clock()
+    with ts.open(tmp_path / "db", backend="memory", clock=clock) as db:
+        db.store([ts.Message("a", b"1")])
+        clock.now -= 3_600 * SECOND
+        with pytest.warns(UserWarning, match="last position lies 59 minutes in the future"):
+            db.store([ts.Message("a", b"2")])
+        with warnings.catch_warnings(record=True) as told:
+            db.store([ts.Message("a", b"3")])
+        assert [] == told
+        clock.now += 7_200 * SECOND
+        db.store([ts.Message("a", b"4")])
+        clock.now -= 3_600 * SECOND
+        with pytest.warns(UserWarning, match="last position lies 59 minutes in the future"):
+            db.store([ts.Message("a", b"5")])
+        assert 5 == len(list(db.replay("a")))
 
 
 CRASHING = """

@@ -98,6 +98,11 @@ class Shard:
         return self.log.tail.lifted
 
     @property
+    def displacement(self) -> int:
+        """The most microseconds by which the time of a position is later than its message's own, if it goes by that."""
+        return self._writes.displacement
+
+    @property
     def failure(self) -> str | None:
         """The reason why the shard takes no writes, or None."""
         return self.log.failure

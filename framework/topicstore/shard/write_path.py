@@ -8,6 +8,7 @@ one shard refuses a message.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -24,6 +25,7 @@ from topicstore.warning import warn_caller
 
 from .commit_log import CommitLog, Ticket
 from .damaged_slab import DamagedSlab
+from .displacement import displacement_of, load_displacement, put_displacement
 from .generations import Generations
 from .locks import check_not_owned
 from .records import Tail
@@ -32,6 +34,8 @@ from .zones import Zone, fill, put_zone
 
 __all__ = ["Prepared", "WritePath"]
 
+_SET_BACK = 1_000_000
+"""Microseconds by which the clock must be behind the last position to be told: less is common when it is adjusted."""
 _MANY = 64
 """The number of messages from which an array of their times is made once and shared."""
 
@@ -53,12 +57,28 @@ class WritePath:
     def __init__(self, log: CommitLog, generations: Generations) -> None:
         self._log = log
         self._generations = generations
+        self.displacement = load_displacement(log.engine)
+        """The most microseconds by which the time of a position is later than its message's own; 0 as long as positions
+        go by the time of storing. Guarded by the log's lock; it only grows, and reading it needs no lock."""
+        self._behind = False
+        """Whether the clock was behind the positions at the last store. Guarded by the log's lock."""
         if not log.read_only and self.ahead() > 0:
-            warn_caller(
-                f"shard {log.number}: its last position lies {span_text(self.ahead())} in the future; "
-                "messages committed until then get positions right after it",
-                UserWarning,
-            )
+            self._behind = True
+            self._warn_of_clock()
+
+    def _warn_of_clock(self) -> None:
+        warn_caller(
+            f"shard {self._log.number}: its last position lies {span_text(self.ahead())} in the future; "
+            "messages committed until then get positions right after it",
+            UserWarning,
+        )
+
+    def _tell_if_ahead(self) -> None:
+        """Warn when the clock is found to have been set back, once until it has caught up."""
+        before, self._behind = self._behind, self.ahead() >= _SET_BACK
+        if self._behind and not before:
+            with suppress(UserWarning):  # where warnings are errors, messages are stored nevertheless
+                self._warn_of_clock()
 
     def ahead(self) -> int:
         """Return the number of microseconds by which the last position lies in the future; 0 if it doesn't."""
@@ -133,6 +153,8 @@ class WritePath:
                 messages=log.tail.messages + len(batch),
                 zone=self._zone(batch, write) if len(batch) else log.tail.zone,
             )
+            if len(batch) and log.policy.timestamps == "message":
+                self._displace(batch, write)
             ticket = self.commit(self.encode(Prepared(batch, tail, write, 0)))
         log.settle(ticket)
 
@@ -148,6 +170,7 @@ class WritePath:
         lifted = 0
         last_time = tail.last_time
         if policy.timestamps == "commit":
+            self._tell_if_ahead()
             positions = commit_positions(tail.last_position, now, rows)
         else:
             times, lifted = self._times(batch.timestamps, timestamps, now)
@@ -156,6 +179,8 @@ class WritePath:
         if isinstance(timestamps, list) and rows >= _MANY:
             timestamps = to_integers(timestamps)
         placed = batch.placed(positions, timestamps, self._log.number)
+        if policy.timestamps == "message":
+            self._displace(placed, write)
         return placed, msgspec.structs.replace(
             tail,
             last_position=int(positions[-1]),
@@ -164,6 +189,13 @@ class WritePath:
             messages=tail.messages + rows,
             zone=self._zone(placed, write),
         )
+
+    def _displace(self, placed: MessageBatch, write: WriteBatch) -> None:
+        """Add to the write how much later positions are than their messages' own times, if it is more than before."""
+        displaced = displacement_of(placed)
+        if displaced > self.displacement:
+            self.displacement = displaced  # if the write fails, it is too much, which is harmless
+            put_displacement(write, displaced)
 
     def _zone(self, placed: MessageBatch, write: WriteBatch) -> Zone:
         """Add a batch's messages to the zone that is being filled, and the records of full zones to the write."""

@@ -16,6 +16,7 @@ from topicstore.contract.positions import first_position
 from topicstore.contract.replay_plan import By, TimeRange
 from topicstore.contract.times import parse_when
 from topicstore.contract.topics import TopicFilter
+from topicstore.storage.manifest import existing_manifest
 
 from .selection import Selection
 
@@ -54,13 +55,15 @@ class ReadSettings:
         _check_known(options, _READ if counted is None else _COUNTED)
         start, until = (_option(options, name, _time, None) for name in ("start", "until"))
         selection = Selection(filters=(TopicFilter(options.get("filter", "#")).text,))
-        if _option(options, "by", _by, "position") == "timestamp":
+        by_position, bounded = _option(options, "by", _by, "position") == "position", (start, until) != (None, None)
+        # Where positions go by the messages' own times, some may be later; then each message is judged by its own.
+        own = bounded and by_position and existing_manifest(Path(_path(options))).timestamps == "message"
+        if not by_position or own:
             selection = attrs.evolve(selection, timestamps=TimeRange(start or 0, until))
-        else:
-            if start is not None:
-                selection = attrs.evolve(selection, first=first_position(start))
-            if until is not None:
-                selection = attrs.evolve(selection, last=first_position(until) - 1)
+        if by_position and start is not None:
+            selection = attrs.evolve(selection, first=first_position(start))
+        if by_position and until is not None and not own:
+            selection = attrs.evolve(selection, last=first_position(until) - 1)
         return cls(
             path=_path(options),
             selection=selection,

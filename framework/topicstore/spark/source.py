@@ -7,7 +7,8 @@ Reading, ``spark.read.format("topicstore")``
                    One task sums up the counts that were made at storing. Goes with ``path`` and ``filter`` only.
     ``filter``     MQTT topic filter; default ``#``, which, as everywhere, leaves out topics that begin with ``$``.
     ``start``, ``until``
-                   time range of positions, inclusive and exclusive: ISO 8601 (UTC unless it has a zone),
+                   time range of positions, or of the messages' own times where positions go by those
+                   (``timestamps="message"``); inclusive and exclusive: ISO 8601 (UTC unless it has a zone),
                    ``now``, ``-2h``, ``@`` seconds or microseconds since the epoch. Spark may keep a plan, so a
                    relative time counts from the first query of a frame.
     ``by``         ``timestamp``: ``start`` and ``until`` are compared with the messages' own times, in whatever

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topicstore.contract.positions import first_position
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.generations import check_local
 from topicstore.shard.shard import Shard
 
+from .own_times import runs_of
 from .storage import Storage
 
 __all__ = ["delete", "delete_local"]
@@ -17,15 +17,16 @@ __all__ = ["delete", "delete_local"]
 def delete(storage: Storage, topic_filter: TopicFilter, start: int, until: int | None) -> int:
     """Delete the matching messages of a range of times; see `Database.delete`."""
     storage.check_may_write()
-    first = first_position(start)
-    ends = [(shard, shard.watermark) for shard in storage.shards]
-    if until is not None:
-        last = first_position(until) - 1
-        ends = [(shard, min(mark, last)) for shard, mark in ends]
+    bounds = [shard.watermark for shard in storage.shards]
+    runs = [
+        (shard, *run)
+        for shard, bound in zip(storage.shards, bounds, strict=True)
+        for run in runs_of(storage, shard, topic_filter, start, until, bound)
+    ]
     # All shards are checked before the first one deletes anything.
-    check_local(found for shard, end in ends for found in shard.archived_in(first, end))
+    check_local(found for shard, first, last in runs for found in shard.archived_in(first, last))
     try:
-        return sum(shard.delete(topic_filter, first, end) for shard, end in ends if first <= end)
+        return sum(shard.delete(topic_filter, first, last) for shard, first, last in runs)
     finally:
         if storage.listener is not None:
             storage.listener.forget()

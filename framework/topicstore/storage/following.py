@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.positions import first_position
+from topicstore.contract.replay_plan import TimeRange
 from topicstore.contract.topics import TopicFilter
 
 from .storage import Storage
@@ -19,6 +20,8 @@ class Following:
     def __init__(self, storage: Storage, topic_filter: TopicFilter, start: int) -> None:
         self._storage = storage
         self._filter = topic_filter
+        own = storage.manifest.timestamps == "message" and start > 0
+        self._timestamps = TimeRange(start) if own else None
         self._next = [first_position(start)] * len(storage.shards)
         """The first position of each shard that was not looked at yet."""
 
@@ -31,5 +34,5 @@ class Following:
         """
         self._storage.refresh()
         plans = [self._storage.plan_shard(shard, self._filter, first, None) for shard, first in enumerate(self._next)]
-        yield from self._storage.run_shards(plans, rows)
+        yield from self._storage.run_shards(plans, rows, timestamps=self._timestamps)
         self._next = [max(first, plan.bound + 1) for first, plan in zip(self._next, plans, strict=True)]

@@ -25,6 +25,7 @@ from topicstore.contract.replay_plan import By, Order, TimeRange
 from topicstore.contract.requests import ReplayRequest
 from topicstore.contract.topics import TopicFilter
 
+from .own_times import displacement
 from .replays import run
 from .reversing import newest_first
 from .storage import Storage
@@ -85,7 +86,8 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             raise WrongDatabaseError("the place is one of another database")
         if len(self.bounds) != len(storage.shards):
             raise InvalidCursorError("the place has another number of shards than the database")
-        times, positions = TimeRange(self.start, self.until), self._positions()
+        times, displaced = TimeRange(self.start, self.until), displacement(storage)
+        positions = self._positions(displaced)
         request = ReplayRequest(
             db=storage,
             topic_filter=TopicFilter(self.topic_filter),
@@ -93,7 +95,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             until=positions.until,
             order=order,
             batch_size=batch_size,
-            timestamps=times if self.by == "timestamp" else None,
+            timestamps=times if self.by == "timestamp" or displaced else None,
         )
         found = newest_first(storage, request, None) if self.reverse else run(storage.plan(request), storage.fetch)
         bounds = np.array(self.bounds, np.uint64)
@@ -102,9 +104,10 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             if len(left):
                 yield left
 
-    def _positions(self) -> TimeRange:
+    def _positions(self, displaced: int) -> TimeRange:
         """Return the times in which the positions of the rest lie."""
         start, until = (self.start, self.until) if self.by == "position" else (0, None)
+        until = None if until is None else until + displaced
         if self.last is not None:
             time = time_of(self.last[0])
             if self.reverse:
