@@ -59,7 +59,7 @@ UNITS = {
 ``first_message_ms``: of replays. ``store_*`` and ``read_*``: of ``mixed``, the latency of one batch stored and of one
 replay of a device; ``*_p999_ms`` only of a thousand values and more. ``disk_bytes`` and ``bytes_per_message``: after
 ``store`` (closed) and after ``compact``.
-``peak_memory``: of the phase ``cell``, the highest resident size of the cell's process and of its server;
+``peak_memory``: of the phase ``cell``, the highest resident size of the cell's process;
 ``memory_before``: what of it was there before the contender was opened, Python and a part of the messages.
 """
 

@@ -64,17 +64,7 @@ class ContenderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _HERE = __package__
-_PEERS = (
-    ContenderSpec(name="sqlite", kind="peer", target=f"{_HERE}.sqlite:SqliteContender"),
-    ContenderSpec(name="redis", kind="peer", target=f"{_HERE}.redis:RedisContender"),
-    ContenderSpec(name="nats", kind="peer", target=f"{_HERE}.nats:NatsContender"),
-    ContenderSpec(
-        name="rabbitmq",
-        kind="peer",
-        target=f"{_HERE}.rabbitmq:RabbitmqContender",
-        durabilities=("commit",),  # it never calls fsync
-    ),
-)
+_PEERS = (ContenderSpec(name="sqlite", kind="peer", target=f"{_HERE}.sqlite:SqliteContender"),)
 _LIMITS = (
     *(
         ContenderSpec(

@@ -32,7 +32,7 @@ class Contender(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Open the store, and start its server if it has one; create the store if it doesn't exist."""
+        """Open the store; create it if it doesn't exist."""
 
     @abstractmethod
     def store(self, batch: list[Message]) -> None:
@@ -51,18 +51,14 @@ class Contender(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the store and end its server."""
+        """Close the store."""
 
     def disk_bytes(self) -> int:
         """Return the bytes of all its files."""
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
-    def server_memory(self) -> int:
-        """Return the peak memory of the processes that it has started, in bytes."""
-        return 0
-
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of its libraries and servers."""
+        """Return the versions of its libraries."""
         return {}
 
     def settings(self) -> Mapping[str, object]:

@@ -213,7 +213,7 @@ def _sheet(figures: Sequence[Figure], servers: Sequence[str]) -> Sheet:
         columns=["load", "unit", *servers],
         rows=rows,
         note="100-byte payloads, MQTT 3.1.1; in brackets what a figure should be; – a server can't do it, or failed. "
-        "What is acknowledged, topicstore and NATS have in files, mosquitto in memory",
+        "What is acknowledged, topicstore has in files, mosquitto in memory",
     )
 
 

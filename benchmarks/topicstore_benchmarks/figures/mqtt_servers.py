@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
-import msgspec
 from topicstore_conformance.conditions.ports import hold_port
-
-from topicstore_benchmarks.contenders import nats
-from topicstore_benchmarks.contenders.server import Server
 
 __all__ = ["OURS", "SERVERS", "MqttServer", "missing_servers"]
 
@@ -36,32 +34,37 @@ class MqttServer:
 
     @contextmanager
     def running(self, *, sync: bool = False) -> Iterator[tuple[int, int]]:
-        """Run the server on an empty directory; yields its port and process id."""
+        """Run the server on an empty directory; yields its port and process id. It ends with this process."""
         with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as name:
-            directory = Path(name)
-            held, port = hold_port()
-            try:
-                server = Server(self.command(directory, port, sync), directory / "server.log")
+            directory, (held, port) = Path(name), hold_port()
+            log = directory / "server.log"
+            with held, log.open("wb") as output:
+                process = subprocess.Popen(  # noqa: S603 - commands of ours
+                    ["/bin/sh", "-c", _WATCHED, "sh", *self.command(directory, port, sync)],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C must not reach the server
+                )
                 try:
-                    server.wait_for(lambda: _Reached(port)).close()
-                    yield port, server.pid
+                    while not _listens(port):
+                        if process.poll() is not None:
+                            raise RuntimeError(f"{self.name} has ended: {log.read_text(errors='replace')}")
+                        time.sleep(0.01)
+                    yield port, process.pid
                 finally:
-                    server.stop()
-            finally:
-                held.close()
+                    process.terminate()
+                    process.communicate(b"\n")
 
 
-class _Reached:
-    """A connection that shows that a server listens."""
+# The shell replaces itself by the server, whose process id is $$. A shell beside it waits for a line on a pipe, and
+# kills the server if the pipe ends without one, because the process that started it was killed.
+_WATCHED = 'exec 3<&0 </dev/null; (read -r line <&3 || kill -9 $$) >/dev/null 2>&1 & exec 3<&-; exec "$@"'
 
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), 60)
 
-    def begin(self) -> None:
-        """Say nothing."""
-
-    def close(self) -> None:
-        self._socket.close()
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _topicstore(directory: Path, port: int, sync: bool) -> list[str]:
@@ -87,19 +90,6 @@ def _mosquitto(directory: Path, port: int, _sync: bool) -> list[str]:
     return [str(_mosquitto_program()), "-c", str(directory / "mosquitto.conf")]
 
 
-def _nats(directory: Path, port: int, _sync: bool) -> list[str]:
-    settings = {
-        "host": "127.0.0.1",
-        "port": -1,
-        "server_name": "measured",
-        "jetstream": {"store_dir": str(directory / "jetstream")},
-        "mqtt": {"host": "127.0.0.1", "port": port, "max_ack_pending": 1_000},
-    }
-    file = directory / "nats.conf"
-    file.write_bytes(msgspec.json.encode(settings))
-    return [str(nats.program()), "--config", str(file)]
-
-
 SERVERS = [
     MqttServer(name=OURS, command=_topicstore, syncs=True, missing=lambda: None),
     MqttServer(
@@ -108,7 +98,6 @@ SERVERS = [
         syncs=False,
         missing=lambda: None if _mosquitto_program() else "needs mosquitto: apt-get install mosquitto",
     ),
-    MqttServer(name="NATS", command=_nats, syncs=False, missing=nats.why_missing),
 ]
 
 

@@ -46,7 +46,7 @@ LEFT_OUT = "the time for the run was over"
 """The reason of what there was no time for."""
 _LAST_LINES = 5
 _ENDING = 300.0
-"""Seconds that a cell may take to close its contender, whose server has less."""
+"""Seconds that a cell may take to close its contender."""
 
 
 @attrs.frozen(kw_only=True)
