@@ -1,4 +1,4 @@
-"""`topicstore learned-topics`: the learned tree, as text, JSON and a graph; counts against what was stored."""
+"""`topicstore learned-topics`: the learned tree, as text and JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,6 @@ def test_streams_within_a_node_are_its_own_and_those_below(path: Path) -> None:
         assert within == node["streams_within"]
     order = paths(nodes)
     assert all(order.index(one[:-1]) < order.index(one) for one in order if len(one) > 1)
-    assert "messages" not in nodes[0]
 
 
 def test_one_generation(path: Path) -> None:
@@ -116,51 +114,6 @@ def test_a_filter_leaves_the_streams_that_may_match(path: Path) -> None:
     assert "'+' must be alone" in run(path, "--filter", "a+", code=2).stderr
 
 
-@pytest.mark.parametrize("topic_filter", [None, "fleet/1/+/temp", "fleet/+/bus-7/#", "$SYS/#", "+"])
-def test_counts(path: Path, topic_filter: str | None) -> None:
-    """Of all messages that match, those below `$` too: where they end, and over all that is below."""
-    stored = Counter([*FLEET, *FLEET, *FLEET[:5], *ODD])
-    wanted = {t: n for t, n in stored.items() if topic_filter is None or ts.TopicFilter(topic_filter).matches(t)}
-    nodes = document(path, "--count", *(() if topic_filter is None else ("--filter", topic_filter)))["nodes"]
-    tops = [node for node in nodes if len(node["path"]) == 1]
-    assert sum(wanted.values()) == sum(node["messages_within"] for node in tops)
-    assert sum(wanted.values()) == sum(node["messages"] for node in nodes)
-    assert len(wanted) == sum(node["topics_within"] for node in tops)
-    for top in tops:
-        below = {topic: count for topic, count in wanted.items() if topic.split("/")[0] == top["path"][0]}
-        assert (sum(below.values()), len(below)) == (top["messages_within"], top["topics_within"])
-    for node in nodes:
-        if "+" not in node["path"] and "#" not in node["path"]:
-            count = wanted.get("/".join(node["path"]), 0)
-            assert node["messages"] <= count  # where a shard or generation learned a level as `+`, it is there
-            assert node["topics"] == (node["messages"] > 0)
-
-
-def test_topics_in_two_shards_count_once(tmp_path: Path) -> None:
-    """Also where one has the topic at a level's own node, and the other below `+`."""
-    with ts.open(tmp_path / "db", mode="x", shards=2, options={"block": {"thresholds": [1]}}) as db:
-        clients = {db.shard_of(f"client-{number}"): f"client-{number}" for number in range(20)}
-        db.store([ts.Message("a", b"", clients[0]), ts.Message("b", b"", clients[0])])
-        db.store([ts.Message("b", b"", clients[1]), ts.Message("b", b"", clients[1])])
-    nodes = {tuple(node["path"]): node for node in document(tmp_path / "db", "--count")["nodes"]}
-    assert {("a",): (1, 1), ("b",): (2, 1), ("+",): (1, 1)} == {
-        path: (node["messages"], node["topics"]) for path, node in nodes.items()
-    }
-    assert ": 3 streams, 4 messages of 2 topics" in run(tmp_path / "db", "--count").stdout
-
-
-def test_what_no_filter_matches_is_not_counted(tmp_path: Path) -> None:
-    """It says so; a filter that names the level counts it."""
-    with ts.open(tmp_path / "db", mode="x", options={"block": {"thresholds": [1]}}) as db:
-        store(db, ["$a/x", "$b/x", "c"])
-    found = run(tmp_path / "db", "--count")
-    assert "no filter matches what is below $+" in found.stderr
-    assert "2 messages of 2 topics" in found.stdout.splitlines()[0]
-    named = run(tmp_path / "db", "--count", "--filter", "$b/#")
-    assert named.stderr == ""
-    assert "1 message of 1 topic" in named.stdout.splitlines()[0]
-
-
 def test_text_is_indented(tmp_path: Path) -> None:
     """Two blanks a level; empty levels and what could act on a terminal are shown harmlessly."""
     with ts.open(tmp_path / "db", mode="x", options={"block": {"thresholds": [9, 2]}}) as db:
@@ -179,89 +132,23 @@ def test_text_is_indented(tmp_path: Path) -> None:
     ]
 
 
-def test_counts_come_with_the_most_first(tmp_path: Path) -> None:
-    """Where nothing is, nothing is shown; without counts, numbers are in their order, and nothing is left out."""
-    with ts.open(tmp_path / "db", mode="x", options={"block": {"thresholds": [2, 9]}}) as db:
-        store(db, ["a/2", "a/10", "a/10", *["b/1"] * 4, "c/9", "a/9"])
-        db.delete("c/#")
-        db.delete("a/9")
-    shown = run(tmp_path / "db", "--count").stdout.splitlines()
-    assert [
-        "  b  1 stream, 4 messages of 1 topic",
-        "    1  1 stream, 4 messages of 1 topic",
-        "  a  3 streams, 3 messages of 2 topics",
-        "    10  1 stream, 2 messages of 1 topic",
-        "    2  1 stream, 1 message of 1 topic",
-    ] == shown[1:]
-    plain = run(tmp_path / "db").stdout.splitlines()
-    assert ["  a", "    2", "    9", "    10", "  b", "    1", "  + (all other)", "    9"] == [
-        line.rpartition("  ")[0] for line in plain[1:-1]
-    ]
-
-
 def test_a_filter_that_nothing_matches(path: Path) -> None:
     assert "no topics match nosuch/+" == run(path, "--filter", "nosuch/+").stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("topics", "shown"), [(5, 5), (6, 6), (7, 5), (300, 5)])
 def test_wide_nodes_are_abbreviated(tmp_path: Path, topics: int, shown: int) -> None:
-    """As text and as a graph; never the wildcard, and never by one; `--all` shows everything."""
+    """Never the wildcard, and never by one; JSON has everything."""
     with ts.open(tmp_path / "db", mode="x", options={"block": {"thresholds": [9, 200]}}) as db:
         store(db, [f"a/{number:03}" for number in range(topics)])
     own = min(topics, 200)
-    lines = [line for line in run(tmp_path / "db", "--count").stdout.splitlines()[2:] if "(thresholds)" not in line]
-    assert [f"    {number:03}  1 stream, 1 message of 1 topic" for number in range(shown)] == lines[:shown]
+    lines = [line for line in run(tmp_path / "db").stdout.splitlines()[2:] if "(thresholds)" not in line]
+    assert [f"    {number:03}  1 stream" for number in range(shown)] == lines[:shown]
     rest = own - shown
-    more = [f"    … {rest} more  {rest} streams, {rest} messages of {rest} topics"] if rest else []
-    wild = [f"    + (all other)  1 stream, {topics - own} messages of {topics - own} topics"] if topics > own else []
+    more = [f"    … {rest} more  {rest} streams"] if rest else []
+    wild = ["    + (all other)  1 stream"] if topics > own else []
     assert more + wild == lines[shown:]
-    assert own + bool(wild) == len(run(tmp_path / "db", "--all").stdout.splitlines()) - 2 - bool(wild)
-    assert bool(more) == ("… " in run(tmp_path / "db", "--dot").stdout)
-    assert "…" not in run(tmp_path / "db", "--dot", "--all").stdout
-
-
-def parse_dot(text: str) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the lines of each node's label, and each node's parent, by the rules of Graphviz's language."""
-    first, *statements, last = text.rstrip("\n").split("\n")
-    assert ("digraph topics {", "}") == (first, last)
-    labels, parents = {}, {}
-    for statement in statements[2:]:
-        node = re.fullmatch(r'  (n\d+) \[label="((?:[^"\\]|\\.)*)"(?:, style=bold)?\];', statement)
-        edge = re.fullmatch(r"  (n\d+) -> (n\d+);", statement)
-        if node:
-            parts = re.split(r"((?:\\.)+?)", node[2])
-            unescaped = "".join("\n" if p == "\\n" else p[1:] if p.startswith("\\") else p for p in parts)
-            labels[node[1]] = unescaped.split("\n")
-        else:
-            assert edge, statement
-            parents[edge[2]] = edge[1]
-    return labels, parents
-
-
-def test_the_graph_is_the_tree(path: Path) -> None:
-    """Read back, it has the same paths and numbers, whatever is in the levels."""
-    labels, parents = parse_dot(run(path, "--dot", "--all").stdout)
-
-    def way(node: str) -> tuple[str, ...]:
-        return (*way(parents[node]), labels[node][0]) if node in parents else ()
-
-    shown = {way(node): lines[1] for node, lines in labels.items() if node in parents}
-    assert len(labels) == 1 + len(shown)
-    assert str(path) == labels["n0"][0]
-    expected = {
-        tuple(ascii_of(level) for level in node["path"]): node["streams_within"] for node in document(path)["nodes"]
-    }
-    assert {way: f"{count} stream{'s' * (count != 1)}" for way, count in expected.items()} == shown
-
-
-def ascii_of(level: str) -> str:
-    """Return a level as it is shown; of `ODD`, only these have characters that are not."""
-    return {"": '""', "\u202e\x1b[31m": "\\u202e\\x1b[31m", "\n": "\\n"}.get(level, level)
-
-
-def test_a_graph_or_json(path: Path) -> None:
-    """Not both."""
-    assert "choose one" in run(path, "--dot", "--json", code=2).stderr
+    assert 1 + own + bool(wild) == len(document(tmp_path / "db")["nodes"])
 
 
 def test_no_database(tmp_path: Path) -> None:
@@ -275,13 +162,12 @@ def test_layouts_that_learn_nothing(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", mode="x", layout="reference") as db:
         store(db, ["a", "b"])
         db.add_generation("block")
-    shown = run(tmp_path / "db", "--count").stdout.splitlines()
+    shown = run(tmp_path / "db").stdout.splitlines()
     assert shown[1:] == [
         "generation 1: layout 'reference' learns nothing of topics",
         "generation 2: it holds no messages",
     ]
     assert ([], [1, 2]) == tuple(document(tmp_path / "db")[key] for key in ("nodes", "unlearned"))
-    assert 0 == len(parse_dot(run(tmp_path / "db", "--dot").stdout)[1])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")

@@ -57,12 +57,6 @@ class _Learned(msgspec.Struct):
     stream: int | None
 
 
-class _Counts(msgspec.Struct):
-    shard: int
-    generation: int
-    topics: dict[str, int]
-
-
 class _Deleted(msgspec.Struct):
     deleted: int
 
@@ -190,12 +184,6 @@ class RemoteDatabase:
             node = TopicNode(path=tuple(one.path.split("/")), stream=one.stream)
             found.setdefault((one.shard, one.generation), []).append(node)
         return found
-
-    def learned_counts(self, generation: int | None, filters: Sequence[str]) -> dict[tuple[int, int], dict[str, int]]:
-        """Return how many messages each topic has in each (shard, generation), as `counts_by_slab`."""
-        asked = {"generation": generation, "filter": list(filters)}
-        found = self._connection.get("/learned-topics/counts", list[_Counts], **asked)
-        return {(one.shard, one.generation): one.topics for one in found}
 
     def sql(self, statement: str) -> pa.Table:
         """Run a read-only SQL statement over the messages."""

@@ -83,12 +83,3 @@ def test_the_first_wrong_row_is_named_as_it_lies_in_all_rows(http: httpx.Client)
             writer.write_batch(pa.record_batch({"topic": topics, "payload": [b"", b""]}))
     refused = http.post("/imports", content=body(rows=sink.getvalue().to_pybytes()), headers=MSGPACK)
     assert (400, 3) == (refused.status_code, refused.json()["index"])
-
-
-def test_topics_are_counted_by_what_layouts_learned(http: httpx.Client, db: ts.Database) -> None:
-    """For each slab, with the filters of the request."""
-    db.store([ts.Message(f"counted/{n % 2}", b"x") for n in range(5)])
-    found = http.get("/learned-topics/counts", params={"filter": ["counted/0", "counted/1"]}).json()
-    assert [{"shard": 0, "generation": 1, "topics": {"counted/0": 3, "counted/1": 2}}] == found
-    assert 400 == http.get("/learned-topics/counts", params={"filter": "#/a"}).status_code
-    assert 400 == http.get("/learned-topics/counts").status_code
