@@ -47,7 +47,6 @@ def test_a_single_repetition_says_nothing_clear() -> None:
     assert found is not None
     assert (30.0, 0.0, math.inf, 1) == (found.median, found.low, found.high, found.repetitions)
     assert not found.clear
-    assert found.decided
     assert not ratio([90.0], [3.0, 3.0, 3.0]).clear
 
 

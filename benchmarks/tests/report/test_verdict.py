@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,127 +10,83 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from topicstore_benchmarks.report.quantities import quantity
-from topicstore_benchmarks.report.questions import QUESTIONS, Standing, standings
 from topicstore_benchmarks.report.run import Run, load
-from topicstore_benchmarks.report.verdict import defeats, duels, gaps, leads, matrices, places, sentence, summaries
+from topicstore_benchmarks.report.verdict import QUESTIONS, Answer, Grid, Question, duels, entrants, gaps, winners
 
 RunMaker = Callable[..., Path]
 
 
-def standing(run: Run, question: str) -> Standing:
-    (found,) = [one for one in standings(run) if one.question.name == question]
+def answer(grids: list[Grid], question: str, column: int = 0) -> Answer:
+    """Return the answer to a question of the first durability."""
+    (answers,) = [answers for asked, answers in grids[0].rows if asked.name == question]
+    found = answers[column]
+    assert found is not None
     return found
 
 
-def test_the_best_median_comes_first_whichever_way_is_better(make_run: RunMaker) -> None:
-    run = load(make_run())
-
-    for question in QUESTIONS:
-        names = [one.contender.name for one in standing(run, question.name).entrants]
-        assert ("block on rocksdb", "table on duckdb") == (names[0], names[-1])
+def test_the_best_median_wins_whichever_way_is_better(make_run: RunMaker) -> None:
+    found = winners(load(make_run()))
+    assert {"block on rocksdb"} == {one.entrant.contender.name for one in found[0].answers()}
+    assert len(QUESTIONS) == len(found[0].answers())
 
 
 def test_limits_take_no_part_and_warming_up_does_not_count(make_run: RunMaker) -> None:
-    run = load(make_run(repetitions=2))
-
-    found = standing(run, "Replay all")
-    assert {"topicstore", "peer"} == {one.contender.kind for one in found.entrants}
-    assert {2} == {one.spread.repetitions for one in found.entrants}
+    found = answer(winners(load(make_run(repetitions=2))), "Replay all")
+    assert "topicstore" == found.entrant.contender.kind
+    assert 2 == found.entrant.spread.repetitions
 
 
 def test_a_contender_is_not_its_own_rival_when_compacted(make_run: RunMaker) -> None:
     """Even if both of its forms are ahead of all others."""
     far_ahead = {("block on rocksdb", phase): 9.0 for phase in ("replay all", "replay all, compacted")}
-    found = standing(load(make_run(changes=far_ahead)), "Replay all")
-
-    assert ["block on rocksdb, compacted", "block on rocksdb"] == [one.label for one in found.entrants[:2]]
-    assert found.next is found.entrants[2]
-    assert () == found.tied
+    found = answer(winners(load(make_run(changes=far_ahead))), "Replay all")
+    assert "block on rocksdb, compacted" == found.entrant.label
+    assert found.other is not None
+    assert "block on rocksdb" != found.other.contender.name
 
 
 def test_a_peer_that_is_faster_is_said_to_be(make_run: RunMaker) -> None:
     run = load(make_run(changes={("SQLite", "store"): 30.0}))
-
-    ((duel,),) = defeats(duels(standings(run)), clear=True)
-    assert ("behind", "SQLite", "block on rocksdb") == (duel.outcome, duel.peer.label, duel.ours.label)
+    duel, winner = answer(duels(run), "Store"), answer(winners(run), "Store")
+    assert duel.other is not None
+    assert duel.lead is not None
+    assert ("block on rocksdb", "SQLite", False, True) == (
+        duel.entrant.label,
+        duel.other.label,
+        duel.ahead,
+        duel.clear,
+    )
     assert 10 == pytest.approx(1 / duel.lead.median, rel=0.1)
-    said = sentence(duel.standing.question, "SQLite", "our best pair", "fleet", duel.lead.inverse())
-    assert said.startswith("SQLite stores fleet ")
-    assert said.endswith(" times as fast as our best pair")
-    (matrix,) = matrices(run, standings(run))
-    _, (place,) = matrix.rows[0]
-    assert place is not None
-    assert ("peer", ("SQLite",), True) == (place.kind, place.winners, place.clear)
+    assert ("SQLite", True, True) == (winner.entrant.label, winner.ahead, winner.clear)
 
 
-def test_where_and_by_how_much_is_said_shortly(wide_run: Path) -> None:
-    run = load(wide_run)
-
-    (store,) = [one for one in summaries(duels(standings(run))) if one.question.name == "Store"]
-    assert "fleet, lorawan" == places(run, store.ahead)
-    assert "hot-topic" == places(run, store.behind)
-    assert "hot-topic (sync)" == places(run, [duel for duel in store.behind if duel.standing.durability == "sync"])
-    assert "all workloads" == places(run, [*store.ahead, *store.behind])
-    assert re.fullmatch(r"1\.\d( to 1\.\d)? times", leads(store.behind))
-
-
-def test_noise_leaves_it_open(make_run: RunMaker) -> None:
+def test_noise_and_a_single_repetition_leave_it_open(make_run: RunMaker) -> None:
     """The same speed, by turns the one and the other is ahead."""
     level = {("SQLite", "store"): 3.0, ("NATS JetStream", "store"): 2.4}
-    run = load(make_run(repetitions=6, noise=0.2, changes=level))
-
-    (summary,) = [one for one in summaries(duels(standings(run))) if one.question.name == "Store"]
-    assert ((), ()) == (summary.ahead, summary.behind)
-    (matrix,) = matrices(run, standings(run))
-    _, (place,) = matrix.rows[0]
-    assert place is not None
-    assert "open" == place.kind
-    assert not place.decided
+    assert not answer(duels(load(make_run(repetitions=6, noise=0.2, changes=level))), "Store").clear
+    once = duels(load(make_run("once", repetitions=1)))
+    assert not any(one.clear for one in once[0].answers())
+    assert all(one.ahead for one in once[0].answers())
 
 
-def test_the_colour_is_that_of_a_winner_and_of_none_where_there_is_none(make_run: RunMaker) -> None:
-    """Also where all that are ahead by turns are topicstore's."""
-    level = {("skipstream on rocksdb", "store"): 2.4 / 2.1, ("wildcard_optimized on rocksdb", "store"): 2.4 / 1.8}
-    run = load(make_run(repetitions=6, noise=0.2, changes=level))
-
-    (matrix,) = matrices(run, standings(run))
-    _, (place,) = matrix.rows[0]
-    assert place is not None
-    assert len(place.winners) > 1
-    assert "open" == place.kind
-    assert all(one.kind != "open" for _, places in matrix.rows for one in places if one and one.decided)
-
-
-def test_what_was_measured_once_is_never_clear(make_run: RunMaker) -> None:
-    run = load(make_run(repetitions=1))
-
-    met = duels(standings(run))
-    assert {"ahead"} == {duel.outcome for duel in met}
-    assert not any(duel.clear for duel in met)
-
-
-def test_failures_come_first_and_one_by_one_and_skips_together(wide_run: Path) -> None:
+def test_failures_come_first_and_each_reason_once(wide_run: Path) -> None:
     found = gaps(load(wide_run))
-
-    assert [("Redis Streams",)] * 2 == [gap.contenders for gap in found if gap.status == "failed"]
-    assert "failed" == found[0].status == found[1].status
-    assert [("lorawan",), ("lorawan",)] == [gap.workloads for gap in found[:2]]
-    (limits,) = [gap for gap in found if gap.reason.startswith("a limit")]
-    assert ("Parquet", "RocksDB alone") == limits.contenders
-    assert ((), ()) == (limits.workloads, limits.durabilities)
+    assert ["failed", "skipped"] == [gap.status for gap in found[:2]]
+    assert "wildcard; lorawan" == found[0].where
+    assert len(found) == len({(gap.contender, gap.reason) for gap in found})
     (absent,) = [gap for gap in found if "rabbitmq" in gap.reason]
-    assert ((), ()) == (absent.phases, absent.workloads)
+    assert ("RabbitMQ streams", "") == (absent.contender, absent.where)
 
 
 def test_what_failed_is_not_ranked(wide_run: Path) -> None:
     run = load(wide_run)
+    (wildcard,) = [one for one in QUESTIONS if one.name == "Wildcard"]
+    assert "Redis Streams" not in names(run, "lorawan", wildcard)
+    assert "Redis Streams" in names(run, "fleet", wildcard)
 
-    (found,) = [
-        one
-        for one in standings(run)
-        if (one.question.name, one.workload, one.durability) == ("Wildcard", "lorawan", "commit")
-    ]
-    assert "Redis Streams" not in [one.contender.name for one in found.entrants]
+
+def names(run: Run, workload: str, question: Question) -> list[str]:
+    return [one.contender.name for one in entrants(run, question, workload, "commit", "topicstore", "peer")]
 
 
 def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:

@@ -60,11 +60,6 @@ class Ratio:
         """Whether 1, "no difference", lies outside the interval."""
         return self.low > 1 or self.high < 1
 
-    @property
-    def decided(self) -> bool:
-        """Whether it is clear, or at least the same side of 1 in every repetition."""
-        return self.clear or self.least > 1 or self.most < 1
-
     def inverse(self) -> Ratio:
         """Return how many times the other is the one."""
         return Ratio(

@@ -104,11 +104,4 @@ const faintMarks = (least) => shown('svg .mark-symbol path')
   .map((one) => [getComputedStyle(one).stroke, behind(one.closest('.plot'))])
   .filter(([colour, ground]) => contrast(channels(colour), ground) < least).map(([colour]) => colour);
 
-/* Plots are drawn, for the width that they have. */
-const drawn = () => shown('.plot').every((plot) => {
-  const svg = plot.querySelector('svg');
-  return svg && plot.dataset.drawn === (plot.clientWidth < 480 ? 'narrow' : 'wide')
-    && Math.abs(svg.clientWidth - plot.clientWidth) < 2;
-});
-
-window.measures = { colliding, cut, drawn, faintMarks, faintTexts, overlapping };
+window.measures = { colliding, cut, faintMarks, faintTexts, overlapping };
