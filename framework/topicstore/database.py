@@ -18,7 +18,7 @@ import attrs
 
 from .background import end_at_exit
 from .closing import Closing
-from .contract.arguments import check_count, check_length, check_path
+from .contract.arguments import check_length, check_path
 from .contract.batch import MessageBatch, Messages
 from .contract.cursors import Cursor
 from .contract.errors import InvalidArgumentError
@@ -47,8 +47,8 @@ from .storage.compaction import CompactionScheduler, CompactReport, compact
 from .storage.contents import ClientTally, TopicTally
 from .storage.counting import CountingScheduler
 from .storage.deletion import delete
+from .storage.orders import ReplayOrder, ordered, planned
 from .storage.own_times import judged_by
-from .storage.reversing import newest_first
 from .storage.sql import sql
 from .storage.storage import Storage
 from .storage.writer import Writer
@@ -248,7 +248,7 @@ class Database:
         until: Time | None = None,
         *,
         by: By = "position",
-        order: Order = "time",
+        order: ReplayOrder = "time",
         reverse: bool = False,
         limit: int | None = None,
         batch_size: int = BATCH_SIZE,
@@ -265,13 +265,16 @@ class Database:
         ``limit`` is read. With ``order="any"`` only each publisher's messages of each topic come in the order stored.
         This makes long replays faster: merging four shards takes 1.2 to 3 times as long, and merging the hundreds of
         streams of `wildcard_optimized` and `skipstream` 1.5 to 5 times. With one stream, nothing is gained.
+        With ``order="timestamp"`` they are sorted by their own times; all of them are read first, and held in memory,
+        or with ``limit`` about twice as many as that.
 
         ``batch_size`` messages are fetched at a time, and held in memory; in order of time up to 64 of every stream, if
         that is more; with ``reverse`` four batches; and what a layout decodes at once (`block`: the rest of a merged
         segment for each shard and generation, up to some 50 MB). Messages deleted meanwhile may be missing; if a
         generation that is still to be read is dropped, `GenerationDroppedError` is raised.
         """
-        batches = self._replay(self._request(topic_filter, start, until, by, order, batch_size), reverse, limit)
+        request = self._request(topic_filter, start, until, by, planned(order), batch_size)
+        batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
         return chain.from_iterable(map(MessageBatch.to_messages, batches))
 
     def replay_arrow(
@@ -281,7 +284,7 @@ class Database:
         until: Time | None = None,
         *,
         by: By = "position",
-        order: Order = "time",
+        order: ReplayOrder = "time",
         reverse: bool = False,
         limit: int | None = None,
         batch_size: int = BATCH_SIZE,
@@ -297,7 +300,8 @@ class Database:
 
         from .contract.arrow import SCHEMA, SCHEMA_WITH_IDS
 
-        batches = self._replay(self._request(topic_filter, start, until, by, order, batch_size), reverse, limit)
+        request = self._request(topic_filter, start, until, by, planned(order), batch_size)
+        batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
         return pa.RecordBatchReader.from_batches(
             SCHEMA_WITH_IDS if ids else SCHEMA,
             (batch.to_arrow(ids=ids) for batch in replays.slices(batches, batch_size)),
@@ -317,19 +321,6 @@ class Database:
         from .storage.explain import explain
 
         return explain(self.storage, self._request(topic_filter, start, until, by, order, BATCH_SIZE), limit)
-
-    def _replay(self, request: ReplayRequest, reverse: bool, limit: int | None) -> Iterator[MessageBatch]:
-        if limit is not None:
-            check_count("limit", limit, 0)
-            check_count("batch_size", request.batch_size)
-            if request.timestamps is None:  # else more may have to be read to find as many
-                request.batch_size = max(1, min(limit, request.batch_size))
-        if reverse:
-            if request.order != "time":
-                raise InvalidArgumentError("a replay that goes back is in order of time: leave out order")
-            return newest_first(self.storage, request, limit)
-        batches = replays.run(self.storage.plan(request), self.storage.fetch)
-        return batches if limit is None else replays.limited(batches, limit)
 
     def _request(
         self, topic_filter: str, start: Time, until: Time | None, by: By, order: Order, batch_size: int

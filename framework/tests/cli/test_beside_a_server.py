@@ -32,6 +32,7 @@ READING = (
     "replay fleet/1/# --format csv",
     "replay --order any --limit 7 --format table",
     "replay --reverse --limit 1",
+    "replay --order timestamp --reverse --limit 5",
     "replay --by timestamp --start @7 --until @11.5",
     "replay --start 1970-01-01T00:00:30",
     "replay --start 1960-01-01",

@@ -118,6 +118,11 @@ class History:
         assert wanted[::-1] == list(db.replay(topic_filter, reverse=True, **bounds))
         assert wanted[:-4:-1] == list(db.replay(topic_filter, reverse=True, limit=3, **bounds))
         assert wanted[:3] == list(db.replay(topic_filter, order="time", limit=3, **bounds))
+        by_timestamp, sort = sorted(wanted, key=lambda m: m.timestamp), {"order": "timestamp", **bounds}
+        assert by_timestamp == list(db.replay(topic_filter, **sort))
+        assert by_timestamp[::-1] == list(db.replay(topic_filter, reverse=True, batch_size=3, **sort))
+        assert by_timestamp[:2] == list(db.replay(topic_filter, limit=2, **sort))
+        assert by_timestamp[:-3:-1] == list(db.replay(topic_filter, reverse=True, limit=2, batch_size=1, **sort))
         assert len(wanted) == sum(batch.num_rows for batch in db.replay_arrow(topic_filter, **bounds))
         assert len(wanted) == db.explain(topic_filter, **bounds).messages
         for reverse in (False, True):

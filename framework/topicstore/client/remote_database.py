@@ -31,6 +31,7 @@ from topicstore.storage.contents import ClientTally, TopicTally
 from topicstore.storage.explain import Explanation
 from topicstore.storage.generations import GenerationInfo
 from topicstore.storage.manifest import Manifest, existing_manifest
+from topicstore.storage.orders import ReplayOrder, planned, sorted_by_timestamp
 from topicstore.storage.reports import VerifyReport
 from topicstore.storage.shard_map import ShardMap
 
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["RemoteDatabase"]
+
+
+_SORTED = 4_096
+"""The most messages of a batch of those that were sorted here."""
 
 
 class _Learned(msgspec.Struct):
@@ -111,7 +116,7 @@ class RemoteDatabase:
         until: Time | None = None,
         *,
         by: By = "position",
-        order: Order = "time",
+        order: ReplayOrder = "time",
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[Message]:
@@ -126,13 +131,16 @@ class RemoteDatabase:
         until: Time | None = None,
         *,
         by: By = "position",
-        order: Order = "time",
+        order: ReplayOrder = "time",
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the matching messages as they come; what isn't taken yet waits in the server."""
-        options = {"by": by, "order": order, "reverse": reverse}
+        options = {"by": by, "order": planned(order), "reverse": reverse and order != "timestamp"}
         found = batches_of(self._connection, "/messages", **_range(topic_filter, start, until), **options)
+        if order == "timestamp":
+            batches = sorted_by_timestamp(map(MessageBatch.from_arrow, found), limit, _SORTED, reverse=reverse)
+            return (batch.to_arrow() for batch in batches)
         return found if limit is None else _first(found, limit)
 
     def follow(self, topic_filter: str, start: Time = 0) -> Iterator[list[Message]]:

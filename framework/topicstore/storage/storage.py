@@ -248,7 +248,7 @@ class Storage:
         """Return the plan of a replay of everything stored before the call; `fetch` reads its streams."""
         self.check_open()
         if request.order not in ("time", "any"):
-            raise InvalidArgumentError(f"order is 'time' or 'any', not {request.order!r}")
+            raise InvalidArgumentError(f"order is 'time', 'any' or, of a replay, 'timestamp', not {request.order!r}")
         check_count("batch_size", request.batch_size)
         plan: ReplayPlan = self.hooks.topicstore_replay(request=request)
         return plan

@@ -24,11 +24,12 @@ from topicstore.cli.files.output import (
 )
 from topicstore.cli.terminal.options import PATH, by_option, time_options
 from topicstore.contract.positions import time_of
-from topicstore.contract.replay_plan import By, Order
+from topicstore.contract.replay_plan import By
 from topicstore.contract.times import format_time
 from topicstore.contract.topics import TopicFilter
 from topicstore.database import BATCH_SIZE
 from topicstore.storage.following import Following
+from topicstore.storage.orders import ReplayOrder
 
 if TYPE_CHECKING:
     from topicstore.client.remote_database import RemoteDatabase
@@ -55,10 +56,11 @@ _LOOK_EVERY = 0.5
 @click.option("--output", type=PATH, metavar="FILE", help="Write to FILE; jsonl and csv are packed if it ends in .gz.")
 @click.option(
     "--order",
-    type=click.Choice(["time", "any"]),
+    type=click.Choice(["time", "any", "timestamp"]),
     default="time",
     show_default=True,
-    help="Merge everything by position, or keep just each publisher's order in each topic, which is quicker.",
+    help="By position; just each publisher's order in each topic, which is quicker; or by the messages' own times, "
+    "sorted in memory.",
 )
 @click.option(
     "--follow", is_flag=True, help="Then go on with what another program stores, as it comes, until --limit or Ctrl-C."
@@ -73,7 +75,7 @@ def replay(
     limit: int | None,
     file_format: str | None,
     output: Path | None,
-    order: Order,
+    order: ReplayOrder,
     reverse: bool,
     follow: bool,
 ) -> None:
@@ -81,7 +83,8 @@ def replay(
 
     Times are compared with positions, which go by the messages' own times if the database was made by
     `import` or with --timestamps message, else by the times of storing. With --by timestamp they are compared
-    with the messages' own times, in whatever order those came; what is printed is still in order of positions.
+    with the messages' own times, in whatever order those came; what is printed is still in order of positions,
+    unless --order timestamp is given.
 
     CSV and JSON lines are what `import` reads; from standard input, it takes CSV with --format csv.
     --format arrow is a stream of Arrow's IPC format for a pipe: pyarrow.ipc.open_stream reads it, as do Polars,
@@ -104,14 +107,14 @@ def replay(
         raise click.UsageError("Parquet needs a file: --output FILE")
     if file_format == "arrow" and output is None and sys.stdout.isatty():
         raise click.UsageError("Arrow is no text for a terminal: write it to a pipe, or to --output FILE")
-    if follow and (output is not None or until is not None or order == "any" or reverse):
+    if follow and (output is not None or until is not None or order != "time" or reverse):
         raise click.UsageError(
             "--follow prints in order of time and has no end: leave out --output, --until, --order and --reverse"
         )
     if follow and by == "timestamp":
         raise click.UsageError("--follow goes by positions: leave out --by")
     if reverse and order == "any":
-        raise click.UsageError("--reverse prints in order of time: leave out --order")
+        raise click.UsageError("--reverse is by time, or by the messages' own times: --order any has no reverse")
     with opened(path, "r") as db:
         if follow:
             chunks = limited(_follow(db, topic_filter, start), limit)
