@@ -10,10 +10,12 @@ if TYPE_CHECKING:
 __all__ = ["DefaultSource"]
 
 
-def __getattr__(name: str) -> Any:
-    """Load the data source only when Spark asks for it, because `pyspark_topicstore.daemon` must not load it."""
-    if name != "DefaultSource":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from topicstore.spark.source import TopicstoreSource
+if not TYPE_CHECKING:  # else type checkers would accept any name
 
-    return TopicstoreSource
+    def __getattr__(name: str) -> Any:
+        """Load the data source only when Spark asks for it, because `pyspark_topicstore.daemon` must not load it."""
+        if name != "DefaultSource":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from topicstore.spark.source import TopicstoreSource
+
+        return TopicstoreSource

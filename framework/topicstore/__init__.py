@@ -134,15 +134,17 @@ _MODULES = {
 """The module of each public name. Most programs, such as a shell that completes a command, need only a few of them."""
 
 
-def __getattr__(name: str) -> Any:
-    """Import the object of a public name when the name is first used."""
-    if name in _MODULES:
-        found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-        globals()[name] = found
-        return found
-    if not name.startswith("_") and hasattr(importlib.import_module(".database", __name__).Database, name):
-        raise AttributeError(f"{name} is of an open database: with {__name__}.open(path) as db: db.{name}(…)")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else type checkers would accept any name
+
+    def __getattr__(name: str) -> Any:
+        """Import the object of a public name when the name is first used."""
+        if name in _MODULES:
+            found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+            globals()[name] = found
+            return found
+        if not name.startswith("_") and hasattr(importlib.import_module(".database", __name__).Database, name):
+            raise AttributeError(f"{name} is of an open database: with {__name__}.open(path) as db: db.{name}(…)")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

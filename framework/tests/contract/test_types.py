@@ -1,4 +1,4 @@
-"""What mypy knows of keys and columns, so that a wrong one is found before it runs."""
+"""What mypy knows of public names, keys and columns, so that a wrong one is found before it runs."""
 
 from pathlib import Path
 
@@ -8,6 +8,8 @@ from mypy import api
 
 PROGRAM = """
 import numpy as np
+import topicstore
+import topicstore.server
 from topicstore import MessageBatch
 from topicstore.contract.columns import Column, Constant, take, to_list
 from topicstore.contract.engine import DATA, META, STATE, K, Keyspace, Reader, WriteBatch
@@ -44,11 +46,25 @@ def columns(batch: MessageBatch, topics: Column) -> None:
     rows = np.array([0])
     first: Constant[int] = take(Constant(0, 3), rows)
     text: Constant[str] = take(Constant(0, 3), rows)  # refused
+
+
+def names() -> None:
+    with topicstore.open("path", "r", durability="sync") as db:
+        for message in db.replay("#", "-2h", by="timestamp", order="timestamp", reverse=True, limit=10):
+            message.payload.decode()
+        db.replay("#", order="newest")  # refused
+        db.replay("#", until=1.5)  # refused
+    topicstore.open("path", "w")  # refused
+    topicstore.open("path", durability="synced")  # refused
+    topicstore.open("path", duration="sync")  # refused
+    topicstore.replay("#")  # refused
+    topicstore.opne("path")  # refused
+    topicstore.server.Serving  # refused
 """
 
 
-def test_mypy_refuses_wrong_keys_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exactly the lines that say so: each takes a key of another keyspace, or what is not a column."""
+def test_mypy_refuses_wrong_names_keys_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly the lines that say so: each has a name or argument that is none, another keyspace's key, or no column."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     monkeypatch.setenv("MYPYPATH", str(Path(topicstore.__file__).parents[1]))

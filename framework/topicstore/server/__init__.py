@@ -40,13 +40,15 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import the object of a public name when the name is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # else type checkers would accept any name
+
+    def __getattr__(name: str) -> Any:
+        """Import the object of a public name when the name is first used."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:
