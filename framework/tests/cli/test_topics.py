@@ -10,6 +10,7 @@ import attrs
 import pytest
 import topicstore as ts
 from click.testing import Result
+from topicstore.cli.terminal import display
 
 Run = Callable[..., Result]
 Document = Callable[..., dict[str, Any]]
@@ -53,3 +54,22 @@ def test_they_are_sorted(document: Document, path: Path, command: str, sort: str
     name = {"topics": "topic", "clients": "client_id"}[command]
     assert list(expected) == [one[name] for one in document(command, path, "--sort", sort)[command]]
     assert list("abc") == [one[name] for one in document(command, path)[command]]
+
+
+@pytest.mark.parametrize("width", ["40", "20"])
+def test_a_table_of_many_rows_is_printed_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: str
+) -> None:
+    """If each row fits in its line, as rich takes long for a row; what is printed is the same."""
+    monkeypatch.setenv("COLUMNS", width)
+    rows = [(f"plant/{n}", n * 1_000, None) for n in range(50)]
+    table = display.make_table("topic~", "messages>", "more", rows=rows)
+    assert (1 if width == "40" else 50) == table.row_count
+    one_by_one = display.make_table("topic~", "messages>", "more")
+    for row in rows:
+        one_by_one.add_row(*map(display.cell, row))
+    display.console().print(one_by_one)
+    expected = capsys.readouterr().out
+    assert "plant" in expected
+    display.console().print(table)
+    assert expected == capsys.readouterr().out

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any
 
@@ -133,6 +133,9 @@ def make_table(
 
     A header that ends in ``>`` is of a column of numbers, in ``~`` of texts that may be wrapped: others
     are as wide as they must be. Columns ``without`` are left out.
+
+    Rich takes about a millisecond a row. So rows that need one line each are made one row of many lines, which it
+    prints several times as fast.
     """
     made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, padding=(0, 1, 0, 0))
     kept = [header not in without for header in headers]
@@ -145,9 +148,22 @@ def make_table(
             no_wrap=not header.endswith("~"),
             min_width=max(map(len, name.split("\n"))),
         )
-    for row in rows:
-        made.add_row(*(value if isinstance(value, Text) else cell(value) for value in compress(row, kept)))
+    cells = [[one if isinstance(one, Text) else cell(one) for one in compress(row, kept)] for row in rows]
+    columns = list(zip(*cells, strict=True))
+    for row in [[Text("\n").join(column) for column in columns]] if _fit(made, columns) else cells:
+        made.add_row(*row)
     return made
+
+
+def _fit(table: Table, columns: Sequence[Sequence[Text]]) -> bool:
+    """Return whether there are rows that each need one line of the console."""
+    if not columns or any("\n" in one.plain for column in columns for one in column):
+        return False
+    widths = (
+        max(column.min_width or 0, *(one.cell_len for one in cells)) + 1
+        for column, cells in zip(table.columns, columns, strict=True)
+    )
+    return sum(widths) <= console().width
 
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
