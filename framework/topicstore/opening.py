@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from .clocks import Clocks, now
-from .contract.arguments import check_path, seconds
+from .contract.arguments import check_path
 from .contract.errors import InvalidArgumentError, NotADatabaseError, StorageFullError
 from .database import Database
 from .lifecycle.archives import open_archive
@@ -110,7 +110,7 @@ def open(  # noqa: A001 - the name people know from every other store
         durability=durability,
         timestamps=timestamps,
         late=late,
-        max_skew=seconds(max_skew),
+        max_skew=max_skew,
     )
     if recovery not in RECOVERIES:
         raise InvalidArgumentError(f"recovery is one of {', '.join(RECOVERIES)}, not {recovery!r}")

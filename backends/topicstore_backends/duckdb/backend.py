@@ -108,8 +108,8 @@ class DuckdbBackend(Backend):
         """
         if not alone:
             raise UnsupportedError(
-                "on DuckDB one process has a database at a time, also to read: close it there first, or read a "
-                "checkpoint that is taken there"
+                "on DuckDB one process has a database at a time, also to read: close it there first, read a checkpoint "
+                "that is taken there, or let `topicstore serve` have it, which other commands then ask"
             )
         with Translated(path):
             check_there(path / FILE, "DuckDB")

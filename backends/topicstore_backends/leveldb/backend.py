@@ -119,7 +119,8 @@ class LeveldbBackend(Backend):
         """Open the database in ``path`` and leave its files unchanged. Raises `UnsupportedError` unless ``alone``."""
         if not alone:
             raise UnsupportedError(
-                "on LevelDB one process has a database at a time, also to read: close it there first"
+                "on LevelDB one process has a database at a time, also to read: close it there first, or let "
+                "`topicstore serve` have it, which other commands then ask"
             )
         with Translated(path):
             found = cuts(path, manifest_counts=True)

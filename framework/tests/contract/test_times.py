@@ -159,6 +159,7 @@ def test_a_time_to_read_from_is_written_in_many_ways() -> None:
     [
         (1_700_000_000, "it seems to be seconds.*allow_ancient"),
         (1_700_000_000_000, "it seems to be milliseconds"),
+        (1_700_000_000_000_000_000, "it seems to be nanoseconds"),
         (-3_600, "timedelta, or text as '-2h'"),
         (timedelta(hours=1), "timedelta.hours=-2."),
         ("yesterday", "yesterday"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import attrs
@@ -190,6 +190,15 @@ def test_a_given_time_counts(quiet: ts.Database, clock: Clock) -> None:
     assert 2 == db.retention.run(clock.now + 99 * SECOND).rotated
     assert () == db.retention.run(clock.now + 99 * SECOND).dropped
     assert (1,) == db.retention.run(clock.now + 101 * SECOND).dropped
+
+
+@pytest.mark.parametrize("how", ["run", "outlook"])
+def test_a_given_time_is_written_as_everywhere(quiet: ts.Database, how: str) -> None:
+    """As microseconds, a datetime with a time zone, or text; seconds are refused."""
+    call = getattr(quiet.retention, how)
+    assert call("2030-01-01") == call(datetime(2030, 1, 1, tzinfo=UTC)) == call(1_893_456_000_000_000)
+    with pytest.raises(ts.InvalidArgumentError, match="seems to be seconds"):
+        call(1_893_456_000)
 
 
 def test_imported_history_goes_by_its_own_times(tmp_path: Path, clock: Clock) -> None:

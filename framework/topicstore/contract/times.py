@@ -11,7 +11,7 @@ import numpy as np
 
 from .columns import Column, Constant, to_iterable
 from .errors import InvalidArgumentError, InvalidMessageError
-from .positions import to_microseconds
+from .positions import MAX_TIME, to_microseconds
 
 __all__ = [
     "Time",
@@ -115,6 +115,7 @@ def instant(when: Time, now: Callable[[], int], *, allow_ancient: bool = False) 
     """Return a time as microseconds since the epoch. Raises `InvalidArgumentError` for an invalid one.
 
     A number that would lie early in 1970 is probably in another unit, and is refused unless ``allow_ancient`` is set.
+    One that would lie after 2255, when positions end, is always refused.
     """
     if isinstance(when, str):
         try:
@@ -130,6 +131,8 @@ def instant(when: Time, now: Callable[[], int], *, allow_ancient: bool = False) 
         raise InvalidArgumentError(
             f"{when} is no time, which is microseconds since the epoch; one before now is a timedelta, or text as '-2h'"
         )
+    if isinstance(when, int) and when > MAX_TIME:
+        raise InvalidArgumentError(f"{when} is no time in microseconds, which end in 2255: it seems to be nanoseconds")
     if isinstance(when, int) and not allow_ancient and (unit := suspected_unit(when)) is not None:
         raise InvalidArgumentError(f"{when} {_HARDLY.format(unit=unit, time=format_time(when))}")
     return microseconds

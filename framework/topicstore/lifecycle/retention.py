@@ -64,6 +64,7 @@ from topicstore.contract.errors import (
     TopicstoreError,
 )
 from topicstore.contract.forking import ProcessLock
+from topicstore.contract.times import Time, instant
 from topicstore.shard.locks import owned
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.state import FrameworkWrite
@@ -286,27 +287,31 @@ class Retention:
 
     # --- running ---
 
-    def run(self, now: int | None = None) -> RetentionReport:
+    def run(self, now: Time | None = None) -> RetentionReport:
         """Rotate, drop and delete what is due, and remove expired retained messages; return a report.
 
-        ``now`` is the time to use, in microseconds since the epoch; by default the time of the database's clock, less
-        the time by which that has jumped ahead.
+        ``now`` is the time to use; by default the time of the database's clock, less the time by which that has jumped
+        ahead. Raises `InvalidArgumentError` for an invalid one.
         """
         storage = self._storage()
-        report = self._run(storage, now, at_once=True)
+        report = self._run(storage, self._given(now), at_once=True)
         if self._refused is not None:
             warn_caller(f"what is due could not be archived, and stays: {self._refused}")
         return report
 
-    def outlook(self, now: int | None = None) -> list[Departure]:
+    def outlook(self, now: Time | None = None) -> list[Departure]:
         """Return what will be removed when and why: by generation, oldest first, and by filter. Changes nothing.
 
         ``now``: as in `run`.
         """
+        storage, given = self._storage(), self._given(now)
+        held_back = self._guard.held_back if given is None else 0
+        time = storage.clock() if given is None else given
+        return outlook(self.settings, self._ages(storage, time), time, held_back)
+
+    def _given(self, now: Time | None) -> int | None:
         storage = self._storage()
-        held_back = self._guard.held_back if now is None else 0
-        now = storage.clock() if now is None else now
-        return outlook(self.settings, self._ages(storage, now), now, held_back)
+        return None if now is None else instant(now, storage.clock, allow_ancient=storage.allow_ancient)
 
     def _run(self, storage: Storage, now: int | None, *, at_once: bool) -> RetentionReport:
         report = self._sweep(storage, now, at_once=at_once)

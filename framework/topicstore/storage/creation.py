@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from topicstore._version import __version__
-from topicstore.contract.arguments import check_within
+from topicstore.contract.arguments import check_length, check_within
 from topicstore.contract.errors import DatabaseNotFoundError, InvalidArgumentError, ManifestMismatchError
+from topicstore.contract.times import format_time
 from topicstore.plugins import registry
 
 from .manifest import Manifest, existing_manifest
@@ -48,13 +49,12 @@ def wanted_fields(**arguments: Any) -> dict[str, Any]:
     for name, choices in _CHOICES.items():
         if name in given and given[name] not in choices:
             raise InvalidArgumentError(f"{name} is one of {', '.join(choices)}, not {given[name]!r}")
-    shards, skew = given.get("shards", 1), given.get("max_skew", 0.0)
     for name in ("backend", "layout"):
         if not isinstance(given.get(name, ""), str):
             raise InvalidArgumentError(f"{name} is the name of a plugin")
-    check_within("shards", shards, 1, MAX_SHARDS)
-    if not isinstance(skew, (int, float)) or isinstance(skew, bool) or not 0 <= skew < 1e9:
-        raise InvalidArgumentError(f"max_skew is a number of seconds, not {skew!r}")
+    check_within("shards", given.get("shards", 1), 1, MAX_SHARDS)
+    if "max_skew" in given:
+        given["max_skew"] = check_length("max_skew", given["max_skew"])
     return given
 
 
@@ -66,7 +66,7 @@ def new_manifest(wanted: dict[str, Any], plugins: Sequence[str], options: Mappin
         **{**fields, "max_skew": float(fields["max_skew"])},
         plugins=tuple(plugins),
         options={name: dict(values) for name, values in options.items()},
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=format_time(int(time.time()) * 1_000_000),
         created_by=f"topicstore {__version__}",
     )
 

@@ -15,12 +15,13 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 from topicstore.contract.errors import DatabaseLockedError
 from topicstore.contract.forking import remember
+from topicstore.contract.times import format_time
 from topicstore.releasing import Taken, release_all
 
 from .durable_files import open_own
@@ -51,7 +52,7 @@ class DirectoryLock:
             except BlockingIOError as busy:
                 raise DatabaseLockedError(f"{directory} is open elsewhere: {self._holder()}") from busy
             if not self._shared:
-                since = datetime.now(UTC).isoformat(timespec="seconds")
+                since = format_time(int(time.time()) * 1_000_000)
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
 
