@@ -33,14 +33,14 @@ help:
 
 $(DEMO): pyproject.toml $(PINNED)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "topicstore needs Python 3.11 or later; set PYTHON=")'
-	@echo "Installing what the demo needs into $(VENV): about 340 MB."
+	@echo "Installing what the demo needs into $(VENV): about 440 MB."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint $(PINNED) pip
 	$(BIN)/python -m pip install --quiet --constraint $(PINNED) --editable '.[demo]'
 	@touch $@ && $(SIZE)
 
 $(ALL): pyproject.toml $(PINNED) $(DEMO)
-	@echo "Installing what tests, benchmarks and checks need into $(VENV): Spark, Java, servers and more, about 1,100 MB."
+	@echo "Installing what tests, benchmarks and checks need into $(VENV): Spark, Java, servers and more, about 1,400 MB."
 	$(BIN)/python -m pip install --quiet --constraint $(PINNED) --editable '.[all]' --group dev
 	@touch $@ && $(SIZE)
 

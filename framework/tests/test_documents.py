@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import topicstore as ts
 from topicstore.cli.demo.fleet import fleet
 from topicstore.files.formats import encode_lines
+from topicstore.server import read_settings
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "framework" / "guides").glob("*.md"))
@@ -18,10 +21,17 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "conformance" / "README.md", *GUIDES]
 ALL = ["ARCHITECTURE.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for path in DOCUMENTS)]
 
 
-def blocks(language: str) -> list[object]:
+SERVES = re.compile(r"^(?:\$ )?(topicstore serve\b[^&#\n]*)(?:#.*)?$", re.MULTILINE)
+"""A server that is started in the foreground, so that nothing after it is run before it ends."""
+SETTINGS = [ROOT / "framework" / "guides" / f"{name}.md" for name in ("configuration", "http", "server")]
+"""The documents whose blocks in TOML are settings of a server."""
+
+
+def blocks(language: str, documents: list[Path] = DOCUMENTS, *, serving: bool = False) -> list[object]:
     """Return the documents' blocks in a language, each with the name of its document and its number there.
 
-    Those that start Spark or run whole suites are slow.
+    Those that end with a server are left out, or are the only ones. Those that start Spark or run whole suites are
+    slow.
     """
     return [
         pytest.param(
@@ -29,10 +39,11 @@ def blocks(language: str) -> list[object]:
             id=f"{path.relative_to(ROOT)}-{number}",
             marks=[pytest.mark.slow] if "spark" in block or "topicstore conformance" in block else [],
         )
-        for path in DOCUMENTS
+        for path in documents
         for number, block in enumerate(
             re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
         )
+        if (SERVES.search(block) is not None) == serving
     ]
 
 
@@ -83,6 +94,64 @@ def test_dialogues_in_documents_are_true(block: str, folder: Path) -> None:
     printed = run_shell("\n".join(commands), folder)
     shown = re.sub(r"^\$ .*\n", "", block, flags=re.MULTILINE)
     assert wording(shown) == wording(printed)
+
+
+@pytest.mark.parametrize("block", [*blocks("sh", serving=True), *blocks("console", serving=True)])
+def test_servers_in_documents_start(block: str, folder: Path) -> None:
+    """On free ports here, after the commands before them; they say what is shown, and end in order."""
+    *before, serve = re.findall(r"^\$ (.*)$", block, re.MULTILINE) or block.splitlines()
+    run_shell("\n".join(before), folder)
+    variables = {f"TOPICSTORE__{name}__LISTEN": "127.0.0.1:0" for name in ("LISTENERS__MQTT", "HTTP")}
+    with subprocess.Popen(
+        [sys.executable, "-m", *serve.partition("#")[0].replace("topicstore", "topicstore.cli", 1).split()],
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            first, listener = server.stdout.readline(), server.stdout.readline()
+            assert "mqtt://127.0.0.1:" in listener
+            assert "$" not in block or f"$ {serve}\n{first}" in block
+        finally:
+            server.terminate()
+    assert 0 == server.returncode
+
+
+@pytest.mark.parametrize("block", blocks("toml"))
+def test_toml_in_documents_can_be_read(block: str) -> None:
+    """By every reader of TOML."""
+    assert tomllib.loads(block)
+
+
+@pytest.mark.parametrize("block", blocks("toml", SETTINGS))
+def test_settings_in_documents_are_settings(block: str, tmp_path: Path) -> None:
+    """A server takes each block as the whole of a file."""
+    (tmp_path / "server.toml").write_text(block)
+    assert read_settings(tmp_path / "server.toml", {}) != read_settings(None, {})
+
+
+@pytest.mark.parametrize("block", blocks("sql"))
+def test_sql_in_documents_is_understood(block: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By DuckDB, over an export in ``cold``, or over the table of a database."""
+    duckdb = pytest.importorskip("duckdb", reason='needs DuckDB: pip install "topicstore[duckdb]"')
+    monkeypatch.chdir(folder)
+    if "read_parquet" in block:
+        run_shell("topicstore import data demo-data/fleet.jsonl; topicstore generations add data", folder)
+        run_shell("topicstore export data cold", folder)
+        assert duckdb.sql(block).fetchall()
+        return
+    with ts.open("data", backend="duckdb", layout="table") as db:
+        db.store([ts.Message("hall/co2", b"412", timestamp=1_748_783_000_000_000)])
+        assert 1 == db.sql(block).num_rows
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_stand_in_blocks_that_are_run(path: Path) -> None:
+    """A block without a language shows what is printed, installs, or asks a server that is there."""
+    for block in re.findall(r"^```\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL):
+        assert not re.search(r"^(\$ |topicstore |python |pip )", block, re.MULTILINE), block
 
 
 def wording(text: str) -> list[str]:
