@@ -46,10 +46,11 @@ def test_public_classes_have_a_repr() -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["pass", "ts.Message('a/b', b'1')", "ts.matches('a/+', 'a/b')", "ts.LateMessageError"]
+    "program",
+    ["pass", "ts.Message('a/b', b'1')", "ts.matches('a/+', 'a/b')", "ts.LateMessageError", "ts.aopen('data')"],
 )
 def test_importing_costs_little(program: str) -> None:
-    """Until a database is opened, no library is loaded that takes long to import."""
+    """Until a database is opened, for asyncio in a thread, no library is loaded that takes long to import."""
     script = (
         f"import sys, topicstore as ts; {program}\n"
         "print([m for m in ('numpy', 'pyarrow', 'pluggy', 'attr', 'importlib.metadata') if m in sys.modules])"

@@ -1,18 +1,23 @@
-"""`aopen`: opening a database for asyncio."""
+"""`aopen`: opening a database for asyncio.
+
+The parts of a database are imported by the thread that opens it: that takes a second, and would block the event loop.
+"""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-import topicstore.opening
-from topicstore.database import Database
 from topicstore.releasing import Taken
 
-from .database import AsyncDatabase
 from .threads import Threads
+
+if TYPE_CHECKING:
+    import topicstore.opening
+    from topicstore.database import Database
+
+    from .database import AsyncDatabase
 
 __all__ = ["Opening", "aopen"]
 
@@ -56,19 +61,37 @@ class Opening:
 
 def _made(threads: Threads, open_: Callable[[], Database]) -> AsyncDatabase:
     database = open_()
+    from .database import AsyncDatabase
+
     with Taken() as taken:
         taken.add(database.close)
         return AsyncDatabase(threads, database)
 
 
-def _for_asyncio(open_: Callable[P, Database]) -> Callable[P, Opening]:
-    """Return a function with the same parameters that opens a database for asyncio."""
+class _Aopen:
+    """The function `aopen`, which has the parameters and the documentation of `topicstore.open`."""
 
-    def aopen(*args: P.args, **kwargs: P.kwargs) -> Opening:
-        return Opening(functools.partial(open_, *args, **kwargs))
+    @property
+    def __wrapped__(self) -> Callable[..., Database]:
+        import topicstore.opening
 
-    functools.update_wrapper(aopen, open_, ("__doc__",))
-    return aopen
+        return topicstore.opening.open
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.__wrapped__.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Opening:
+        return Opening(lambda: self.__wrapped__(*args, **kwargs))
+
+    def __repr__(self) -> str:
+        return "<function topicstore.aopen>"
 
 
-aopen = _for_asyncio(topicstore.opening.open)
+if TYPE_CHECKING:
+
+    def _for_asyncio(open_: Callable[P, Database]) -> Callable[P, Opening]: ...
+
+    aopen = _for_asyncio(topicstore.opening.open)
+else:
+    aopen = _Aopen()

@@ -247,7 +247,7 @@ class AsyncSessions(Collection[Sessions]):
 
     @property
     def pace(self) -> Pace:
-        """How often is done what nothing else brings about; see `Sessions.pace`."""
+        """How often the periodic work of sessions is done; see `Sessions.pace`."""
         return self._find().pace
 
     checkpoint = threaded(Sessions.checkpoint)
