@@ -13,6 +13,7 @@ import pytest
 import topicstore as ts
 from topicstore.cli.demo.fleet import fleet
 from topicstore.files.formats import encode_lines
+from topicstore.plugins import registry
 from topicstore.server import read_settings
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +153,12 @@ def test_commands_stand_in_blocks_that_are_run(path: Path) -> None:
     """A block without a language shows what is printed, installs, or asks a server that is there."""
     for block in re.findall(r"^```\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL):
         assert not re.search(r"^(\$ |topicstore |python |pip )", block, re.MULTILINE), block
+
+
+def test_environment_variables_are_in_the_table() -> None:
+    """The guide names all that are known, and no other."""
+    table = (ROOT / "framework" / "guides" / "command_line.md").read_text()
+    assert registry().variables == set(re.findall(r"^\| `(TOPICSTORE_[A-Z]\w*)` \|", table, re.MULTILINE))
 
 
 def wording(text: str) -> list[str]:
