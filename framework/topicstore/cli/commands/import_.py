@@ -66,7 +66,6 @@ BATCH_SIZE = 4_096
 @click.option(
     "--allow-ancient", is_flag=True, help="Take times in the first two months of 1970, which seem to be in seconds."
 )
-@click.option("--acknowledge", type=(int, int), hidden=True, help="File descriptors to report to, and of answers.")
 @creation_options
 @json_option
 def import_(
@@ -87,7 +86,6 @@ def import_(
     skip: int,
     again: bool,
     allow_ancient: bool,
-    acknowledge: tuple[int, int] | None,
     **given: Any,
 ) -> None:
     """Store the messages of FILES, in their order, in the database PATH, which is created if missing.
@@ -159,7 +157,6 @@ def import_(
             skip=skip,
             retain=retain,
             limit=limit,
-            acknowledge=acknowledge,
             note=lambda text: click.echo(f"note: {text}", err=True),
         )
         for opened in (

@@ -6,7 +6,6 @@ Its second act is in `mqtt_act`.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shlex
 import shutil
@@ -184,43 +183,25 @@ def _audit_source(file: Path) -> Audit:
 
 
 def _killed_import(path: Path, file: Path, total: int) -> _Killed:
-    """Import in a process of its own, and kill that once it has reported a part of the rows.
-
-    The import waits for an answer after each report, so it can't finish before the kill, however slow this process is.
-    """
+    """Import in a process of its own, which dies of SIGKILL once a part of the rows is safe."""
     from topicstore.cli.terminal.display import bar
 
-    fatal = total * random.SystemRandom().uniform(0.3, 0.7)
-    (reports, report_to), (answers, answer_to) = os.pipe(), os.pipe()
-    command = [sys.executable, "-m", "topicstore.cli", "import", str(path), str(file), "--late", "lift"]
-    command += ["--batch-size", str(_batch_size(total)), "--acknowledge", str(report_to), str(answers)]
-    child = subprocess.Popen(  # noqa: S603 - ourselves, with arguments from our own caller
-        command,
-        pass_fds=[report_to, answers],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    os.close(report_to)
-    os.close(answers)
+    fatal = int(total * random.SystemRandom().uniform(0.3, 0.7))
+    command = [sys.executable, "-m", "topicstore.cli.demo.doomed_import", str(path), str(file)]
     rows = 0
-    try:
-        with (
-            os.fdopen(reports, "rb") as lines,
-            os.fdopen(answer_to, "wb", buffering=0) as letting_on,
-            bar("importing, to be killed") as progress,
-        ):
-            for line in lines:
-                rows = int(line) if line.endswith(b"\n") else rows
-                progress.update(rows, total, rows)
-                with contextlib.suppress(BrokenPipeError):  # the process was killed
-                    letting_on.write(b"\n")
-                if rows >= fatal:
-                    child.kill()
+    with (
+        subprocess.Popen(  # noqa: S603 - ourselves, with arguments from our own caller
+            [*command, str(fatal), str(_batch_size(total))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as child,
+        bar("importing, to be killed") as progress,
+    ):
+        for line in child.stdout or ():
+            rows = int(line)
+            progress.update(rows, total, rows)
         _, complaint = child.communicate()
-    finally:
-        child.kill()
-        child.wait()
     if child.returncode > 0:
         raise Failure(complaint.decode(errors="replace").removeprefix("error: "), child.returncode)
     return _Killed(rows=rows, finished=child.returncode == 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
@@ -62,9 +61,6 @@ class Transfer:
     """Whether messages with the retain flag also become the retained messages of their topics."""
     limit: int | None = None
     """The number of messages to store before stopping, over all sources."""
-    acknowledge: tuple[int, int] | None = None
-    """Two file descriptors. To the first the import writes how many rows of the source are safe, a number on each line;
-    before it goes on, it reads a byte from the second for each number, so that the reader can end it in the middle."""
     note: Callable[[str], None] = lambda _text: None
     """A function that is called with sentences about what a person should look at."""
     observe: Callable[[Source, int], None] = lambda _source, _messages: None
@@ -147,11 +143,6 @@ class Transfer:
                 bad = BadRowError(rows.number(index), error.reason + _ADVICE.get(type(error), ""))
                 bad.__cause__ = error
                 rows = rows.head(index)
-        if self.acknowledge is not None:
-            report_to, answers = self.acknowledge
-            os.write(report_to, b"%d\n" % progress.start)
-            with interrupts.let_through():
-                os.read(answers, 1)
         self.observe(source, self._stored)
         if bad is not None:
             raise bad
